@@ -1,0 +1,1 @@
+"""Pure rules and words of Conveyor: no input, no output, no clock."""

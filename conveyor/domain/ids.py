@@ -1,0 +1,60 @@
+"""Task ids: deterministic, so that a redelivered write finds its rows; ordered, so that reading by
+id is reading in submission order.
+
+A task id has 26 characters of Crockford's alphabet, like a ULID: seven hold the index in base 32,
+nineteen are hexadecimal digits of sha256("run_id:index"). A rerun carries task ids over, so the
+second part need not match the run that a row stands in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+INDEX_LENGTH = 7
+TASK_ID_LENGTH = 26
+MAX_INDEX = 32**INDEX_LENGTH - 1
+
+_ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
+_TASK_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+_VALUES = {letter: value for value, letter in enumerate(ALPHABET)}
+_PAIRS = [high + low for high in ALPHABET for low in ALPHABET]
+
+
+def is_ulid(text: str) -> bool:
+    """Whether the text is a canonical ULID, as job, run, export and key ids are."""
+    return _ULID.fullmatch(text) is not None
+
+
+def is_task_id(text: str) -> bool:
+    """Whether the text has the form of a task id."""
+    return _TASK_ID.fullmatch(text) is not None
+
+
+def task_id(run_id: str, index: int) -> str:
+    """The id of the task at `index` (from 0) of a run. Raises ValueError beyond MAX_INDEX."""
+    if not 0 <= index <= MAX_INDEX:
+        raise ValueError(f"task index out of range: {index}")
+    digest = hashlib.sha256(f"{run_id}:{index}".encode()).hexdigest()
+    return encode_index(index) + digest[: TASK_ID_LENGTH - INDEX_LENGTH].upper()
+
+
+def encode_index(index: int) -> str:
+    """An index as seven letters that sort as the numbers do."""
+    return (
+        ALPHABET[index >> 30 & 31]
+        + _PAIRS[index >> 20 & 1023]
+        + _PAIRS[index >> 10 & 1023]
+        + _PAIRS[index & 1023]
+    )
+
+
+def task_index(text: str) -> int:
+    """The index that a task id carries. Raises ValueError where the text is not a task id."""
+    if not is_task_id(text):
+        raise ValueError("not a task id")
+    index = 0
+    for letter in text[:INDEX_LENGTH]:
+        index = index << 5 | _VALUES[letter]
+    return index

@@ -1,0 +1,254 @@
+"""The records that rooms and adapters exchange.
+
+Times are integers: milliseconds since the epoch, UTC. Durations are seconds unless a name says
+otherwise. Records are immutable; a change makes a new one.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class JobStatus(StrEnum):
+    """open → closed → deleted."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    DELETED = "deleted"
+
+
+class RunStatus(StrEnum):
+    """running ⇄ pending → completed | stopped | failed | deleted."""
+
+    RUNNING = "running"
+    PENDING = "pending"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    DELETED = "deleted"
+
+
+class TaskStatus(StrEnum):
+    """pending → processing → successful | failed; back to pending for another attempt."""
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    SUCCESSFUL = "successful"
+    FAILED = "failed"
+
+
+class Format(StrEnum):
+    """The form of a result body, implied by the scraper params."""
+
+    HTML = "html"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    PLAINTEXT = "plaintext"
+    PDF = "pdf"
+
+
+class TaskFailure(StrEnum):
+    """The coarse reason of a failed task, rolled up in a run's `stats.failure_reasons`."""
+
+    AUTH_FAILED = "auth_failed"
+    BLOCKED = "blocked"
+    BAD_TARGET = "bad_target"
+    RATE_LIMITED = "rate_limited"
+    TIMEOUT = "timeout"
+    GATEWAY_ERROR = "gateway_error"
+    OTHER = "other"
+
+
+class RunFailure(StrEnum):
+    """The account-level cause that ends a whole run."""
+
+    INSUFFICIENT_CREDITS = "insufficient_credits"
+    SUBSCRIPTION_INACTIVE = "subscription_inactive"
+    API_KEY_CAP_REACHED = "api_key_cap_reached"
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An RFC 9457 document as stored with a task: what went wrong with one attempt."""
+
+    code: str
+    title: str
+    status: int
+    type: str = "about:blank"
+    detail: str | None = None
+    instance: str | None = None
+
+
+class Spend(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Indicative cost: whole credits, and money in the gateway's currency."""
+
+    credits: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: Spend) -> Spend:
+        return Spend(self.credits + other.credits, self.cost + other.cost)
+
+
+class TaskBody(msgspec.Struct, frozen=True):
+    """A POST body: the text to send, and the Content-Type that goes with it."""
+
+    content: str
+    content_type: str
+
+
+class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a caller asked for one URL; never changes after submit, carried over by a rerun."""
+
+    url: str
+    external_id: str | None = None
+    metadata: dict[str, str] | None = None
+    method: str = "GET"
+    body: TaskBody | None = None
+    params: dict[str, str] | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A reusable template and its configuration.
+
+    `caller` is the keyed hash of the API key, `sealed_key` the encrypted key itself. `version`
+    counts writes, for optimistic locking.
+    """
+
+    job_id: str
+    caller: str
+    status: JobStatus
+    created_at: int
+    updated_at: int
+    name: str | None = None
+    external_id: str | None = None
+    metadata: dict[str, str] | None = None
+    params: dict[str, str] = {}
+    format: Format = Format.HTML
+    max_inflight: int = 100
+    priority: int = 5
+    max_attempts: int = 3
+    result_ttl_days: int = 14
+    task_shard_count: int = 1
+    shard_scheme: str = "stripe"
+    sealed_key: bytes = b""
+    latest_run_id: str | None = None
+    run_count: int = 0
+    version: int = 1
+
+
+class RunStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of a run: a cache of its task rows. completed = successful + failed ≤ total."""
+
+    total: int = 0
+    successful: int = 0
+    failed: int = 0
+    failure_reasons: dict[str, int] = {}
+    spend: Spend = Spend()
+
+    @property
+    def completed(self) -> int:
+        """Tasks that reached their end."""
+        return self.successful + self.failed
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One drain of a job.
+
+    `next_index` is the index that the next added task gets; `rerun_of` names the run replayed.
+    """
+
+    run_id: str
+    job_id: str
+    run_sequence: int
+    status: RunStatus
+    created_at: int
+    updated_at: int
+    trigger: str = "manual"
+    paused: bool = False
+    last_batch_received: bool = False
+    next_index: int = 0
+    stats: RunStats = RunStats()
+    failure_reason: RunFailure | None = None
+    failure_detail: str | None = None
+    rerun_of: str | None = None
+    version: int = 1
+
+
+class JobView(msgspec.Struct, frozen=True):
+    """A job and its latest run that is not deleted, read at one instant."""
+
+    job: Job
+    latest_run: Run | None
+
+
+class NewTask(msgspec.Struct, frozen=True):
+    """A task about to be written: where it stands, its id, what it asks."""
+
+    index: int
+    task_id: str
+    spec: TaskSpec
+
+
+class ResultBody(msgspec.Struct, frozen=True):
+    """Where a stored body lies and how to serve it; `content_type` keeps its charset."""
+
+    blob_key: str
+    size: int
+    content_type: str
+    format: Format
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One URL in one run.
+
+    `attempts` counts attempts that used up a try, `interruptions` claims that lapsed.
+    `claim_number` grows with each claim and fences off whoever held an earlier one; `claimed_until`
+    bounds the current claim. `not_before` delays the next attempt. `source_run_id` is set on
+    inherited rows.
+    """
+
+    run_id: str
+    task_id: str
+    index: int
+    spec: TaskSpec
+    status: TaskStatus
+    created_at: int
+    updated_at: int
+    attempts: int = 0
+    interruptions: int = 0
+    claim_number: int = 0
+    claimed_until: int = 0
+    not_before: int = 0
+    result: ResultBody | None = None
+    error: Problem | None = None
+    failure: TaskFailure | None = None
+    source_run_id: str | None = None
+
+
+class EventKind(StrEnum):
+    """An attempt reached the gateway; an interruption is a claim that lapsed or was given up."""
+
+    ATTEMPT = "attempt"
+    INTERRUPTION = "interruption"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a task's history. `attempt` is the attempt made, or the one interrupted, from
+    1."""
+
+    kind: EventKind
+    attempt: int
+    started_at: int
+    ended_at: int
+    error: Problem | None = None
+    spend: Spend = Spend()
+
+
+class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What the dispatcher needs to know of a run that may have work; no secret, no URL."""
+
+    run_id: str
+    job_id: str
+    priority: int
+    max_inflight: int

@@ -1,0 +1,68 @@
+"""The transition tables: the one place that says which state may follow which."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conveyor.domain.model import JobStatus, RunStatus, TaskStatus
+
+if TYPE_CHECKING:
+    from conveyor.domain.model import RunStats
+
+JOB_TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
+    JobStatus.OPEN: frozenset({JobStatus.CLOSED, JobStatus.DELETED}),
+    JobStatus.CLOSED: frozenset({JobStatus.DELETED}),
+    JobStatus.DELETED: frozenset(),
+}
+
+RUN_TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
+    RunStatus.RUNNING: frozenset(
+        {
+            RunStatus.PENDING,
+            RunStatus.COMPLETED,
+            RunStatus.STOPPED,
+            RunStatus.FAILED,
+            RunStatus.DELETED,
+        }
+    ),
+    RunStatus.PENDING: frozenset(
+        {
+            RunStatus.RUNNING,
+            RunStatus.COMPLETED,
+            RunStatus.STOPPED,
+            RunStatus.FAILED,
+            RunStatus.DELETED,
+        }
+    ),
+    RunStatus.COMPLETED: frozenset({RunStatus.DELETED}),
+    RunStatus.STOPPED: frozenset({RunStatus.DELETED}),
+    RunStatus.FAILED: frozenset({RunStatus.DELETED}),
+    RunStatus.DELETED: frozenset(),
+}
+
+TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
+    TaskStatus.PENDING: frozenset({TaskStatus.PROCESSING}),
+    TaskStatus.PROCESSING: frozenset(
+        {TaskStatus.PENDING, TaskStatus.SUCCESSFUL, TaskStatus.FAILED}
+    ),
+    TaskStatus.SUCCESSFUL: frozenset(),
+    TaskStatus.FAILED: frozenset(),
+}
+
+LIVE_RUN_STATES = frozenset({RunStatus.RUNNING, RunStatus.PENDING})
+"""States in which a run may still work."""
+
+TERMINAL_TASK_STATES = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
+"""States that a task never leaves."""
+
+
+def live_run_status(stats: RunStats, *, job_closed: bool) -> RunStatus:
+    """Where a live run stands, told by its counters.
+
+    `job_closed` says that no task can come any more. Every writer that can be the last one (a
+    settled task, a close, a last batch) decides with this function on the counters that its own
+    write returned, so that two of them crossing never leave a run hanging.
+    """
+    if stats.completed < stats.total:
+        return RunStatus.RUNNING
+    return RunStatus.COMPLETED if job_closed else RunStatus.PENDING

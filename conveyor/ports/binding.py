@@ -1,0 +1,32 @@
+"""One set of adapters, as bootstrap hands it to the rooms above."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from conveyor.ports.blobs import Blobs
+from conveyor.ports.permits import Permits
+from conveyor.ports.queues import Queues
+from conveyor.ports.records import Idempotency, Jobs, Runs
+from conveyor.ports.signals import Signals
+from conveyor.ports.tasks import Tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """Every port of one store; `aclose` flushes and closes them all.
+
+    `root_secret` is what all other secrets are derived from, the same on every process.
+    """
+
+    jobs: Jobs
+    runs: Runs
+    idempotency: Idempotency
+    tasks: Tasks
+    queues: Queues
+    blobs: Blobs
+    permits: Permits
+    signals: Signals
+    root_secret: bytes
+    aclose: Callable[[], Awaitable[None]]

@@ -1,0 +1,53 @@
+"""The blobs port: bodies by key. Keys are made of ids, never of URLs or anything a caller chose."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+Content = bytes | AsyncIterator[bytes]
+"""A body in one piece, or in pieces as it arrives."""
+
+
+class Blobs(Protocol):
+    """Immutable byte strings."""
+
+    async def put(self, key: str, content: Content) -> int:
+        """Store a body under a key; the number of bytes. Readers see all of it or nothing.
+
+        Whatever the iterator raises is raised again, and nothing is stored.
+        """
+        ...
+
+    async def open(self, key: str) -> AsyncIterator[bytes] | None:
+        """The body in pieces of at most 256 KiB; None where there is none."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove one body; without effect where there is none."""
+        ...
+
+    async def delete_prefix(self, prefix: str) -> int:
+        """Remove every body whose key starts with `prefix` (which ends in "/"); how many went."""
+        ...
+
+
+def run_prefix(job_id: str, run_id: str, lifecycle_days: int) -> str:
+    """The prefix that holds every body of a run, under its lifecycle class."""
+    return f"results/{lifecycle_days}/{job_id}/{run_id}/"
+
+
+def result_key(
+    job_id: str, run_id: str, task_id: str, claim_number: int, lifecycle_days: int
+) -> str:
+    """The key of one claim's body: two claims of a task never write to the same key."""
+    prefix = run_prefix(job_id, run_id, lifecycle_days)
+    return f"{prefix}{task_id[:5]}/{task_id}.{claim_number}"
+
+
+LIFECYCLE_DAYS = (30, 90, 400)
+
+
+def lifecycle_class(result_ttl_days: int) -> int:
+    """The smallest lifecycle class, in days, that outlives the results of a job."""
+    return next(days for days in LIFECYCLE_DAYS if result_ttl_days <= days)

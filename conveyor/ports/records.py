@@ -1,0 +1,251 @@
+"""The records ports: jobs, runs and idempotency keys.
+
+One binding implements all of them over one store. Whatever a method writes becomes visible at once
+and entirely, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from conveyor.domain.model import (
+    DispatchableRun,
+    Job,
+    JobStatus,
+    JobView,
+    NewTask,
+    Run,
+    RunFailure,
+    TaskSpec,
+    TaskStatus,
+)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A 2xx answer as it goes out and as a replay repeats it: the status and the very bytes."""
+
+    status: int
+    body: bytes
+
+
+class Once(msgspec.Struct, frozen=True):
+    """The idempotency key under which a write happens; stored with its answer, or not at all.
+
+    `scope` is a digest of caller, method, path and key.
+    """
+
+    scope: str
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """What adding tasks did: the job and run after it, and how many tasks were added."""
+
+    view: JobView
+    accepted: int
+    first_index: int
+
+
+class Rerun(msgspec.Struct, frozen=True):
+    """What a rerun did: the job and new run, and how many rows were reset or inherited."""
+
+    view: JobView
+    rerun_of: str
+    retried: int
+    inherited: int
+
+
+class Jobs(Protocol):
+    """Jobs of callers. `caller` is the keyed hash of an API key; another caller's job is absent."""
+
+    async def create_job(
+        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+    ) -> None:
+        """Write job, first run, every task and, under `once`, the answer. All, or nothing.
+
+        Writing a job_id a second time raises ConveyorError(conflict) and changes nothing.
+        """
+        ...
+
+    async def get_job(self, caller: str, job_id: str) -> JobView | None:
+        """The job and its latest run, also while it is being deleted; None once it is gone."""
+        ...
+
+    async def find_job(self, job_id: str) -> Job | None:
+        """A job by id alone, whoever owns it: for workers, never for a request."""
+        ...
+
+    async def list_jobs(
+        self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
+    ) -> list[JobView]:
+        """A caller's jobs, newest first by job_id, strictly below `before`; with a `status`, only
+        those.
+
+        Without a status, deleted jobs are left out.
+        """
+        ...
+
+    async def append_tasks(
+        self,
+        caller: str,
+        job_id: str,
+        specs: Sequence[TaskSpec],
+        *,
+        last_batch: bool,
+        max_tasks: int,
+        now: int,
+        answer: Callable[[Appended], Answer],
+        once: Once | None,
+    ) -> Answer:
+        """Add tasks to the first run of an open job; with `last_batch`, close the job too.
+
+        Indexes are given out in order and never twice, however many callers add at once. The answer
+        is rendered from what this very write made, and stored under `once` in the same step.
+        Raises ConveyorError: not_found; job_not_open; last_batch_received; quota_exceeded where the
+        run would hold more than `max_tasks`.
+        """
+        ...
+
+    async def close_job(self, caller: str, job_id: str, *, now: int) -> JobView:
+        """No task comes any more; completes the run at once where all its tasks have ended.
+
+        Idempotent. Raises ConveyorError(not_found), also for a deleted job.
+        """
+        ...
+
+    async def delete_job(self, caller: str, job_id: str, *, now: int) -> list[str]:
+        """Turn the job and all its runs to `deleted` (the tombstone); return the ids of its runs.
+
+        Idempotent while the tombstone stands. Raises ConveyorError(not_found) after that.
+        """
+        ...
+
+    async def purge_job(self, job_id: str) -> None:
+        """Remove the tombstones of a deleted job and its runs. Without effect where they are
+        gone."""
+        ...
+
+
+class Runs(Protocol):
+    """Runs of jobs, and which of them may have work."""
+
+    async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
+        """A run by id, deleted ones included; with None, the latest that is not deleted."""
+        ...
+
+    async def list_runs(
+        self, caller: str, job_id: str, *, before: int | None, limit: int
+    ) -> list[Run]:
+        """Runs of a job that are not deleted, newest first, with a run_sequence below `before`."""
+        ...
+
+    async def stop_run(self, caller: str, job_id: str, *, now: int) -> Run:
+        """End the latest run as `stopped`. Once this returns, no task of the run can be claimed.
+
+        Idempotent on a stopped run. Raises ConveyorError: not_found; run_not_stoppable for a run
+        that ended otherwise; no_prior_run where every run was deleted.
+        """
+        ...
+
+    async def pause_run(self, caller: str, job_id: str, *, paused: bool, now: int) -> Run:
+        """Set or clear the latest run's pause. Idempotent.
+
+        Raises ConveyorError: not_found; conflict where the run is terminal; no_prior_run.
+        """
+        ...
+
+    async def fail_run(self, run_id: str, *, reason: RunFailure, detail: str, now: int) -> bool:
+        """End a live run as `failed`; True where this call did it, False where it was terminal."""
+        ...
+
+    async def rerun(
+        self,
+        caller: str,
+        job_id: str,
+        run_id: str,
+        *,
+        statuses: frozenset[TaskStatus] | None,
+        window_start: int,
+        now: int,
+        answer: Callable[[Rerun], Answer],
+        once: Once | None,
+    ) -> Answer:
+        """Make the new run `run_id` from the latest one, and close the job.
+
+        With None every task starts afresh under its old id. With statuses, matching rows start
+        afresh, other terminal rows are copied with the run that owns their body in source_run_id,
+        and other rows are left out; the new run pins the runs it draws bodies from.
+        Raises ConveyorError: not_found; run_not_terminal; no_prior_run; no_matching_tasks;
+        partial_rerun_window_expired where statuses are given and the source run was created before
+        `window_start`. A run_id that exists already is answered, not made again.
+        """
+        ...
+
+    async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:
+        """Turn a run to `deleted` and let the job's latest run be the newest other one. Idempotent.
+
+        Raises ConveyorError: not_found; run_has_descendants while another run that is not deleted
+        pins it.
+        """
+        ...
+
+    async def purge_run(self, run_id: str) -> None:
+        """Remove the tombstone of a deleted run. Without effect where it is gone."""
+        ...
+
+    async def dispatchable_runs(self) -> list[DispatchableRun]:
+        """Every run that is running and not paused."""
+        ...
+
+    async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
+        """One run, if it is running and not paused."""
+        ...
+
+    async def deleted_runs(self) -> list[tuple[str, str]]:
+        """(job_id, run_id) of every tombstone, so that a restart takes up unfinished scrubs."""
+        ...
+
+
+class ClaimedKey(msgspec.Struct, frozen=True):
+    """The caller may go on, and uses this id for what it creates (an earlier claimer's, if any)."""
+
+    created_id: str
+    taken_over: bool
+
+
+class KeyBusy(msgspec.Struct, frozen=True):
+    """Another request under the key is still running."""
+
+
+class KeyMismatch(msgspec.Struct, frozen=True):
+    """The key was used with another body."""
+
+
+KeyClaim = ClaimedKey | Answer | KeyBusy | KeyMismatch
+
+
+class Idempotency(Protocol):
+    """Idempotency keys: claimed before the work, answered with it, kept 24 hours."""
+
+    async def claim_idempotency_key(
+        self,
+        scope: str,
+        *,
+        fingerprint: bytes,
+        created_id: str,
+        now: int,
+        lapses_at: int,
+        expires_at: int,
+    ) -> KeyClaim:
+        """Claim a key for one request, or learn what became of it.
+
+        A claim lapses at `lapses_at` unless answered; whoever takes it over gets the id that it
+        named. An answer stands until `expires_at`.
+        """
+        ...
+
+    async def release_idempotency_key(self, scope: str) -> None:
+        """Free a claimed key that has no answer: its request failed and created nothing."""
+        ...

@@ -1,0 +1,154 @@
+"""The tasks port: the bulk collection. Task rows are the truth, a run's counters a cache of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from conveyor.domain.model import (
+    Event,
+    Problem,
+    ResultBody,
+    RunStatus,
+    Task,
+    TaskFailure,
+    TaskStatus,
+)
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """The task is this worker's until `task.claimed_until`; its run was live when it was
+    claimed."""
+
+    task: Task
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Somebody else's live claim, or a retry not due yet: hide the message until `until`."""
+
+    until: int
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The task is terminal, or its run is not live, or it is gone: acknowledge and forget."""
+
+
+Claim = Claimed | Held | Finished
+
+
+class Succeeded(msgspec.Struct, frozen=True):
+    """The body is stored; the task ends successful."""
+
+    event: Event
+    result: ResultBody
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The task ends failed, for the reason given."""
+
+    event: Event
+    problem: Problem
+    failure: TaskFailure
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """Back to pending until `not_before`; `burns_attempt` tells whether a try was used up."""
+
+    event: Event
+    not_before: int
+    burns_attempt: bool = True
+
+
+class Undone(msgspec.Struct, frozen=True):
+    """Back to pending as if never claimed: no event, no attempt, no interruption."""
+
+
+Settlement = Succeeded | Failed | Retry | Undone
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """Whether the write applied (the claim was still the writer's own), and where the run
+    stands."""
+
+    applied: bool
+    run_status: RunStatus | None
+
+
+class TaskPage(msgspec.Struct, frozen=True):
+    """Rows in submission order; `next_index` is the index to go on after, None at the end.
+
+    `rows_read` counts store rows touched, for the read-amplification metric.
+    """
+
+    tasks: list[Task]
+    next_index: int | None
+    rows_read: int
+
+
+class Tasks(Protocol):
+    """Task rows and their histories. A run that does not exist has none."""
+
+    async def claim_task(
+        self,
+        run_id: str,
+        task_id: str,
+        *,
+        worker: str,
+        now: int,
+        claimed_until: int,
+        max_interruptions: int,
+    ) -> Claim:
+        """Claim a pending task, or one whose claim has lapsed, of a live run.
+
+        A lapsed claim is written to the history as an interruption. One that lapsed more than
+        `max_interruptions` times ends the task as failed (code `interrupted`), and Finished is
+        returned. A pause does not hinder a claim: the message was already received.
+        """
+        ...
+
+    async def renew_claims(
+        self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
+    ) -> None:
+        """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over."""
+        ...
+
+    async def settle_task(
+        self, run_id: str, task_id: str, claim_number: int, settlement: Settlement, *, now: int
+    ) -> Settled:
+        """Move a claimed row on, if the claim is still the caller's, and account for it exactly
+        once.
+
+        Row, event and counters move so that no reader sees them disagree at the end. Where the
+        counters that this write returned show the run drained, the run's status moves too.
+        """
+        ...
+
+    async def page_tasks(
+        self,
+        run_id: str,
+        *,
+        statuses: frozenset[TaskStatus] | None,
+        after: int | None,
+        limit: int,
+    ) -> TaskPage:
+        """At most `limit` rows with an index above `after`; None as statuses means all."""
+        ...
+
+    async def get_task(self, run_id: str, task_id: str) -> Task | None:
+        """One row."""
+        ...
+
+    async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
+        """The events of a task, oldest first; None where there is no such task."""
+        ...
+
+    async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+        """(index, task_id) of rows that are not terminal, in order, with an index above `after`."""
+        ...
+
+    async def scrub_tasks(self, run_id: str, limit: int) -> int:
+        """Remove at most `limit` rows of a deleted run, events with them; how many went."""
+        ...
