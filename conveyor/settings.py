@@ -152,6 +152,24 @@ def from_environment(**overrides: Any) -> Settings:
     return load(os.environ, **overrides)
 
 
+@dataclass(frozen=True, slots=True)
+class ClientEnvironment:
+    """What the command line takes from the environment: a server, and the key to show it."""
+
+    server: str
+    api_key: str
+
+
+def client_environment() -> ClientEnvironment:
+    """CONVEYOR_URL, else ZENROWS_BATCH_BASE_URL, else the default address of conveyor-dev;
+    ZENROWS_API_KEY, else `local`, which a development server takes as it takes any key."""
+    server = os.environ.get("CONVEYOR_URL") or os.environ.get("ZENROWS_BATCH_BASE_URL")
+    return ClientEnvironment(
+        server=server or f"http://{Settings().host}:{Settings().port}/v1",
+        api_key=os.environ.get("ZENROWS_API_KEY") or "local",
+    )
+
+
 def load(environment: Mapping[str, str], **overrides: Any) -> Settings:
     """Settings from a mapping of CONVEYOR_… variables. Raises InvalidSetting for the first bad
     one."""

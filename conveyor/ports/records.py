@@ -123,8 +123,7 @@ class Jobs(Protocol):
         ...
 
     async def purge_job(self, job_id: str) -> None:
-        """Remove the tombstones of a deleted job and its runs. Without effect where they are
-        gone."""
+        """Remove the tombstone of a deleted job, once no run of it is left; else without effect."""
         ...
 
 

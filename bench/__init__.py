@@ -1,0 +1,1 @@
+"""Benchmarks of Conveyor, and of its peers on the same job. See bench/README.md."""

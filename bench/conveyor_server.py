@@ -1,0 +1,137 @@
+"""A real conveyor-dev as a child process, and a lean client for its API."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from bench.harness import wait_until
+from bench.processes import Child, memory
+
+API_KEY = "benchmark"
+READY_SECONDS = 60.0
+PROGRAM = Path(sys.executable).parent / "conveyor-dev"
+
+
+class ConveyorServer:
+    """One server over one data directory; `ready_seconds` is from its start to `readyz` = 200."""
+
+    def __init__(self, data_dir: Path, *options: str, **settings: int) -> None:
+        for name in [name for name in os.environ if name.startswith("CONVEYOR_")]:
+            del os.environ[name]
+        command: list[str | Path] = [
+            PROGRAM,
+            "--port",
+            "0",
+            "--json",
+            "--data-dir",
+            data_dir,
+            *options,
+        ]
+        started = time.perf_counter()
+        self.data_dir = data_dir
+        self.child = Child(
+            command,
+            log=data_dir.with_suffix(".log"),
+            environment={
+                f"CONVEYOR_{name.upper()}": str(value) for name, value in settings.items()
+            },
+            stdout=subprocess.PIPE,
+        )
+        self._address = self._read_address()
+        self._connection = http.client.HTTPConnection(self._address, timeout=120)
+        wait_until(self._is_ready, seconds=READY_SECONDS, pause=0.002)
+        self.ready_seconds = time.perf_counter() - started
+
+    def _read_address(self) -> str:
+        """Host and port from the one line that the server prints."""
+        stdout = self.child.process.stdout
+        assert stdout is not None
+        readable, _, _ = select.select([stdout], [], [], READY_SECONDS)
+        line = stdout.readline() if readable else b""
+        if not line:
+            self.child.stop()
+            raise RuntimeError(f"conveyor-dev did not start; see {self.child.log}")
+        api: str = json.loads(line)["api"]
+        return urlsplit(api).netloc
+
+    def _is_ready(self) -> bool:
+        return self.send("GET", "/readyz")[0] == 200
+
+    def send(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """One request on the kept connection; status and body of the answer."""
+        headers = {"X-API-Key": API_KEY}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        self._connection.request(method, path, body, headers)
+        answer = self._connection.getresponse()
+        return answer.status, answer.read()
+
+    def call(self, method: str, path: str, body: bytes | None = None) -> Any:
+        """One request below /v1; the decoded answer. Raises RuntimeError where it is no 2xx."""
+        status, answer = self.send(method, f"/v1{path}", body)
+        if not 200 <= status < 300:
+            raise RuntimeError(f"{method} {path}: {status} {answer[:300]!r}")
+        return json.loads(answer)
+
+    def paused_job(self) -> str:
+        """An open job without tasks whose run is paused."""
+        job_id: str = self.call(
+            "POST", "/jobs", json.dumps({"type": "regular", "status": "open"}).encode()
+        )["job_id"]
+        self.call("POST", f"/jobs/{job_id}/pause")
+        return job_id
+
+    def add(self, job_id: str, batches: Sequence[bytes]) -> float:
+        """Add batches made by `add_bodies`; the seconds it took."""
+        started = time.perf_counter()
+        for batch in batches:
+            self.call("POST", f"/jobs/{job_id}/tasks", batch)
+        return time.perf_counter() - started
+
+    def latest_run(self, job_id: str) -> Any:
+        """The latest run of a job, as the wire has it."""
+        return self.call("GET", f"/jobs/{job_id}")["latest_run"]
+
+    def is_completed(self, job_id: str) -> bool:
+        """Whether every task has ended and the run says so."""
+        return bool(self.latest_run(job_id)["status"] == "completed")
+
+    def resident_bytes(self) -> int:
+        """Resident size now."""
+        return memory(self.child.pid, "VmRSS")
+
+    def stop(self) -> None:
+        """End the server."""
+        self._connection.close()
+        self.child.stop()
+        if self.child.process.stdout is not None:
+            self.child.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+
+def tasks_json(urls: Sequence[str], **fields: object) -> bytes:
+    """A request body with a task a URL, encoded beforehand so that it costs no measured time."""
+    return json.dumps({**fields, "tasks": [{"url": url} for url in urls]}).encode()
+
+
+def add_bodies(urls: Sequence[str], *, last: bool = True, size: int = 10_000) -> list[bytes]:
+    """Bodies of add requests for all URLs; the last one closes the job, where `last` says so."""
+    return [
+        tasks_json(urls[start : start + size], last_batch=last and start + size >= len(urls))
+        for start in range(0, len(urls), size)
+    ]

@@ -1,0 +1,275 @@
+"""How fast is the whole job: fetch, store the body, make the state durable? Against the peers.
+
+Each contender boots, works WARM_UP tasks, stands still while the tasks are enqueued (Conveyor by a
+paused run, a peer by SIGSTOP), and is then let go. So enqueueing and draining are measured apart,
+for all alike, and start-up counts for none. The end is seen by polling what is durable.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bench.conveyor_server import ConveyorServer, add_bodies
+from bench.harness import ROOT, Options, Row, Scenario, count_files, median, wait_until
+from bench.processes import Child, Usage, usage
+from bench.servers import PAGE_BYTES, Site, find_nginx, find_redis, nginx, redis
+
+WARM_UP = 200
+CONCURRENCY = 50
+PROCESSES = 2
+DRAIN_SECONDS = 300.0
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+
+
+class Contender(Protocol):
+    """One program that does the job."""
+
+    processes: int
+
+    def start(self) -> None:
+        """Boot, and work the first WARM_UP tasks."""
+        ...
+
+    def enqueue(self, tasks: int) -> float:
+        """Enqueue while the workers stand still; the seconds it took."""
+        ...
+
+    def release(self) -> None:
+        """Let the workers go."""
+        ...
+
+    def is_done(self) -> bool:
+        """Whether every task enqueued has a durable state."""
+        ...
+
+    def usage(self) -> Usage:
+        """What its own processes used so far."""
+        ...
+
+    def broker_cpu(self) -> float:
+        """CPU seconds that its queue's server used so far; 0 where it needs none."""
+        ...
+
+
+class Conveyor:
+    """conveyor-dev in one process."""
+
+    processes = 1
+
+    def __init__(self, directory: Path, site: Site, stack: ExitStack) -> None:
+        self._directory, self._site, self._stack = directory, site, stack
+        self._job = ""
+
+    def start(self) -> None:
+        options = ["--gateway", "direct", "--allow-private", "--workers", str(CONCURRENCY)]
+        options += ["--log-level", "warning"]
+        self._server = self._stack.enter_context(ConveyorServer(self._directory / "data", *options))
+        self._next = 0
+        self.enqueue(WARM_UP)
+        self.release()
+        wait_until(self.is_done, seconds=DRAIN_SECONDS)
+
+    def enqueue(self, tasks: int) -> float:
+        self._job = self._server.paused_job()
+        bodies = add_bodies(
+            [f"{self._site.url}/{number}" for number in range(self._next, self._next + tasks)]
+        )
+        self._next += tasks
+        return self._server.add(self._job, bodies)
+
+    def release(self) -> None:
+        self._server.call("POST", f"/jobs/{self._job}/resume")
+
+    def is_done(self) -> bool:
+        return self._server.is_completed(self._job)
+
+    def usage(self) -> Usage:
+        return self._server.child.usage()
+
+    def broker_cpu(self) -> float:
+        return 0.0
+
+
+class Peer:
+    """A task queue on redis: `module` of bench.peers, `command` after the environment's bin/."""
+
+    processes = PROCESSES
+
+    def __init__(
+        self, module: str, command: Sequence[str], directory: Path, site: Site, stack: ExitStack
+    ) -> None:
+        self._module, self._command = module, command
+        self._directory, self._site, self._stack = directory, site, stack
+        self._enqueued = 0
+
+    def start(self) -> None:
+        self._redis = self._stack.enter_context(redis(self._directory))
+        self._environment = {
+            "BENCH_REDIS_URL": self._redis.url,
+            "BENCH_DIRECTORY": str(self._directory),
+            "BENCH_THREADS": str(CONCURRENCY // PROCESSES),
+            "PYTHONPATH": str(ROOT),
+        }
+        program, *arguments = self._command
+        self._workers = Child(
+            [PEERS_PYTHON.parent / program, *arguments],
+            log=self._directory / "workers.log",
+            environment=self._environment,
+        )
+        self._stack.callback(self._workers.stop)
+        self._send(WARM_UP)
+        wait_until(self.is_done, seconds=DRAIN_SECONDS)
+
+    def _send(self, tasks: int) -> float:
+        arguments = [str(self._enqueued), str(tasks), self._site.url]
+        answer = subprocess.run(
+            [PEERS_PYTHON, "-m", self._module, *arguments],
+            env=self._environment,
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        self._enqueued += tasks
+        return float(answer.stdout)
+
+    def enqueue(self, tasks: int) -> float:
+        self._workers.freeze()
+        return self._send(tasks)
+
+    def release(self) -> None:
+        self._workers.thaw()
+
+    def is_done(self) -> bool:
+        if self._workers.process.poll() is not None:
+            raise RuntimeError(f"the workers ended; see {self._workers.log}")
+        return sum(map(_states, self._directory.glob("states-*.sqlite"))) >= self._enqueued
+
+    def usage(self) -> Usage:
+        return self._workers.usage()
+
+    def broker_cpu(self) -> float:
+        return usage(self._redis.child.pid).cpu_seconds
+
+
+def _states(path: Path) -> int:
+    """How many states a peer's file holds (rows are only ever added)."""
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        return int(database.execute("SELECT ifnull(max(rowid), 0) FROM states").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0  # made this very moment, and still without its table
+    finally:
+        database.close()
+
+
+def taskiq(directory: Path, site: Site, stack: ExitStack) -> Peer:
+    """taskiq on a redis stream."""
+    each = str(CONCURRENCY // PROCESSES)
+    command = ["taskiq", "worker", "bench.peers.taskiq_peer:broker", "--log-level", "WARNING"]
+    command += ["--workers", str(PROCESSES), "--max-async-tasks", each, "--max-prefetch", each]
+    command += ["--no-parse"]
+    return Peer("bench.peers.taskiq_peer", command, directory, site, stack)
+
+
+def dramatiq(directory: Path, site: Site, stack: ExitStack) -> Peer:
+    """dramatiq on redis."""
+    each = str(CONCURRENCY // PROCESSES)
+    command = ["dramatiq", "bench.peers.dramatiq_peer", "--path", str(ROOT)]
+    command += ["--processes", str(PROCESSES), "--threads", each]
+    return Peer("bench.peers.dramatiq_peer", command, directory, site, stack)
+
+
+CONTENDERS: dict[str, Callable[[Path, Site, ExitStack], Contender]] = {
+    "conveyor": Conveyor,
+    "taskiq": taskiq,
+    "dramatiq": dramatiq,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """One measurement of one contender; seconds, and peak resident bytes."""
+
+    enqueue: float
+    drain: float
+    cpu: float
+    broker_cpu: float
+    peak_rss: int
+    processes: int
+
+
+def measure(name: str, options: Options) -> Drain:
+    """Run one contender once, in a fresh directory, and verify what it left."""
+    directory = options.directory(f"drain-{name}")
+    with ExitStack() as stack:
+        site = stack.enter_context(nginx(directory / "nginx"))
+        contender = CONTENDERS[name](directory, site, stack)
+        contender.start()
+        enqueued = contender.enqueue(options.tasks)
+        before, broker_before = contender.usage(), contender.broker_cpu()
+        requests = site.requests()
+        started = time.perf_counter()
+        contender.release()
+        ended = wait_until(contender.is_done, seconds=DRAIN_SECONDS)
+        after, broker_after = contender.usage(), contender.broker_cpu()
+        served = site.requests() - requests - 1
+        if served != options.tasks:
+            raise RuntimeError(f"{name}: {served} requests for {options.tasks} tasks")
+    bodies = count_files(directory, PAGE_BYTES) - 1  # nginx's own page lies there too
+    if bodies != options.tasks + WARM_UP:
+        raise RuntimeError(f"{name}: {bodies} bodies for {options.tasks} + {WARM_UP} tasks")
+    return Drain(
+        enqueued,
+        ended - started,
+        after.cpu_seconds - before.cpu_seconds,
+        broker_after - broker_before,
+        after.peak_rss,
+        contender.processes,
+    )
+
+
+def run(options: Options) -> list[Row]:
+    """Every contender in turn, several times over; medians, and the ratio to the best peer."""
+    names = [name for name in CONTENDERS if options.wants(name)]
+    peers = [name for name in names if name != "conveyor"]
+    find_nginx()
+    if peers:
+        find_redis()
+    results: dict[str, list[Drain]] = {name: [] for name in names}
+    for repeat in range(options.repeats):
+        for name in names:
+            results[name].append(measure(name, options))
+            print(
+                f"{name} {repeat + 1}/{options.repeats}: "
+                f"{options.tasks / results[name][-1].drain:,.0f} tasks/s",
+                file=sys.stderr,
+            )
+    drained = {name: median([options.tasks / run.drain for run in results[name]]) for name in names}
+    best = max((drained[name] for name in peers), default=0.0)
+    rows = []
+    for name in names:
+        runs, tasks = results[name], options.tasks
+        figures: dict[str, float | int | str] = {
+            "processes": runs[0].processes,
+            "enqueue/s": round(median([tasks / run.enqueue for run in runs])),
+            "drain/s": round(drained[name]),
+            "µs CPU/task": round(median([run.cpu / tasks * 1e6 for run in runs])),
+            "µs queue server/task": round(median([run.broker_cpu / tasks * 1e6 for run in runs])),
+            "peak RSS MB": round(median([run.peak_rss / 2**20 for run in runs])),
+        }
+        if best:
+            figures["× best peer"] = round(drained[name] / best, 2)
+        rows.append(Row(name, figures))
+    return rows
+
+
+SCENARIO = Scenario(name="drain", question="How fast is the whole job, against peers?", run=run)

@@ -1,0 +1,198 @@
+"""Which HTTP client behind the gateway's engine? The same GETs through each.
+
+An engine gives an answer for a method, a URL, headers and a timeout, and the answer's body on
+demand. Conveyor's own is aiohttp; httpx stands behind the same two calls here. The last row is the
+whole direct gateway on top of the engine: what addresses, redirects, decoding and verdicts add.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import resource
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+import httpx
+import uvloop
+
+from bench.harness import Options, Row, Scenario, median
+from bench.servers import PAGE_BYTES, nginx
+from conveyor.clock import SystemClock
+from conveyor.gateway.direct import DirectGateway
+from conveyor.gateway.engine import HttpEngine
+from conveyor.ports.gateway import ScrapeRequest
+
+CONCURRENCY = 50
+TIMEOUT = 30.0
+HEADERS = {"User-Agent": "conveyor-bench", "Accept": "*/*"}
+
+
+class Answer(Protocol):
+    """An answer whose body is read on demand."""
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        ...
+
+    def release(self) -> None:
+        """Give the connection back."""
+        ...
+
+
+class HttpxAnswer:
+    """An httpx response as an engine's answer."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+
+    async def read(self) -> bytes:
+        """The whole body; reading it to the end gives the connection back."""
+        return await self._response.aread()
+
+    def release(self) -> None:
+        """Nothing is left to do."""
+
+
+class HttpxEngine:
+    """httpx with the pool that the gateway would give it."""
+
+    def __init__(self, *, connections: int) -> None:
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        self._client = httpx.AsyncClient(limits=limits, trust_env=False)
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: float,
+    ) -> HttpxAnswer:
+        """The answer, once its head is there."""
+        request = self._client.build_request(
+            method, url, headers=headers, content=body, timeout=timeout
+        )
+        return HttpxAnswer(await self._client.send(request, stream=True))
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+
+class Engine(Protocol):
+    """What both engines have in common."""
+
+    def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: float,
+    ) -> Awaitable[Answer]:
+        """The answer, once its head is there."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        ...
+
+
+Fetch = Callable[[str], Awaitable[int]]
+
+
+async def through_engine(engine: Engine, url: str, tasks: int) -> float:
+    """Seconds for all GETs through an engine."""
+
+    async def fetch(address: str) -> int:
+        answer = await engine.send("GET", address, headers=HEADERS, body=None, timeout=TIMEOUT)
+        body = await answer.read()
+        answer.release()
+        return len(body)
+
+    seconds = await timed(fetch, url, tasks)
+    await engine.aclose()
+    return seconds
+
+
+async def through_gateway(url: str, tasks: int) -> float:
+    """Seconds for all GETs through the whole direct gateway."""
+    gateway = DirectGateway(SystemClock(), allow_private=True, connections=CONCURRENCY)
+
+    async def fetch(address: str) -> int:
+        async with gateway.scrape(ScrapeRequest(address, "key", timeout=TIMEOUT)) as success:
+            assert isinstance(success.content, bytes)
+            return len(success.content)
+
+    seconds = await timed(fetch, url, tasks)
+    await gateway.aclose()
+    return seconds
+
+
+async def timed(fetch: Fetch, url: str, tasks: int) -> float:
+    """Seconds for `tasks` GETs, CONCURRENCY at a time, after a round that opens connections."""
+    await asyncio.gather(*(fetch(f"{url}/warm") for _ in range(CONCURRENCY)))
+    numbers = itertools.count()
+
+    async def worker() -> None:
+        while (number := next(numbers)) < tasks:
+            assert await fetch(f"{url}/{number}") == PAGE_BYTES
+
+    started = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(CONCURRENCY)))
+    return time.perf_counter() - started
+
+
+def measure(name: str, url: str, tasks: int) -> tuple[float, float]:
+    """Seconds of wall and of CPU for one row."""
+
+    async def go() -> float:
+        if name == "direct gateway":
+            return await through_gateway(url, tasks)
+        if name == "httpx":
+            return await through_engine(HttpxEngine(connections=CONCURRENCY), url, tasks)
+        return await through_engine(HttpEngine(connections=CONCURRENCY), url, tasks)
+
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = uvloop.run(go())
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return seconds, used
+
+
+SHARES = {"aiohttp": 1.0, "httpx": 0.2, "direct gateway": 1.0}
+"""Rows, and the share of the tasks that each is given: httpx would take long for all."""
+
+
+def run(options: Options) -> list[Row]:
+    """Every engine in turn, several times over."""
+    names = [name for name in SHARES if options.wants(name)]
+    results: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    with nginx(options.directory("engine") / "nginx") as site:
+        for _ in range(options.repeats):
+            for name in names:
+                tasks = int(options.tasks * SHARES[name])
+                seconds, used = measure(name, site.url, tasks)
+                results[name].append((tasks / seconds, used / tasks * 1e6))
+    rates = {name: median([rate for rate, _ in results[name]]) for name in names}
+    slowest = min(rates.values())
+    return [
+        Row(
+            name,
+            {
+                "requests/s": round(rates[name]),
+                "µs CPU/request": round(median([cost for _, cost in results[name]])),
+                "× slowest": round(rates[name] / slowest, 2),
+            },
+        )
+        for name in names
+    ]
+
+
+SCENARIO = Scenario(
+    name="gateway_engine", question="Which HTTP client behind the gateway's engine?", run=run
+)

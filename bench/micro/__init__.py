@@ -1,0 +1,1 @@
+"""Micro-benchmarks by pytest-benchmark; run by `scripts/bench micro`."""

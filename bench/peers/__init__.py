@@ -1,0 +1,1 @@
+"""The same job written for other task queues; run by their own environment, .venv-peers."""

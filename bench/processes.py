@@ -1,0 +1,120 @@
+"""Child processes of a benchmark: start, stop by pid, and what they used, read from /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+STOP_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU seconds so far, and peak resident bytes, of a process and all its descendants."""
+
+    cpu_seconds: float
+    peak_rss: int
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the command name; None where the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def tree(root: int) -> list[int]:
+    """A process and all its living descendants, parents first."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = [root]
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """User and system time of the processes and of the children that they have reaped."""
+    ticks = 0
+    for pid in pids:
+        if (fields := _stat(pid)) is not None:
+            ticks += sum(int(field) for field in fields[11:15])
+    return ticks / CLOCK_TICKS
+
+
+def memory(pid: int, field: str) -> int:
+    """A field of /proc/PID/status in bytes: VmHWM is the peak, VmRSS the present resident size."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+
+
+def usage(root: int) -> Usage:
+    """What a process and its descendants used so far."""
+    pids = tree(root)
+    return Usage(cpu_seconds(pids), sum(memory(pid, "VmHWM") for pid in pids))
+
+
+class Child:
+    """One child process; its output goes to a file, unless `stdout` says otherwise."""
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+    ) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output if stdout is None else stdout,
+                stderr=output,
+                env=dict(os.environ, **(environment or {})),
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    def usage(self) -> Usage:
+        """What it and its descendants used so far."""
+        return usage(self.pid)
+
+    def freeze(self) -> None:
+        """Let it and its descendants stand still."""
+        for pid in tree(self.pid):
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it and its descendants go on."""
+        for pid in reversed(tree(self.pid)):
+            os.kill(pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End it and its descendants: SIGTERM, and SIGKILL to whatever is left after a while."""
+        if self.process.poll() is not None:
+            return
+        pids = tree(self.pid)
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            self.process.wait()

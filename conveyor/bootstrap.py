@@ -1,0 +1,174 @@
+"""Wiring: from settings to a running API and worker. The only module that knows every room.
+
+Bindings are imported lazily, so that a process loads no more than the one it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conveyor.domain.sealing import KeySealer
+from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.reserve import ReservePolicy
+from conveyor.engine.telemetry import Telemetry
+from conveyor.engine.worker import Worker
+from conveyor.gateway import open_gateway
+from conveyor.handlers.delete import DeleteHandler
+from conveyor.handlers.task import TaskHandler, TaskOptions
+from conveyor.handlers.templates import Templates
+from conveyor.handlers.verdict import Backoff
+from conveyor.http.app import create_app
+from conveyor.ports.binding import Binding
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Gateway
+from conveyor.service.options import ServiceOptions
+from conveyor.service.service import Service
+from conveyor.settings import Settings
+
+if TYPE_CHECKING:
+    from conveyor.dev.binding import DevBinding
+
+
+class Readiness:
+    """Whether `/readyz` says yes: from the start of listening to the beginning of the end."""
+
+    def __init__(self) -> None:
+        self.yes = False
+
+    def __call__(self) -> bool:
+        return self.yes
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """An assembled process: what to serve, what to run, what to close at the end."""
+
+    app: Any
+    worker: Worker
+    data_dir: Path
+    readiness: Readiness
+    aclose: Callable[[], Awaitable[None]]
+
+
+async def open_dev(
+    settings: Settings, clock: Clock, *, origin: str, gateway: Gateway | None = None
+) -> Runtime:
+    """Everything of conveyor-dev, opened and not yet running. `origin` is the address it serves on.
+
+    A gateway that is handed in stays the caller's to close.
+    Raises ConveyorError where the data directory cannot be opened.
+    """
+    from conveyor.dev.binding import open_binding
+
+    binding = await open_binding(
+        Path(settings.data_dir),
+        clock,
+        secret=settings.secret,
+        queue_window=settings.queue_window,
+    )
+    engine = gateway or open_gateway(
+        settings.gateway,
+        clock,
+        allow_private=settings.allow_private,
+        connections=settings.workers,
+        retry_after_cap=settings.retry_after_cap,
+    )
+    telemetry = Telemetry()
+    worker = build_worker(binding.ports, engine, settings, clock, telemetry=telemetry)
+    _measure(telemetry, binding, worker)
+    readiness = Readiness()
+    service = Service(binding.ports, _service_options(settings, origin), clock)
+    app = create_app(
+        service,
+        registry=telemetry.registry(),
+        ready=readiness,
+        allowed_hosts=[settings.host, *filter(None, settings.allowed_hosts.split(","))],
+        clock=clock,
+        max_request_bytes=settings.max_request_bytes,
+    )
+
+    async def close() -> None:
+        if gateway is None:
+            await engine.aclose()
+        await binding.ports.aclose()
+
+    return Runtime(app, worker, binding.directory.path, readiness, close)
+
+
+def build_worker(
+    binding: Binding,
+    gateway: Gateway,
+    settings: Settings,
+    clock: Clock,
+    *,
+    telemetry: Telemetry,
+) -> Worker:
+    """The loop over a binding: the same for every one of them."""
+    name = clock.new_id()
+    tasks = TaskHandler(
+        binding,
+        gateway,
+        Templates(binding.jobs, KeySealer([binding.root_secret])),
+        clock,
+        backoff=Backoff(
+            clock,
+            base=settings.retry_base,
+            cap=settings.retry_cap,
+            rate_limit_deadline=settings.rate_limit_deadline,
+        ),
+        observer=telemetry,
+        options=TaskOptions(
+            worker=name,
+            visibility=settings.visibility_timeout,
+            gateway_timeout=settings.gateway_timeout,
+            max_result_bytes=settings.max_result_bytes,
+            max_interruptions=settings.max_interruptions,
+        ),
+    )
+    policy = ReservePolicy(binding.permits, clock, holder=name, lease=settings.permit_lease)
+    telemetry.gauge("permits", "Permits in this worker's hand", lambda: policy.held)
+    dispatcher = Dispatcher(
+        binding.queues,
+        policy,
+        clock,
+        task_handler=tasks,
+        control_handler=DeleteHandler(binding, visibility=settings.visibility_timeout),
+        telemetry=telemetry,
+        slots=settings.workers,
+        visibility=settings.visibility_timeout,
+    )
+    telemetry.gauge("queue_depth", "Messages waiting in this worker's queues", dispatcher.depth)
+    return Worker(
+        dispatcher,
+        binding.runs,
+        binding.signals,
+        clock,
+        discovery_interval=settings.discovery_interval,
+        heartbeat=settings.heartbeat,
+    )
+
+
+def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker) -> None:
+    store = binding.store
+    telemetry.total("store_rows_read", "Task rows read for pages", lambda: store.rows_read)
+    telemetry.total("store_rows_returned", "Task rows returned", lambda: store.rows_returned)
+    telemetry.gauge("wal_bytes", "Size of the database's write-ahead log", store.wal_size)
+    telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lambda: worker.loop_lag)
+
+
+def _service_options(settings: Settings, origin: str) -> ServiceOptions:
+    return ServiceOptions(
+        public_origin=settings.public_url.rstrip("/") or origin,
+        max_inline_tasks=settings.max_inline_tasks,
+        async_threshold=settings.async_threshold,
+        max_add_tasks=settings.max_add_tasks,
+        max_open_job_tasks=settings.max_open_job_tasks,
+        max_active_jobs=settings.max_active_jobs,
+        idempotency_claim=settings.idempotency_claim,
+        idempotency_ttl=settings.idempotency_ttl,
+        result_url_ttl=settings.result_url_ttl,
+        partial_rerun_window_days=settings.partial_rerun_window_days,
+    )

@@ -1,0 +1,282 @@
+"""The HTTP client: one method an operation, problem documents as exceptions, bounded retries."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
+from conveyor.client.output import printable
+from conveyor.client.wire import (
+    JobReply,
+    JobsPage,
+    ProblemReply,
+    RawResultsPage,
+    RerunReply,
+    ResultRow,
+    RunReply,
+    SubmitReply,
+)
+
+ATTEMPTS = 4
+MAX_WAIT = 30.0
+TRANSIENT = frozenset({429, 502, 503, 504})
+TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+CONNECTIONS = 16
+
+Reply = TypeVar("Reply")
+
+
+class Pace(Protocol):
+    """The part of a clock that a client needs; seconds throughout."""
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary origin."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`."""
+        ...
+
+    def token(self, length: int) -> bytes:
+        """Unpredictable bytes, for idempotency keys."""
+        ...
+
+
+def base_url(server: str) -> str:
+    """The `/v1` address of a server named as a URL or as host:port. Raises ClientError."""
+    text = server if "://" in server else f"http://{server}"
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ClientError(f"not a server address: {printable(server)}")
+    path = url.path.rstrip("/")
+    whole = url.copy_with(
+        path=path if path.endswith("/v1") else f"{path}/v1", query=None, fragment=None
+    )
+    return str(whole)
+
+
+@asynccontextmanager
+async def connect(server: str, api_key: str, pace: Pace) -> AsyncIterator[Api]:
+    """A client of the server, its connections closed at the end. Raises ClientError for an address
+    or a key that cannot be used; nothing is sent yet."""
+    address = base_url(server)
+    if not api_key or not api_key.isascii() or not api_key.isprintable():
+        raise ClientError("the API key must be printable ASCII")
+    api = Api(address, api_key, pace)
+    try:
+        yield api
+    finally:
+        await api.aclose()
+
+
+class Api:
+    """A server's operations. Every method raises ServerUnreachable, ServerRefused, or ClientError
+    where the answer is not one of a Conveyor server."""
+
+    def __init__(self, address: str, api_key: str, pace: Pace) -> None:
+        self.address = address
+        self.pace = pace
+        url = httpx.URL(address)
+        # A proxy from the environment has no business between two programs of one machine.
+        self._trust_env = not _loopback(url.host)
+        self._keyed = httpx.AsyncClient(
+            headers={"X-API-Key": api_key, "Accept": "application/json"},
+            timeout=TIMEOUT,
+            trust_env=self._trust_env,
+            # Loading certificates takes longer than most commands, and plain HTTP needs none.
+            verify=url.scheme == "https",
+        )
+        self._keyless: httpx.AsyncClient | None = None
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._keyed.aclose()
+        if self._keyless is not None:
+            await self._keyless.aclose()
+
+    async def submit(
+        self, body: Mapping[str, Any], *, idempotency_key: str
+    ) -> tuple[SubmitReply, bool]:
+        """Create a job. Also tells whether the answer is a replay of an earlier one."""
+        response = await self._send("POST", "/jobs", body=body, idempotency_key=idempotency_key)
+        replayed = response.headers.get("Idempotency-Replayed") == "true"
+        return self._decode(response, SubmitReply), replayed
+
+    async def add_tasks(
+        self, job_id: str, body: Mapping[str, Any], *, idempotency_key: str
+    ) -> None:
+        """Add tasks to an open job."""
+        path = f"/jobs/{_quoted(job_id)}/tasks"
+        await self._send("POST", path, body=body, idempotency_key=idempotency_key)
+
+    async def jobs(self, *, limit: int, status: str | None, cursor: str | None) -> JobsPage:
+        """One page of jobs, newest first; `limit` is 1 to 100."""
+        query = {"limit": str(limit), "status": status, "cursor": cursor}
+        return self._decode(await self._send("GET", "/jobs", query=query), JobsPage)
+
+    async def job(self, job_id: str) -> JobReply:
+        """A job with its latest run."""
+        return self._decode(await self._send("GET", f"/jobs/{_quoted(job_id)}"), JobReply)
+
+    async def run(self, job_id: str, run_id: str) -> RunReply:
+        """A run with its counters."""
+        path = f"/jobs/{_quoted(job_id)}/runs/{_quoted(run_id)}"
+        return self._decode(await self._send("GET", path), RunReply)
+
+    async def change_run(self, job_id: str, verb: str) -> RunReply:
+        """Stop, pause or resume the latest run."""
+        response = await self._send("POST", f"/jobs/{_quoted(job_id)}/{verb}")
+        return self._decode(response, RunReply)
+
+    async def rerun(self, job_id: str, *, status: str | None, idempotency_key: str) -> RerunReply:
+        """Run a job again: all tasks, or those in `status`."""
+        path = f"/jobs/{_quoted(job_id)}/rerun"
+        query = {"status": status}
+        response = await self._send("POST", path, query=query, idempotency_key=idempotency_key)
+        return self._decode(response, RerunReply)
+
+    async def delete_job(self, job_id: str) -> None:
+        """Delete a job with its runs and results."""
+        await self._send("DELETE", f"/jobs/{_quoted(job_id)}")
+
+    async def results(
+        self, job_id: str, *, run_id: str | None = None, status: str | None = None
+    ) -> AsyncIterator[tuple[ResultRow, bytes]]:
+        """Every row of a run (the latest by default) in submission order, and its JSON."""
+        path = f"/jobs/{_quoted(job_id)}"
+        path += f"/runs/{_quoted(run_id)}/results" if run_id else "/results"
+        query = {"status": status, "limit": "1000", "cursor": None}
+        while True:
+            page = self._decode(await self._send("GET", path, query=query), RawResultsPage)
+            for raw in page.results:
+                yield self._parse(bytes(raw), ResultRow), bytes(raw)
+            if not page.next_cursor:
+                return
+            query["cursor"] = page.next_cursor
+
+    @asynccontextmanager
+    async def download(self, url: str) -> AsyncIterator[httpx.Response]:
+        """A body by its signed link, to be streamed raw; the key is not sent.
+
+        Raises ClientError for any answer but 200, httpx.TransportError while reading.
+        """
+        try:
+            async with self._fetcher().stream("GET", url) as response:
+                if response.status_code != 200:
+                    raise ClientError(f"the result link answered {response.status_code}")
+                yield response
+        except httpx.InvalidURL:
+            raise ClientError("the result link is not a URL") from None
+
+    def _fetcher(self) -> httpx.AsyncClient:
+        if self._keyless is None:
+            self._keyless = httpx.AsyncClient(
+                headers={"Accept-Encoding": "identity"},
+                timeout=TIMEOUT,
+                limits=httpx.Limits(max_connections=CONNECTIONS),
+                trust_env=self._trust_env,
+                follow_redirects=True,
+            )
+        return self._keyless
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | None] | None = None,
+        body: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> httpx.Response:
+        headers: dict[str, str] = {}
+        content = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            content = msgspec.json.encode(body)
+        if idempotency_key is not None:
+            headers["Idempotency-Key"] = idempotency_key
+        request = self._keyed.build_request(
+            method,
+            self.address + path,
+            params={name: value for name, value in (query or {}).items() if value is not None},
+            content=content,
+            headers=headers,
+        )
+        # Every operation may be repeated: those that create something carry an idempotency key.
+        for attempt in range(1, ATTEMPTS + 1):
+            response = await self._once(request, last=attempt == ATTEMPTS)
+            if response is not None and response.is_success:
+                return response
+            if response is not None:
+                refusal = self._refusal(response)
+                if not _transient(response, refusal.code) or attempt == ATTEMPTS:
+                    raise refusal
+            await self.pace.sleep(_wait(response, attempt))
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _once(self, request: httpx.Request, *, last: bool) -> httpx.Response | None:
+        """One exchange; None where it broke on the way and may be tried again."""
+        try:
+            return await self._keyed.send(request)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise ServerUnreachable(
+                f"cannot reach {printable(self.address)}: is conveyor-dev running?"
+            ) from None
+        except httpx.RequestError:
+            if last:
+                raise ServerUnreachable(
+                    f"lost the connection to {printable(self.address)}"
+                ) from None
+            return None
+
+    def _refusal(self, response: httpx.Response) -> ServerRefused:
+        try:
+            problem = msgspec.json.decode(response.content, type=ProblemReply)
+        except (msgspec.DecodeError, RecursionError):
+            problem = ProblemReply(title=f"{printable(self.address)} answered without a reason")
+        sentence = printable(problem.detail or problem.title or problem.code)
+        return ServerRefused(
+            f"{sentence} ({response.status_code} {printable(problem.code)})",
+            code=problem.code,
+            status=response.status_code,
+            invalid_tasks=tuple(problem.invalid_tasks or ()),
+        )
+
+    def _decode(self, response: httpx.Response, kind: type[Reply]) -> Reply:
+        return self._parse(response.content, kind)
+
+    def _parse(self, content: bytes, kind: type[Reply]) -> Reply:
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.DecodeError, RecursionError):
+            raise ClientError(
+                f"{printable(self.address)} does not answer as a Conveyor server does"
+            ) from None
+
+
+def _transient(response: httpx.Response, code: str) -> bool:
+    # quota_exceeded shares its status with rate_limited, but waiting does not help it.
+    return response.status_code in TRANSIENT and code != "quota_exceeded"
+
+
+def _wait(response: httpx.Response | None, attempt: int) -> float:
+    backoff = 0.25 * 2.0 ** (attempt - 1)
+    told = str(response.headers.get("Retry-After", "")) if response is not None else ""
+    return min(max(backoff, float(told)), MAX_WAIT) if told.isdecimal() else backoff
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -1,0 +1,238 @@
+"""What each command does, from a connection to an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from conveyor.client.api import Api, Pace, connect
+from conveyor.client.download import download
+from conveyor.client.inputs import SourcedTask
+from conveyor.client.output import clean, clean_json, count, mask_credentials, printable, shorten
+from conveyor.client.progress import describe, view_for
+from conveyor.client.submit import JobOptions, submit
+from conveyor.client.watch import failure_line, follow, latest_run, summary
+from conveyor.client.wire import JobReply, ResultRow, RunReply
+
+SUCCEEDED = 0
+FAILED = 1
+INCOMPLETE = 3
+"""The exit code when the command worked but a task did not succeed."""
+
+SHOWN_FAILURES = 5
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The server to talk to, the key to show it, and the clock to wait by."""
+
+    server: str
+    api_key: str
+    pace: Pace
+
+    def __repr__(self) -> str:
+        return f"Target({printable(self.server)})"
+
+
+class Terminal:
+    """What is printed, and the line to leave behind if the person interrupts."""
+
+    def __init__(self) -> None:
+        self.farewell = "interrupted"
+
+    def say(self, line: str) -> None:
+        """A line for whoever reads the output."""
+        print(line, flush=True)
+
+    def warn(self, line: str) -> None:
+        """A line that is not part of the output."""
+        print(line, file=sys.stderr, flush=True)
+
+
+async def submit_tasks(
+    target: Target,
+    terminal: Terminal,
+    tasks: Sequence[SourcedTask],
+    options: JobOptions,
+    *,
+    idempotency_key: str | None = None,
+    watch: bool = False,
+    out: Path | None = None,
+) -> int:
+    """Create a job; with `watch` or `out` follow it to its end, with `out` bring its results."""
+    terminal.farewell = "interrupted before the job was whole"
+    async with connect(target.server, target.api_key, target.pace) as api:
+
+        def sent(number: int) -> None:
+            if number < len(tasks):
+                terminal.warn(f"{number:,} of {len(tasks):,} tasks sent")
+
+        reply = await submit(api, tasks, options, idempotency_key=idempotency_key, on_sent=sent)
+        terminal.say(f"job {clean(reply.job_id)}: {count(reply.accepted_tasks, 'task')} accepted")
+        if not watch and out is None:
+            return SUCCEEDED
+        return await _follow(api, terminal, reply.latest_run, out)
+
+
+async def watch_job(target: Target, terminal: Terminal, job_id: str, out: Path | None) -> int:
+    """Follow the latest run of a job to its end."""
+    async with connect(target.server, target.api_key, target.pace) as api:
+        return await _follow(api, terminal, await latest_run(api, job_id), out)
+
+
+async def rerun_job(
+    target: Target,
+    terminal: Terminal,
+    job_id: str,
+    *,
+    status: str | None,
+    watch: bool,
+    out: Path | None,
+) -> int:
+    """Run a job again, all of it or the tasks in `status`."""
+    async with connect(target.server, target.api_key, target.pace) as api:
+        key = target.pace.token(16).hex()
+        reply = await api.rerun(job_id, status=status, idempotency_key=key)
+        kept = f", {reply.inherited_tasks:,} kept" if reply.inherited_tasks else ""
+        again = count(reply.retried_tasks, "task")
+        terminal.say(f"job {clean(reply.job_id)}: {again} to run again{kept}")
+        if not watch and out is None:
+            return SUCCEEDED
+        return await _follow(api, terminal, reply.latest_run, out)
+
+
+async def _follow(api: Api, terminal: Terminal, run: RunReply, out: Path | None) -> int:
+    job_id = printable(run.job_id)
+    terminal.farewell = f"interrupted; the job goes on. Come back with: conveyor watch {job_id}"
+    started = api.pace.monotonic()
+    was_live = run.live
+    run = await follow(api, run, view_for(sys.stdout))
+    seconds = api.pace.monotonic() - started if was_live else None
+    terminal.say(summary(run, seconds))
+    await _warn_of_failures(api, terminal, run)
+    terminal.farewell = f"interrupted. For the results: conveyor results {job_id} --out DIR"
+    if out is not None and await _bring(api, terminal, run.job_id, out, run_id=run.run_id):
+        return FAILED
+    return SUCCEEDED if run.succeeded else INCOMPLETE
+
+
+async def _warn_of_failures(api: Api, terminal: Terminal, run: RunReply) -> None:
+    if run.stats.failed == 0:
+        return
+    shown = 0
+    async for row, _raw in api.results(run.job_id, run_id=run.run_id, status="failed"):
+        if shown == SHOWN_FAILURES:
+            break
+        terminal.warn(failure_line(row))
+        shown += 1
+    if run.stats.failed > shown:
+        job_id = printable(run.job_id)
+        terminal.warn(f"… all of them: conveyor results {job_id} --status failed")
+
+
+async def _bring(
+    api: Api,
+    terminal: Terminal,
+    job_id: str,
+    out: Path,
+    *,
+    run_id: str | None = None,
+    status: str | None = None,
+) -> bool:
+    """Download into a directory and say so; whether a body did not come."""
+    done = await download(api, job_id, out, run_id=run_id, status=status)
+    for problem in done.problems:
+        terminal.warn(f"not downloaded: {problem}")
+    terminal.say(f"{count(done.files, 'file')} in {clean(str(out))}")
+    return bool(done.problems)
+
+
+async def show_results(
+    target: Target,
+    terminal: Terminal,
+    job_id: str,
+    *,
+    jsonl: bool,
+    status: str | None,
+    out: Path | None,
+) -> int:
+    """List the rows of the latest run, or bring their bodies."""
+    all_succeeded = True
+    async with connect(target.server, target.api_key, target.pace) as api:
+        if out is not None:
+            run = await latest_run(api, job_id)
+            if await _bring(api, terminal, job_id, out, run_id=run.run_id, status=status):
+                return FAILED
+            return SUCCEEDED if run.succeeded or status == "successful" else INCOMPLETE
+        async for row, raw in api.results(job_id, status=status):
+            all_succeeded = all_succeeded and row.succeeded
+            print(_json_line(raw) if jsonl else _row_line(row))
+    return SUCCEEDED if all_succeeded else INCOMPLETE
+
+
+def _json_line(raw: bytes) -> str:
+    compact = msgspec.json.format(raw, indent=-1)
+    return clean_json(mask_credentials(compact.decode()))
+
+
+def _row_line(row: ResultRow) -> str:
+    name = printable(row.external_id or row.task_id)
+    line = f"{printable(row.status):<10}  {name:<26}  {printable(row.url)}"
+    return f"{line}  {printable(row.error.code)}" if row.error else line
+
+
+async def list_jobs(
+    target: Target, terminal: Terminal, *, limit: int, status: str | None, jsonl: bool
+) -> int:
+    """List jobs, newest first."""
+    async with connect(target.server, target.api_key, target.pace) as api:
+        shown = 0
+        async for job in _jobs(api, limit, status):
+            print(clean_json(msgspec.json.encode(job).decode()) if jsonl else _job_line(job))
+            shown += 1
+    if not shown and not jsonl:
+        terminal.warn("no jobs yet: conveyor submit URL")
+    return SUCCEEDED
+
+
+async def _jobs(api: Api, limit: int, status: str | None) -> AsyncIterator[JobReply]:
+    cursor = None
+    while limit > 0:
+        page = await api.jobs(limit=min(limit, 100), status=status, cursor=cursor)
+        for job in page.jobs[:limit]:
+            yield job
+        limit -= len(page.jobs)
+        cursor = page.next_cursor
+        if not cursor:
+            return
+
+
+def _job_line(job: JobReply) -> str:
+    run = job.latest_run
+    counts = f"{run.stats.completed:,}/{run.stats.total:,} done" if run else "no run"
+    failed = f", {run.stats.failed:,} failed" if run and run.stats.failed else ""
+    state = describe(run) if run else printable(job.status)
+    name = shorten(printable(job.name or job.external_id or ""), 40)
+    when = printable(job.created_at)[:19].replace("T", " ")
+    return f"{clean(job.job_id)}  {when}  {state:<10}  {counts}{failed}  {name}".rstrip()
+
+
+async def change_runs(target: Target, terminal: Terminal, job_ids: Sequence[str], verb: str) -> int:
+    """Stop, pause or resume the latest run of each job, in order, until one refuses."""
+    async with connect(target.server, target.api_key, target.pace) as api:
+        for job_id in job_ids:
+            run = await api.change_run(job_id, verb)
+            done = f"{run.stats.completed:,}/{run.stats.total:,} done"
+            terminal.say(f"job {printable(job_id)}: {describe(run)}, {done}")
+    return SUCCEEDED
+
+
+async def remove_jobs(target: Target, terminal: Terminal, job_ids: Sequence[str]) -> int:
+    """Delete jobs with everything they hold."""
+    async with connect(target.server, target.api_key, target.pace) as api:
+        for job_id in job_ids:
+            await api.delete_job(job_id)
+            terminal.say(f"job {printable(job_id)}: deleted")
+    return SUCCEEDED

@@ -1,0 +1,60 @@
+"""Text that is safe to print: nothing from a server, a file or a URL may drive the terminal."""
+
+from __future__ import annotations
+
+import re
+
+_UNSAFE = (
+    r"\x00-\x1f\x7f-\x9f"  # C0, DEL and C1 controls
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder what is read
+    r"\u2028\u2029\ufeff\ud800-\udfff"  # line separators, byte order mark, lone surrogates
+)
+_CONTROLS = re.compile(f"[{_UNSAFE}]")
+_CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:[/\\]{2,})[^/?#\\\s\"]*@")
+
+
+def clean(text: str) -> str:
+    """The text with every control character written as an escape such as `\\x1b`."""
+    return _CONTROLS.sub(_escape, text)
+
+
+def clean_json(text: str) -> str:
+    """JSON with the control characters that JSON lets through escaped; it means the same."""
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def mask_credentials(text: str) -> str:
+    """The text with `user:password@` of any URL in it replaced by `***@`."""
+    return _CREDENTIALS.sub(r"\g<scheme>***@", text)
+
+
+def printable(text: str) -> str:
+    """What may be shown of text that came from elsewhere: masked, then escaped."""
+    return clean(mask_credentials(text))
+
+
+def shorten(text: str, width: int) -> str:
+    """The text cut to `width` characters, its end replaced by an ellipsis."""
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3_600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3_600} h {whole % 3_600 // 60} min"
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: 1 file, 2,000 files."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -1,0 +1,143 @@
+"""Submitting tasks: in one request where they fit, else as an open job filled in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from conveyor.client.api import Api
+from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused
+from conveyor.client.inputs import SourcedTask
+from conveyor.client.output import count, printable
+from conveyor.client.wire import InvalidTaskReply, SubmitReply
+
+ONE_REQUEST_TASKS = 9_999
+BATCH_TASKS = 10_000
+BATCH_BYTES = 24 * 1_024 * 1_024
+LISTED_TASKS = 20
+
+
+class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a job may be given beside its tasks; the names are the wire's."""
+
+    zenrows_params: dict[str, str] | None = None
+    name: str | None = None
+    external_id: str | None = None
+    max_inflight: int | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
+
+
+async def submit(
+    api: Api,
+    tasks: Sequence[SourcedTask],
+    options: JobOptions,
+    *,
+    idempotency_key: str | None = None,
+    on_sent: Callable[[int], None] = lambda _sent: None,
+) -> SubmitReply:
+    """Create a closed job over the tasks; `on_sent` hears how many the server holds so far.
+
+    All or nothing: where a task is refused, no job is left. Raises InvalidTasks, or whatever `Api`
+    raises.
+    """
+    key = idempotency_key or api.pace.token(16).hex()
+    batches = list(_batches(tasks))
+    if len(batches) == 1 and len(tasks) <= ONE_REQUEST_TASKS:
+        body = {**_fields(options), "tasks": batches[0]}
+        try:
+            reply, _replayed = await api.submit(body, idempotency_key=key)
+        except ServerRefused as refusal:
+            raise _explained(refusal, tasks) from None
+        on_sent(len(tasks))
+        return reply
+    return await _submit_open(api, tasks, batches, options, key=key, on_sent=on_sent)
+
+
+async def _submit_open(
+    api: Api,
+    tasks: Sequence[SourcedTask],
+    batches: list[list[msgspec.Raw]],
+    options: JobOptions,
+    *,
+    key: str,
+    on_sent: Callable[[int], None],
+) -> SubmitReply:
+    opening = {**_fields(options), "status": "open", "tasks": []}
+    reply, replayed = await api.submit(opening, idempotency_key=key)
+    try:
+        if not replayed:
+            # Paused until it is whole, so that a refused batch costs no scrape.
+            await api.change_run(reply.job_id, "pause")
+        sent = 0
+        for number, batch in enumerate(batches, start=1):
+            body = {"tasks": batch, "last_batch": number == len(batches)}
+            try:
+                await api.add_tasks(reply.job_id, body, idempotency_key=f"{key[:96]}.add{number}")
+            except ServerRefused as refusal:
+                raise _explained(refusal, tasks[sent:]) from None
+            sent += len(batch)
+            on_sent(sent)
+        await _resume(api, reply.job_id, replayed=replayed)
+    except BaseException:
+        if not replayed:
+            with anyio.move_on_after(3, shield=True):
+                await _discard(api, reply.job_id)
+        raise
+    run = await api.run(reply.job_id, reply.latest_run.run_id)
+    return SubmitReply(job_id=reply.job_id, latest_run=run, accepted_tasks=len(tasks))
+
+
+async def _resume(api: Api, job_id: str, *, replayed: bool) -> None:
+    try:
+        await api.change_run(job_id, "resume")
+    except ServerRefused as refusal:
+        # A repeated submit may find its job finished.
+        if not (replayed and refusal.status == 409):
+            raise
+
+
+async def _discard(api: Api, job_id: str) -> None:
+    try:
+        await api.delete_job(job_id)
+    except ClientError:
+        return
+
+
+def _fields(options: JobOptions) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(options)
+    return fields
+
+
+def _batches(tasks: Sequence[SourcedTask]) -> Iterator[list[msgspec.Raw]]:
+    batch: list[msgspec.Raw] = []
+    size = 0
+    for task in tasks:
+        encoded = msgspec.json.encode(task.body)
+        if batch and (len(batch) == BATCH_TASKS or size + len(encoded) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(msgspec.Raw(encoded))
+        size += len(encoded)
+    yield batch
+
+
+def _explained(refusal: ServerRefused, tasks: Sequence[SourcedTask]) -> ClientError:
+    """The refusal with the place each bad task was read from."""
+    bad = refusal.invalid_tasks
+    if not bad:
+        return refusal
+    lines = [_line(task, tasks) for task in bad[:LISTED_TASKS]]
+    if len(bad) > LISTED_TASKS:
+        lines.append(f"… and {len(bad) - LISTED_TASKS:,} more")
+    return InvalidTasks(f"{count(len(bad), 'task')} refused, nothing submitted", lines)
+
+
+def _line(bad: InvalidTaskReply, tasks: Sequence[SourcedTask]) -> str:
+    known = 0 <= bad.index < len(tasks)
+    source = tasks[bad.index].source if known else f"task {bad.index}"
+    value = f": {printable(bad.value)}" if bad.value else ""
+    return f"{source}: {printable(bad.reason)}{value}"

@@ -1,0 +1,73 @@
+"""Following a run until it ends."""
+
+from __future__ import annotations
+
+from conveyor.client.api import Api
+from conveyor.client.errors import ClientError, ServerUnreachable
+from conveyor.client.output import count, duration, printable
+from conveyor.client.progress import View
+from conveyor.client.wire import ResultRow, RunReply
+
+FIRST_INTERVAL = 0.05
+LAST_INTERVAL = 1.0
+GROWTH = 1.4
+PATIENCE = 30.0
+
+
+async def follow(api: Api, run: RunReply, view: View) -> RunReply:
+    """Poll until the run has ended, quickly at first and every second later; returns its end.
+
+    A server that goes away is asked again for half a minute, then ServerUnreachable is raised.
+    """
+    pace = api.pace
+    interval = FIRST_INTERVAL
+    answered_at = pace.monotonic()
+    with view:
+        view.show(run, answered_at)
+        while run.live:
+            await pace.sleep(interval)
+            interval = min(interval * GROWTH, LAST_INTERVAL)
+            try:
+                run = await api.run(run.job_id, run.run_id)
+            except ServerUnreachable as error:
+                now = pace.monotonic()
+                if now - answered_at > PATIENCE:
+                    raise
+                view.trouble(f"{error} trying again", now)
+                continue
+            answered_at = pace.monotonic()
+            view.show(run, answered_at)
+    return run
+
+
+async def latest_run(api: Api, job_id: str) -> RunReply:
+    """The latest run of a job. Raises ClientError where there is none."""
+    job = await api.job(job_id)
+    if job.latest_run is None:
+        raise ClientError(f"job {printable(job_id)} has no run")
+    return job.latest_run
+
+
+def summary(run: RunReply, seconds: float | None = None) -> str:
+    """One line on how a run ended, with the reasons of what failed."""
+    stats = run.stats
+    parts = [count(stats.total, "task"), f"{stats.successful:,} ok", f"{stats.failed:,} failed"]
+    if unfinished := stats.total - stats.completed:
+        parts.append(f"{unfinished:,} not done")
+    line = f"{printable(run.status)}: {', '.join(parts)}"
+    if stats.failure_reasons:
+        reasons = sorted(stats.failure_reasons.items(), key=lambda item: (-item[1], item[0]))
+        line += f" ({', '.join(f'{printable(reason)} {number:,}' for reason, number in reasons)})"
+    if seconds is not None:
+        line += f" in {duration(seconds)}"
+    if run.failure_reason:
+        detail = f": {run.failure_detail}" if run.failure_detail else ""
+        line += f"; {printable(run.failure_reason + detail)}"
+    return line
+
+
+def failure_line(row: ResultRow) -> str:
+    """One line on a task that failed."""
+    error = row.error
+    reason = f"{error.code}: {error.detail or error.title}" if error else "no reason given"
+    return f"failed: {printable(row.url)}: {printable(reason)}"

@@ -1,0 +1,131 @@
+"""The parts of the server's answers that the command line reads.
+
+Unknown fields are ignored and unknown words kept as text, so that a newer server stays readable.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from conveyor.domain.model import RunStatus
+
+LIVE = frozenset({RunStatus.RUNNING.value, RunStatus.PENDING.value})
+
+
+class StatsReply(msgspec.Struct, frozen=True):
+    """Counters of a run."""
+
+    total: int = 0
+    completed: int = 0
+    successful: int = 0
+    failed: int = 0
+    failure_reasons: dict[str, int] | None = None
+
+
+class RunReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as the server shows it."""
+
+    run_id: str
+    job_id: str
+    status: str
+    stats: StatsReply = StatsReply()
+    pause_state: str | None = None
+    failure_reason: str | None = None
+    failure_detail: str | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether the run may still change."""
+        return self.status in LIVE
+
+    @property
+    def paused(self) -> bool:
+        """Whether the run waits for a resume."""
+        return self.live and self.pause_state == "paused"
+
+    @property
+    def idle(self) -> bool:
+        """Whether the run of an open job waits for more tasks."""
+        return self.status == RunStatus.PENDING.value
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the run ended and every one of its tasks succeeded."""
+        completed = self.status == RunStatus.COMPLETED.value
+        return completed and self.stats.successful == self.stats.total
+
+
+class JobReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the server shows it; `created_at` is RFC 3339 text."""
+
+    job_id: str
+    status: str
+    name: str | None = None
+    external_id: str | None = None
+    latest_run: RunReply | None = None
+    created_at: str = ""
+
+
+class JobsPage(msgspec.Struct, frozen=True):
+    """One page of jobs, newest first."""
+
+    jobs: list[JobReply]
+    next_cursor: str | None = None
+
+
+class SubmitReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a submit."""
+
+    job_id: str
+    latest_run: RunReply
+    accepted_tasks: int
+
+
+class RerunReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a rerun: how many rows run again, how many were carried over."""
+
+    job_id: str
+    latest_run: RunReply
+    retried_tasks: int
+    inherited_tasks: int
+
+
+class InvalidTaskReply(msgspec.Struct, frozen=True):
+    """One refused task: its index in the list sent, and why."""
+
+    index: int
+    reason: str
+    value: str | None = None
+
+
+class ProblemReply(msgspec.Struct, frozen=True):
+    """A problem document."""
+
+    code: str = "internal"
+    title: str = ""
+    detail: str | None = None
+    invalid_tasks: list[InvalidTaskReply] | None = None
+
+
+class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One task of a run. `result_url` is signed and needs no key; None unless a body is there."""
+
+    task_id: str
+    url: str
+    status: str
+    external_id: str | None = None
+    type: str | None = None
+    result_url: str | None = None
+    error: ProblemReply | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the task gave a body, be it kept or expired since."""
+        return self.status in ("successful", "expired")
+
+
+class RawResultsPage(msgspec.Struct, frozen=True):
+    """One page of results, rows undecoded."""
+
+    results: list[msgspec.Raw]
+    next_cursor: str | None = None

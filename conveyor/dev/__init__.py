@@ -1,0 +1,1 @@
+"""The development binding: SQLite, files and memory in one process. As weak as production."""

@@ -1,0 +1,132 @@
+"""The data directory of a development server: who owns it, its secret, where things lie in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+
+SECRET_BYTES = 32
+
+_HEX_SECRET = re.compile(rf"[0-9a-fA-F]{{{2 * SECRET_BYTES}}}")
+
+
+@dataclass(slots=True, repr=False)
+class DataDirectory:
+    """An open data directory, locked against every other server until `close`."""
+
+    path: Path
+    secret: bytes
+    _lock: int
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return self.path / "conveyor.db"
+
+    @property
+    def blobs(self) -> Path:
+        """The root of the bodies."""
+        return self.path / "blobs"
+
+    @classmethod
+    def open(cls, path: Path, clock: Clock, *, secret: str = "") -> DataDirectory:
+        """Open a directory, made where it is missing, and lock it.
+
+        `secret` stands in for the one in the directory, which is then neither read nor made.
+        Raises ConveyorError(conflict) where another server has it, and (unavailable) where it
+        cannot be used.
+        """
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = _lock(path)
+        except FileExistsError:
+            raise _unusable(path, "is not a directory") from None
+        except OSError as error:
+            raise _unusable(path, _reason(error)) from None
+        try:
+            root_secret = _secret_bytes(secret) if secret else _stored_secret(path, clock)
+        except OSError as error:
+            os.close(lock)
+            raise _unusable(path, _reason(error)) from None
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, root_secret, lock)
+
+    def close(self) -> None:
+        """Let another server have the directory. Closing twice is harmless."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __repr__(self) -> str:
+        return f"DataDirectory({str(self.path)!r})"
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    except BlockingIOError:
+        owner = os.pread(descriptor, 20, 0).decode("ascii", "replace")
+        os.close(descriptor)
+        by = f" (pid {owner})" if owner.isdigit() else ""
+        raise ConveyorError(
+            ErrorCode.CONFLICT, f"{path} is in use by another conveyor-dev{by}"
+        ) from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _stored_secret(path: Path, clock: Clock) -> bytes:
+    file = path / "secret"
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except FileNotFoundError:
+        return _make_secret(path, clock)
+    with open(descriptor, encoding="ascii", errors="replace") as stream:
+        if os.fstat(descriptor).st_mode & 0o077:
+            os.fchmod(descriptor, 0o600)
+        text = stream.read().strip()
+    if _HEX_SECRET.fullmatch(text) is None:
+        # Making another one would leave every sealed key in the database unreadable.
+        raise _unusable(path, "its secret is damaged")
+    return bytes.fromhex(text)
+
+
+def _make_secret(path: Path, clock: Clock) -> bytes:
+    secret = clock.token(SECRET_BYTES)
+    aside = path / "secret.new"
+    with contextlib.suppress(FileNotFoundError):
+        aside.unlink()
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="ascii") as stream:
+        stream.write(secret.hex() + "\n")
+        stream.flush()
+        os.fsync(descriptor)
+    aside.rename(path / "secret")
+    return secret
+
+
+def _secret_bytes(text: str) -> bytes:
+    """What a secret given as text stands for: the text of a secret file means the same bytes."""
+    return bytes.fromhex(text) if _HEX_SECRET.fullmatch(text) else text.encode()
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or "input/output error").lower()
+
+
+def _unusable(path: Path, reason: str) -> ConveyorError:
+    return ConveyorError(ErrorCode.UNAVAILABLE, f"cannot use {path} as data directory: {reason}")

@@ -1,0 +1,213 @@
+"""Who runs what, and when: one writer that commits whatever is queued as one group, and readers.
+
+An operation is a function of the connection. Operations that can share statements are handed over
+as items of a batch handler instead; neighbours with the same handler become one call of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, TypeVar
+
+from conveyor.dev.sqlite.connection import Connection, translated
+from conveyor.domain.errors import ConveyorError, ErrorCode
+
+T = TypeVar("T")
+
+Operation = Callable[[sqlite3.Connection], T]
+Batch = Callable[[sqlite3.Connection, list[Any]], list[Any]]
+
+_MOST_WRITES = 1_000
+_MOST_READS = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Queued:
+    """One operation and who waits for it; without a `batch`, `item` is the operation itself."""
+
+    batch: Batch | None
+    item: Any
+    future: asyncio.Future[Any]
+
+
+@dataclass(slots=True, frozen=True)
+class _Raised:
+    error: BaseException
+
+
+_Execute = Callable[[list[_Queued], sqlite3.Connection], list[Any]]
+
+
+class Database:
+    """The connections of one file and the lanes that feed them. Belongs to one event loop.
+
+    `rows_read` and `rows_returned` count task rows; whoever reads them adds to these.
+    """
+
+    def __init__(self, writer: Connection, readers: Sequence[Connection]) -> None:
+        self.rows_read = 0
+        self.rows_returned = 0
+        self._connections = [*readers, writer]
+        self._writes = _Lane([writer], _commit, most=_MOST_WRITES)
+        self._reads = _Lane(readers, _read, most=_MOST_READS)
+
+    async def write(self, operation: Operation[T]) -> T:
+        """Run one operation inside the next group; durable once this returns.
+
+        What it raises undoes what it wrote, and nothing else. A cancelled caller does not stop it.
+        """
+        result: T = await self._writes.submit(None, operation)
+        return result
+
+    async def write_batched(self, batch: Batch, item: object) -> Any:
+        """Like `write`, for one item of a handler that takes many at a time and raises nothing."""
+        return await self._writes.submit(batch, item)
+
+    async def read(self, operation: Operation[T]) -> T:
+        """Run one operation on a reader; each of its statements sees one instant."""
+        result: T = await self._reads.submit(None, operation)
+        return result
+
+    @property
+    def groups(self) -> int:
+        """How many groups have been committed."""
+        return self._writes.groups
+
+    @property
+    def operations(self) -> int:
+        """How many operations were in them."""
+        return self._writes.operations
+
+    async def aclose(self) -> None:
+        """Finish what is queued, refuse what comes after, and close. Idempotent."""
+        await self._writes.aclose()
+        await self._reads.aclose()
+        while self._connections:
+            await self._connections.pop(0).close()
+
+
+class _Lane:
+    """A queue of operations and the connections that work it off, each whatever is there."""
+
+    def __init__(self, connections: Sequence[Connection], execute: _Execute, *, most: int) -> None:
+        self.groups = 0
+        self.operations = 0
+        self._execute = execute
+        self._most = most
+        self._queued: deque[_Queued] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._pumps = [self._loop.create_task(self._pump(one)) for one in connections]
+
+    def submit(self, batch: Batch | None, item: object) -> asyncio.Future[Any]:
+        if self._closed:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "the store is closed")
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._queued.append(_Queued(batch, item, future))
+        if self._idle:
+            self._idle.pop().set_result(None)
+        return future
+
+    async def aclose(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().set_result(None)
+        await asyncio.gather(*self._pumps)
+
+    async def _pump(self, connection: Connection) -> None:
+        while self._queued or not self._closed:
+            if not self._queued:
+                idle = self._loop.create_future()
+                self._idle.append(idle)
+                await idle
+                continue
+            group = self._take()
+            try:
+                results = await connection.run(partial(self._execute, group))
+            except Exception as error:
+                results = [_Raised(translated(error))] * len(group)
+            self.groups += 1
+            self.operations += len(group)
+            _deliver(group, results)
+
+    def _take(self) -> list[_Queued]:
+        if len(self._queued) <= self._most:
+            group = list(self._queued)
+            self._queued.clear()
+            return group
+        return [self._queued.popleft() for _ in range(self._most)]
+
+
+def _deliver(group: list[_Queued], results: list[Any]) -> None:
+    for queued, result in zip(group, results, strict=True):
+        if queued.future.done():
+            continue
+        if isinstance(result, _Raised):
+            queued.future.set_exception(result.error)
+        else:
+            queued.future.set_result(result)
+
+
+def _read(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
+    results: list[Any] = []
+    for queued in group:
+        try:
+            results.append(queued.item(connection))
+        except Exception as error:
+            results.append(_Raised(translated(error)))
+    return results
+
+
+def _commit(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
+    """Run a group as one transaction; where it fails as a whole, each of it as one of its own."""
+    try:
+        return _transaction(group, connection)
+    except Exception as error:
+        if len(group) == 1:
+            return [_Raised(translated(error))]
+    return [result for queued in group for result in _commit([queued], connection)]
+
+
+def _transaction(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        results = list(_results(group, connection))
+        connection.execute("COMMIT")
+        return results
+    except BaseException:
+        if connection.in_transaction:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        raise
+
+
+def _results(group: list[_Queued], connection: sqlite3.Connection) -> Iterator[Any]:
+    for batch, stretch in groupby(group, key=lambda queued: queued.batch):
+        items = [queued.item for queued in stretch]
+        if batch is not None:
+            yield from batch(connection, items)
+            continue
+        for operation in items:
+            yield operation(connection) if len(group) == 1 else _nested(operation, connection)
+
+
+def _nested(operation: Operation[Any], connection: sqlite3.Connection) -> Any:
+    """An operation whose failure undoes itself and spares its neighbours in the group."""
+    connection.execute("SAVEPOINT operation")
+    try:
+        result = operation(connection)
+    except Exception as error:
+        if not connection.in_transaction:
+            raise  # a full or failing disk has undone the whole group
+        connection.execute("ROLLBACK TO operation")
+        result = _Raised(translated(error))
+    connection.execute("RELEASE operation")
+    return result

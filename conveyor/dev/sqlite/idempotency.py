@@ -1,0 +1,78 @@
+"""Idempotency keys: claimed, taken over, released, and forgotten when they expire."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from conveyor.dev.sqlite.database import Database
+from conveyor.ports.records import Answer, ClaimedKey, KeyBusy, KeyClaim, KeyMismatch
+
+_SWEPT_PER_CLAIM = 4
+"""Expired keys removed with each new one: more than come in, so that they never pile up."""
+
+
+class SqliteIdempotency:
+    """The idempotency port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim_idempotency_key(
+        self,
+        scope: str,
+        *,
+        fingerprint: bytes,
+        created_id: str,
+        now: int,
+        lapses_at: int,
+        expires_at: int,
+    ) -> KeyClaim:
+        """Claim a key for one request, or learn what became of it."""
+
+        def claim(connection: sqlite3.Connection) -> KeyClaim:
+            _sweep(connection, now)
+            row = connection.execute(
+                "SELECT fingerprint, created_id, lapses_at, status, body "
+                "FROM idempotency_keys WHERE scope = ? AND expires_at > ?",
+                (scope, now),
+            ).fetchone()
+            if row is None:
+                connection.execute(
+                    "INSERT OR REPLACE INTO idempotency_keys "
+                    "(scope, fingerprint, created_id, lapses_at, expires_at) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    (scope, fingerprint, created_id, lapses_at, expires_at),
+                )
+                return ClaimedKey(created_id, taken_over=False)
+            known, earlier_id, lapsed_at, status, body = row
+            if known != fingerprint:
+                return KeyMismatch()
+            if status is not None:
+                return Answer(status, body)
+            if lapsed_at > now:
+                return KeyBusy()
+            connection.execute(
+                "UPDATE idempotency_keys SET lapses_at = ?, expires_at = ? WHERE scope = ?",
+                (lapses_at, expires_at, scope),
+            )
+            return ClaimedKey(earlier_id, taken_over=True)
+
+        return await self._database.write(claim)
+
+    async def release_idempotency_key(self, scope: str) -> None:
+        """Free a claimed key that has no answer."""
+
+        def release(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "DELETE FROM idempotency_keys WHERE scope = ? AND status IS NULL", (scope,)
+            )
+
+        await self._database.write(release)
+
+
+def _sweep(connection: sqlite3.Connection, now: int) -> None:
+    connection.execute(
+        "DELETE FROM idempotency_keys WHERE scope IN "
+        "(SELECT scope FROM idempotency_keys WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)",
+        (now, _SWEPT_PER_CLAIM),
+    )

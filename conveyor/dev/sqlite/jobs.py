@@ -1,0 +1,181 @@
+"""Jobs: submitting, adding, closing, deleting and reading them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from msgspec import structs
+
+from conveyor.dev.sqlite.answers import store_answer, stored_answer
+from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.inserts import insert_tasks
+from conveyor.dev.sqlite.rows import SELECT_VIEW, insert_job, insert_run, view_from
+from conveyor.dev.sqlite.states import (
+    end_of_tasks,
+    find_job,
+    find_view,
+    move_job,
+    move_run,
+    need_view,
+    run_number,
+)
+from conveyor.domain import ids
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, TaskSpec
+from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.ports.records import Answer, Appended, Once
+
+
+class SqliteJobs:
+    """The jobs port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create_job(
+        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+    ) -> None:
+        """Write job, first run, every task and, under `once`, the answer."""
+
+        def create(connection: sqlite3.Connection) -> None:
+            if stored_answer(connection, once) is not None:
+                raise ConveyorError(ErrorCode.CONFLICT, "the request has been answered already")
+            try:
+                insert_job(connection, job)
+                run_no = insert_run(connection, run)
+            except sqlite3.IntegrityError:
+                raise ConveyorError(ErrorCode.CONFLICT, "the job exists already") from None
+            insert_tasks(connection, run_no, tasks, now=run.created_at)
+            store_answer(connection, once, answer)
+
+        await self._database.write(create)
+
+    async def get_job(self, caller: str, job_id: str) -> JobView | None:
+        """The job and its latest run."""
+        return await self._database.read(lambda reader: find_view(reader, caller, job_id))
+
+    async def find_job(self, job_id: str) -> Job | None:
+        """A job by id alone."""
+        return await self._database.read(lambda reader: find_job(reader, job_id))
+
+    async def list_jobs(
+        self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
+    ) -> list[JobView]:
+        """A caller's jobs, newest first."""
+        wanted = "jobs.status <> 'deleted'" if status is None else "jobs.status = :status"
+        below = "" if before is None else "AND jobs.job_id < :before"
+        sql = (
+            f"{SELECT_VIEW} WHERE jobs.caller = :caller AND {wanted} {below} "
+            "ORDER BY jobs.job_id DESC LIMIT :limit"
+        )
+        values = {"caller": caller, "status": status, "before": before, "limit": limit}
+        rows = await self._database.read(lambda reader: reader.execute(sql, values).fetchall())
+        return [view_from(row) for row in rows]
+
+    async def append_tasks(
+        self,
+        caller: str,
+        job_id: str,
+        specs: Sequence[TaskSpec],
+        *,
+        last_batch: bool,
+        max_tasks: int,
+        now: int,
+        answer: Callable[[Appended], Answer],
+        once: Once | None,
+    ) -> Answer:
+        """Add tasks to the first run of an open job; with `last_batch`, close the job too."""
+
+        def append(connection: sqlite3.Connection) -> Answer:
+            earlier = stored_answer(connection, once)
+            if earlier is not None:
+                return earlier
+            view = need_view(connection, caller, job_id)
+            run = _open_run(view)
+            if run.stats.total + len(specs) > max_tasks:
+                raise ConveyorError(
+                    ErrorCode.QUOTA_EXCEEDED, f"the run would hold more than {max_tasks} tasks"
+                )
+            _add(connection, run, specs, now=now)
+            if last_batch:
+                end_of_tasks(connection, need_view(connection, caller, job_id), now=now)
+            after = need_view(connection, caller, job_id)
+            made = answer(Appended(after, len(specs), run.next_index))
+            store_answer(connection, once, made)
+            return made
+
+        return await self._database.write(append)
+
+    async def close_job(self, caller: str, job_id: str, *, now: int) -> JobView:
+        """No task comes any more; completes the run at once where all its tasks have ended."""
+
+        def close(connection: sqlite3.Connection) -> JobView:
+            view = need_view(connection, caller, job_id)
+            if view.job.status is JobStatus.DELETED:
+                raise not_found("job")
+            end_of_tasks(connection, view, now=now)
+            return need_view(connection, caller, job_id)
+
+        return await self._database.write(close)
+
+    async def delete_job(self, caller: str, job_id: str, *, now: int) -> list[str]:
+        """Turn the job and all its runs to `deleted`; the ids of its runs."""
+
+        def delete(connection: sqlite3.Connection) -> list[str]:
+            job = need_view(connection, caller, job_id).job
+            move_job(connection, job, JobStatus.DELETED, now=now)
+            connection.execute(
+                "UPDATE runs SET status = 'deleted', updated_at = max(updated_at, ?), "
+                "version = version + 1 WHERE job_id = ? AND status <> 'deleted'",
+                (now, job_id),
+            )
+            rows = connection.execute(
+                "SELECT run_id FROM runs WHERE job_id = ? ORDER BY run_sequence", (job_id,)
+            )
+            return [run_id for (run_id,) in rows]
+
+        return await self._database.write(delete)
+
+    async def purge_job(self, job_id: str) -> None:
+        """Remove the tombstone of a deleted job, once no run of it is left."""
+
+        def purge(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "DELETE FROM jobs WHERE job_id = ?1 AND status = 'deleted' "
+                "AND NOT EXISTS (SELECT 1 FROM runs WHERE job_id = ?1)",
+                (job_id,),
+            )
+
+        await self._database.write(purge)
+
+
+def _open_run(view: JobView) -> Run:
+    """The run that takes more tasks. Raises ConveyorError where none does."""
+    run = view.latest_run
+    if view.job.status is not JobStatus.OPEN or run is None or run.status not in LIVE_RUN_STATES:
+        raise ConveyorError(ErrorCode.JOB_NOT_OPEN, "the job takes no more tasks")
+    if run.last_batch_received:
+        raise ConveyorError(ErrorCode.LAST_BATCH_RECEIVED, "the last batch has been received")
+    return run
+
+
+def _add(connection: sqlite3.Connection, run: Run, specs: Sequence[TaskSpec], *, now: int) -> None:
+    """Write the rows and raise the run's counters by as many."""
+    if not specs:
+        return
+    run_no = run_number(connection, run.run_id)
+    assert run_no is not None
+    first = run.next_index
+    tasks = (
+        NewTask(index, ids.task_id(run.run_id, index), spec)
+        for index, spec in enumerate(specs, start=first)
+    )
+    insert_tasks(connection, run_no, tasks, now=now)
+    connection.execute(
+        "UPDATE runs SET total = total + ?1, next_index = next_index + ?1, "
+        "updated_at = max(updated_at, ?2) WHERE run_no = ?3",
+        (len(specs), now, run_no),
+    )
+    stats = structs.replace(run.stats, total=run.stats.total + len(specs))
+    move_run(connection, run, live_run_status(stats, job_closed=False), now=now)

@@ -1,0 +1,130 @@
+"""The runs that a batch of moves touches: read once, added up in memory, written once."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from conveyor.dev.sqlite.rows import counts_from, to_json
+from conveyor.dev.sqlite.values import MOST_ROWS, KeyStatement, RowsStatement
+from conveyor.domain.model import RunStats, RunStatus, Spend, TaskFailure
+from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+
+_SELECT = KeyStatement(
+    "SELECT r.run_id, r.run_no, r.status, r.updated_at, r.total, r.successful, r.failed, "
+    "r.failure_reasons, r.credits, r.cost, r.version, j.status <> 'open' "
+    "FROM runs r JOIN jobs j USING (job_id) WHERE r.run_id IN ({keys})"
+)
+_UPDATE = RowsStatement(
+    """
+    WITH written AS ({rows})
+    UPDATE runs SET status = column2, updated_at = column3, successful = column4,
+        failed = column5, failure_reasons = column6, credits = column7, cost = column8,
+        version = column9
+    FROM written WHERE runs.run_no = written.column1
+    """,
+    width=9,
+)
+
+
+NOTHING = Spend()
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """One run inside one transaction. The name says what it is for: it may have ended."""
+
+    run_no: int
+    status: RunStatus
+    updated_at: int
+    total: int
+    successful: int
+    failed: int
+    failure_reasons: dict[str, int]
+    credits: int
+    cost: float
+    version: int
+    job_closed: bool
+    changed: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Whether its tasks may still be claimed."""
+        return self.status in LIVE_RUN_STATES
+
+    def spend(self, spend: Spend, now: int) -> None:
+        """Account for what one attempt cost."""
+        self.credits += spend.credits
+        self.cost += spend.cost
+        if now > self.updated_at:
+            self.updated_at = now
+        self.changed = True
+
+    def succeed(self, spend: Spend, now: int) -> None:
+        """Account for one task that ended successful."""
+        self.spend(spend, now)
+        self.successful += 1
+        self._move_on()
+
+    def fail(self, failure: TaskFailure, now: int, spend: Spend = NOTHING) -> None:
+        """Account for one task that ended failed."""
+        self.spend(spend, now)
+        self.failed += 1
+        self.failure_reasons[failure] = self.failure_reasons.get(failure, 0) + 1
+        self._move_on()
+
+    def _move_on(self) -> None:
+        """Let the status follow the counters, while the run is live."""
+        if self.successful + self.failed < self.total and self.status is RunStatus.RUNNING:
+            return  # what the rule below says too, without making a record for every task
+        if not self.live:
+            return
+        stats = RunStats(total=self.total, successful=self.successful, failed=self.failed)
+        status = live_run_status(stats, job_closed=self.job_closed)
+        if status is not self.status:
+            self.status = status
+            self.version += 1
+
+
+def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[str, LiveRun]:
+    """The runs that exist, by id."""
+    wanted = list(run_ids)
+    runs: dict[str, LiveRun] = {}
+    for start in range(0, len(wanted), MOST_ROWS):
+        for row in _SELECT.execute(connection, wanted[start : start + MOST_ROWS]):
+            runs[row[0]] = LiveRun(
+                run_no=row[1],
+                status=RunStatus(row[2]),
+                updated_at=row[3],
+                total=row[4],
+                successful=row[5],
+                failed=row[6],
+                failure_reasons=counts_from(row[7]),
+                credits=row[8],
+                cost=row[9],
+                version=row[10],
+                job_closed=bool(row[11]),
+            )
+    return runs
+
+
+def write_runs(connection: sqlite3.Connection, runs: Iterable[LiveRun]) -> None:
+    """Write the counters and states of those that changed."""
+    rows = [
+        (
+            run.run_no,
+            run.status,
+            run.updated_at,
+            run.successful,
+            run.failed,
+            to_json(run.failure_reasons),
+            run.credits,
+            run.cost,
+            run.version,
+        )
+        for run in runs
+        if run.changed
+    ]
+    if rows:
+        _UPDATE.execute(connection, rows)

@@ -1,0 +1,252 @@
+"""How records lie in columns, and how they are read back.
+
+Task rows come out of the database as one JSON text a page, made by the statement itself: reading a
+thousand rows is then one step of the database and one call of the decoder.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from conveyor.domain import ids
+from conveyor.domain.model import (
+    Event,
+    Format,
+    Job,
+    JobStatus,
+    JobView,
+    Problem,
+    ResultBody,
+    Run,
+    RunFailure,
+    RunStats,
+    RunStatus,
+    Spend,
+    Task,
+    TaskSpec,
+)
+
+INDEX_BITS = 5 * ids.INDEX_LENGTH
+INDEX_MASK = (1 << INDEX_BITS) - 1
+
+UNFINISHED, SUCCESSFUL, FAILED = 0, 1, 2
+"""`tasks.state`. Unfinished rows are processing where they have a row in `claims`, else pending."""
+
+JOB_COLUMNS = (
+    "job_id, caller, status, created_at, updated_at, name, external_id, metadata, params, format, "
+    "max_inflight, priority, max_attempts, result_ttl_days, task_shard_count, shard_scheme, "
+    "sealed_key, latest_run_id, run_count, version"
+)
+RUN_COLUMNS = (
+    "run_id, job_id, run_sequence, status, created_at, updated_at, trigger, paused, "
+    "last_batch_received, next_index, total, successful, failed, failure_reasons, credits, cost, "
+    "failure_reason, failure_detail, rerun_of, version"
+)
+JOB_WIDTH = JOB_COLUMNS.count(",") + 1
+RUN_WIDTH = RUN_COLUMNS.count(",") + 1
+
+
+def _of(table: str, columns: str) -> str:
+    return ", ".join(f"{table}.{column}" for column in columns.split(", "))
+
+
+SELECT_VIEW = f"""
+    SELECT {_of("jobs", JOB_COLUMNS)}, {_of("runs", RUN_COLUMNS)}
+    FROM jobs LEFT JOIN runs ON runs.run_id = jobs.latest_run_id AND runs.status <> 'deleted'
+"""
+SELECT_JOB = f"SELECT {JOB_COLUMNS} FROM jobs"
+SELECT_RUN = f"SELECT {_of('runs', RUN_COLUMNS)} FROM runs"
+
+TASK_JSON = """printf(
+    '{"run_id":"%s","task_id":"%s","index":%d,"status":"%s","created_at":%d,"updated_at":%d,'
+    || '"attempts":%d,"interruptions":%d,"claim_number":%d,"claimed_until":%d,"not_before":%d,'
+    || '"result":%s,"error":%s,"failure":%s,"source_run_id":%s,"spec":%s}',
+    ?1, t.task_id, t.task_key & 34359738367,
+    CASE t.state WHEN 1 THEN 'successful' WHEN 2 THEN 'failed'
+        ELSE iif(c.task_key IS NULL, 'pending', 'processing') END,
+    t.created_at, max(t.updated_at, coalesce(c.claimed_at, 0)),
+    t.attempts, t.interruptions, coalesce(c.claim_number, t.claim_number), c.claimed_until,
+    t.not_before, coalesce(h.result, 'null'), coalesce(h.error, 'null'),
+    coalesce('"' || h.failure || '"', 'null'), coalesce('"' || t.source_run_id || '"', 'null'),
+    t.spec
+)"""
+"""One task as JSON, of the tables t(asks), c(laims) and h(istories); ?1 is the run_id."""
+
+TASK_EXTRAS = """
+    LEFT JOIN claims c ON c.task_key = t.task_key
+    LEFT JOIN histories h ON h.task_key = t.task_key
+"""
+
+_by_index = attrgetter("index")
+_tasks = msgspec.json.Decoder(list[Task])
+_events = msgspec.json.Decoder(list[Event])
+_texts = msgspec.json.Decoder(dict[str, str])
+_counts = msgspec.json.Decoder(dict[str, int])
+_encoder = msgspec.json.Encoder()
+
+
+def task_key(run_no: int, index: int) -> int:
+    """Where a task's rows lie: all rows of a run side by side, in submission order."""
+    return run_no << INDEX_BITS | index
+
+
+@lru_cache(maxsize=8_192)  # a claim, its renewals and its settlement ask for the same
+def index_of(task_id: str) -> int | None:
+    """The index that a task id carries; None where the text is no task id."""
+    try:
+        return ids.task_index(task_id)
+    except ValueError:
+        return None
+
+
+def key_range(run_no: int, after: int = -1) -> tuple[int, int]:
+    """The keys of a run's tasks with an index above `after`: (exclusive low, inclusive high)."""
+    first = run_no << INDEX_BITS
+    return first + after, first + INDEX_MASK
+
+
+def to_json(record: TaskSpec | ResultBody | Problem | Event | dict[str, Any]) -> str:
+    """A record as the text of a column."""
+    return _encoder.encode(record).decode()
+
+
+def tasks_from(concatenated: str | None) -> list[Task]:
+    """Tasks out of comma-joined TASK_JSON, in order; None, as group_concat says it, is no task."""
+    if concatenated is None:
+        return []
+    tasks = _tasks.decode(f"[{concatenated}]")
+    tasks.sort(key=_by_index)  # they come in order; group_concat does not promise it
+    return tasks
+
+
+def events_from(concatenated: str) -> list[Event]:
+    """Events out of a histories row."""
+    return _events.decode(f"[{concatenated}]")
+
+
+def insert_job(connection: sqlite3.Connection, job: Job) -> None:
+    """Write a new job. Raises sqlite3.IntegrityError where its id is taken."""
+    values = (
+        job.job_id,
+        job.caller,
+        job.status,
+        job.created_at,
+        job.updated_at,
+        job.name,
+        job.external_id,
+        None if job.metadata is None else to_json(job.metadata),
+        to_json(job.params),
+        job.format,
+        job.max_inflight,
+        job.priority,
+        job.max_attempts,
+        job.result_ttl_days,
+        job.task_shard_count,
+        job.shard_scheme,
+        job.sealed_key,
+        job.latest_run_id,
+        job.run_count,
+        job.version,
+    )
+    marks = ",".join("?" * JOB_WIDTH)
+    connection.execute(f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({marks})", values)
+
+
+def insert_run(connection: sqlite3.Connection, run: Run) -> int:
+    """Write a new run; its number. Raises sqlite3.IntegrityError where its id is taken."""
+    stats = run.stats
+    values = (
+        run.run_id,
+        run.job_id,
+        run.run_sequence,
+        run.status,
+        run.created_at,
+        run.updated_at,
+        run.trigger,
+        run.paused,
+        run.last_batch_received,
+        run.next_index,
+        stats.total,
+        stats.successful,
+        stats.failed,
+        to_json(stats.failure_reasons),
+        stats.spend.credits,
+        stats.spend.cost,
+        run.failure_reason,
+        run.failure_detail,
+        run.rerun_of,
+        run.version,
+    )
+    marks = ",".join("?" * RUN_WIDTH)
+    cursor = connection.execute(f"INSERT INTO runs ({RUN_COLUMNS}) VALUES ({marks})", values)
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def job_from(row: tuple[Any, ...]) -> Job:
+    """A job out of JOB_COLUMNS."""
+    return Job(
+        job_id=row[0],
+        caller=row[1],
+        status=JobStatus(row[2]),
+        created_at=row[3],
+        updated_at=row[4],
+        name=row[5],
+        external_id=row[6],
+        metadata=None if row[7] is None else _texts.decode(row[7]),
+        params=_texts.decode(row[8]),
+        format=Format(row[9]),
+        max_inflight=row[10],
+        priority=row[11],
+        max_attempts=row[12],
+        result_ttl_days=row[13],
+        task_shard_count=row[14],
+        shard_scheme=row[15],
+        sealed_key=row[16],
+        latest_run_id=row[17],
+        run_count=row[18],
+        version=row[19],
+    )
+
+
+def run_from(row: tuple[Any, ...]) -> Run:
+    """A run out of RUN_COLUMNS."""
+    return Run(
+        run_id=row[0],
+        job_id=row[1],
+        run_sequence=row[2],
+        status=RunStatus(row[3]),
+        created_at=row[4],
+        updated_at=row[5],
+        trigger=row[6],
+        paused=bool(row[7]),
+        last_batch_received=bool(row[8]),
+        next_index=row[9],
+        stats=RunStats(
+            total=row[10],
+            successful=row[11],
+            failed=row[12],
+            failure_reasons=counts_from(row[13]),
+            spend=Spend(row[14], row[15]),
+        ),
+        failure_reason=None if row[16] is None else RunFailure(row[16]),
+        failure_detail=row[17],
+        rerun_of=row[18],
+        version=row[19],
+    )
+
+
+def view_from(row: tuple[Any, ...]) -> JobView:
+    """A job and its latest run out of SELECT_VIEW."""
+    run = None if row[JOB_WIDTH] is None else run_from(row[JOB_WIDTH:])
+    return JobView(job_from(row[:JOB_WIDTH]), run)
+
+
+def counts_from(text: str) -> dict[str, int]:
+    """A run's failure reasons out of their column."""
+    return _counts.decode(text)

@@ -1,0 +1,187 @@
+"""Runs: reading, stopping, pausing, failing and deleting them, and which of them have work."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.rerun import RerunRequest, make_rerun
+from conveyor.dev.sqlite.rows import SELECT_RUN, run_from
+from conveyor.dev.sqlite.states import find_run, move_run, need_latest_run, need_view
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.model import DispatchableRun, Run, RunFailure, RunStatus, TaskStatus
+from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.ports.records import Answer, Once, Rerun
+
+_OF_CALLER = f"{SELECT_RUN} JOIN jobs USING (job_id) WHERE jobs.caller = ? AND jobs.job_id = ?"
+_DISPATCHABLE = (
+    "SELECT runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight "
+    "FROM runs JOIN jobs USING (job_id) WHERE runs.status = 'running' AND NOT runs.paused"
+)
+
+
+class SqliteRuns:
+    """The runs port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
+        """A run by id, deleted ones included; with None, the latest that is not deleted."""
+        sql = f"{_OF_CALLER} AND runs.run_id = ?"
+        values: tuple[str | None, ...] = (caller, job_id, run_id)
+        if run_id is None:
+            sql = (
+                f"{_OF_CALLER} AND runs.status <> 'deleted' ORDER BY runs.run_sequence DESC LIMIT 1"
+            )
+            values = values[:2]
+        row = await self._database.read(lambda reader: reader.execute(sql, values).fetchone())
+        return None if row is None else run_from(row)
+
+    async def list_runs(
+        self, caller: str, job_id: str, *, before: int | None, limit: int
+    ) -> list[Run]:
+        """Runs of a job that are not deleted, newest first."""
+        below = "" if before is None else "AND runs.run_sequence < ?"
+        sql = (
+            f"{_OF_CALLER} AND runs.status <> 'deleted' {below} "
+            "ORDER BY runs.run_sequence DESC LIMIT ?"
+        )
+        values = (caller, job_id, limit) if before is None else (caller, job_id, before, limit)
+        rows = await self._database.read(lambda reader: reader.execute(sql, values).fetchall())
+        return [run_from(row) for row in rows]
+
+    async def stop_run(self, caller: str, job_id: str, *, now: int) -> Run:
+        """End the latest run as `stopped`."""
+
+        def stop(connection: sqlite3.Connection) -> Run:
+            run = need_latest_run(connection, caller, job_id)
+            if run.status is RunStatus.STOPPED:
+                return run
+            if not move_run(connection, run, RunStatus.STOPPED, now=now):
+                raise ConveyorError(
+                    ErrorCode.RUN_NOT_STOPPABLE, f"the latest run is {run.status} already"
+                )
+            return need_latest_run(connection, caller, job_id)
+
+        return await self._database.write(stop)
+
+    async def pause_run(self, caller: str, job_id: str, *, paused: bool, now: int) -> Run:
+        """Set or clear the latest run's pause."""
+
+        def pause(connection: sqlite3.Connection) -> Run:
+            run = need_latest_run(connection, caller, job_id)
+            if run.status not in LIVE_RUN_STATES:
+                raise ConveyorError(ErrorCode.CONFLICT, f"the latest run is {run.status} already")
+            if run.paused is paused:
+                return run
+            connection.execute(
+                "UPDATE runs SET paused = ?, updated_at = max(updated_at, ?), "
+                "version = version + 1 WHERE run_id = ?",
+                (paused, now, run.run_id),
+            )
+            return need_latest_run(connection, caller, job_id)
+
+        return await self._database.write(pause)
+
+    async def fail_run(self, run_id: str, *, reason: RunFailure, detail: str, now: int) -> bool:
+        """End a live run as `failed`; True where this call did it."""
+
+        def fail(connection: sqlite3.Connection) -> bool:
+            run = find_run(connection, run_id)
+            if run is None or not move_run(connection, run, RunStatus.FAILED, now=now):
+                return False
+            connection.execute(
+                "UPDATE runs SET failure_reason = ?, failure_detail = ? WHERE run_id = ?",
+                (reason, detail, run_id),
+            )
+            return True
+
+        return await self._database.write(fail)
+
+    async def rerun(
+        self,
+        caller: str,
+        job_id: str,
+        run_id: str,
+        *,
+        statuses: frozenset[TaskStatus] | None,
+        window_start: int,
+        now: int,
+        answer: Callable[[Rerun], Answer],
+        once: Once | None,
+    ) -> Answer:
+        """Make the new run `run_id` from the latest one, and close the job."""
+        request = RerunRequest(caller, job_id, run_id, statuses, window_start, now)
+        return await self._database.write(
+            lambda connection: make_rerun(connection, request, answer, once)
+        )
+
+    async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:
+        """Turn a run to `deleted` and let the job's latest run be the newest other one."""
+
+        def delete(connection: sqlite3.Connection) -> None:
+            need_view(connection, caller, job_id)
+            run = find_run(connection, run_id)
+            if run is None or run.job_id != job_id:
+                raise not_found("run")
+            if run.status is RunStatus.DELETED:
+                return
+            _refuse_pinned(connection, run_id)
+            move_run(connection, run, RunStatus.DELETED, now=now)
+            connection.execute(
+                "UPDATE jobs SET updated_at = max(updated_at, ?2), version = version + 1, "
+                "latest_run_id = (SELECT run_id FROM runs WHERE job_id = ?1 "
+                "AND status <> 'deleted' ORDER BY run_sequence DESC LIMIT 1) WHERE job_id = ?1",
+                (job_id, now),
+            )
+
+        await self._database.write(delete)
+
+    async def purge_run(self, run_id: str) -> None:
+        """Remove the tombstone of a deleted run."""
+
+        def purge(connection: sqlite3.Connection) -> None:
+            gone = connection.execute(
+                "DELETE FROM runs WHERE run_id = ? AND status = 'deleted'", (run_id,)
+            )
+            if gone.rowcount:
+                connection.execute("DELETE FROM run_sources WHERE run_id = ?", (run_id,))
+
+        await self._database.write(purge)
+
+    async def dispatchable_runs(self) -> list[DispatchableRun]:
+        """Every run that is running and not paused."""
+        rows = await self._database.read(lambda reader: reader.execute(_DISPATCHABLE).fetchall())
+        return [_dispatchable(row) for row in rows]
+
+    async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
+        """One run, if it is running and not paused."""
+        sql = f"{_DISPATCHABLE} AND runs.run_id = ?"
+        row = await self._database.read(lambda reader: reader.execute(sql, (run_id,)).fetchone())
+        return None if row is None else _dispatchable(row)
+
+    async def deleted_runs(self) -> list[tuple[str, str]]:
+        """(job_id, run_id) of every tombstone."""
+        sql = "SELECT job_id, run_id FROM runs WHERE status = 'deleted' ORDER BY run_no"
+        return await self._database.read(lambda reader: reader.execute(sql).fetchall())
+
+
+def _refuse_pinned(connection: sqlite3.Connection, run_id: str) -> None:
+    pinned = connection.execute(
+        "SELECT 1 FROM run_sources JOIN runs USING (run_id) "
+        "WHERE run_sources.source_run_id = ? AND runs.status <> 'deleted' LIMIT 1",
+        (run_id,),
+    ).fetchone()
+    if pinned is not None:
+        raise ConveyorError(
+            ErrorCode.RUN_HAS_DESCENDANTS, "a newer run shows results that this run owns"
+        )
+
+
+def _dispatchable(row: tuple[str, str, int, int]) -> DispatchableRun:
+    run_id, job_id, priority, max_inflight = row
+    return DispatchableRun(
+        run_id=run_id, job_id=job_id, priority=priority, max_inflight=max_inflight
+    )

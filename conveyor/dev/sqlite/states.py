@@ -1,0 +1,95 @@
+"""Finding jobs and runs, and moving their states. Each function runs inside its caller's
+transaction; a state only moves where the transition tables allow it."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from conveyor.dev.sqlite.rows import (
+    SELECT_JOB,
+    SELECT_RUN,
+    SELECT_VIEW,
+    job_from,
+    run_from,
+    view_from,
+)
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.model import Job, JobStatus, JobView, Run, RunStatus
+from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS, live_run_status
+
+
+def find_view(connection: sqlite3.Connection, caller: str, job_id: str) -> JobView | None:
+    """A caller's job with its latest run."""
+    row = connection.execute(
+        f"{SELECT_VIEW} WHERE jobs.job_id = ? AND jobs.caller = ?", (job_id, caller)
+    ).fetchone()
+    return None if row is None else view_from(row)
+
+
+def need_view(connection: sqlite3.Connection, caller: str, job_id: str) -> JobView:
+    """A caller's job with its latest run. Raises ConveyorError(not_found)."""
+    view = find_view(connection, caller, job_id)
+    if view is None:
+        raise not_found("job")
+    return view
+
+
+def need_latest_run(connection: sqlite3.Connection, caller: str, job_id: str) -> Run:
+    """A job's latest run that is not deleted. Raises ConveyorError: not_found, no_prior_run."""
+    run = need_view(connection, caller, job_id).latest_run
+    if run is None:
+        raise ConveyorError(ErrorCode.NO_PRIOR_RUN, "the job has no run that is not deleted")
+    return run
+
+
+def find_job(connection: sqlite3.Connection, job_id: str) -> Job | None:
+    """A job by its id alone."""
+    row = connection.execute(f"{SELECT_JOB} WHERE job_id = ?", (job_id,)).fetchone()
+    return None if row is None else job_from(row)
+
+
+def find_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
+    """A run by its id alone."""
+    row = connection.execute(f"{SELECT_RUN} WHERE run_id = ?", (run_id,)).fetchone()
+    return None if row is None else run_from(row)
+
+
+def run_number(connection: sqlite3.Connection, run_id: str) -> int | None:
+    """The number that a run's task keys begin with."""
+    row = connection.execute("SELECT run_no FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def move_job(connection: sqlite3.Connection, job: Job, status: JobStatus, *, now: int) -> bool:
+    """Move a job on; False, and nothing written, where it is there or cannot go there."""
+    if status not in JOB_TRANSITIONS[job.status]:
+        return False
+    connection.execute(
+        "UPDATE jobs SET status = ?, updated_at = max(updated_at, ?), version = version + 1 "
+        "WHERE job_id = ?",
+        (status, now, job.job_id),
+    )
+    return True
+
+
+def move_run(connection: sqlite3.Connection, run: Run, status: RunStatus, *, now: int) -> bool:
+    """Move a run on; False, and nothing written, where it is there or cannot go there."""
+    if status not in RUN_TRANSITIONS[run.status]:
+        return False
+    connection.execute(
+        "UPDATE runs SET status = ?, updated_at = max(updated_at, ?), version = version + 1 "
+        "WHERE run_id = ?",
+        (status, now, run.run_id),
+    )
+    return True
+
+
+def end_of_tasks(connection: sqlite3.Connection, view: JobView, *, now: int) -> None:
+    """Close an open job: no task comes any more, and a drained run is complete."""
+    if not move_job(connection, view.job, JobStatus.CLOSED, now=now):
+        return
+    run = view.latest_run
+    if run is None:
+        return
+    connection.execute("UPDATE runs SET last_batch_received = 1 WHERE run_id = ?", (run.run_id,))
+    move_run(connection, run, live_run_status(run.stats, job_closed=True), now=now)

@@ -1,0 +1,109 @@
+"""The development store: one SQLite file, opened, brought to the present schema, and closed."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from conveyor.dev.sqlite.connection import Connection, open_reader, open_writer
+from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.idempotency import SqliteIdempotency
+from conveyor.dev.sqlite.jobs import SqliteJobs
+from conveyor.dev.sqlite.runs import SqliteRuns
+from conveyor.dev.sqlite.schema import migrate
+from conveyor.dev.sqlite.tasks import SqliteTasks
+
+_LIVE = "(SELECT status FROM runs WHERE run_no = claims.task_key >> 35) IN ('running', 'pending')"
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteStore:
+    """The records and tasks ports over one file, and what only this store has."""
+
+    path: Path
+    database: Database
+    jobs: SqliteJobs
+    runs: SqliteRuns
+    idempotency: SqliteIdempotency
+    tasks: SqliteTasks
+
+    @property
+    def rows_read(self) -> int:
+        """Task rows that reads have touched."""
+        return self.database.rows_read
+
+    @property
+    def rows_returned(self) -> int:
+        """Task rows that reads have returned."""
+        return self.database.rows_returned
+
+    @property
+    def groups(self) -> int:
+        """Groups of writes committed."""
+        return self.database.groups
+
+    @property
+    def operations(self) -> int:
+        """Writes in these groups."""
+        return self.database.operations
+
+    def wal_size(self) -> int:
+        """Bytes in the write-ahead log; 0 where there is none."""
+        try:
+            return self.path.with_name(self.path.name + "-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    async def void_claims(self, now: int) -> int:
+        """Let every claim lapse at `now`, as at boot: its process is gone. How many there were.
+
+        Tasks of runs that have ended go back to pending and are not counted. Costs by the number
+        of claims, whatever the number of tasks.
+        """
+
+        def void(connection: sqlite3.Connection) -> int:
+            connection.execute(
+                "UPDATE tasks SET claim_number = claims.claim_number, updated_at = ? FROM claims "
+                f"WHERE tasks.task_key = claims.task_key AND NOT {_LIVE}",
+                (now,),
+            )
+            connection.execute(f"DELETE FROM claims WHERE NOT {_LIVE}")
+            return connection.execute("UPDATE claims SET claimed_until = ?", (now,)).rowcount
+
+        return await self.database.write(void)
+
+    async def aclose(self) -> None:
+        """Finish what is queued and close. Later calls of any port raise unavailable."""
+        await self.database.aclose()
+
+
+async def open_store(path: Path, *, now: int, max_readers: int = 2) -> SqliteStore:
+    """Open or make the store of a file. Claims stay as they are until `void_claims`.
+
+    Idempotency keys that had expired by `now` are removed. Raises ConveyorError(unavailable) where
+    the file cannot be used or is of a newer schema.
+    """
+
+    def prepare(connection: sqlite3.Connection) -> None:
+        migrate(connection)
+        connection.execute("DELETE FROM idempotency_keys WHERE expires_at <= ?", (now,))
+
+    async with AsyncExitStack() as opened:
+        writer = await open_writer(path, prepare)
+        opened.push_async_callback(writer.close)
+        readers: list[Connection] = []
+        for _ in range(max_readers):
+            readers.append(await open_reader(path))
+            opened.push_async_callback(readers[-1].close)
+        opened.pop_all()
+    database = Database(writer, readers)
+    return SqliteStore(
+        path,
+        database,
+        SqliteJobs(database),
+        SqliteRuns(database),
+        SqliteIdempotency(database),
+        SqliteTasks(database),
+    )

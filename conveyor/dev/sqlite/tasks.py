@@ -1,0 +1,183 @@
+"""Tasks: claiming, renewing and settling them in batches, paging through them, scrubbing them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.moves import ClaimMove, SettleMove, move_tasks
+from conveyor.dev.sqlite.reads import ONE_TASK, UNFINISHED, page_sql
+from conveyor.dev.sqlite.rows import events_from, index_of, key_range, task_key, tasks_from
+from conveyor.dev.sqlite.states import run_number
+from conveyor.dev.sqlite.values import RowsStatement
+from conveyor.domain.model import Event, Task, TaskStatus
+from conveyor.ports.tasks import Claim, Settled, Settlement, TaskPage
+
+_references = msgspec.json.Decoder(list[tuple[int, str]])
+
+_RENEW = RowsStatement(
+    """
+    WITH renewal (run_id, task_index, claim_number, claimed_until) AS ({rows})
+    UPDATE claims SET claimed_until = max(claims.claimed_until, renewal.claimed_until)
+    FROM renewal JOIN runs ON runs.run_id = renewal.run_id
+    WHERE claims.task_key = runs.run_no << 35 | renewal.task_index
+    AND claims.claim_number = renewal.claim_number
+    """,
+    width=4,
+)
+
+
+class SqliteTasks:
+    """The tasks port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim_task(
+        self,
+        run_id: str,
+        task_id: str,
+        *,
+        worker: str,
+        now: int,
+        claimed_until: int,
+        max_interruptions: int,
+    ) -> Claim:
+        """Claim a pending task, or one whose claim has lapsed, of a live run."""
+        move = ClaimMove(run_id, task_id, worker, now, claimed_until, max_interruptions)
+        claim: Claim = await self._database.write_batched(move_tasks, move)
+        return claim
+
+    async def renew_claims(
+        self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
+    ) -> None:
+        """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over."""
+        rows = [
+            (run_id, index, claim_number, claimed_until)
+            for run_id, task_id, claim_number in claims
+            if (index := index_of(task_id)) is not None
+        ]
+        if rows:
+            await self._database.write(lambda connection: _RENEW.execute(connection, rows))
+
+    async def settle_task(
+        self, run_id: str, task_id: str, claim_number: int, settlement: Settlement, *, now: int
+    ) -> Settled:
+        """Move a claimed row on, if the claim is still the caller's."""
+        move = SettleMove(run_id, task_id, claim_number, settlement, now)
+        settled: Settled = await self._database.write_batched(move_tasks, move)
+        return settled
+
+    async def page_tasks(
+        self,
+        run_id: str,
+        *,
+        statuses: frozenset[TaskStatus] | None,
+        after: int | None,
+        limit: int,
+    ) -> TaskPage:
+        """At most `limit` rows with an index above `after`; None as statuses means all."""
+        if statuses is not None and not statuses:
+            return TaskPage([], None, 0)
+        sql = page_sql(statuses)
+
+        def read(reader: sqlite3.Connection) -> TaskPage:
+            run = reader.execute(
+                "SELECT run_no, next_index FROM runs WHERE run_id = ?", (run_id,)
+            ).fetchone()
+            if run is None:
+                return TaskPage([], None, 0)
+            low, high = key_range(run[0], -1 if after is None else after)
+            (text,) = reader.execute(sql, (run_id, low, high, limit)).fetchone()
+            tasks = tasks_from(text)
+            at_end = len(tasks) < limit or tasks[-1].index == run[1] - 1
+            return TaskPage(tasks, None if at_end else tasks[-1].index, len(tasks))
+
+        page = await self._database.read(read)
+        self._count(page.rows_read, len(page.tasks))
+        return page
+
+    async def get_task(self, run_id: str, task_id: str) -> Task | None:
+        """One row."""
+        index = index_of(task_id)
+        if index is None:
+            return None
+
+        def read(reader: sqlite3.Connection) -> Task | None:
+            run_no = run_number(reader, run_id)
+            if run_no is None:
+                return None
+            row = reader.execute(ONE_TASK, (run_id, task_key(run_no, index), task_id)).fetchone()
+            return None if row is None else tasks_from(row[0])[0]
+
+        task = await self._database.read(read)
+        if task is not None:
+            self._count(1, 1)
+        return task
+
+    async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
+        """The events of a task, oldest first; None where there is no such task."""
+        index = index_of(task_id)
+        if index is None:
+            return None
+
+        def read(reader: sqlite3.Connection) -> list[Event] | None:
+            run_no = run_number(reader, run_id)
+            if run_no is None:
+                return None
+            row = reader.execute(
+                "SELECT coalesce(histories.events, '') FROM tasks LEFT JOIN histories "
+                "USING (task_key) WHERE task_key = ? AND task_id = ?",
+                (task_key(run_no, index), task_id),
+            ).fetchone()
+            return None if row is None else events_from(row[0])
+
+        return await self._database.read(read)
+
+    async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+        """(index, task_id) of rows that are not terminal, in order, with an index above `after`."""
+
+        def read(reader: sqlite3.Connection) -> list[tuple[int, str]]:
+            run_no = run_number(reader, run_id)
+            if run_no is None:
+                return []
+            (text,) = reader.execute(UNFINISHED, (limit, *key_range(run_no, after))).fetchone()
+            return [] if text is None else _references.decode(f"[{text}]")
+
+        references = await self._database.read(read)
+        self._count(len(references), len(references))
+        return references
+
+    async def scrub_tasks(self, run_id: str, limit: int) -> int:
+        """Remove at most `limit` rows of a deleted run, events with them; how many went."""
+
+        def scrub(connection: sqlite3.Connection) -> int:
+            row = connection.execute(
+                "SELECT run_no FROM runs WHERE run_id = ? AND status = 'deleted'", (run_id,)
+            ).fetchone()
+            return 0 if row is None else _scrub(connection, row[0], limit)
+
+        return await self._database.write(scrub)
+
+    def _count(self, read: int, returned: int) -> None:
+        self._database.rows_read += read
+        self._database.rows_returned += returned
+
+
+def _scrub(connection: sqlite3.Connection, run_no: int, limit: int) -> int:
+    low, high = key_range(run_no)
+    (last,) = connection.execute(
+        "SELECT max(task_key) FROM (SELECT task_key FROM tasks "
+        "WHERE task_key > ? AND task_key <= ? ORDER BY task_key LIMIT ?)",
+        (low, high, limit),
+    ).fetchone()
+    if last is None:
+        return 0
+    for table in ("claims", "histories"):
+        connection.execute(f"DELETE FROM {table} WHERE task_key > ? AND task_key <= ?", (low, last))
+    return connection.execute(
+        "DELETE FROM tasks WHERE task_key > ? AND task_key <= ?", (low, last)
+    ).rowcount

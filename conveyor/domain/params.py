@@ -1,0 +1,187 @@
+"""Scraper params: the known keys, their canonical text form, and the format they imply."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import NoReturn
+
+import msgspec
+
+from conveyor.domain import strict_json
+from conveyor.domain.errors import ConveyorError, InvalidTaskReason
+from conveyor.domain.model import Format
+from conveyor.domain.text_rules import Refused, shorten
+
+KNOWN = frozenset(
+    {
+        "mode",
+        "js_render",
+        "js_instructions",
+        "custom_headers",
+        "premium_proxy",
+        "proxy_country",
+        "session_id",
+        "original_status",
+        "allowed_status_codes",
+        "wait_for",
+        "wait",
+        "block_resources",
+        "json_response",
+        "css_extractor",
+        "extract",
+        "autoparse",
+        "response_type",
+        "outputs",
+    }
+)
+SWITCHES = frozenset(
+    {"js_render", "premium_proxy", "original_status", "json_response", "autoparse"}
+)
+MAX_BYTES = 32_768
+MAX_HEADERS = 32
+MAX_HEADERS_BYTES = 8_192
+MAX_WAIT = 30_000
+MASK = "***"
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NOT_IN_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_WHOLE_NUMBER = re.compile(r"([0-9]{1,5})(?:\.0)?")
+_RESPONSE_FORMATS = {
+    "markdown": Format.MARKDOWN,
+    "plaintext": Format.PLAINTEXT,
+    "pdf": Format.PDF,
+}
+
+
+def normalize(raw: object) -> dict[str, str]:
+    """Params as stored: every value text, `custom_headers` canonical JSON.
+
+    Raises Refused with the key at fault as its value: `unknown_param`, `invalid_param_value`, or
+    `invalid_argument` where the whole is no object.
+    """
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise Refused(InvalidTaskReason.INVALID_ARGUMENT, "zenrows_params")
+    params: dict[str, str] = {}
+    for key, value in raw.items():
+        if key not in KNOWN:
+            raise Refused(InvalidTaskReason.UNKNOWN_PARAM, shorten(key))
+        if key == "custom_headers":
+            params[key] = _headers(value)
+        else:
+            params[key] = _checked(key, _text(key, value))
+    if params and len(msgspec.json.encode(params)) > MAX_BYTES:
+        _refuse("zenrows_params")
+    return params
+
+
+def merge(job: Mapping[str, str], task: Mapping[str, str] | None) -> dict[str, str]:
+    """The params of one task: its own over the job's, key by key."""
+    return {**job, **task} if task else dict(job)
+
+
+def check_combination(params: Mapping[str, str]) -> None:
+    """Refuse merged params that exclude one another: `mode` chooses rendering and proxy itself.
+
+    Raises Refused(invalid_param_value).
+    """
+    if "mode" in params:
+        for key in ("js_render", "premium_proxy"):
+            if is_on(params, key):
+                _refuse(key)
+
+
+def conflict_with_post(params: Mapping[str, str]) -> str | None:
+    """The first of the merged params that a POST cannot be combined with, or None."""
+    for key in ("js_render", "json_response"):
+        if is_on(params, key):
+            return key
+    return "js_instructions" if params.get("js_instructions") else None
+
+
+def implied_format(params: Mapping[str, str]) -> Format:
+    """The form of the body that a scrape with these params gives."""
+    response_format = _RESPONSE_FORMATS.get(params.get("response_type", "").lower())
+    if response_format is not None:
+        return response_format
+    if is_on(params, "autoparse") or is_on(params, "json_response"):
+        return Format.JSON
+    if any(
+        params.get(key, "").lower() not in ("", "false") for key in ("css_extractor", "extract")
+    ):
+        return Format.JSON
+    return Format.HTML
+
+
+def is_on(params: Mapping[str, str], key: str) -> bool:
+    """Whether a switch is set: `true` in any case."""
+    return params.get(key, "").lower() == "true"
+
+
+def mask(params: Mapping[str, str]) -> dict[str, str]:
+    """Params fit for a log: the values of custom headers replaced by `***`, their names kept."""
+    masked = dict(params)
+    if "custom_headers" in masked:
+        try:
+            headers = json.loads(masked["custom_headers"])
+            masked["custom_headers"] = _compact(dict.fromkeys(headers, MASK))
+        except (ValueError, TypeError):
+            masked["custom_headers"] = MASK
+    return masked
+
+
+def _text(key: str, value: object) -> str:
+    match value:
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return json.dumps(value)
+        case _:
+            _refuse(key)
+
+
+def _checked(key: str, text: str) -> str:
+    """The text, where the contract allows it; most params are free text for the scraper."""
+    if key in SWITCHES:
+        allowed = text.lower() in ("true", "false")
+    elif key == "mode":
+        allowed = text == "auto"
+    elif key == "response_type":
+        allowed = text.lower() in _RESPONSE_FORMATS
+    elif key == "wait":
+        match = _WHOLE_NUMBER.fullmatch(text)
+        allowed = match is not None and int(match[1]) <= MAX_WAIT
+    else:
+        allowed = True
+    return text if allowed else _refuse(key)
+
+
+def _headers(value: object) -> str:
+    if isinstance(value, str):
+        try:
+            value = strict_json.decode(value.encode())
+        except (ConveyorError, UnicodeEncodeError):
+            _refuse("custom_headers")
+    if not isinstance(value, dict) or len(value) > MAX_HEADERS:
+        _refuse("custom_headers")
+    headers = {name: _text("custom_headers", content) for name, content in value.items()}
+    for name, content in headers.items():
+        if _TOKEN.fullmatch(name) is None or _NOT_IN_HEADER.search(content) is not None:
+            _refuse("custom_headers")
+    canonical = _compact(headers)
+    if len(canonical.encode()) > MAX_HEADERS_BYTES:
+        _refuse("custom_headers")
+    return canonical
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _refuse(key: str) -> NoReturn:
+    raise Refused(InvalidTaskReason.INVALID_PARAM_VALUE, key) from None

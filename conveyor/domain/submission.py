@@ -1,0 +1,237 @@
+"""The documents that create a job and add tasks to one, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from conveyor.domain import params, task_input, text_rules
+from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
+from conveyor.domain.model import Format, TaskSpec
+from conveyor.domain.text_rules import Refused
+
+MAX_NAME = 100
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How many tasks one request, and one open job, may bring."""
+
+    max_inline_tasks: int = 100_000
+    max_add_tasks: int = 10_000
+    max_open_job_tasks: int = 100_000
+
+
+class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A job to create.
+
+    `type` is regular or scheduled. `force_async` is the field `async`. The `has_…` flags and
+    `file_input_id` only say that the caller asked for it: what stands there is not read here.
+    """
+
+    type: str
+    open: bool
+    name: str | None
+    external_id: str | None
+    metadata: dict[str, str] | None
+    params: dict[str, str]
+    format: Format
+    specs: list[TaskSpec]
+    max_inflight: int
+    priority: int
+    max_attempts: int
+    result_ttl_days: int
+    force_async: bool
+    file_input_id: str | None
+    has_webhook: bool
+    has_schedule: bool
+    has_callback: bool
+
+
+class AddRequest(msgspec.Struct, frozen=True):
+    """Tasks to add to an open job; `last_batch` closes it."""
+
+    specs: list[TaskSpec]
+    last_batch: bool
+
+
+def parse_job(document: object, limits: Limits) -> JobRequest:
+    """The job that a submit asks for. Fields that are not known are ignored, null is absent.
+
+    Raises ConveyorError(invalid_argument), naming the field, or with every bad task listed;
+    quota_exceeded for more tasks than an open job may hold.
+    """
+    fields = _fields(document)
+    job_type = _choice(fields, "type", ("regular", "scheduled"))
+    is_open = _choice(fields, "status", ("closed", "open")) == "open"
+    job_params = _params(fields)
+    return JobRequest(
+        type=job_type,
+        open=is_open,
+        name=_text(fields, "name", MAX_NAME),
+        external_id=_external_id(fields),
+        metadata=_metadata(fields),
+        params=job_params,
+        format=params.implied_format(job_params),
+        max_inflight=_integer(fields, "max_inflight", (1, 10_000), default=100),
+        priority=_integer(fields, "priority", (0, 9), default=5),
+        max_attempts=_integer(fields, "max_attempts", (1, 10), default=3),
+        result_ttl_days=_integer(fields, "result_ttl_days", (1, 365), default=14),
+        force_async=_flag(fields, "async"),
+        file_input_id=_text(fields, "file_input_id", 128),
+        has_webhook=_is_present(fields, "webhook"),
+        has_schedule=_is_present(fields, "schedule"),
+        has_callback=_is_present(fields, "callback"),
+        specs=_specs(_submitted(fields, limits, is_open=is_open), job_params),
+    )
+
+
+def parse_add(document: object, limits: Limits, job_params: Mapping[str, str]) -> AddRequest:
+    """The tasks to add to a job whose params are `job_params`. Raises as parse_job does."""
+    fields = _fields(document)
+    tasks = _list(fields, "tasks")
+    if not tasks:
+        _refuse("tasks", "must hold at least one task")
+    if len(tasks) > limits.max_add_tasks:
+        _refuse("tasks", f"at most {limits.max_add_tasks} tasks in one add, not {len(tasks)}")
+    last_batch = _flag(fields, "last_batch")
+    return AddRequest(_specs(tasks, job_params), last_batch)
+
+
+def _submitted(fields: dict[str, Any], limits: Limits, *, is_open: bool) -> list[Any]:
+    """The task list of a submit, after every rule on how many and from where."""
+    tasks = _list(fields, "tasks")
+    has_file = fields.get("file_input_id") is not None
+    if has_file and tasks:
+        _refuse("file_input_id", "send either tasks or file_input_id, not both")
+    if is_open and fields.get("type") == "scheduled":
+        _refuse("status", "a scheduled job cannot be open")
+    if not (tasks or is_open or has_file):
+        _refuse("tasks", "a closed job needs at least one task")
+    if len(tasks) > limits.max_inline_tasks:
+        _refuse("tasks", f"at most {limits.max_inline_tasks} tasks in one submit, not {len(tasks)}")
+    if is_open and len(tasks) > limits.max_open_job_tasks:
+        raise ConveyorError(
+            ErrorCode.QUOTA_EXCEEDED, f"an open job holds at most {limits.max_open_job_tasks} tasks"
+        )
+    return tasks
+
+
+def _specs(tasks: list[Any], job_params: Mapping[str, str]) -> list[TaskSpec]:
+    specs: list[TaskSpec] = []
+    invalid: list[InvalidTask] = []
+    parse = task_input.parse
+    for index, raw in enumerate(tasks):
+        spec = parse(raw, index, job_params)
+        if isinstance(spec, InvalidTask):
+            invalid.append(spec)
+        else:
+            specs.append(spec)
+    if invalid:
+        raise ConveyorError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"{len(invalid)} of {len(tasks)} tasks are invalid; nothing was created",
+            invalid_tasks=tuple(invalid),
+        )
+    return specs
+
+
+def _fields(document: object) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "the request body must be a JSON object")
+    return document
+
+
+def _choice(fields: dict[str, Any], name: str, words: tuple[str, ...]) -> str:
+    """One of the words; the first where the field is absent."""
+    value = fields.get(name)
+    if value is None:
+        return words[0]
+    for word in words:
+        if value == word:
+            return word
+    _refuse(name, f"must be {' or '.join(words)}")
+
+
+def _text(fields: dict[str, Any], name: str, limit: int) -> str | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        _refuse(name, "must be text")
+    if len(value) > limit:
+        _refuse(name, f"at most {limit} characters")
+    return value
+
+
+def _integer(fields: dict[str, Any], name: str, bounds: tuple[int, int], *, default: int) -> int:
+    value = fields.get(name)
+    if value is None:
+        return default
+    low, high = bounds
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        _refuse(name, f"must be a whole number from {low} to {high}")
+    return value
+
+
+def _flag(fields: dict[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        _refuse(name, "must be true or false")
+    return value
+
+
+def _list(fields: dict[str, Any], name: str) -> list[Any]:
+    value = fields.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        _refuse(name, "must be an array")
+    return value
+
+
+def _is_present(fields: dict[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, dict):
+        _refuse(name, "must be an object")
+    return value is not None
+
+
+def _external_id(fields: dict[str, Any]) -> str | None:
+    value = fields.get("external_id")
+    if value is None:
+        return None
+    if not isinstance(value, str) or not text_rules.is_external_id(value):
+        _refuse("external_id", "must be 1 to 128 of the characters A-Z a-z 0-9 . _ -")
+    return value
+
+
+def _metadata(fields: dict[str, Any]) -> dict[str, str] | None:
+    try:
+        return text_rules.metadata(fields.get("metadata"))
+    except Refused as refused:
+        limits = (
+            f"at most {text_rules.MAX_METADATA_KEYS} keys of 1 to {text_rules.MAX_METADATA_KEY} "
+            f"characters, each with text of at most {text_rules.MAX_METADATA_VALUE}"
+        )
+        _refuse("metadata", f"{refused.reason} ({refused.value}): {limits}")
+
+
+def _params(fields: dict[str, Any]) -> dict[str, str]:
+    try:
+        normalized = params.normalize(fields.get("zenrows_params"))
+        params.check_combination(normalized)
+    except Refused as refused:
+        if refused.value == "zenrows_params":
+            _refuse("zenrows_params", f"must be an object of at most {params.MAX_BYTES} bytes")
+        known = refused.reason is not InvalidTaskReason.UNKNOWN_PARAM
+        problem = "this value is not allowed" if known else "not a known param"
+        _refuse(f"zenrows_params.{refused.value}", f"{problem} ({refused.reason})")
+    return normalized
+
+
+def _refuse(field: str, problem: str) -> NoReturn:
+    raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"{field}: {problem}") from None

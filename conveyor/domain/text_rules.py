@@ -1,0 +1,104 @@
+"""Rules that jobs, tasks and params share on text, and how refused text may be shown again."""
+
+from __future__ import annotations
+
+import re
+
+from conveyor.domain.errors import InvalidTaskReason
+
+MAX_SHOWN = 120
+MAX_METADATA_KEYS = 20
+MAX_METADATA_KEY = 128
+MAX_METADATA_VALUE = 1_024
+
+_EXTERNAL_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_AUTHORITY = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]*://)"
+    r"([^/\\?#\x00-\x20]*@)?"
+    r"(?:\[[^\]/\\?#@]*\]|[^/\\?#@:\[\]]*)(?::[0-9]*)?(?=[/\\?#]|\Z)"
+)
+
+
+class Refused(Exception):
+    """A value that breaks a rule: the stable reason, and what may be shown of the value."""
+
+    def __init__(self, reason: InvalidTaskReason, value: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.value = value
+
+
+def shorten(text: str, *, limit: int = MAX_SHOWN) -> str:
+    """At most `limit` characters of the text, those that do not print escaped."""
+    shown = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text[: limit + 1]
+    )
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def shown(value: object) -> str:
+    """What an error may repeat of a refused JSON value: a scalar, shortened, without the
+    credentials of a URL; of an object or array only its kind."""
+    match value:
+        case str():
+            return shorten(mask_credentials(value))
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return shorten(repr(value))
+        case None:
+            return "null"
+        case dict():
+            return "object"
+        case _:
+            return "array"
+
+
+def mask_credentials(url: str) -> str:
+    """The URL with its user and password replaced by `***`.
+
+    Where the text is no URL of the usual form, everything up to the last `@` goes: whoever mistyped
+    a URL may have a password anywhere in it.
+    """
+    if "@" not in url:
+        return url
+    match = _AUTHORITY.match(url)
+    if match is None:
+        return "***@" + url.rpartition("@")[2]
+    if match[2] is None:
+        return url
+    return match[1] + "***@" + url[match.end(2) :]
+
+
+def has_control(text: str) -> bool:
+    """Whether the text holds a control character, tab and line feed included."""
+    return not text.isprintable() and _CONTROL.search(text) is not None
+
+
+def is_external_id(value: object) -> bool:
+    """Whether the value is 1 to 128 of the characters A-Z a-z 0-9 . _ -"""
+    return isinstance(value, str) and _EXTERNAL_ID.fullmatch(value) is not None
+
+
+def metadata(raw: object) -> dict[str, str] | None:
+    """Caller's metadata, checked; None where there is none.
+
+    At most 20 keys of 1 to 128 characters, none a control character; values text of at most 1,024.
+    Raises Refused.
+    """
+    if raw is None:
+        return None
+    if not isinstance(raw, dict):
+        raise Refused(InvalidTaskReason.INVALID_ARGUMENT, "metadata")
+    if len(raw) > MAX_METADATA_KEYS:
+        raise Refused(InvalidTaskReason.METADATA_TOO_LARGE, f"{len(raw)} keys")
+    for key, value in raw.items():
+        if not 0 < len(key) <= MAX_METADATA_KEY or has_control(key):
+            raise Refused(InvalidTaskReason.METADATA_KEY_INVALID, shorten(key))
+        if not isinstance(value, str):
+            raise Refused(InvalidTaskReason.INVALID_ARGUMENT, shorten(f"metadata.{key}"))
+        if len(value) > MAX_METADATA_VALUE:
+            raise Refused(InvalidTaskReason.METADATA_TOO_LARGE, shorten(key))
+    return raw or None

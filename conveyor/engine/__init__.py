@@ -1,0 +1,1 @@
+"""The loop: lanes in priority order, permits before receive. Knows ports, not handlers."""

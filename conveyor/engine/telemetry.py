@@ -1,0 +1,81 @@
+"""Metrics: plain counters on the hot path, turned into Prometheus families when they are
+scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+COUNTERS = {
+    "receives": "Receive calls to queues",
+    "deliveries": "Messages received from queues",
+    "bounces": "Messages hidden again instead of acknowledged",
+    "interruptions": "Claims given back before their work was done",
+}
+LABELLED_COUNTERS = {
+    "gateway_calls": ("Gateway calls that ended", "outcome"),
+    "tasks": ("Tasks that reached a terminal state", "state"),
+}
+
+
+class Telemetry(Collector):
+    """Counts what the loop and the handlers do. One object a process, on one event loop."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
+        self.gateway_calls: dict[str, int] = {}
+        self.tasks: dict[str, int] = {}
+        self._gauges: list[tuple[str, str, Callable[[], float]]] = []
+        self._totals: list[tuple[str, str, Callable[[], float]]] = []
+
+    def received(self, messages: int) -> None:
+        """One receive call came back with so many messages."""
+        self.counts["receives"] += 1
+        self.counts["deliveries"] += messages
+
+    def hidden(self) -> None:
+        """One message was hidden again."""
+        self.counts["bounces"] += 1
+
+    def interrupted(self) -> None:
+        """One claim was given back before its work was done."""
+        self.counts["interruptions"] += 1
+
+    def gateway_called(self, outcome: str) -> None:
+        """One gateway call has ended."""
+        self.gateway_calls[outcome] = self.gateway_calls.get(outcome, 0) + 1
+
+    def task_ended(self, state: str) -> None:
+        """One task has reached a terminal state."""
+        self.tasks[state] = self.tasks.get(state, 0) + 1
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Expose a value that is read when metrics are scraped."""
+        self._gauges.append((name, text, read))
+
+    def total(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Expose a counter that something else keeps."""
+        self._totals.append((name, text, read))
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, for a Prometheus registry."""
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(f"conveyor_{name}", text, value=self.counts[name])
+        for name, (text, label) in LABELLED_COUNTERS.items():
+            family = CounterMetricFamily(f"conveyor_{name}", text, labels=[label])
+            for value, count in sorted(getattr(self, name).items()):
+                family.add_metric([value], count)
+            yield family
+        for name, text, read in self._totals:
+            yield CounterMetricFamily(f"conveyor_{name}", text, value=read())
+        for name, text, read in self._gauges:
+            yield GaugeMetricFamily(f"conveyor_{name}", text, value=read())
+
+    def registry(self) -> CollectorRegistry:
+        """A registry that holds these metrics alone."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return registry

@@ -1,0 +1,181 @@
+"""Content codings undone while the body streams, its size bounded all the while."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import brotli
+
+from conveyor.gateway.problems import MAX_CODINGS, corrupt_body, too_large, too_many_codings
+
+PIECE = 65_536
+MAX_MEMBERS = 4_096
+_GZIP, _ZLIB, _RAW = 31, 15, -15
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+class Stage(Protocol):
+    """One coding being undone. Nothing at all stands for an empty body in every coding."""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What the bytes decode to, in pieces of about PIECE bytes made one at a time."""
+        ...
+
+    def is_complete(self) -> bool:
+        """Whether the stream has come to its own end."""
+        ...
+
+
+class Decoder:
+    """Undoes a list of codings, last applied first, and bounds each step at `max_bytes`.
+
+    Never holds more than a piece a step. Raises ScrapeFailed for what is damaged (retryable), over
+    the bound, or stacked too high (neither).
+    """
+
+    def __init__(self, codings: Sequence[str], max_bytes: int) -> None:
+        self._stages = [_STAGES[coding]() for coding in reversed(codings)]
+        self._max_bytes = max_bytes
+        # Codings can encode nothing at any length: the bytes that arrive are bounded as well.
+        self._budget = 2 * max_bytes + PIECE if codings else max_bytes
+        self._sizes = [0] * len(self._stages)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Decode more bytes, lazily; consume it all before the next call."""
+        self._budget -= len(data)
+        if self._budget < 0:
+            raise too_large(self._max_bytes)
+        pieces: Iterator[bytes] = iter((data,))
+        for index, stage in enumerate(self._stages):
+            pieces = self._step(index, stage, pieces)
+        return pieces
+
+    def finish(self) -> None:
+        """Say that no more bytes come. Raises ScrapeFailed where some are missing."""
+        if not all(stage.is_complete() for stage in self._stages):
+            raise corrupt_body()
+
+    def _step(self, index: int, stage: Stage, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            for piece in pieces:
+                for decoded in stage.feed(piece):
+                    self._sizes[index] += len(decoded)
+                    if self._sizes[index] > self._max_bytes:
+                        raise too_large(self._max_bytes)
+                    yield decoded
+        except (zlib.error, brotli.error):
+            raise corrupt_body() from None
+
+
+def known_codings(values: Sequence[str]) -> list[str]:
+    """The codings to undo, of the Content-Encoding fields given, in the order they were applied.
+
+    A coding that is not known, and whatever lies beneath it, stays as it is. Raises ScrapeFailed
+    for more than MAX_CODINGS.
+    """
+    listed = [word.strip().lower() for value in values for word in value.split(",")]
+    codings = [word for word in listed if word not in ("", "identity")]
+    if len(codings) > MAX_CODINGS:
+        raise too_many_codings()
+    known: list[str] = []
+    for coding in reversed(codings):
+        if coding not in _STAGES:
+            break
+        known.insert(0, coding)
+    return known
+
+
+def _inflate(inflater: zlib._Decompress, data: bytes) -> Iterator[bytes]:
+    while True:
+        piece = inflater.decompress(data, PIECE)
+        if piece:
+            yield piece
+        data = inflater.unconsumed_tail
+        # A full piece may leave output behind although no input is left.
+        if inflater.eof or (not data and len(piece) < PIECE):
+            return
+
+
+class _Gzip:
+    """One member after another; what follows the last member and is no member is ignored."""
+
+    def __init__(self) -> None:
+        self._inflater: zlib._Decompress | None = None
+        self._members = 0
+        self._held = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        data = self._held + data
+        self._held = b""
+        while data:
+            if self._inflater is None:
+                if self._members and not data.startswith(_GZIP_MAGIC):
+                    self._held = data if data == _GZIP_MAGIC[:1] else b"\0"
+                    return
+                self._inflater = zlib.decompressobj(_GZIP)
+                self._members += 1
+                # A stream of tiny members costs far more time than its bytes tell.
+                if self._members > MAX_MEMBERS:
+                    raise corrupt_body()
+            yield from _inflate(self._inflater, data)
+            if not self._inflater.eof:
+                return
+            data = self._inflater.unused_data
+            self._inflater = None
+
+    def is_complete(self) -> bool:
+        return self._inflater is None
+
+
+class _Deflate:
+    """The zlib format that the standard means, or the raw one that some servers send."""
+
+    def __init__(self) -> None:
+        self._inflater: zlib._Decompress | None = None
+        self._held = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        if self._inflater is None:
+            data = self._held + data
+            if len(data) < 2:
+                self._held = data
+                return
+            is_zlib = data[0] & 0x0F == 8 and int.from_bytes(data[:2], "big") % 31 == 0
+            self._inflater = zlib.decompressobj(_ZLIB if is_zlib else _RAW)
+            self._held = b""
+        if not self._inflater.eof:
+            yield from _inflate(self._inflater, data)
+
+    def is_complete(self) -> bool:
+        return not self._held and (self._inflater is None or self._inflater.eof)
+
+
+class _Brotli:
+    """Brotli; bytes after its end are damage."""
+
+    def __init__(self) -> None:
+        self._decompressor = brotli.Decompressor()
+        self._started = False
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        if not data:
+            return
+        self._started = True
+        piece = self._decompressor.process(data, output_buffer_limit=PIECE)
+        while piece:
+            yield piece
+            # Output may be left although every byte of the input was taken.
+            piece = self._decompressor.process(b"", output_buffer_limit=PIECE)
+
+    def is_complete(self) -> bool:
+        return not self._started or bool(self._decompressor.is_finished())
+
+
+_STAGES: dict[str, Callable[[], Stage]] = {
+    "gzip": _Gzip,
+    "x-gzip": _Gzip,
+    "deflate": _Deflate,
+    "br": _Brotli,
+}

@@ -1,0 +1,145 @@
+"""The direct gateway: fetches the target itself, from this machine."""
+
+from __future__ import annotations
+
+import msgspec
+
+from conveyor.gateway.addresses import is_public
+from conveyor.gateway.call import Call, Opened
+from conveyor.gateway.content import read_content
+from conveyor.gateway.engine import DEFAULT_HEADERS, EngineAnswer, HttpEngine
+from conveyor.gateway.headers import content_type, custom_headers, merged, without
+from conveyor.gateway.problems import (
+    MAX_REDIRECTS,
+    target_verdict,
+    too_many_redirects,
+    transport_failure,
+)
+from conveyor.gateway.retry_after import retry_after
+from conveyor.gateway.targets import Target, parse_target, redirected
+from conveyor.gateway.transport import Lookup, TransportError, Trouble
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import ScrapeRequest, Success
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_SECRETS = ("authorization", "cookie")
+
+
+class _Hop(msgspec.Struct, frozen=True):
+    """One request of a chain of redirects."""
+
+    method: str
+    target: Target
+    headers: dict[str, str]
+    body: bytes | None
+
+
+class DirectGateway:
+    """The gateway port over plain HTTP.
+
+    Unless `allow_private`, only addresses of the public internet are touched: judged as literals,
+    when a name is resolved, and on the connected socket, at every redirect. `connections` bounds
+    the connections open at once; `retry_after_cap` is in seconds; `lookup` replaces the system's
+    resolver. Of the params, custom_headers and allowed_status_codes have an effect; a problem has
+    the target's own status in any case, which is all that original_status can ask for.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        allow_private: bool = False,
+        connections: int = 100,
+        retry_after_cap: float = 3_600.0,
+        lookup: Lookup | None = None,
+    ) -> None:
+        self._clock = clock
+        self._allow_private = allow_private
+        self._retry_after_cap = retry_after_cap
+        admits = None if allow_private else is_public
+        self._engine = HttpEngine(connections=connections, admits=admits, lookup=lookup)
+
+    def scrape(self, request: ScrapeRequest) -> Call:
+        """Fetch one URL. Raises ScrapeFailed on entry, or while the content is read."""
+        return Call(self._fetch, request)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._engine.aclose()
+
+    async def _fetch(self, request: ScrapeRequest) -> Opened:
+        answer = await self._follow(request)
+        try:
+            if not 200 <= answer.status < 300 and not _is_allowed(answer.status, request):
+                after = answer.headers.get("Retry-After", "")
+                cap = self._retry_after_cap
+                wait = retry_after(after, now=self._clock.now(), cap=cap) if after else 0.0
+                raise target_verdict(answer.status, retry_after=wait)
+            content = await read_content(answer, request.max_bytes)
+        except BaseException:
+            answer.release()
+            raise
+        return answer, Success(content, content_type(answer.headers))
+
+    async def _follow(self, request: ScrapeRequest) -> EngineAnswer:
+        hop = _first_hop(request)
+        deadline = self._clock.monotonic() + request.timeout
+        answer = await self._send(hop, request.timeout)
+        for _ in range(MAX_REDIRECTS):
+            location = answer.headers.get("Location", "")
+            if answer.status not in _REDIRECTS or not location:
+                return answer
+            answer.release()
+            hop = _next_hop(hop, answer.status, location)
+            answer = await self._send(hop, deadline - self._clock.monotonic())
+        if answer.status not in _REDIRECTS:
+            return answer
+        answer.release()
+        raise too_many_redirects()
+
+    async def _send(self, hop: _Hop, timeout: float) -> EngineAnswer:
+        if timeout <= 0:
+            raise transport_failure(Trouble.TIMEOUT)
+        host = hop.target.host
+        if not self._allow_private and _is_literal(host) and not is_public(host.strip("[]")):
+            raise transport_failure(Trouble.REFUSED)
+        try:
+            return await self._engine.send(
+                hop.method, hop.target.url, headers=hop.headers, body=hop.body, timeout=timeout
+            )
+        except TransportError as error:
+            raise transport_failure(error.trouble) from None
+
+
+def _first_hop(request: ScrapeRequest) -> _Hop:
+    target = parse_target(request.url)
+    headers, body = DEFAULT_HEADERS, None
+    if target.credentials is not None:
+        headers = {**headers, "Authorization": target.credentials}
+    if request.body is not None:
+        body = request.body.content.encode("utf-8", "replace")
+        headers = {**headers, "Content-Type": request.body.content_type}
+    if "custom_headers" in request.params:
+        headers = merged(headers, custom_headers(request.params))
+    return _Hop(request.method, target, headers, body)
+
+
+def _next_hop(hop: _Hop, status: int, location: str) -> _Hop:
+    target = redirected(hop.target, location)
+    method, headers, body = hop.method, hop.headers, hop.body
+    if status == 303 or (status in (301, 302) and method == "POST"):
+        method, headers, body = "GET", without(headers, "content-type"), None
+    if target.origin != hop.target.origin:
+        headers = without(headers, *_SECRETS)
+    if target.credentials is not None:
+        headers = merged(headers, {"Authorization": target.credentials})
+    return _Hop(method, target, headers, body)
+
+
+def _is_allowed(status: int, request: ScrapeRequest) -> bool:
+    listed = request.params.get("allowed_status_codes", "")
+    return str(status) in {word.strip() for word in listed.split(",")}
+
+
+def _is_literal(host: str) -> bool:
+    return host.startswith("[") or host.replace(".", "").isdecimal()

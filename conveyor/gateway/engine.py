@@ -1,0 +1,226 @@
+"""The HTTP engine: aiohttp behind four calls. The only module that knows it; a faster client takes
+its place by giving the same `HttpEngine` and `EngineAnswer`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import lru_cache
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.tracing import Trace
+from yarl import URL
+
+from conveyor import __version__
+from conveyor.gateway.transport import Headers, Lookup, TransportError, Trouble
+
+USER_AGENT = f"conveyor/{__version__}"
+DEFAULT_HEADERS = {
+    "User-Agent": USER_AGENT,
+    "Accept": "*/*",
+    "Accept-Encoding": "gzip, deflate, br",
+}
+MAX_HEADER_LINE = 32_768
+MAX_HEADERS = 200
+MAX_PIECE = 262_144
+_KEEP_ALIVE = 15.0
+_USER_AGENT = ("User-Agent",)
+
+Admits = Callable[[str], bool]
+
+
+class EngineAnswer:
+    """The answer port over an aiohttp response."""
+
+    __slots__ = ("_response", "headers", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.headers: Headers = response.headers
+
+    async def read(self) -> bytes:
+        """The whole body. Raises TransportError."""
+        try:
+            return await self._response.read()
+        except Exception as error:
+            raise _trouble(error, Trouble.INTERRUPTED) from None
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises TransportError."""
+        return _Pieces(self._response.content.iter_chunked(MAX_PIECE))
+
+    def release(self) -> None:
+        """Give the connection back, or drop it where the body was not read to its end."""
+        self._response.release()
+
+
+class HttpEngine:
+    """Sends one request at a time over pooled connections; follows nothing, decodes nothing.
+
+    `connections` bounds the connections open at once. `admits` says of an IP address whether it may
+    be touched: asked when a name is resolved, and of the peer of each connection before a request
+    goes over it. `lookup` replaces the system's resolver. Belongs to one event loop.
+    """
+
+    def __init__(
+        self, *, connections: int, admits: Admits | None = None, lookup: Lookup | None = None
+    ) -> None:
+        self._connections = connections
+        self._admits = admits
+        self._lookup = lookup if lookup is not None else _system_lookup
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: float,
+    ) -> EngineAnswer:
+        """The answer to a request, once its head is there. `url` is ASCII and goes out as it is;
+        `headers` name Accept, Accept-Encoding and, with a body, Content-Type.
+
+        `timeout` is in seconds and includes the reading of the body. Raises TransportError, and
+        nothing else, whatever the URL.
+        """
+        try:
+            session = self._session
+            if session is None:
+                session = self._session = self._open()
+            return EngineAnswer(
+                await session.request(
+                    method,
+                    URL(url, encoded=True),
+                    headers=headers,
+                    data=body,
+                    skip_auto_headers=None if "User-Agent" in headers else _USER_AGENT,
+                    allow_redirects=False,
+                    timeout=_timeout(timeout),
+                )
+            )
+        except TransportError:
+            raise
+        except Exception as error:
+            raise _trouble(error, Trouble.UNSENDABLE) from None
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        resolver = _FilteredResolver(self._lookup, self._admits)
+        return aiohttp.ClientSession(
+            connector=_Connector(self._connections, resolver, self._admits),
+            auto_decompress=False,
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            max_line_size=MAX_HEADER_LINE,
+            max_field_size=MAX_HEADER_LINE,
+            max_headers=MAX_HEADERS,
+        )
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Looks at the far end of each connection before anything is sent over it."""
+
+    def __init__(self, limit: int, resolver: AbstractResolver, admits: Admits | None) -> None:
+        super().__init__(limit=limit, resolver=resolver, keepalive_timeout=_KEEP_ALIVE)
+        self._admits = admits
+
+    async def connect(
+        self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.connector.Connection:
+        connection = await super().connect(req, traces, timeout)
+        if self._admits is not None:
+            transport = connection.transport
+            peer = transport.get_extra_info("peername") if transport is not None else None
+            if not peer or not self._admits(peer[0]):
+                connection.close()
+                raise TransportError(Trouble.REFUSED)
+        return connection
+
+
+class _FilteredResolver(AbstractResolver):
+    """Drops the addresses that may not be touched; the rest are what is connected to."""
+
+    def __init__(self, lookup: Lookup, admits: Admits | None) -> None:
+        self._lookup = lookup
+        self._admits = admits
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        addresses = await self._lookup(host, port)
+        admits = self._admits
+        if admits is not None:
+            admitted = [address for address in addresses if admits(address)]
+            if addresses and not admitted:
+                raise TransportError(Trouble.REFUSED)
+            addresses = admitted
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Pieces(AsyncIterator[bytes]):
+    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+        self._pieces = pieces
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._pieces)
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            raise _trouble(error, Trouble.INTERRUPTED) from None
+
+
+async def _system_lookup(host: str, port: int) -> list[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[4][0]) for address in found))
+
+
+@lru_cache(maxsize=64)
+def _timeout(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=seconds)
+
+
+_KINDS: tuple[tuple[type[Exception], Trouble], ...] = (
+    (TimeoutError, Trouble.TIMEOUT),
+    (aiohttp.ClientConnectorError, Trouble.UNREACHABLE),
+    (aiohttp.ClientSSLError, Trouble.UNREACHABLE),
+    (aiohttp.ClientPayloadError, Trouble.TRUNCATED),
+    (aiohttp.InvalidURL, Trouble.UNSENDABLE),
+    (aiohttp.ClientResponseError, Trouble.MALFORMED),
+    (aiohttp.ClientError, Trouble.INTERRUPTED),
+    (aiohttp.http_exceptions.HttpProcessingError, Trouble.MALFORMED),
+    (OSError, Trouble.INTERRUPTED),
+)
+
+
+def _trouble(error: Exception, otherwise: Trouble) -> TransportError:
+    """What an exception means; its text, which may quote the URL, is left behind."""
+    for kind, trouble in _KINDS:
+        if isinstance(error, kind):
+            return TransportError(trouble)
+    return TransportError(otherwise)

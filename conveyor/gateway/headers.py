@@ -1,0 +1,81 @@
+"""Header fields that a caller asked for, and the few of an answer that are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from conveyor.gateway.problems import invalid_headers
+from conveyor.gateway.transport import Headers
+
+DEFAULT_CONTENT_TYPE = "application/octet-stream"
+MAX_CONTENT_TYPE = 512
+
+# They belong to one connection and are the engine's own. Accept-Encoding is among them because a
+# coding that is accepted here must be one that can be decoded here.
+_OWNED = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "http2-settings",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
+
+
+def custom_headers(params: Mapping[str, str]) -> dict[str, str]:
+    """The fields of the param `custom_headers` (JSON text of one object), those of the connection
+    left out.
+
+    Raises ScrapeFailed where they cannot be sent.
+    """
+    text = params.get("custom_headers")
+    if text is None:
+        return {}
+    try:
+        given = msgspec.json.decode(text, type=dict[str, str | int | float | bool])
+    except (msgspec.DecodeError, UnicodeError):
+        raise invalid_headers() from None
+    headers: dict[str, str] = {}
+    for name, value in given.items():
+        shown = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(shown):
+            raise invalid_headers()
+        if name.lower() not in _OWNED:
+            headers[name] = shown
+    return headers
+
+
+def merged(base: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
+    """Both sets of fields; `over` wins, however a name is written."""
+    taken = {name.lower() for name in over}
+    return {**without(base, *taken), **over}
+
+
+def without(headers: Mapping[str, str], *names: str) -> dict[str, str]:
+    """The fields, those of the lower-case names left out."""
+    return {name: value for name, value in headers.items() if name.lower() not in names}
+
+
+def content_type(headers: Headers) -> str:
+    """The Content-Type of an answer, charset and all; bytes that no header may hold become `?`."""
+    text = headers.get("Content-Type", "").strip()
+    if not text:
+        return DEFAULT_CONTENT_TYPE
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
+    return text[:MAX_CONTENT_TYPE]

@@ -1,0 +1,129 @@
+"""The HTTP gateway: a ZenRows-compatible scraping API does the work."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote, urlsplit
+
+from conveyor.gateway.call import Call, Opened
+from conveyor.gateway.content import read_content, read_document
+from conveyor.gateway.engine import DEFAULT_HEADERS, EngineAnswer, HttpEngine
+from conveyor.gateway.headers import content_type, custom_headers, merged, without
+from conveyor.gateway.problems import malformed_url, transport_failure
+from conveyor.gateway.redaction import redactor
+from conveyor.gateway.refusals import MAX_DOCUMENT, read_spend, refusal
+from conveyor.gateway.retry_after import retry_after
+from conveyor.gateway.targets import parse_target
+from conveyor.gateway.transport import TransportError
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+
+_COST = "X-Request-Cost"
+_OWN_PARAMS = frozenset({"url", "apikey", "custom_headers"})
+
+
+class HttpGateway:
+    """The gateway port over `GET|POST <base_url>?url=…&apikey=…&<params>`.
+
+    `custom_headers` go as headers of the request, with `custom_headers=true`. `connections` bounds
+    the connections open at once; `retry_after_cap` is in seconds. Raises ScrapeFailed where
+    `base_url` is not the URL of an HTTP endpoint.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        clock: Clock,
+        *,
+        connections: int = 100,
+        retry_after_cap: float = 3_600.0,
+    ) -> None:
+        base = parse_target(base_url)
+        self._prefix = base.url + ("&" if "?" in base.path else "?")
+        self._credentials = {"Authorization": base.credentials} if base.credentials else {}
+        self._headers = {**DEFAULT_HEADERS, **self._credentials}
+        self._clock = clock
+        self._retry_after_cap = retry_after_cap
+        self._engine = HttpEngine(connections=connections)
+
+    def scrape(self, request: ScrapeRequest) -> Call:
+        """Have one URL scraped. Raises ScrapeFailed on entry, or while the content is read."""
+        return Call(self._call, request)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._engine.aclose()
+
+    async def _call(self, request: ScrapeRequest) -> Opened:
+        asked = custom_headers(request.params)
+        answer = await self._send(request, asked)
+        try:
+            cost = answer.headers.get(_COST, "")
+            spend = read_spend(cost)
+            if not 200 <= answer.status < 300 and not (cost and _is_content(answer, request)):
+                raise await self._refusal(answer, request, asked)
+            try:
+                content = await read_content(answer, request.max_bytes)
+            except ScrapeFailed as failed:
+                failed.spend = spend
+                raise
+        except BaseException:
+            answer.release()
+            raise
+        return answer, Success(content, content_type(answer.headers), spend)
+
+    async def _send(self, request: ScrapeRequest, asked: dict[str, str]) -> EngineAnswer:
+        headers, body = self._headers, None
+        if request.body is not None:
+            body = request.body.content.encode("utf-8", "replace")
+            headers = merged(headers, {"Content-Type": request.body.content_type})
+        if asked:
+            # They are passed on to the target, which must not see who calls unless asked to.
+            headers = merged(without(headers, "user-agent"), asked)
+            headers = merged(headers, self._credentials)
+        try:
+            url = self._prefix + _query(request, with_headers=bool(asked))
+            return await self._engine.send(
+                request.method, url, headers=headers, body=body, timeout=request.timeout
+            )
+        except TransportError as error:
+            raise transport_failure(error.trouble) from None
+
+    async def _refusal(
+        self, answer: EngineAnswer, request: ScrapeRequest, asked: dict[str, str]
+    ) -> ScrapeFailed:
+        after = answer.headers.get("Retry-After", "")
+        document = await read_document(answer, MAX_DOCUMENT)
+        return refusal(
+            answer.status,
+            document,
+            redact=redactor(request.api_key, [*asked.values(), *_credentials(request.url)]),
+            retry_after=retry_after(after, now=self._clock.now(), cap=self._retry_after_cap),
+            spend=read_spend(answer.headers.get(_COST, "")),
+        )
+
+
+def _query(request: ScrapeRequest, *, with_headers: bool) -> str:
+    pairs = [("url", request.url), ("apikey", request.api_key)]
+    pairs += [pair for pair in request.params.items() if pair[0] not in _OWN_PARAMS]
+    if with_headers:
+        pairs.append(("custom_headers", "true"))
+    try:
+        return "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in pairs)
+    except UnicodeError:
+        raise malformed_url() from None
+
+
+def _is_content(answer: EngineAnswer, request: ScrapeRequest) -> bool:
+    """Whether an answer that was charged for is the content of an allowed status."""
+    listed = request.params.get("allowed_status_codes", "")
+    if str(answer.status) not in {word.strip() for word in listed.split(",")}:
+        return False
+    return "problem+json" not in content_type(answer.headers)
+
+
+def _credentials(url: str) -> list[str]:
+    try:
+        parts = urlsplit(url)
+        return [unquote(part) for part in (parts.username, parts.password) if part]
+    except ValueError:
+        return []

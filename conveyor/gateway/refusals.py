@@ -1,0 +1,133 @@
+"""What an error answer of a ZenRows-compatible API means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from conveyor.domain.model import Problem, RunFailure, Spend, TaskFailure
+from conveyor.gateway.problems import is_transient, status_title, transient_failure
+from conveyor.ports.gateway import ScrapeFailed
+
+MAX_TITLE = 200
+MAX_TEXT = 500
+MAX_DOCUMENT = 65_536
+_MAX_COST = 1e9
+
+_ACCOUNT_CODES = {failure.value: failure for failure in RunFailure}
+# A 402 about one feature or one domain: the account itself still works.
+_FEATURE_CODES = frozenset({"AUTH009", "AUTH010"})
+_BLOCKED_CODES = frozenset({"RESP001", "RESP008"})
+_TARGET_CODES = frozenset({"RESP002", "RESP003", "RESP007"})
+
+
+def refusal(
+    status: int,
+    document: bytes,
+    *,
+    redact: Callable[[str], str],
+    retry_after: float = 0.0,
+    spend: Spend | None = None,
+) -> ScrapeFailed:
+    """The verdict on an answer that is not a success.
+
+    `document` is its body, a problem document or not; `redact` strikes secrets out of every text
+    that is kept.
+    """
+    given = _read(document, status, redact)
+    problem = given if given is not None else Problem("", status_title(status), status)
+    account = _account(status, problem.code)
+    failure = TaskFailure.OTHER if account is not None else _failure(status, problem.code.upper())
+    if not problem.code:
+        problem = msgspec.structs.replace(problem, code=(account or failure).value)
+    retryable = account is None and (status == 429 or is_transient(status))
+    return ScrapeFailed(
+        problem,
+        failure,
+        retryable=retryable,
+        retry_after=retry_after if retryable else 0.0,
+        burns_attempt=status != 429,
+        account=account,
+        spend=spend,
+    )
+
+
+def read_spend(text: str) -> Spend:
+    """The spend that an `X-Request-Cost` tells: its cost, and that in credits, rounded up."""
+    try:
+        cost = float(text)
+    except ValueError:
+        return Spend()
+    if not 0 < cost <= _MAX_COST:
+        return Spend()
+    return Spend(math.ceil(cost), cost)
+
+
+def _account(status: int, code: str) -> RunFailure | None:
+    named = _ACCOUNT_CODES.get(code.lower())
+    if status == 402:
+        if code.upper() in _FEATURE_CODES:
+            return None
+        return named or RunFailure.INSUFFICIENT_CREDITS
+    if status == 401 and named is RunFailure.SUBSCRIPTION_INACTIVE:
+        return named
+    return None
+
+
+def _failure(status: int, code: str) -> TaskFailure:
+    if status == 429:
+        return TaskFailure.RATE_LIMITED
+    if is_transient(status):
+        return transient_failure(status)
+    if status in (404, 410, 413):
+        return TaskFailure.BAD_TARGET
+    if status in (401, 402) or (status == 403 and _is_about_auth(code)):
+        return TaskFailure.AUTH_FAILED
+    if status == 403:
+        return TaskFailure.OTHER if code.startswith("REQS") else TaskFailure.BLOCKED
+    if status == 422:
+        return _unprocessable(code)
+    return TaskFailure.OTHER
+
+
+def _is_about_auth(code: str) -> bool:
+    return code.startswith("AUTH") or code in ("UNAUTHENTICATED", "PERMISSION_DENIED")
+
+
+def _unprocessable(code: str) -> TaskFailure:
+    if code in _BLOCKED_CODES or code.startswith(("BLK", "BLOCKED")):
+        return TaskFailure.BLOCKED
+    return TaskFailure.BAD_TARGET if code in _TARGET_CODES else TaskFailure.OTHER
+
+
+class _Document(msgspec.Struct):
+    """A problem document as it may come: nothing in it is to be relied on."""
+
+    code: str | int = ""
+    title: str | None = None
+    status: int = 0
+    type: str | None = None
+    detail: str | None = None
+    instance: str | None = None
+
+
+def _read(document: bytes, status: int, redact: Callable[[str], str]) -> Problem | None:
+    """The problem given, struck and shortened; its code is empty where it had none."""
+    try:
+        given = msgspec.json.decode(document, type=_Document, strict=False)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+    def clean(text: str | None, limit: int) -> str | None:
+        return redact(text)[:limit] if text else None
+
+    return Problem(
+        code=redact(str(given.code))[:MAX_TITLE],
+        title=clean(given.title, MAX_TITLE) or status_title(status),
+        status=given.status if 100 <= given.status <= 599 else status,
+        type=clean(given.type, MAX_TEXT) or "about:blank",
+        detail=clean(given.detail, MAX_TEXT),
+        instance=clean(given.instance, MAX_TEXT),
+    )

@@ -1,0 +1,220 @@
+"""Working one task: claim, gateway, body, settle. Whoever settles last ends the run."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+import msgspec
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import ResultBody, Task
+from conveyor.domain.params import implied_format, merge
+from conveyor.domain.sealing import UnsealError
+from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.handlers.templates import Template, Templates
+from conveyor.handlers.verdict import Backoff, attempt_event, internal_failure, unreadable_key
+from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import lifecycle_class, result_key
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
+from conveyor.ports.queues import Delivery, TaskMessage
+from conveyor.ports.tasks import (
+    Claimed,
+    Failed,
+    Held,
+    Retry,
+    Settled,
+    Settlement,
+    Succeeded,
+    Undone,
+)
+from conveyor.ports.work import ACKNOWLEDGE, Observer, Outcome
+
+UNAVAILABLE_PAUSE = 1.0
+
+_log = logging.getLogger("conveyor.tasks")
+
+
+class TaskOptions(msgspec.Struct, frozen=True):
+    """How tasks are worked: who claims, for how long, and within which bounds."""
+
+    worker: str
+    visibility: float
+    gateway_timeout: float
+    max_result_bytes: int
+    max_interruptions: int
+
+
+class TaskHandler:
+    """The handler of task messages."""
+
+    def __init__(
+        self,
+        binding: Binding,
+        gateway: Gateway,
+        templates: Templates,
+        clock: Clock,
+        *,
+        backoff: Backoff,
+        observer: Observer,
+        options: TaskOptions,
+    ) -> None:
+        self._binding = binding
+        self._tasks = binding.tasks
+        self._gateway = gateway
+        self._templates = templates
+        self._clock = clock
+        self._backoff = backoff
+        self._observer = observer
+        self._options = options
+        self._claims: dict[tuple[str, str], int] = {}
+
+    async def handle(self, delivery: Delivery) -> Outcome:
+        """Work the task that a message names, if it can be claimed."""
+        message = delivery.message
+        assert isinstance(message, TaskMessage)
+        now = self._clock.now()
+        claim = await self._tasks.claim_task(
+            message.run_id,
+            message.task_id,
+            worker=self._options.worker,
+            now=now,
+            claimed_until=now + int(self._options.visibility * 1000),
+            max_interruptions=self._options.max_interruptions,
+        )
+        if isinstance(claim, Held):
+            return Outcome(hide_for=max(0.0, (claim.until - now) / 1000))
+        if not isinstance(claim, Claimed):
+            return ACKNOWLEDGE
+        task = claim.task
+        key = (task.run_id, task.task_id)
+        self._claims[key] = task.claim_number
+        try:
+            return await self._work(task, message.job_id, delivery.receive_count)
+        except BaseException:
+            # Shutdown, or a store that is away: as if never claimed, so that nobody has to wait
+            # for the claim to lapse.
+            with anyio.CancelScope(shield=True):
+                self._observer.interrupted()
+                await self._settle(task, Undone())
+            raise
+        finally:
+            self._claims.pop(key, None)
+
+    async def renew(self) -> None:
+        """Extend the claims of every task in work."""
+        if self._claims:
+            claims = [(run, task, number) for (run, task), number in self._claims.items()]
+            until = self._clock.now() + int(self._options.visibility * 1000)
+            await self._tasks.renew_claims(claims, claimed_until=until)
+
+    async def _work(self, task: Task, job_id: str, receives: int) -> Outcome:
+        started = self._clock.now()
+        try:
+            template = await self._templates.get(job_id)
+        except UnsealError:
+            return await self._unreadable_key(task, started)
+        if template is None:
+            return ACKNOWLEDGE
+        try:
+            settlement = await self._scrape(task, template, started)
+        except ScrapeFailed as failure:
+            return await self._failed(task, template, failure, started=started, receives=receives)
+        self._observer.gateway_called("successful")
+        settled = await self._settle(task, settlement)
+        if not settled.applied:
+            # The claim was lost, or the run deleted meanwhile: nobody will ever point at this body.
+            await self._binding.blobs.delete(settlement.result.blob_key)
+            return ACKNOWLEDGE
+        return await self._ended(task, "successful", settled)
+
+    async def _scrape(self, task: Task, template: Template, started: int) -> Succeeded:
+        job = template.job
+        params = merge(job.params, task.spec.params)
+        request = ScrapeRequest(
+            url=task.spec.url,
+            api_key=template.api_key,
+            method=task.spec.method,
+            body=task.spec.body,
+            params=params,
+            timeout=self._options.gateway_timeout,
+            max_bytes=self._options.max_result_bytes,
+        )
+        key = result_key(
+            job.job_id,
+            task.run_id,
+            task.task_id,
+            task.claim_number,
+            lifecycle_class(job.result_ttl_days),
+        )
+        try:
+            async with self._gateway.scrape(request) as success:
+                size = await self._binding.blobs.put(key, success.content)
+        except (ScrapeFailed, ConveyorError):
+            raise
+        except Exception:
+            _log.exception("an attempt broke off", extra={"task_id": task.task_id})
+            raise internal_failure() from None
+        event = attempt_event(task, started_at=started, ended_at=self._clock.now())
+        result = ResultBody(
+            blob_key=key,
+            size=size,
+            content_type=success.content_type,
+            format=implied_format(params) if task.spec.params else job.format,
+        )
+        return Succeeded(msgspec.structs.replace(event, spend=success.spend), result)
+
+    async def _failed(
+        self,
+        task: Task,
+        template: Template,
+        failure: ScrapeFailed,
+        *,
+        started: int,
+        receives: int,
+    ) -> Outcome:
+        if failure.account is not None:
+            self._observer.gateway_called("refused")
+            detail = failure.problem.detail or failure.problem.title
+            await self._binding.runs.fail_run(
+                task.run_id, reason=failure.account, detail=detail[:500], now=self._clock.now()
+            )
+            await self._settle(task, Undone())
+            await self._drop_run(task.run_id)
+            return ACKNOWLEDGE
+        event = attempt_event(task, started_at=started, ended_at=self._clock.now(), failure=failure)
+        verdict = self._backoff.judge(failure, task, template.job, event=event, receives=receives)
+        self._observer.gateway_called("retry" if isinstance(verdict, Retry) else "failed")
+        settled = await self._settle(task, verdict)
+        if isinstance(verdict, Failed):
+            return await self._ended(task, "failed", settled)
+        if settled.run_status not in LIVE_RUN_STATES:
+            return ACKNOWLEDGE
+        delay = max(0.0, (verdict.not_before - self._clock.now()) / 1000)
+        return Outcome(hide_for=delay, throttled=not failure.burns_attempt)
+
+    async def _unreadable_key(self, task: Task, started: int) -> Outcome:
+        failure = unreadable_key()
+        event = attempt_event(task, started_at=started, ended_at=self._clock.now(), failure=failure)
+        verdict = Failed(event, failure.problem, failure.failure)
+        return await self._ended(task, "failed", await self._settle(task, verdict))
+
+    async def _ended(self, task: Task, state: str, settled: Settled) -> Outcome:
+        if settled.applied:
+            self._observer.task_ended(state)
+            if _log.isEnabledFor(logging.INFO):
+                fields = {"task_id": task.task_id, "run_id": task.run_id, "state": state}
+                _log.info("task ended", extra=fields)
+        if settled.run_status is not None and settled.run_status not in LIVE_RUN_STATES:
+            await self._drop_run(task.run_id)
+        return ACKNOWLEDGE
+
+    async def _drop_run(self, run_id: str) -> None:
+        await self._binding.queues.drop_run(run_id)
+        self._binding.signals.run_changed(run_id)
+
+    async def _settle(self, task: Task, settlement: Settlement) -> Settled:
+        return await self._tasks.settle_task(
+            task.run_id, task.task_id, task.claim_number, settlement, now=self._clock.now()
+        )

@@ -1,0 +1,90 @@
+"""From a failed scrape to what becomes of its task: retried, failed, or the run's end."""
+
+from __future__ import annotations
+
+from conveyor.domain.backoff import retry_delay
+from conveyor.domain.model import Event, EventKind, Job, Problem, Task, TaskFailure
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import ScrapeFailed
+from conveyor.ports.tasks import Failed, Retry
+
+
+class Backoff:
+    """The retry rules of a deployment. All times in seconds."""
+
+    def __init__(
+        self, clock: Clock, *, base: float, cap: float, rate_limit_deadline: float
+    ) -> None:
+        self._clock = clock
+        self._base = base
+        self._cap = cap
+        self._rate_limit_deadline = rate_limit_deadline
+
+    def judge(
+        self, failure: ScrapeFailed, task: Task, job: Job, *, event: Event, receives: int
+    ) -> Failed | Retry:
+        """What a scrape that gave no body means for its task.
+
+        An attempt that counts is the last one when the job allows no more. One that does not count
+        (a gateway's 429) is bounded by a deadline instead, reckoned from the task's creation.
+        """
+        now = self._clock.now()
+        final = Failed(event, failure.problem, failure.failure)
+        if not failure.retryable:
+            return final
+        if failure.burns_attempt:
+            if event.attempt >= job.max_attempts:
+                return final
+            step = event.attempt
+        else:
+            if now - task.created_at >= self._rate_limit_deadline * 1000:
+                return Failed(event, failure.problem, TaskFailure.RATE_LIMITED)
+            step = receives
+        delay = retry_delay(
+            step,
+            base=self._base,
+            cap=self._cap,
+            jitter=self._clock.random(),
+            at_least=failure.retry_after,
+        )
+        return Retry(event, now + int(delay * 1000), failure.burns_attempt)
+
+
+def internal_failure() -> ScrapeFailed:
+    """What an unforeseen error of ours counts as: an attempt like any other that may be retried."""
+    problem = Problem(
+        code="internal", title="Internal error", status=500, detail="the attempt broke off"
+    )
+    return ScrapeFailed(problem, TaskFailure.OTHER, retryable=True)
+
+
+def unreadable_key() -> ScrapeFailed:
+    """The caller's key cannot be opened, as after the secret was replaced: only a new job helps."""
+    problem = Problem(
+        code="unauthenticated",
+        title="API key not readable",
+        status=401,
+        detail="the job's API key was sealed with a secret that is no longer known",
+    )
+    return ScrapeFailed(problem, TaskFailure.AUTH_FAILED)
+
+
+def attempt_event(
+    task: Task, *, started_at: int, ended_at: int, failure: ScrapeFailed | None = None
+) -> Event:
+    """The line that an attempt leaves in its task's history."""
+    if failure is None:
+        return Event(
+            kind=EventKind.ATTEMPT,
+            attempt=task.attempts + 1,
+            started_at=started_at,
+            ended_at=ended_at,
+        )
+    return Event(
+        kind=EventKind.ATTEMPT,
+        attempt=task.attempts + 1,
+        started_at=started_at,
+        ended_at=ended_at,
+        error=failure.problem,
+        spend=failure.spend,
+    )

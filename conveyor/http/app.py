@@ -1,0 +1,96 @@
+"""The ASGI application: routes, and what stands before them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from conveyor.http import routes_jobs, routes_runs, unbuilt
+from conveyor.http.access_log import AccessLog
+from conveyor.http.auth import authenticate
+from conveyor.http.blobs import read_link
+from conveyor.http.body import BodyLimit
+from conveyor.http.call import Call, Handler
+from conveyor.http.failures import Failures, routing_problem
+from conveyor.http.head import HeadOnly
+from conveyor.http.origins import Origins
+from conveyor.http.request_id import RequestId
+from conveyor.http.routes_server import server_routes
+from conveyor.ports.clock import Clock
+from conveyor.service import links
+from conveyor.service.service import Service
+
+V1_ROUTES: dict[str, dict[str, Handler]] = {
+    **routes_jobs.ROUTES,
+    **routes_runs.ROUTES,
+    **unbuilt.ROUTES,
+}
+"""Every path that needs a key, and what serves each of its methods."""
+
+
+def create_app(
+    service: Service,
+    *,
+    registry: CollectorRegistry,
+    ready: Callable[[], bool],
+    allowed_hosts: Collection[str],
+    clock: Clock,
+    max_request_bytes: int = 50_331_648,
+) -> Starlette:
+    """The application over one service.
+
+    `ready` tells whether /readyz says yes, `registry` is what /metrics shows. Requests may name
+    loopback, the host of the service's public origin, and `allowed_hosts`: names without a port.
+    """
+    app = Starlette(
+        routes=_routes(service, registry, ready),
+        middleware=[
+            Middleware(RequestId, clock=clock),
+            Middleware(AccessLog, clock=clock),
+            Middleware(HeadOnly),
+            Middleware(Failures),
+            Middleware(
+                Origins,
+                allowed_hosts=allowed_hosts,
+                public_origin=service.options.public_origin,
+            ),
+            Middleware(BodyLimit, limit=max_request_bytes),
+        ],
+        exception_handlers={HTTPException: routing_problem},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _routes(
+    service: Service, registry: CollectorRegistry, ready: Callable[[], bool]
+) -> list[Route]:
+    async def signed(request: Request) -> Response:
+        return await read_link(request, service)
+
+    routes = [
+        Route(path, _endpoint(service, handlers), methods=list(handlers))
+        for path, handlers in V1_ROUTES.items()
+    ]
+    routes.append(Route(links.PATH, signed, methods=["GET"]))
+    for path, answer in server_routes(registry, ready).items():
+        routes.append(Route(path, answer, methods=["GET"]))
+    return routes
+
+
+def _endpoint(
+    service: Service, handlers: dict[str, Handler]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        caller = authenticate(request, service)
+        handler = handlers["GET" if request.method == "HEAD" else request.method]
+        return await handler(Call(request, service, caller))
+
+    return answer

@@ -1,0 +1,85 @@
+"""Sending result bodies, to their owner and to whoever holds a signed link."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from conveyor.domain.errors import not_found
+from conveyor.http import query
+from conveyor.http.problems import MEDIA_TYPE
+from conveyor.service.links import target_of
+from conveyor.service.results import Content
+from conveyor.service.service import Service
+from conveyor.service.shapes import ProblemBody
+from conveyor.service.wire import encode
+
+_FIELD_VALUE = re.compile(r"[\x20-\x7e]+")
+_FALLBACK_TYPE = "application/octet-stream"
+
+
+# The bytes are a stranger's: a browser is told to give them no origin and no script, and not to
+# guess at their type.
+_HEADERS = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
+
+
+class BodyResponse(Response):
+    """Scraped bytes as they were stored, piece by piece."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], *, headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream the body."""
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        try:
+            async for piece in self._pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await _close(self._pieces)
+
+
+async def read_link(request: Request, service: Service) -> Response:
+    """The body that a signed link opens. Needs no key."""
+    path = request.path_params
+    target = target_of(path["job_id"], path["run_id"], path["task_id"])
+    if target is None:
+        raise not_found("result")
+    found = await service.results.linked_content(
+        target,
+        expires=query.text(request.query_params, "expires") or "",
+        signature=query.text(request.query_params, "signature") or "",
+    )
+    return await content_response(found, method=request.method)
+
+
+async def content_response(found: Content | ProblemBody, *, method: str) -> Response:
+    """The body of a task, or what went wrong with it; to HEAD, only its headers."""
+    if isinstance(found, ProblemBody):
+        return Response(encode(found), status_code=422, media_type=MEDIA_TYPE)
+    content_type = found.content_type
+    if not _FIELD_VALUE.fullmatch(content_type):
+        content_type = _FALLBACK_TYPE
+    headers = {**_HEADERS, "Content-Length": str(found.size), "Content-Type": content_type}
+    if method == "HEAD":
+        await _close(found.pieces)
+        return Response(headers=headers)
+    return BodyResponse(found.pieces, headers=headers)
+
+
+async def _close(pieces: AsyncIterator[bytes]) -> None:
+    aclose = getattr(pieces, "aclose", None)
+    if aclose is not None:
+        await aclose()

@@ -1,0 +1,115 @@
+"""Our OpenAPI 3.1 document, served at /openapi.json: every route, every answer, every error."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from conveyor import __version__
+from conveyor.http import problems
+from conveyor.http.openapi_operations import OPERATIONS, Operation
+from conveyor.http.openapi_parameters import PARAMETERS
+from conveyor.http.openapi_schemas import SCHEMAS, ref
+
+_COMMON_ERRORS = (403, 500, 503)
+
+
+def document() -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Conveyor",
+            "version": __version__,
+            "summary": "Batch scraping: submit URLs, follow the run, read the results.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"apiKey": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "apiKey": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "X-API-Key",
+                    "description": "The only place a key is taken from.",
+                }
+            },
+            "schemas": SCHEMAS,
+            "parameters": PARAMETERS,
+            "responses": {f"Problem{status}": _problem(status) for status in _statuses()},
+        },
+    }
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    """One operation as the document writes it."""
+    in_path = re.findall(r"{(\w+)}", operation.path)
+    described: dict[str, Any] = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "parameters": [
+            {"$ref": f"#/components/parameters/{name}"}
+            for name in (*in_path, *operation.parameters)
+        ],
+        "responses": _responses(operation),
+    }
+    if operation.body is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": ref(operation.body)}},
+        }
+    if operation.open:
+        described["security"] = []
+    return described
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    statuses = {*operation.errors, *_COMMON_ERRORS}
+    if not operation.open:
+        statuses.add(401)
+    responses: dict[str, Any] = {}
+    if operation.success < 400:
+        responses[str(operation.success)] = _success(operation)
+    else:
+        statuses.add(operation.success)
+    for status in sorted(statuses):
+        responses[str(status)] = {"$ref": f"#/components/responses/Problem{status}"}
+    return responses
+
+
+def _success(operation: Operation) -> dict[str, Any]:
+    response: dict[str, Any] = {
+        "description": operation.summary,
+        "headers": {
+            "X-Request-ID": {
+                "description": "The id of this request, in logs too.",
+                "schema": {"type": "string"},
+            }
+        },
+    }
+    if operation.answer is not None:
+        response["content"] = {operation.media_type: {"schema": ref(operation.answer)}}
+    elif operation.success == 200:
+        response["content"] = {operation.media_type: {}}
+    return response
+
+
+def _statuses() -> list[int]:
+    return sorted({status for status, _ in problems.PROBLEMS.values()} | {422})
+
+
+def _problem(status: int) -> dict[str, Any]:
+    codes = [code.value for code, (known, _) in problems.PROBLEMS.items() if known == status]
+    description = (
+        f"A problem with the code {' or '.join(codes)}."
+        if codes
+        else "The task failed: its own problem."
+    )
+    return {
+        "description": description,
+        "content": {problems.MEDIA_TYPE: {"schema": ref("Problem")}},
+    }

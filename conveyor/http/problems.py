@@ -1,0 +1,78 @@
+"""Problem documents (RFC 9457): the one table from error codes to statuses, and their JSON."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask
+from conveyor.service.wire import PROBLEM_TYPE
+
+MEDIA_TYPE = "application/problem+json"
+INSTANCE_PREFIX = "urn:conveyor:request:"
+
+PROBLEMS: dict[ErrorCode, tuple[int, str]] = {
+    ErrorCode.INVALID_ARGUMENT: (400, "The request is not valid"),
+    ErrorCode.UNAUTHENTICATED: (401, "No API key"),
+    ErrorCode.SUBSCRIPTION_INACTIVE: (401, "The subscription is not active"),
+    ErrorCode.PAYMENT_REQUIRED: (402, "The account is out of credits"),
+    ErrorCode.API_KEY_CAP_REACHED: (402, "The API key has reached its cap"),
+    ErrorCode.PERMISSION_DENIED: (403, "Not allowed"),
+    ErrorCode.NOT_FOUND: (404, "Not found"),
+    ErrorCode.METHOD_NOT_ALLOWED: (405, "The method is not allowed here"),
+    ErrorCode.CONFLICT: (409, "Conflict with the present state"),
+    ErrorCode.JOB_NOT_OPEN: (409, "The job is not open"),
+    ErrorCode.LAST_BATCH_RECEIVED: (409, "The last batch has been received"),
+    ErrorCode.RUN_NOT_TERMINAL: (409, "The run has not ended"),
+    ErrorCode.RUN_NOT_STOPPABLE: (409, "The run cannot be stopped"),
+    ErrorCode.NO_PRIOR_RUN: (409, "There is no run to act on"),
+    ErrorCode.NO_MATCHING_TASKS: (409, "No task matches"),
+    ErrorCode.RUN_HAS_DESCENDANTS: (409, "A newer run draws on this one"),
+    ErrorCode.IDEMPOTENCY_KEY_CONFLICT: (409, "The idempotency key is taken"),
+    ErrorCode.TASK_NOT_READY: (409, "The task has not ended"),
+    ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED: (409, "Too late for a partial rerun"),
+    ErrorCode.RESULT_EXPIRED: (410, "The result has expired"),
+    ErrorCode.PAYLOAD_TOO_LARGE: (413, "The request body is too large"),
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: (415, "Unsupported media type"),
+    ErrorCode.QUOTA_EXCEEDED: (429, "A quota is used up"),
+    ErrorCode.RATE_LIMITED: (429, "Too many requests"),
+    ErrorCode.INTERNAL: (500, "Internal error"),
+    ErrorCode.NOT_IMPLEMENTED: (501, "Not implemented"),
+    ErrorCode.GATEWAY_UNREACHABLE: (502, "The scraping engine could not be reached"),
+    ErrorCode.UNAVAILABLE: (503, "Temporarily unavailable"),
+}
+
+
+class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an error looks like on the wire. `instance` names the request that met it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    instance: str
+    invalid_tasks: tuple[InvalidTask, ...] = ()
+
+
+def problem_response(error: ConveyorError, *, request_id: str) -> Response:
+    """The answer that an error becomes."""
+    status, title = PROBLEMS[error.code]
+    document = ProblemDocument(
+        type=PROBLEM_TYPE + error.code.value,
+        title=title,
+        status=status,
+        detail=error.detail,
+        code=error.code.value,
+        instance=INSTANCE_PREFIX + request_id,
+        invalid_tasks=error.invalid_tasks,
+    )
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    if error.code is ErrorCode.PAYLOAD_TOO_LARGE:
+        # What is left of the body will not be read: the connection is of no more use.
+        headers["Connection"] = "close"
+    return Response(
+        msgspec.json.encode(document), status_code=status, headers=headers, media_type=MEDIA_TYPE
+    )

@@ -1,0 +1,108 @@
+"""Routes of jobs, and of the tasks that go into them."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.model import JobStatus
+from conveyor.http import query
+from conveyor.http.body import read_body, read_json_body
+from conveyor.http.call import Call, Handler, json_response
+from conveyor.http.idempotency import given_response, keyed_request
+from conveyor.service.listing import DEFAULT_PAGE, JOB_TYPES, MAX_PAGE
+from conveyor.service.reruns import parse_statuses
+
+
+async def submit(call: Call) -> Response:
+    """Create a job."""
+    body = await read_json_body(call.request)
+    keyed = keyed_request(call.request, call.caller_id, body)
+    return given_response(await call.service.submissions.submit(call.caller, body, keyed=keyed))
+
+
+async def list_jobs(call: Call) -> Response:
+    """A page of the caller's jobs."""
+    params = call.request.query_params
+    status = query.word(params, "status", [status.value for status in JobStatus])
+    page = await call.service.listing.list_jobs(
+        call.caller_id,
+        status=JobStatus(status) if status is not None else None,
+        job_type=query.word(params, "type", JOB_TYPES),
+        cursor=query.text(params, "cursor"),
+        limit=query.page_size(params, default=DEFAULT_PAGE, most=MAX_PAGE),
+    )
+    return json_response(page)
+
+
+async def get_job(call: Call) -> Response:
+    """One job."""
+    return json_response(await call.service.listing.get_job(call.caller_id, call.job_id))
+
+
+async def delete_job(call: Call) -> Response:
+    """Delete a job, with everything in it."""
+    await call.service.lifecycle.delete_job(call.caller_id, call.job_id)
+    return Response(status_code=202)
+
+
+async def add_tasks(call: Call) -> Response:
+    """Add tasks to an open job."""
+    job_id = call.job_id
+    body = await read_json_body(call.request)
+    keyed = keyed_request(call.request, call.caller_id, body)
+    return given_response(
+        await call.service.additions.add_tasks(call.caller_id, job_id, body, keyed=keyed)
+    )
+
+
+async def close(call: Call) -> Response:
+    """Close an open job."""
+    return json_response(await call.service.lifecycle.close(call.caller_id, call.job_id))
+
+
+async def stop(call: Call) -> Response:
+    """Stop the latest run."""
+    return json_response(await call.service.lifecycle.stop(call.caller_id, call.job_id))
+
+
+async def pause(call: Call) -> Response:
+    """Pause the latest run."""
+    return json_response(
+        await call.service.lifecycle.pause(call.caller_id, call.job_id, paused=True)
+    )
+
+
+async def resume(call: Call) -> Response:
+    """Resume the latest run."""
+    return json_response(
+        await call.service.lifecycle.pause(call.caller_id, call.job_id, paused=False)
+    )
+
+
+async def rerun(call: Call) -> Response:
+    """Make a new run of the latest one."""
+    job_id = call.job_id
+    statuses = parse_statuses(query.text(call.request.query_params, "status"))
+    body = await read_body(call.request)
+    if body.strip() not in (b"", b"{}"):
+        raise ConveyorError(
+            ErrorCode.INVALID_ARGUMENT, "a rerun takes no body: its filter goes into ?status="
+        )
+    keyed = keyed_request(call.request, call.caller_id, body)
+    return given_response(
+        await call.service.reruns.rerun(call.caller_id, job_id, statuses=statuses, keyed=keyed)
+    )
+
+
+ROUTES: dict[str, dict[str, Handler]] = {
+    "/v1/jobs": {"GET": list_jobs, "POST": submit},
+    "/v1/jobs/{job_id}": {"GET": get_job, "DELETE": delete_job},
+    "/v1/jobs/{job_id}/tasks": {"POST": add_tasks},
+    "/v1/jobs/{job_id}/close": {"POST": close},
+    "/v1/jobs/{job_id}/stop": {"POST": stop},
+    "/v1/jobs/{job_id}/cancel": {"POST": stop},
+    "/v1/jobs/{job_id}/pause": {"POST": pause},
+    "/v1/jobs/{job_id}/resume": {"POST": resume},
+    "/v1/jobs/{job_id}/rerun": {"POST": rerun},
+}

@@ -1,0 +1,50 @@
+"""What the dispatcher and the handlers say to each other: neither imports the other."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from conveyor.ports.queues import Delivery
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What becomes of a message: acknowledged, or hidden for `hide_for` seconds.
+
+    `throttled` tells that the gateway refused for load: the job has to slow down.
+    """
+
+    hide_for: float | None = None
+    throttled: bool = False
+
+
+ACKNOWLEDGE = Outcome()
+
+
+class Handler(Protocol):
+    """The work that one kind of message means."""
+
+    async def handle(self, delivery: Delivery) -> Outcome:
+        """Do the work. Cancelled at shutdown, it leaves everything as if never begun."""
+        ...
+
+    async def renew(self) -> None:
+        """Extend whatever the work in progress holds; called once a heartbeat."""
+        ...
+
+
+class Observer(Protocol):
+    """Where handlers report what they did, for metrics."""
+
+    def gateway_called(self, outcome: str) -> None:
+        """One gateway call has ended: successful, retry, failed or refused."""
+        ...
+
+    def task_ended(self, state: str) -> None:
+        """One task has reached a terminal state."""
+        ...
+
+    def interrupted(self) -> None:
+        """One claim was given back before its work was done."""
+        ...

@@ -1,0 +1,88 @@
+"""What a development server says about itself: eight lines, one JSON line, or nothing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from conveyor.roles.dev import ServerInfo
+    from conveyor.settings import Settings
+
+LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
+_CREDENTIALS = re.compile(r"//[^/?#]*@")
+
+
+def banner(info: ServerInfo, settings: Settings) -> list[str]:
+    """At most eight labelled lines; every rule that is looser than in production has one."""
+    private = "local" if LOOPBACK.fullmatch(settings.host) else "THE NETWORK"
+    lines = [
+        ("API", info.api),
+        ("data", f"{info.data_dir} (kept)"),
+        ("gateway", _gateway(info.gateway)),
+        ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),
+        ("relaxed", f"any API key is accepted, on {settings.host} ({private})"),
+    ]
+    if settings.allow_private:
+        lines.append(("relaxed", "private and loopback addresses are fetched"))
+    return [f"{label:<9}{text}" for label, text in lines]
+
+
+def json_line(info: ServerInfo) -> str:
+    """The same for programs: api, pid, data_dir, gateway."""
+    import msgspec
+
+    document = {
+        "api": info.api,
+        "pid": info.pid,
+        "data_dir": info.data_dir,
+        "gateway": _CREDENTIALS.sub("//***@", info.gateway),
+    }
+    return msgspec.json.encode(document).decode()
+
+
+def _gateway(gateway: str) -> str:
+    return {
+        "direct": "direct: this server fetches the pages itself",
+        "fake": "fake: made-up answers, no network",
+    }.get(gateway, _CREDENTIALS.sub("//***@", gateway))
+
+
+class Announcer:
+    """Prints the life of a server in the form asked for."""
+
+    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
+        self._quiet = quiet
+        self._as_json = as_json
+
+    @property
+    def stream(self) -> TextIO | None:
+        """Where lines for people go: not among those for programs, and nowhere when quiet."""
+        if self._quiet:
+            return None
+        return sys.stderr if self._as_json else sys.stdout
+
+    def ready(self, info: ServerInfo, settings: Settings) -> None:
+        """The server answers now."""
+        if self._as_json:
+            _write(sys.stdout, json_line(info))
+        else:
+            for line in banner(info, settings):
+                self.say(line)
+
+    def stopping(self) -> None:
+        """The server was told to end."""
+        self.say("stopping")
+
+    def say(self, line: str) -> None:
+        """One line for people."""
+        if self.stream is not None:
+            _write(self.stream, line)
+
+
+def _write(stream: TextIO, line: str) -> None:
+    # Whoever read the output may be gone; that is no reason to end a server.
+    with suppress(OSError, ValueError):
+        print(line, file=stream, flush=True)

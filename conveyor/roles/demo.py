@@ -1,0 +1,98 @@
+"""`conveyor-dev --demo`: a server, a small site, and a job over all of it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from conveyor.roles.banner import Announcer
+from conveyor.roles.dev import ServerInfo, run
+from conveyor.roles.site import pages, serve_site
+from conveyor.settings import Settings, from_environment
+
+RESULTS = "demo-results"
+
+Job = Callable[[str, Mapping[str, str], Path, Announcer], Awaitable[None]]
+"""What is shown: takes the API's address, URLs by name, a directory and where to say things."""
+
+
+def run_demo(flags: Mapping[str, Any], announcer: Announcer, job: Job) -> int:
+    """Serve until told to stop, and once ready run the job over the site; the exit code.
+
+    Raises ConveyorError where the server cannot start.
+    """
+    settings = _settings(flags, announcer)
+    with serve_site() as site, start_blocking_portal() as portal:
+        demonstration = _Demonstration(portal, site, job, announcer)
+
+        def ready(info: ServerInfo) -> None:
+            announcer.ready(info, settings)
+            demonstration.start(info)
+
+        def stopping() -> None:
+            demonstration.stop()
+            announcer.stopping()
+
+        return run(settings, on_ready=ready, on_stopping=stopping)
+
+
+def _settings(flags: Mapping[str, Any], announcer: Announcer) -> Settings:
+    """The flags, with the site's loopback address allowed and another port if 9000 is taken."""
+    wanted = {**flags, "allow_private": True}
+    settings = from_environment(**wanted)
+    if flags["port"] is None and _is_taken(settings.host, settings.port):
+        announcer.say(f"port {settings.port} is taken; using a free one")
+        return from_environment(**{**wanted, "port": 0})
+    return settings
+
+
+def _is_taken(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+class _Demonstration:
+    """The job, run as any client would, on an event loop beside the server's."""
+
+    def __init__(self, portal: BlockingPortal, site: str, job: Job, announcer: Announcer) -> None:
+        self._portal = portal
+        self._site = site
+        self._job = job
+        self._announcer = announcer
+        self._under_way: Future[None] | None = None
+
+    def start(self, info: ServerInfo) -> None:
+        """Begin; returns at once."""
+        self._under_way = self._portal.start_task_soon(
+            self._show, info.api, Path(info.data_dir).resolve() / RESULTS
+        )
+        self._under_way.add_done_callback(self._tell)
+
+    def stop(self) -> None:
+        """Give up what is not done."""
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+    def _tell(self, ended: Future[None]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None:
+            self._announcer.say(f"the demonstration failed: {error}")
+
+    async def _show(self, api: str, directory: Path) -> None:
+        urls = {name: f"{self._site}/{name}" for name in pages()}
+        self._announcer.say(f"\n{len(urls)} pages of {self._site}/")
+        await self._job(api, urls, directory, self._announcer)
+        self._announcer.say("still serving; Ctrl-C stops")

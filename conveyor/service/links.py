@@ -1,0 +1,67 @@
+"""Signed result links: whoever holds one reads one body, until it expires, with no API key."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from collections.abc import Sequence
+
+import msgspec
+
+from conveyor.domain import ids
+from conveyor.domain.errors import ConveyorError, ErrorCode
+
+PATH = "/v1/blobs/{job_id}/{run_id}/{task_id}"
+
+_SIGNATURE_LENGTH = 18
+_MAX_EXPIRES_DIGITS = 12
+
+
+class LinkTarget(msgspec.Struct, frozen=True):
+    """The body that a link opens."""
+
+    job_id: str
+    run_id: str
+    task_id: str
+
+
+class LinkSigner:
+    """Makes links for the rows of one page (all with the same expiry), and checks them."""
+
+    def __init__(self, keys: Sequence[bytes], *, origin: str) -> None:
+        self._keys = tuple(keys)
+        self._origin = origin
+
+    def link(self, target: LinkTarget, *, expires_at: int) -> str:
+        """The link to a body. `expires_at` is in milliseconds and rounded up to a whole second."""
+        expires = -(-expires_at // 1_000)
+        path = _path(target)
+        signature = _sign(self._keys[0], path, expires)
+        return f"{self._origin}/v1/blobs/{path}?expires={expires}&signature={signature}"
+
+    def check(self, target: LinkTarget, *, expires: str, signature: str, now: int) -> None:
+        """Raises ConveyorError(permission_denied) unless the link is ours and still good."""
+        if expires.isascii() and expires.isdigit() and len(expires) <= _MAX_EXPIRES_DIGITS:
+            path = _path(target)
+            given = signature.encode()
+            for key in self._keys:
+                expected = _sign(key, path, int(expires)).encode()
+                if hmac.compare_digest(given, expected) and now < int(expires) * 1_000:
+                    return
+        raise ConveyorError(ErrorCode.PERMISSION_DENIED, "the link is not valid, or has expired")
+
+
+def target_of(job_id: str, run_id: str, task_id: str) -> LinkTarget | None:
+    """The target that these path segments name, None where they are no ids."""
+    if ids.is_ulid(job_id) and ids.is_ulid(run_id) and ids.is_task_id(task_id):
+        return LinkTarget(job_id, run_id, task_id)
+    return None
+
+
+def _path(target: LinkTarget) -> str:
+    return f"{target.job_id}/{target.run_id}/{target.task_id}"
+
+
+def _sign(key: bytes, path: str, expires: int) -> str:
+    digest = hmac.digest(key, f"{path}?{expires}".encode(), "sha256")
+    return base64.urlsafe_b64encode(digest[:_SIGNATURE_LENGTH]).decode()

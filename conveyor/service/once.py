@@ -1,0 +1,135 @@
+"""Requests that carry an idempotency key: done once, answered alike ever after."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import anyio
+import msgspec
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.ports.records import (
+    Answer,
+    ClaimedKey,
+    Idempotency,
+    KeyBusy,
+    KeyClaim,
+    KeyMismatch,
+    Once,
+)
+
+_log = logging.getLogger("conveyor.service")
+
+
+class KeyedRequest(msgspec.Struct, frozen=True):
+    """One use of an idempotency key.
+
+    `scope` is a digest of caller, method, path and key; `fingerprint` the sha256 of the raw body.
+    """
+
+    scope: str
+    fingerprint: bytes
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """Leave to do the work.
+
+    `created_id` is the id of what is to be made; `once` goes to the write; `taken_over` says that
+    an earlier request may have made it already.
+    """
+
+    created_id: str
+    once: Once | None = None
+    taken_over: bool = False
+
+
+class Given(msgspec.Struct, frozen=True):
+    """An answer, and whether it repeats an earlier one."""
+
+    answer: Answer
+    replayed: bool = False
+
+
+Work = Callable[[Ticket], Awaitable[Answer]]
+
+
+class OnceOnly:
+    """Claims keys, and frees them where the work fails."""
+
+    def __init__(self, idempotency: Idempotency, clock: Clock, *, claim: float, ttl: float) -> None:
+        self._idempotency = idempotency
+        self._clock = clock
+        self._claim_ms = round(claim * 1_000)
+        self._ttl_ms = round(ttl * 1_000)
+
+    async def answer(
+        self, request: KeyedRequest | None, work: Work, *, found: Work | None = None
+    ) -> Given:
+        """The answer of `work`, done now, or the stored one.
+
+        What has begun is brought to its end even where the request is cancelled. Whatever `work`
+        raises is raised again, with the key free. Where it meets a conflict and the claim was taken
+        over, `found` answers from what the earlier request turns out to have made.
+        Raises ConveyorError(idempotency_key_conflict) where the key is in use, or was used with
+        another body.
+        """
+        with anyio.CancelScope(shield=True):
+            if request is None:
+                given = Given(await work(Ticket(self._clock.new_id())))
+            else:
+                given = await self._keyed(request, work, found)
+        return given
+
+    async def _keyed(self, request: KeyedRequest, work: Work, found: Work | None) -> Given:
+        began = self._clock.now()
+        match await self._claim(request, began):
+            case Answer() as answer:
+                return Given(answer, replayed=True)
+            case KeyBusy():
+                raise _conflict("the first request with this Idempotency-Key is still running")
+            case KeyMismatch():
+                raise _conflict("this Idempotency-Key was used with another body")
+            case ClaimedKey() as claim:
+                ticket = Ticket(claim.created_id, Once(request.scope), claim.taken_over)
+        try:
+            return Given(await work(ticket))
+        except BaseException as error:
+            if _is_conflict(error):
+                earlier = await self._claim(request, self._clock.now())
+                if isinstance(earlier, Answer):
+                    return Given(earlier, replayed=True)
+                if ticket.taken_over and found is not None:
+                    return Given(await found(ticket))
+            await self._release(request.scope, began)
+            raise
+
+    async def _claim(self, request: KeyedRequest, now: int) -> KeyClaim:
+        return await self._idempotency.claim_idempotency_key(
+            request.scope,
+            fingerprint=request.fingerprint,
+            created_id=self._clock.new_id(),
+            now=now,
+            lapses_at=now + self._claim_ms,
+            expires_at=now + self._ttl_ms,
+        )
+
+    async def _release(self, scope: str, began: int) -> None:
+        if self._clock.now() >= began + self._claim_ms:
+            return  # The claim has lapsed, and may be somebody else's by now.
+        try:
+            await self._idempotency.release_idempotency_key(scope)
+        except Exception as error:
+            _log.warning(
+                "an idempotency key stays claimed until it lapses",
+                extra={"error": type(error).__name__},
+            )
+
+
+def _is_conflict(error: BaseException) -> bool:
+    return isinstance(error, ConveyorError) and error.code is ErrorCode.CONFLICT
+
+
+def _conflict(detail: str) -> ConveyorError:
+    return ConveyorError(ErrorCode.IDEMPOTENCY_KEY_CONFLICT, detail)

@@ -1,0 +1,149 @@
+"""Results page by page, bodies, histories."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from conveyor.domain import ids
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.model import ResultBody, Task, TaskStatus
+from conveyor.service.context import Context
+from conveyor.service.cursors import Cursors, bad_cursor
+from conveyor.service.expiry import Expiry
+from conveyor.service.links import LinkSigner, LinkTarget
+from conveyor.service.shapes import HistoryBody, ProblemBody, ResultsPage
+from conveyor.service.wire import history_body, problem_body, result_body
+
+MAX_PAGE = 1_000
+DEFAULT_PAGE = 100
+
+FILTERS: dict[str, frozenset[TaskStatus] | None] = {
+    "all": None,
+    "successful": frozenset({TaskStatus.SUCCESSFUL}),
+    "failed": frozenset({TaskStatus.FAILED}),
+    "processing": frozenset({TaskStatus.PENDING, TaskStatus.PROCESSING}),
+}
+"""The values of the `status` filter, and the rows that each of them lets through."""
+
+
+class Content(msgspec.Struct, frozen=True):
+    """A body to send: its pieces, its size in bytes, its type as the target gave it."""
+
+    pieces: AsyncIterator[bytes]
+    size: int
+    content_type: str
+
+
+class Results:
+    """What became of the tasks of a run."""
+
+    def __init__(self, context: Context, cursors: Cursors, links: LinkSigner) -> None:
+        self._context = context
+        self._tasks = context.binding.tasks
+        self._cursors = cursors
+        self._links = links
+        self._expiry = Expiry(context.binding.tasks)
+
+    async def page(
+        self,
+        caller_id: str,
+        job_id: str,
+        run_id: str | None,
+        *,
+        status: str,
+        cursor: str | None,
+        limit: int,
+    ) -> ResultsPage:
+        """A page of a run, of the latest where `run_id` is None; `status` is a key of FILTERS.
+
+        A cursor names its run: pages of the latest run go on in the run that they began with.
+        Raises ConveyorError: not_found; invalid_argument for a bad cursor.
+        """
+        scope = f"results:{job_id}:{status}"
+        after = None
+        if cursor is not None:
+            run_id, after = self._position(cursor, scope=scope, run_id=run_id)
+        view, run = await self._context.live_run(caller_id, job_id, run_id)
+        page = await self._tasks.page_tasks(
+            run.run_id, statuses=FILTERS[status], after=after, limit=limit
+        )
+        following = None
+        if page.next_index is not None:
+            following = self._cursors.encode(f"{run.run_id}.{page.next_index}", scope=scope)
+        now = self._context.clock.now()
+        link_end = now + round(self._context.options.result_url_ttl * 1_000)
+        ends = await self._expiry.of(page.tasks, view.job.result_ttl_days, horizon=link_end)
+        rows = []
+        for task, end in zip(page.tasks, ends, strict=True):
+            expired = end is not None and end <= now
+            link = None
+            if end is not None and not expired:
+                target = LinkTarget(job_id, task.run_id, task.task_id)
+                link = self._links.link(target, expires_at=min(link_end, end))
+            rows.append(result_body(task, expired=expired, result_url=link))
+        return ResultsPage(rows, following)
+
+    async def content(
+        self, caller_id: str, job_id: str, run_id: str | None, task_id: str
+    ) -> Content | ProblemBody:
+        """The body of a successful task, or the problem of a failed one.
+
+        Raises ConveyorError: not_found; task_not_ready; result_expired.
+        """
+        view, run = await self._context.live_run(caller_id, job_id, run_id)
+        task = await self._tasks.get_task(run.run_id, task_id)
+        if task is None:
+            raise not_found("task")
+        if task.error is not None and task.status is TaskStatus.FAILED:
+            return problem_body(task.error)
+        if task.result is None:
+            raise ConveyorError(ErrorCode.TASK_NOT_READY, "the task has not ended yet")
+        return await self._open(task, task.result, ttl_days=view.job.result_ttl_days)
+
+    async def linked_content(
+        self, target: LinkTarget, *, expires: str, signature: str
+    ) -> Content | ProblemBody:
+        """The body that a signed link opens. Raises ConveyorError: permission_denied for a link
+        that is not ours or has expired; else as `content` does."""
+        now = self._context.clock.now()
+        self._links.check(target, expires=expires, signature=signature, now=now)
+        # The signature was given to the owner: it stands for them here.
+        job = await self._context.binding.jobs.find_job(target.job_id)
+        if job is None:
+            raise not_found("job")
+        return await self.content(job.caller, target.job_id, target.run_id, target.task_id)
+
+    async def history(
+        self, caller_id: str, job_id: str, run_id: str | None, task_id: str
+    ) -> HistoryBody:
+        """The attempts and interruptions of a task. Raises ConveyorError(not_found)."""
+        _, run = await self._context.live_run(caller_id, job_id, run_id)
+        events = await self._tasks.task_history(run.run_id, task_id)
+        if events is None:
+            raise not_found("task")
+        return history_body(events)
+
+    def _position(self, cursor: str, *, scope: str, run_id: str | None) -> tuple[str | None, int]:
+        """The run and the index that a cursor names; a plain task id names only the index."""
+        try:
+            position = self._cursors.decode(cursor, scope=scope)
+        except ConveyorError:
+            if ids.is_task_id(cursor):
+                return run_id, ids.task_index(cursor)
+            raise
+        named, _, index = position.partition(".")
+        if not index.isdecimal() or run_id not in (None, named):
+            raise bad_cursor()
+        return named, int(index)
+
+    async def _open(self, task: Task, result: ResultBody, *, ttl_days: int) -> Content:
+        now = self._context.clock.now()
+        [end] = await self._expiry.of([task], ttl_days, horizon=now)
+        if end is not None and end <= now:
+            raise ConveyorError(ErrorCode.RESULT_EXPIRED, "the result is past its retention")
+        pieces = await self._context.binding.blobs.open(result.blob_key)
+        if pieces is None:
+            raise not_found("result")
+        return Content(pieces, result.size, result.content_type)

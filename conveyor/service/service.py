@@ -1,0 +1,58 @@
+"""The whole service: one object that HTTP talks to."""
+
+from __future__ import annotations
+
+from conveyor.domain.submission import Limits
+from conveyor.ports.binding import Binding
+from conveyor.ports.clock import Clock
+from conveyor.service.adding import Additions
+from conveyor.service.announcing import Announcer
+from conveyor.service.callers import Caller, identify
+from conveyor.service.context import Context
+from conveyor.service.cursors import Cursors
+from conveyor.service.keys import derive_keyring
+from conveyor.service.lifecycle import Lifecycle
+from conveyor.service.links import LinkSigner
+from conveyor.service.listing import Listing
+from conveyor.service.once import OnceOnly
+from conveyor.service.options import ServiceOptions
+from conveyor.service.reruns import Reruns
+from conveyor.service.results import Results
+from conveyor.service.submit import Submissions
+
+
+class Service:
+    """The operations of the API, grouped by what they are about.
+
+    `submissions` and `additions` bring tasks in, `reruns` brings them back, `lifecycle` changes
+    states, `listing` reads jobs and runs, `results` reads what became of tasks.
+    """
+
+    def __init__(self, binding: Binding, options: ServiceOptions, clock: Clock) -> None:
+        self.options = options
+        self._keyring = derive_keyring([binding.root_secret, *options.older_secrets])
+        context = Context(binding=binding, clock=clock, options=options, keyring=self._keyring)
+        announcer = Announcer(binding.queues, binding.signals, binding.tasks)
+        once = OnceOnly(
+            binding.idempotency,
+            clock,
+            claim=options.idempotency_claim,
+            ttl=options.idempotency_ttl,
+        )
+        limits = Limits(
+            max_inline_tasks=options.max_inline_tasks,
+            max_add_tasks=options.max_add_tasks,
+            max_open_job_tasks=options.max_open_job_tasks,
+        )
+        cursors = Cursors(self._keyring.cursors)
+        links = LinkSigner(self._keyring.links, origin=options.public_origin)
+        self.submissions = Submissions(context, announcer=announcer, once=once, limits=limits)
+        self.additions = Additions(context, announcer=announcer, once=once, limits=limits)
+        self.reruns = Reruns(context, announcer, once)
+        self.lifecycle = Lifecycle(context, announcer)
+        self.listing = Listing(context, cursors)
+        self.results = Results(context, cursors, links)
+
+    def identify(self, api_key: str | None) -> Caller:
+        """The caller that an API key stands for. Raises ConveyorError(unauthenticated)."""
+        return identify(api_key, self._keyring)

@@ -1,0 +1,155 @@
+"""The shapes of answers. A field left at None is left out of the JSON, never null."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SpendBody(msgspec.Struct, frozen=True):
+    """What something cost, as an indication."""
+
+    credits: int
+    cost: float
+
+
+class StatsBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The counters of a run."""
+
+    total: int
+    completed: int
+    successful: int
+    failed: int
+    failure_reasons: dict[str, int] | None = None
+    spend: SpendBody
+
+
+class RunBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A run. `last_batch_received` is told of first runs, `pause_state` while paused."""
+
+    run_id: str
+    job_id: str
+    run_sequence: int
+    status: str
+    trigger: str
+    stats: StatsBody
+    last_batch_received: bool | None = None
+    pause_state: str | None = None
+    created_at: str
+    updated_at: str
+    failure_reason: str | None = None
+    failure_detail: str | None = None
+
+
+class JobBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A job with its latest run."""
+
+    job_id: str
+    type: str
+    status: str
+    format: str
+    zenrows_params: dict[str, str]
+    external_id: str | None = None
+    name: str | None = None
+    metadata: dict[str, str] | None = None
+    max_inflight: int
+    priority: int
+    max_attempts: int
+    result_ttl_days: int
+    latest_run: RunBody | None = None
+    created_at: str
+    updated_at: str
+
+
+class JobsPage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of jobs."""
+
+    jobs: list[JobBody]
+    next_cursor: str | None = None
+
+
+class RunsPage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of runs."""
+
+    runs: list[RunBody]
+    next_cursor: str | None = None
+
+
+class SubmitBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a submit made."""
+
+    job_id: str
+    status: str
+    latest_run: RunBody | None = None
+    accepted_tasks: int
+
+
+class AddTasksBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What adding tasks did."""
+
+    accepted_tasks: int
+    job_status: str
+    latest_run: RunBody
+
+
+class RerunBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rerun made."""
+
+    job_id: str
+    status: str
+    latest_run: RunBody
+    rerun_of: str
+    retried_tasks: int
+    inherited_tasks: int
+
+
+class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The problem of a task, as RFC 9457 writes it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str | None = None
+    code: str
+    instance: str | None = None
+
+
+class ResultBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One task in a list of results. Its POST body is never told."""
+
+    task_id: str
+    external_id: str | None = None
+    run_id: str
+    url: str
+    metadata: dict[str, str] | None = None
+    method: str | None = None
+    status: str
+    type: str | None = None
+    result_url: str | None = None
+    error: ProblemBody | None = None
+    source_run_id: str | None = None
+    created_at: str
+    updated_at: str
+
+
+class ResultsPage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of results, in submission order."""
+
+    results: list[ResultBody]
+    next_cursor: str | None = None
+
+
+class EventBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One line of a task's history. `kind` is attempt or interruption."""
+
+    started_at: str
+    ended_at: str
+    attempt: int
+    kind: str
+    error: ProblemBody | None = None
+    spend: SpendBody
+
+
+class HistoryBody(msgspec.Struct, frozen=True):
+    """The history of a task, oldest line first."""
+
+    events: list[EventBody]

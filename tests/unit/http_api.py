@@ -1,0 +1,251 @@
+"""The API in one process, over the development binding in a temporary directory.
+
+Every answer that a test gets is held against our own OpenAPI document, fields included.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema_rs
+from prometheus_client import CollectorRegistry, Counter
+
+from conveyor.dev.binding import open_binding
+from conveyor.domain.model import (
+    Event,
+    EventKind,
+    Format,
+    Problem,
+    ResultBody,
+    Run,
+    Spend,
+    Task,
+    TaskFailure,
+)
+from conveyor.http.app import create_app
+from conveyor.http.openapi import document
+from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import result_key
+from conveyor.ports.tasks import Claimed, Failed, Settlement, Succeeded
+from conveyor.service import Service, ServiceOptions
+from conveyor.testing.clock import FakeClock
+
+ORIGIN = "http://127.0.0.1:9000"
+KEY = "key-of-alice"
+OTHER_KEY = "key-of-bob"
+PAGE = b"<html>\xff\x00</html>"
+PAGE_TYPE = "text/html; charset=windows-1251"
+
+DOCUMENT = document()
+
+
+@dataclass
+class Api:
+    """A running API: `client` calls it with Alice's key, `foreign` with Bob's, `bare` with none."""
+
+    client: httpx.AsyncClient
+    foreign: httpx.AsyncClient
+    bare: httpx.AsyncClient
+    binding: Binding
+    service: Service
+    clock: FakeClock
+    directory: Path
+    ready: list[bool]
+
+    async def submit(self, urls: int = 3, **fields: Any) -> dict[str, Any]:
+        """Create a job of so many tasks; the answer."""
+        tasks = [{"url": f"https://site.test/{number}"} for number in range(urls)]
+        response = await self.client.post("/v1/jobs", json={"tasks": tasks, **fields})
+        assert response.status_code == 201, response.text
+        body: dict[str, Any] = response.json()
+        return body
+
+    async def tasks_of(self, run_id: str) -> list[Task]:
+        """The rows of a run."""
+        page = await self.binding.tasks.page_tasks(run_id, statuses=None, after=None, limit=1_000)
+        return page.tasks
+
+    async def claim(self, run_id: str, task_id: str, *, seconds: float = 60.0) -> Task:
+        """Claim a task, as a worker does."""
+        now = self.clock.now()
+        claim = await self.binding.tasks.claim_task(
+            run_id,
+            task_id,
+            worker="worker",
+            now=now,
+            claimed_until=now + round(seconds * 1_000),
+            max_interruptions=10,
+        )
+        assert isinstance(claim, Claimed), claim
+        return claim.task
+
+    async def settle(self, task: Task, settlement: Settlement) -> None:
+        """Settle a claimed task."""
+        settled = await self.binding.tasks.settle_task(
+            task.run_id, task.task_id, task.claim_number, settlement, now=self.clock.now()
+        )
+        assert settled.applied
+
+    async def succeed(
+        self,
+        job_id: str,
+        run_id: str,
+        task_id: str,
+        *,
+        body: bytes = PAGE,
+        content_type: str = PAGE_TYPE,
+    ) -> None:
+        """Let a task bring back a body."""
+        task = await self.claim(run_id, task_id)
+        key = result_key(job_id, run_id, task_id, task.claim_number, 30)
+        await self.binding.blobs.put(key, body)
+        result = ResultBody(key, len(body), content_type, Format.HTML)
+        await self.settle(task, Succeeded(self.event(task), result))
+
+    async def fail(self, run_id: str, task_id: str, problem: Problem | None = None) -> None:
+        """Let a task fail."""
+        task = await self.claim(run_id, task_id)
+        problem = problem or Problem("RESP001", "No content", 422, "https://docs.test/RESP001")
+        await self.settle(task, Failed(self.event(task, problem), problem, TaskFailure.BLOCKED))
+
+    def event(self, task: Task, problem: Problem | None = None) -> Event:
+        """The event of a first attempt that took a second."""
+        now = self.clock.now()
+        return Event(
+            kind=EventKind.ATTEMPT,
+            attempt=task.attempts + 1,
+            started_at=now - 1_000,
+            ended_at=now,
+            error=problem,
+            spend=Spend(5, 0.25),
+        )
+
+    async def drain(self, job: dict[str, Any], *, failing: int = 0) -> list[Task]:
+        """End every task of a job's latest run, the first `failing` of them as failed."""
+        run_id = job["latest_run"]["run_id"]
+        for task in await self.tasks_of(run_id):
+            if task.index < failing:
+                await self.fail(run_id, task.task_id)
+            else:
+                await self.succeed(job["job_id"], run_id, task.task_id)
+        return await self.tasks_of(run_id)
+
+    async def run_of(self, job_id: str) -> Run | None:
+        """The latest run of a job of Alice's."""
+        caller = self.service.identify(KEY)
+        return await self.binding.runs.get_run(caller.caller_id, job_id, None)
+
+
+@asynccontextmanager
+async def open_api(
+    directory: Path, *, max_request_bytes: int = 50_331_648, **options: Any
+) -> AsyncIterator[Api]:
+    """An API over a fresh data directory; `options` go to the service."""
+    clock = FakeClock()
+    dev = await open_binding(directory, clock)
+    service = Service(dev.ports, ServiceOptions(public_origin=ORIGIN, **options), clock)
+    registry = CollectorRegistry()
+    Counter("conveyor_things", "Things.", registry=registry).inc(3)
+    ready = [True]
+    app = create_app(
+        service,
+        registry=registry,
+        ready=lambda: ready[0],
+        allowed_hosts=["conveyor.test"],
+        clock=clock,
+        max_request_bytes=max_request_bytes,
+    )
+    transport = httpx.ASGITransport(app)
+
+    def caller(**headers: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            transport=transport,
+            base_url=ORIGIN,
+            headers=headers,
+            event_hooks={"response": [check_described]},
+        )
+
+    try:
+        async with (
+            caller(**{"X-API-Key": KEY}) as client,
+            caller(**{"X-API-Key": OTHER_KEY}) as foreign,
+            caller() as bare,
+        ):
+            yield Api(client, foreign, bare, dev.ports, service, clock, directory, ready)
+    finally:
+        await dev.ports.aclose()
+
+
+def problem_of(response: httpx.Response, *, status: int, code: str) -> dict[str, Any]:
+    """The problem document of a refusal, which is checked to be this one."""
+    assert response.status_code == status, response.text
+    assert response.headers["Content-Type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert (problem["code"], problem["status"]) == (code, status), problem
+    return problem
+
+
+def _closed(schema: Any) -> Any:
+    """A schema that refuses fields which it does not name; problems stay open."""
+    if isinstance(schema, dict):
+        closed = {name: _closed(value) for name, value in schema.items()}
+        if "properties" in schema and "code" not in schema["properties"]:
+            closed["additionalProperties"] = False
+        return closed
+    return [_closed(value) for value in schema] if isinstance(schema, list) else schema
+
+
+_COMPONENTS = {
+    **copy.deepcopy(DOCUMENT["components"]),
+    "schemas": _closed(DOCUMENT["components"]["schemas"]),
+}
+_PATTERNS = {
+    path: re.compile(re.sub(r"{\w+}", "[^/]+", re.escape(path).replace(r"\{", "{").replace(r"\}", "}")))
+    for path in DOCUMENT["paths"]
+}
+_VALIDATORS: dict[str, Any] = {}
+
+
+async def check_described(response: httpx.Response) -> None:
+    """Raises AssertionError for an answer that the document does not describe."""
+    assert response.headers["X-Request-ID"]
+    method = response.request.method.lower()
+    method = "get" if method == "head" else method
+    path = response.request.url.path
+    operations = [
+        DOCUMENT["paths"][known]
+        for known, pattern in _PATTERNS.items()
+        if pattern.fullmatch(path) and method in DOCUMENT["paths"][known]
+    ]
+    if not operations or response.status_code in (405, 413):
+        return
+    described = operations[0][method]["responses"].get(str(response.status_code))
+    assert described, f"{method} {path} answered {response.status_code}: {await response.aread()!r}"
+    if "$ref" in described:
+        described = DOCUMENT["components"]["responses"][described["$ref"].rpartition("/")[2]]
+    content = described.get("content", {})
+    media_type = response.headers.get("Content-Type", "").partition(";")[0]
+    body = await response.aread()
+    if not content:
+        assert not body
+        return
+    assert media_type in content or "*/*" in content, f"{path}: {media_type}"
+    schema = content.get(media_type, {}).get("schema")
+    if schema and response.request.method != "HEAD":
+        _validator(schema["$ref"]).validate(json.loads(body))
+
+
+def _validator(reference: str) -> Any:
+    if reference not in _VALIDATORS:
+        _VALIDATORS[reference] = jsonschema_rs.Draft202012Validator(
+            {"$ref": reference, "components": _COMPONENTS}, validate_formats=True
+        )
+    return _VALIDATORS[reference]

@@ -1,0 +1,66 @@
+"""SPEC.md as the tests read it: tables found by their first heading cells, read row by row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SPEC = (ROOT / "SPEC.md").read_text(encoding="utf-8")
+
+Row = list[str]
+
+
+def _cells(line: str) -> Row:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+
+
+def tables(text: str = SPEC) -> Iterator[tuple[Row, list[Row]]]:
+    """Every table as (heading cells, rows)."""
+    block: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            block.append(line)
+        elif block:
+            yield _cells(block[0]), [_cells(row) for row in block[2:]]
+            block = []
+
+
+def table(*heading: str, text: str = SPEC) -> list[Row]:
+    """The rows of every table whose heading begins with these cells; at least one."""
+    rows = [
+        row
+        for found, body in tables(text)
+        if tuple(found[: len(heading)]) == heading
+        for row in body
+    ]
+    assert rows, f"SPEC.md has no table headed {' | '.join(heading)}"
+    return rows
+
+
+def section(title: str) -> str:
+    """The text under a heading, up to the next of the same or a higher level."""
+    found = re.search(rf"^(#+) {re.escape(title)}$", SPEC, re.MULTILINE)
+    assert found is not None, f"SPEC.md has no heading {title}"
+    rest = SPEC[found.end() :]
+    following = re.search(rf"^#{{1,{len(found[1])}}} ", rest, re.MULTILINE)
+    return rest[: following.start()] if following else rest
+
+
+def names(cell: str) -> list[str]:
+    """What a text has between backticks."""
+    return re.findall(r"`([^`\n]+)`", cell)
+
+
+def name(cell: str) -> str:
+    """The one name that a cell has between backticks."""
+    (found,) = names(cell)
+    return found
+
+
+def once(rows: Iterable[str]) -> set[str]:
+    """The rows as a set, none of them there twice."""
+    listed = list(rows)
+    assert len(listed) == len(set(listed)), sorted(row for row in listed if listed.count(row) > 1)
+    return set(listed)

@@ -1,0 +1,338 @@
+"""The HTTP client against a server that misbehaves on purpose."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from conveyor.client.api import ATTEMPTS, Api, base_url, connect
+from conveyor.client.download import download
+from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused, ServerUnreachable
+from conveyor.client.inputs import SourcedTask
+from conveyor.client.progress import LineView
+from conveyor.client.submit import JobOptions, submit
+from conveyor.client.watch import follow
+from conveyor.client.wire import RunReply
+
+KEY = "the-key"
+RUN = {"run_id": "R", "job_id": "J", "status": "running", "stats": {"total": 1}}
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Told(msgspec.Struct):
+    """A request as it came in."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Script(ThreadingHTTPServer):
+    """Answers in the order given, the last one for ever; an empty status breaks the connection."""
+
+    daemon_threads = True
+
+    def __init__(self, answers: list[Answer]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers = answers
+        self.told: list[Told] = []
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Script
+
+    def answer(self) -> None:
+        length = int(self.headers.get("Content-Length", "0"))
+        told = Told(self.command, self.path, dict(self.headers), self.rfile.read(length))
+        self.server.told.append(told)
+        answers = self.server.answers
+        status, headers, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        if not status:
+            self.close_connection = True
+            return
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = "Content-Length" in headers
+
+    do_GET = do_POST = do_DELETE = answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Pace:
+    """A clock whose sleeps cost nothing, and are remembered."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return sum(self.slept)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+    def token(self, length: int) -> bytes:
+        return b"\x07" * length
+
+
+@contextmanager
+def scripted(*answers: Answer) -> Iterator[Script]:
+    server = Script(list(answers))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@asynccontextmanager
+async def asked(*answers: Answer) -> AsyncIterator[tuple[Api, Script, Pace]]:
+    pace = Pace()
+    with scripted(*answers) as server:
+        async with connect(server.origin, KEY, pace) as api:
+            yield api, server, pace
+
+
+def ok(document: object, **headers: str) -> Answer:
+    return 200, headers, msgspec.json.encode(document)
+
+
+def problem(status: int, code: str, **fields: object) -> Answer:
+    body = {"type": "about:blank", "title": code, "status": status, "code": code, **fields}
+    return status, {}, msgspec.json.encode(body)
+
+
+def result_row(**fields: object) -> dict[str, object]:
+    return {"task_id": "T", "url": "http://a/", "status": "successful", "type": "html", **fields}
+
+
+@pytest.mark.parametrize(
+    ("server", "address"),
+    [
+        ("http://127.0.0.1:9000/v1", "http://127.0.0.1:9000/v1"),
+        ("http://127.0.0.1:9000/v1/", "http://127.0.0.1:9000/v1"),
+        ("127.0.0.1:9000", "http://127.0.0.1:9000/v1"),
+        ("https://api.test/batch/", "https://api.test/batch/v1"),
+        ("http://[::1]:9000?x=1#y", "http://[::1]:9000/v1"),
+    ],
+)
+def test_a_server_may_be_named_in_several_ways(server: str, address: str) -> None:
+    assert base_url(server) == address
+
+
+@pytest.mark.parametrize(
+    "server", ["ftp://x", "http://", "http://h:port", "", "http://[::1", "a\0b"]
+)
+def test_what_is_no_address_is_refused(server: str) -> None:
+    with pytest.raises(ClientError, match="not a server address"):
+        base_url(server)
+
+
+def test_a_password_in_an_address_is_not_shown() -> None:
+    with pytest.raises(ClientError) as caught:
+        base_url("ftp://user:secret@h")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["", "schlüssel", "a\nb"])
+async def test_a_key_that_is_no_header_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ClientError, match="^the API key must be printable ASCII$"):
+        async with connect("127.0.0.1:1", key, Pace()):
+            pass
+
+
+async def test_a_closed_port_is_told_at_once() -> None:
+    pace = Pace()
+    with scripted(ok({})) as server:
+        origin = server.origin
+    async with connect(origin, KEY, pace) as api:
+        with pytest.raises(ServerUnreachable, match=f"cannot reach {origin}/v1: is conveyor-dev"):
+            await api.job("J")
+    assert pace.slept == []
+
+
+async def test_a_problem_document_becomes_its_sentence_escaped() -> None:
+    async with asked(problem(404, "not_found", detail="no such job\x1b[2J")) as (api, server, _):
+        with pytest.raises(ServerRefused) as caught:
+            await api.job("../J")
+    assert str(caught.value) == "no such job\\x1b[2J (404 not_found)"
+    assert (caught.value.code, caught.value.status) == ("not_found", 404)
+    assert [(told.path, told.headers["X-API-Key"]) for told in server.told] == [
+        ("/v1/jobs/..%2FJ", KEY)
+    ]
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{" * 5_000, b'{"code": 7}'])
+async def test_an_answer_that_is_no_problem_document_is_survived(body: bytes) -> None:
+    async with asked((500, {}, body)) as (api, _, _pace):
+        with pytest.raises(ServerRefused, match="answered without a reason"):
+            await api.job("J")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"job_id": 1, "status": "x"}'])
+async def test_an_answer_of_another_program_is_told(body: bytes) -> None:
+    async with asked((200, {}, body)) as (api, _, _pace):
+        with pytest.raises(ClientError, match="does not answer as a Conveyor server does"):
+            await api.job("J")
+
+
+async def test_passing_trouble_is_waited_out_as_long_as_the_server_asks() -> None:
+    limited = (429, {"Retry-After": "7"}, problem(429, "rate_limited")[2])
+    broken: Answer = (0, {}, b"")
+    done = ok({"job_id": "J", "status": "closed"})
+    async with asked(limited, broken, problem(503, "unavailable"), done) as (api, server, pace):
+        assert (await api.job("J")).job_id == "J"
+    assert len(server.told) == 4
+    assert pace.slept == [7, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("told", ["99999999", "-1", "Wed, 21 Oct 2015 07:28:00 GMT", "²", ""])
+async def test_no_retry_after_hangs_a_command(told: str) -> None:
+    answer = (503, {"Retry-After": told.encode().decode("latin-1")}, b"")
+    async with asked(answer) as (api, server, pace):
+        with pytest.raises(ServerRefused):
+            await api.job("J")
+    assert len(server.told) == ATTEMPTS
+    assert all(0 < seconds <= 30 for seconds in pace.slept)
+
+
+async def test_a_quota_is_not_waited_for() -> None:
+    async with asked(problem(429, "quota_exceeded")) as (api, server, _):
+        with pytest.raises(ServerRefused):
+            await api.job("J")
+    assert len(server.told) == 1
+
+
+async def test_a_submit_that_is_sent_again_carries_the_same_key() -> None:
+    reply = ok({"job_id": "J", "latest_run": RUN, "accepted_tasks": 1})
+    async with asked((0, {}, b""), reply) as (api, server, _):
+        await submit(api, [SourcedTask({"url": "http://a/"}, "argument")], JobOptions(name="n"))
+    first, second = server.told
+    assert first.body == second.body
+    assert msgspec.json.decode(first.body) == {"name": "n", "tasks": [{"url": "http://a/"}]}
+    assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"] == "07" * 16
+
+
+async def test_refused_tasks_are_named_by_where_they_came_from() -> None:
+    bad = [{"index": 1, "reason": "malformed_url", "value": "http://u:p@\x1b"}] * 21
+    bad[0] = {"index": 99, "reason": "new\nreason"}
+    tasks = [SourcedTask({"url": "x"}, f"list:{line}") for line in (3, 9)]
+    async with asked(problem(400, "invalid_argument", invalid_tasks=bad)) as (api, _, _pace):
+        with pytest.raises(InvalidTasks) as caught:
+            await submit(api, tasks, JobOptions())
+    assert str(caught.value) == "21 tasks refused, nothing submitted"
+    assert caught.value.lines[0] == "task 99: new\\x0areason"
+    assert caught.value.lines[1] == "list:9: malformed_url: http://***@\\x1b"
+    assert caught.value.lines[20:] == ["… and 1 more"]
+
+
+async def test_watching_is_quick_at_first_then_once_a_second() -> None:
+    done = {**RUN, "status": "completed", "stats": {"total": 1, "completed": 1, "successful": 1}}
+    answers = [ok(RUN)] * 20 + [ok(done)]
+    async with asked(*answers) as (api, _, pace):
+        run = RunReply(run_id="R", job_id="J", status="running")
+        assert (await follow(api, run, LineView(io.StringIO()))).succeeded
+    assert pace.slept[0] == 0.05
+    assert pace.slept == sorted(pace.slept)
+    assert pace.slept[-1] == 1.0
+
+
+async def test_watching_outlives_a_server_that_is_away_but_not_for_ever() -> None:
+    pace = Pace()
+    sink = io.StringIO()
+    with scripted(ok({})) as server:
+        origin = server.origin
+    async with connect(origin, KEY, pace) as api:
+        with pytest.raises(ServerUnreachable):
+            await follow(api, RunReply(run_id="R", job_id="J", status="running"), LineView(sink))
+    assert 30 < sum(pace.slept) < 32
+    assert "trying again" in sink.getvalue()
+
+
+async def test_bodies_are_fetched_without_the_key_and_tried_again(tmp_path: Path) -> None:
+    short: Answer = (200, {"Content-Length": "10"}, b"half")
+    whole: Answer = (200, {"Content-Type": "text/csv", "Content-Encoding": "gzip"}, b"not gzip")
+    async with asked(ok({})) as (api, server, pace):
+        row = result_row(result_url=f"{server.origin}/blob")
+        server.answers[:] = [ok({"results": [row]}), short, whole]
+        done = await download(api, "J", tmp_path)
+    assert (done.files, done.problems) == (1, [])
+    assert (tmp_path / "T.csv").read_bytes() == b"not gzip"
+    assert names(tmp_path) == ["T.csv"]
+    _list, first, second = server.told
+    assert "X-API-Key" not in first.headers
+    assert "X-API-Key" not in second.headers
+    assert pace.slept == [0.5]
+
+
+async def test_a_body_that_does_not_come_is_told_and_the_others_do(tmp_path: Path) -> None:
+    async with asked(ok({})) as (api, server, _):
+        rows = [
+            result_row(task_id="gone", result_url=f"{server.origin}/x"),
+            result_row(task_id="expired", status="expired"),
+            result_row(task_id="bad", status="failed"),
+            result_row(task_id="odd", result_url="http://[::1"),
+            result_row(task_id="file", result_url="file:///etc/passwd"),
+        ]
+        server.answers[:] = [ok({"results": rows}), problem(410, "result_expired")]
+        done = await download(api, "J", tmp_path)
+    assert (done.files, done.unsuccessful_tasks) == (0, 1)
+    assert len(done.problems) == 4
+    assert names(tmp_path) == []
+
+
+async def test_a_directory_that_cannot_be_written_ends_the_command(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    async with asked(ok({"results": []})) as (api, _, _pace):
+        with pytest.raises(ClientError, match=f"^cannot write into {taken}: "):
+            await download(api, "J", taken)
+
+
+async def test_a_full_directory_ends_the_command_too(tmp_path: Path) -> None:
+    (tmp_path / "T.html").mkdir()
+    async with asked(ok({})) as (api, server, _):
+        row = result_row(result_url=f"{server.origin}/x")
+        server.answers[:] = [ok({"results": [row]}), (200, {}, b"body")]
+        with pytest.raises(ClientError, match="^cannot write into"):
+            await download(api, "J", tmp_path)
+    assert names(tmp_path) == ["T.html"]
+
+
+async def test_external_ids_name_files_and_never_leave_the_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "out"
+    async with asked(ok({})) as (api, server, _):
+        ids = ["../../up", "a", "A", "NUL", "..", "/abs", ""]
+        rows = [result_row(external_id=name, result_url=f"{server.origin}/x") for name in ids]
+        server.answers[:] = [ok({"results": rows}), (200, {"Content-Type": "text/html"}, b"body")]
+        done = await download(api, "J", directory)
+    assert done.files == len(ids)
+    assert names(directory) == sorted(
+        ["_.._up.html", "a.html", "A-2.html", "_NUL.html", "_.html", "_abs.html", "T.html"]
+    )
+    assert names(tmp_path) == ["out"]
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())

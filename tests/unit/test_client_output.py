@@ -1,0 +1,72 @@
+"""Nothing printed may drive the terminal or show a password."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conveyor.client.output import (
+    clean,
+    clean_json,
+    count,
+    duration,
+    mask_credentials,
+    printable,
+    shorten,
+)
+
+
+@given(st.text())
+def test_what_is_printed_holds_no_control(text: str) -> None:
+    shown = clean(text)
+    assert not [letter for letter in shown if unicodedata.category(letter) in ("Cc", "Cs")]
+    assert not set(shown) & set("\u202a\u202b\u202d\u202e\u2066\u2067\u2069\u200f\u2028")
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_json_means_the_same_once_cleaned(document: dict[str, str]) -> None:
+    line = clean_json(json.dumps(document, ensure_ascii=False))
+    assert json.loads(line) == document
+    assert line == clean(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://user:secret@host/p?q=a@b", "http://***@host/p?q=a@b"),
+        ("HTTPS://secret@host", "HTTPS://***@host"),
+        ("http://a:p@ss@host/", "http://***@host/"),
+        ("see http://u:p@h/ and http://v:q@i/", "see http://***@h/ and http://***@i/"),
+        ('{"url":"http:\\/\\/u:p@h"}', '{"url":"http:\\/\\/***@h"}'),
+        ("http://host/@me", "http://host/@me"),
+        ("http://host?mail=a@b", "http://host?mail=a@b"),
+        ("mail a@b", "mail a@b"),
+    ],
+)
+def test_credentials_are_masked_and_the_rest_is_kept(text: str, shown: str) -> None:
+    assert mask_credentials(text) == shown
+
+
+def test_a_control_does_not_hide_credentials() -> None:
+    assert printable("http://u:secret\x1b[0m@host/") == "http://***@host/"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0.0 s"), (9.94, "9.9 s"), (12, "12 s"), (200, "3 min 20 s"), (7_500, "2 h 5 min")],
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def test_counts_and_cuts() -> None:
+    assert (count(1, "file"), count(0, "file"), count(2_000, "file")) == (
+        "1 file",
+        "0 files",
+        "2,000 files",
+    )
+    assert (shorten("abcd", 4), shorten("abcde", 4)) == ("abcd", "abc…")

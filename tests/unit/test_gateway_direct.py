@@ -1,0 +1,525 @@
+"""The direct gateway over real sockets: verdicts, redirects, headers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conveyor.domain.model import TaskBody, TaskFailure
+from conveyor.gateway.addresses import is_public
+from conveyor.gateway.direct import DirectGateway
+from conveyor.gateway.engine import HttpEngine
+from conveyor.gateway.script import expected_body
+from conveyor.gateway.transport import Lookup, TransportError, Trouble
+from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
+from conveyor.testing.clock import FakeClock
+from conveyor.testing.gateway_server import GatewayServer
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def server(anyio_backend: str) -> AsyncIterator[GatewayServer]:
+    async with GatewayServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def gateway(anyio_backend: str) -> AsyncIterator[DirectGateway]:
+    made = DirectGateway(FakeClock(), allow_private=True, retry_after_cap=100.0)
+    yield made
+    await made.aclose()
+
+
+async def body_of(gateway: DirectGateway, request: ScrapeRequest) -> bytes:
+    async with gateway.scrape(request) as success:
+        assert isinstance(success.content, bytes)
+        return success.content
+
+
+async def failure(gateway: DirectGateway, url: str, **fields: object) -> ScrapeFailed:
+    request = ScrapeRequest(url, "key", **fields)  # type: ignore[arg-type]
+    with pytest.raises(ScrapeFailed) as caught:
+        await body_of(gateway, request)
+    return caught.value
+
+
+async def echoed(gateway: DirectGateway, url: str, **fields: object) -> dict[str, object]:
+    told = json.loads(await body_of(gateway, ScrapeRequest(url, "key", **fields)))  # type: ignore[arg-type]
+    assert isinstance(told, dict)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "retryable"),
+    [
+        (400, TaskFailure.BAD_TARGET, False),
+        (401, TaskFailure.BLOCKED, False),
+        (402, TaskFailure.BAD_TARGET, False),
+        (403, TaskFailure.BLOCKED, False),
+        (404, TaskFailure.BAD_TARGET, False),
+        (408, TaskFailure.TIMEOUT, True),
+        (410, TaskFailure.BAD_TARGET, False),
+        (418, TaskFailure.BAD_TARGET, False),
+        (425, TaskFailure.GATEWAY_ERROR, True),
+        (429, TaskFailure.RATE_LIMITED, True),
+        (451, TaskFailure.BLOCKED, False),
+        (500, TaskFailure.GATEWAY_ERROR, True),
+        (503, TaskFailure.GATEWAY_ERROR, True),
+        (504, TaskFailure.TIMEOUT, True),
+        (599, TaskFailure.GATEWAY_ERROR, True),
+        (304, TaskFailure.BAD_TARGET, False),
+        (302, TaskFailure.BAD_TARGET, False),
+    ],
+)
+async def test_the_verdict_on_each_status(
+    gateway: DirectGateway,
+    server: GatewayServer,
+    status: int,
+    kind: TaskFailure,
+    retryable: bool,
+) -> None:
+    failed = await failure(gateway, server.target(f"x?status={status}&retry_after=7"))
+    assert (failed.failure, failed.retryable, failed.problem.status) == (kind, retryable, status)
+    assert failed.retry_after == (7.0 if retryable else 0.0)
+    assert failed.burns_attempt
+    assert failed.account is None
+
+
+async def test_retry_after_is_bounded(gateway: DirectGateway, server: GatewayServer) -> None:
+    failed = await failure(gateway, server.target("x?status=503&retry_after=86400"))
+    assert failed.retry_after == 100.0
+
+
+@pytest.mark.parametrize("status", [200, 201, 203, 206, 299])
+async def test_every_2xx_is_a_success(
+    gateway: DirectGateway, server: GatewayServer, status: int
+) -> None:
+    url = server.target(f"x?status={status}")
+    assert await body_of(gateway, ScrapeRequest(url, "key")) == expected_body(url)
+
+
+async def test_no_content_is_an_empty_success(
+    gateway: DirectGateway, server: GatewayServer
+) -> None:
+    request = ScrapeRequest(server.target("x?status=204"), "key")
+    assert await body_of(gateway, request) == b""
+
+
+async def test_allowed_status_codes_make_a_success(
+    gateway: DirectGateway, server: GatewayServer
+) -> None:
+    url = server.target("x?status=404")
+    params = {"allowed_status_codes": "500, 404"}
+    assert b"404" in await body_of(gateway, ScrapeRequest(url, "key", params=params))
+    assert (await failure(gateway, server.target("x?status=410"), params=params)).failure
+
+
+async def test_a_missing_content_type_is_octets(gateway: DirectGateway) -> None:
+    async def answer(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    async with anyio.create_task_group() as group:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        group.start_soon(listener.serve, answer)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        request = ScrapeRequest(f"http://127.0.0.1:{port}/", "key")
+        async with gateway.scrape(request) as success:
+            assert (success.content, success.content_type) == (b"ok", "application/octet-stream")
+        group.cancel_scope.cancel()
+    await listener.aclose()
+
+
+@pytest.mark.parametrize(
+    ("wire", "code"),
+    [
+        (b"", "connection_lost"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "malformed_answer"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000 + b"\r\n\r\n", "malformed_answer"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5_000 + b"\r\n", "malformed_answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", "connection_lost"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "malformed_answer"),
+    ],
+    ids=["nothing", "not HTTP", "long header", "many headers", "half a head", "bad chunk"],
+)
+async def test_an_answer_that_is_none_is_retried(
+    gateway: DirectGateway, wire: bytes, code: str
+) -> None:
+    async def answer(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            with_receive = await stream.receive()
+            assert with_receive
+            await stream.send(wire)
+
+    async with anyio.create_task_group() as group:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        group.start_soon(listener.serve, answer)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        failed = await failure(gateway, f"http://127.0.0.1:{port}/", timeout=10.0)
+        group.cancel_scope.cancel()
+    await listener.aclose()
+    assert (failed.problem.code, failed.retryable) == (code, True)
+    assert failed.failure is TaskFailure.GATEWAY_ERROR
+
+
+async def test_nobody_listening_is_retried(gateway: DirectGateway) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        failed = await failure(gateway, f"http://127.0.0.1:{unused.getsockname()[1]}/")
+    assert (failed.problem.code, failed.retryable) == ("gateway_unreachable", True)
+    assert failed.failure is TaskFailure.GATEWAY_ERROR
+
+
+async def test_a_name_that_does_not_exist_is_retried() -> None:
+    async def lookup(host: str, port: int) -> list[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    gateway = DirectGateway(FakeClock(), lookup=lookup)
+    failed = await failure(gateway, "http://nowhere.test/")
+    assert (failed.problem.code, failed.retryable) == ("gateway_unreachable", True)
+    await gateway.aclose()
+
+
+async def test_silence_is_a_timeout(gateway: DirectGateway, server: GatewayServer) -> None:
+    failed = await failure(gateway, server.target("x?hang=1"), timeout=0.05)
+    assert (failed.problem.code, failed.failure) == ("timeout", TaskFailure.TIMEOUT)
+    assert failed.retryable
+
+
+# Redirects
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "body"),
+    [
+        (301, "GET", ""),
+        (302, "GET", ""),
+        (303, "GET", ""),
+        (307, "POST", "a=1"),
+        (308, "POST", "a=1"),
+    ],
+)
+async def test_the_method_after_a_redirect(
+    gateway: DirectGateway, server: GatewayServer, status: int, method: str, body: str
+) -> None:
+    there = quote(server.target("there?echo=1"), safe="")
+    told = await echoed(
+        gateway,
+        server.target(f"here?status={status}&location={there}"),
+        method="POST",
+        body=TaskBody("a=1", "application/x-www-form-urlencoded"),
+    )
+    assert (told["method"], told["body"]) == (method, body)
+    headers = told["headers"]
+    assert isinstance(headers, dict)
+    assert ("content-type" in headers) == (method == "POST")
+
+
+def chain(server: GatewayServer, length: int) -> str:
+    url = server.target("end")
+    for _ in range(length):
+        url = server.target(f"hop?status=302&location={quote(url, safe='')}")
+    return url
+
+
+async def test_redirects_end_after_ten(gateway: DirectGateway, server: GatewayServer) -> None:
+    # A chain in one URL grows with each hop's quoting: a loop shows the bound as well.
+    end = expected_body(server.target("end"))
+    assert await body_of(gateway, ScrapeRequest(chain(server, 4), "key")) == end
+    before = server.hits.total
+    failed = await failure(gateway, server.target("loop?status=302&location=%23"))
+    assert (failed.problem.code, failed.failure) == (
+        "too_many_redirects",
+        TaskFailure.BAD_TARGET,
+    )
+    assert server.hits.total - before == 11
+
+
+async def test_time_is_shared_by_all_hops(server: GatewayServer) -> None:
+    clock = FakeClock()
+    gateway = DirectGateway(clock, allow_private=True)
+    there = quote(server.target("there"), safe="")
+    request = ScrapeRequest(server.target(f"x?status=302&location={there}"), "key", timeout=5.0)
+    calls = iter([0.0, 6.0])
+    clock.monotonic = lambda: next(calls)  # type: ignore[method-assign]
+    with pytest.raises(ScrapeFailed, match="timeout"):
+        await body_of(gateway, request)
+    await gateway.aclose()
+
+
+@pytest.mark.parametrize("location", ["ftp://h.test/", "file:///etc/passwd", "javascript:1"])
+async def test_a_redirect_to_another_scheme_is_refused(
+    gateway: DirectGateway, server: GatewayServer, location: str
+) -> None:
+    url = server.target(f"x?status=302&location={quote(location, safe='')}")
+    assert (await failure(gateway, url)).problem.code == "unsupported_scheme"
+
+
+async def test_credentials_stay_with_their_origin(
+    gateway: DirectGateway, server: GatewayServer
+) -> None:
+    params = {"custom_headers": '{"Cookie": "c=1", "X-Other": "o"}'}
+    own = server.target("there?echo=1")
+    start = server.target(f"x?status=307&location={quote(own, safe='')}")
+    told = await echoed(gateway, start.replace("//", "//user:word@", 1), params=params)
+    headers = told["headers"]
+    assert isinstance(headers, dict)
+    assert headers["authorization"] == "Basic dXNlcjp3b3Jk"
+    assert (headers["cookie"], headers["x-other"]) == ("c=1", "o")
+
+    foreign = own.replace("127.0.0.1", "localhost")
+    start = server.target(f"x?status=307&location={quote(foreign, safe='')}")
+    told = await echoed(gateway, start.replace("//", "//user:word@", 1), params=params)
+    headers = told["headers"]
+    assert isinstance(headers, dict)
+    assert "authorization" not in headers
+    assert "cookie" not in headers
+    assert headers["x-other"] == "o"
+
+
+# Headers
+
+
+async def test_what_is_sent(gateway: DirectGateway, server: GatewayServer) -> None:
+    told = await echoed(gateway, server.target("a/../b%2f?echo=1&q=ü |"))
+    assert told["url"] == server.target("a/../b%2f?echo=1&q=%C3%BC%20|")
+    headers = told["headers"]
+    assert isinstance(headers, dict)
+    assert headers["accept-encoding"] == "gzip, deflate, br"
+    assert headers["user-agent"].startswith("conveyor/")
+    assert "cookie" not in headers
+
+
+async def test_custom_headers_are_sent_but_for_those_of_the_connection(
+    gateway: DirectGateway, server: GatewayServer
+) -> None:
+    given_ = {
+        "user-agent": "mine",
+        "X-Number": 5,
+        "Host": "evil.test",
+        "Content-Length": "999",
+        "Transfer-Encoding": "chunked",
+        "Connection": "close",
+        "Accept-Encoding": "zstd",
+    }
+    told = await echoed(
+        gateway, server.target("x?echo=1"), params={"custom_headers": json.dumps(given_)}
+    )
+    headers = told["headers"]
+    assert isinstance(headers, dict)
+    assert (headers["user-agent"], headers["x-number"]) == ("mine", "5")
+    assert headers["host"] == server.origin.removeprefix("http://")
+    assert headers["accept-encoding"] == "gzip, deflate, br"
+    assert not {"content-length", "transfer-encoding", "connection"} & set(headers)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"a": {}}', '{"a b": "c"}', '{"a": "b\\r\\nc: d"}', '{"a": "\\u0000"}']
+)
+async def test_headers_that_cannot_be_sent_fail_the_task(
+    gateway: DirectGateway, server: GatewayServer, text: str
+) -> None:
+    failed = await failure(gateway, server.target("x"), params={"custom_headers": text})
+    assert (failed.problem.code, failed.retryable) == ("invalid_param_value", False)
+    assert server.hits.total == 0
+
+
+async def test_a_cookie_that_was_set_is_not_sent_again(
+    gateway: DirectGateway, server: GatewayServer
+) -> None:
+    jar = "x?status=302&location=" + quote(server.target("y?echo=1"), safe="")
+    told = await echoed(gateway, server.target(jar))
+    assert "cookie" not in told["headers"]  # type: ignore[operator]
+
+
+async def test_no_secret_is_told(
+    gateway: DirectGateway, server: GatewayServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    params = {"custom_headers": '{"Authorization": "Bearer s3cr3t-header"}'}
+    for script in ("status=503", "reset=1", "short=1", "hang=1", "status=302&location=ftp:x"):
+        url = server.target(f"x?{script}").replace("//", "//user:s3cr3t-word@", 1)
+        failed = await failure(gateway, url, params=params, timeout=0.2)
+        assert "s3cr3t" not in repr(failed.problem) + repr(failed) + repr(failed.__cause__)
+        assert failed.__suppress_context__ or failed.__context__ is None
+    assert "s3cr3t" not in caplog.text
+
+
+# Addresses
+
+
+async def refused(gateway: DirectGateway, url: str) -> None:
+    failed = await failure(gateway, url, timeout=5.0)
+    assert (failed.problem.code, failed.problem.status) == ("address_refused", 422)
+    assert (failed.failure, failed.retryable) == (TaskFailure.BAD_TARGET, False)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.0.0.1.",
+        "127.1",
+        "0",
+        "0x7f.1",
+        "0x7F000001",
+        "2130706433",
+        "0177.1",
+        "127。0。0。1",
+        "①②⑦.0.0.1",
+        "localhost",
+        "100.64.0.1",
+        "169.254.169.254",
+        "10.0.0.1",
+        "192.168.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "[::1]",
+        "[::]",
+        "[::ffff:a9fe:a9fe]",
+        "[::ffff:127.0.0.1]",
+        "[::127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+        "[2001:0:4136:e378:8000:63bf:80ff:fffe]",
+        "[fe80::1]",
+        "[fd00::1]",
+    ],
+)
+async def test_an_address_that_is_not_public_is_refused(server: GatewayServer, host: str) -> None:
+    gateway = DirectGateway(FakeClock(), allow_private=False)
+    port = server.origin.rpartition(":")[2]
+    await refused(gateway, f"http://{host}:{port}/t/x")
+    await gateway.aclose()
+    assert server.connections == 0
+
+
+def always(*addresses: str) -> Lookup:
+    async def lookup(host: str, port: int) -> list[str]:
+        return list(addresses)
+
+    return lookup
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], ["::1", "10.0.0.1"], ["::ffff:7f00:1"]])
+async def test_a_name_of_a_private_address_is_refused(
+    server: GatewayServer, addresses: list[str]
+) -> None:
+    gateway = DirectGateway(FakeClock(), lookup=always(*addresses))
+    port = server.origin.rpartition(":")[2]
+    await refused(gateway, f"http://public.test:{port}/t/x")
+    await gateway.aclose()
+    assert server.connections == 0
+
+
+async def test_a_redirect_to_a_private_address_is_refused(
+    server: GatewayServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 127.0.0.2 stands for a public address, so that a first hop can be answered at all.
+    admitted = "127.0.0.2"
+    monkeypatch.setattr("conveyor.gateway.direct.is_public", admitted.__eq__)
+    async with GatewayServer(host=admitted) as public:
+        gateway = DirectGateway(FakeClock(), lookup=always("127.0.0.1"))
+        assert await body_of(gateway, ScrapeRequest(public.target("x"), "key"))
+        for place in (server.target("x"), server.target("x").replace("127.0.0.1", "name.test")):
+            await refused(gateway, public.target(f"x?status=302&location={quote(place, safe='')}"))
+        await gateway.aclose()
+    assert server.connections == 0
+
+
+async def test_a_name_is_resolved_once_and_connected_to_as_it_was_checked(
+    server: GatewayServer,
+) -> None:
+    """Rebinding: the second answer of the resolver, a private one, is never used unchecked."""
+    asked: list[str] = []
+
+    async def lookup(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["192.0.2.1" if len(asked) == 1 else "127.0.0.1"]
+
+    judged: list[str] = []
+
+    def admits(address: str) -> bool:
+        judged.append(address)
+        return address == "192.0.2.1"
+
+    engine = HttpEngine(connections=1, admits=admits, lookup=lookup)
+    port = server.origin.rpartition(":")[2]
+    with pytest.raises(TransportError) as caught:
+        await engine.send(
+            "GET", f"http://rebind.test:{port}/t/x", headers={}, body=None, timeout=0.2
+        )
+    # Whether 192.0.2.1 is silent or unreachable is the network's affair.
+    assert caught.value.trouble in (Trouble.TIMEOUT, Trouble.UNREACHABLE)
+    assert (asked, set(judged)) == (["rebind.test"], {"192.0.2.1"})
+    await engine.aclose()
+    assert server.connections == 0
+
+
+async def test_the_peer_is_checked_before_a_byte_is_sent(server: GatewayServer) -> None:
+    """A resolver that lies to the check and not to the socket: the peer itself gives it away."""
+    answers = iter([True, False])
+    peers: list[str] = []
+
+    def admits(address: str) -> bool:
+        peers.append(address)
+        return next(answers)
+
+    engine = HttpEngine(connections=1, admits=admits, lookup=always("127.0.0.1"))
+    port = server.origin.rpartition(":")[2]
+    with pytest.raises(TransportError) as caught:
+        await engine.send("GET", f"http://a.test:{port}/t/x", headers={}, body=None, timeout=5.0)
+    assert caught.value.trouble is Trouble.REFUSED
+    assert peers == ["127.0.0.1", "127.0.0.1"]
+    await engine.aclose()
+    assert server.hits.total == 0
+
+
+async def test_the_public_check_is_the_one_in_use() -> None:
+    gateway = DirectGateway(FakeClock(), lookup=always("192.0.2.1"))
+    assert not is_public("192.0.2.1")
+    await refused(gateway, "http://documentation.test/")
+    await gateway.aclose()
+
+
+async def test_no_proxy_is_taken_from_the_environment(
+    gateway: DirectGateway, server: GatewayServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    url = server.target("x")
+    assert await body_of(gateway, ScrapeRequest(url, "key")) == expected_body(url)
+
+
+HOSTS = st.text(max_size=30) | st.sampled_from(["127.0.0.1:9", "a..b", "[::1]:9", "a" * 70])
+
+
+@given(
+    url=st.text(max_size=60)
+    | st.builds("http://{}/{}".format, HOSTS, st.text(max_size=30))
+    | st.builds("http://127.0.0.1:9/{}".format, st.text(max_size=60))
+)
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+async def test_no_url_raises_anything_but_a_verdict(url: str, anyio_backend: str) -> None:
+    async def lookup(host: str, port: int) -> list[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    gateway = DirectGateway(FakeClock(), allow_private=True, lookup=lookup)
+    with pytest.raises(ScrapeFailed):
+        await body_of(gateway, ScrapeRequest(url, "key", timeout=2.0))
+    await gateway.aclose()

@@ -1,0 +1,439 @@
+"""Jobs over HTTP: submitting, reading, adding, closing, stopping, pausing, deleting."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from zenrows.batch.models import (
+    AddTasksResponse,
+    Job,
+    ListJobRunsResponse,
+    ListJobsResponse,
+    Run,
+    SubmitJobResponse,
+)
+
+from conveyor.domain.sealing import KeySealer
+from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, run_queue
+from tests.unit.http_api import KEY, Api, open_api, problem_of
+
+NOWHERE = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    async with open_api(tmp_path / "data") as opened:
+        yield opened
+
+
+async def test_a_submit_answers_with_job_and_run(api: Api) -> None:
+    answer = SubmitJobResponse.model_validate(await api.submit(3))
+
+    assert answer.accepted_tasks == 3
+    assert answer.status.value == "closed"
+    assert answer.latest_run is not None
+    assert answer.latest_run.status.value == "running"
+    assert (answer.latest_run.stats.total, answer.latest_run.stats.completed) == (3, 0)
+    assert answer.latest_run.run_sequence == 1
+
+
+async def test_a_job_comes_back_as_it_was_submitted(api: Api) -> None:
+    fields: dict[str, Any] = {
+        "name": "Näme",
+        "external_id": "order.1",
+        "metadata": {"team": "a"},
+        "zenrows_params": {"js_render": True, "wait": 20, "custom_headers": {"Referer": "x"}},
+        "max_inflight": 7,
+        "priority": 9,
+        "max_attempts": 2,
+        "result_ttl_days": 30,
+    }
+    submitted = await api.submit(1, **fields)
+
+    response = await api.client.get(f"/v1/jobs/{submitted['job_id']}")
+
+    body = response.json()
+    job = Job.model_validate(body)
+    assert (job.name, job.external_id, job.metadata) == ("Näme", "order.1", {"team": "a"})
+    assert job.type.value == "regular"
+    assert job.format is not None
+    assert job.format.value == "html"
+    assert job.zenrows_params is not None
+    assert job.zenrows_params["js_render"] == "true"
+    assert job.zenrows_params["wait"] == "20"
+    assert job.zenrows_params["custom_headers"] == '{"Referer":"x"}'
+    assert job.latest_run == SubmitJobResponse.model_validate(submitted).latest_run
+    for name in ("max_inflight", "priority", "max_attempts", "result_ttl_days"):
+        assert body[name] == fields[name]
+    assert body["created_at"].endswith("Z")
+    assert len(body["created_at"]) == len("2026-01-01T00:00:00.000Z")
+    assert "ingest_status" not in body["latest_run"]
+    assert "pause_state" not in body["latest_run"]
+
+
+async def test_the_tasks_are_written_and_enqueued_before_the_answer(api: Api) -> None:
+    submitted = await api.submit(3)
+    run_id = submitted["latest_run"]["run_id"]
+
+    deliveries = await api.binding.queues.receive(run_queue(run_id), limit=10, visibility=60)
+
+    rows = await api.tasks_of(run_id)
+    assert [row.index for row in rows] == [0, 1, 2]
+    assert [row.spec.url for row in rows] == [f"https://site.test/{n}" for n in range(3)]
+    assert {delivery.message.run_id for delivery in deliveries} == {run_id}
+    assert len(deliveries) == 3
+    assert run_id in await api.binding.signals.wait()
+
+
+async def test_the_key_is_sealed_for_the_worker_and_nowhere_in_the_clear(
+    api: Api, tmp_path: Path
+) -> None:
+    submitted = await api.submit(1)
+
+    job = await api.binding.jobs.find_job(submitted["job_id"])
+
+    assert job is not None
+    assert KeySealer([api.binding.root_secret]).unseal(job) == KEY
+    files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+async def test_every_bad_task_is_listed_and_nothing_is_created(api: Api) -> None:
+    tasks = [
+        {"url": "https://good.test/"},
+        {"url": "ftp://bad.test/"},
+        {"url": "https://bad.test/", "external_id": "no spaces"},
+        {"url": "https://user:hunter2@bad.test:x/"},
+    ]
+
+    response = await api.client.post("/v1/jobs", json={"tasks": tasks})
+
+    problem = problem_of(response, status=400, code="invalid_argument")
+    assert [(task["index"], task["reason"]) for task in problem["invalid_tasks"]] == [
+        (1, "unsupported_scheme"),
+        (2, "invalid_external_id"),
+        (3, "malformed_url"),
+    ]
+    assert "hunter2" not in response.text
+    assert (await api.client.get("/v1/jobs")).json() == {"jobs": []}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b'{"tasks": 5}',
+        b'{"tasks": []}',
+        b'{"tasks": [{"url": "https://a.test/"}], "tasks": []}',
+        b'{"tasks": [{"url": "https://a.test/"}], "priority": 10}',
+        b'{"tasks": [{"url": "https://a.test/"}], "priority": true}',
+        b'{"tasks": [{"url": "https://a.test/"}], "name": "\xff"}',
+        b'{"tasks": [null]}',
+        b'{"tasks": [{"url": {}}]}',
+        b'{"tasks": [{"url": "https://a.test/"}], "zenrows_params": {"no_such": 1}}',
+        b"[" * 100_000,
+    ],
+)
+async def test_a_malformed_submit_is_refused(api: Api, body: bytes) -> None:
+    response = await api.client.post(
+        "/v1/jobs", content=body, headers={"Content-Type": "application/json"}
+    )
+
+    problem_of(response, status=400, code="invalid_argument")
+
+
+async def test_an_open_job_takes_tasks_until_its_last_batch(api: Api) -> None:
+    job = await api.submit(0, status="open")
+    assert job["latest_run"]["status"] == "pending"
+    assert job["latest_run"]["last_batch_received"] is False
+    path = f"/v1/jobs/{job['job_id']}/tasks"
+
+    first = await api.client.post(path, json={"tasks": [{"url": "https://a.test/"}] * 2})
+    last = await api.client.post(
+        path, json={"tasks": [{"url": "https://b.test/"}], "last_batch": True}
+    )
+    late = await api.client.post(path, json={"tasks": [{"url": "https://c.test/"}]})
+
+    answer = AddTasksResponse.model_validate(first.json())
+    assert (answer.accepted_tasks, answer.job_status.value) == (2, "open")
+    assert answer.latest_run.status.value == "running"
+    answer = AddTasksResponse.model_validate(last.json())
+    assert (answer.accepted_tasks, answer.job_status.value) == (1, "closed")
+    assert answer.latest_run.last_batch_received is True
+    problem_of(late, status=409, code="job_not_open")
+    run_id = job["latest_run"]["run_id"]
+    deliveries = await api.binding.queues.receive(run_queue(run_id), limit=10, visibility=60)
+    rows = await api.tasks_of(run_id)
+    assert [row.index for row in rows] == [0, 1, 2]
+    assert {row.task_id for row in rows} == {
+        getattr(delivery.message, "task_id", None) for delivery in deliveries
+    }
+
+
+async def test_adding_to_a_stopped_open_job_is_refused(api: Api) -> None:
+    job = await api.submit(1, status="open")
+    await api.client.post(f"/v1/jobs/{job['job_id']}/stop")
+
+    response = await api.client.post(
+        f"/v1/jobs/{job['job_id']}/tasks", json={"tasks": [{"url": "https://a.test/"}]}
+    )
+
+    problem_of(response, status=409, code="job_not_open")
+
+
+async def test_an_open_job_holds_only_so_many_tasks(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data", max_open_job_tasks=3) as api:
+        job = await api.submit(2, status="open")
+
+        response = await api.client.post(
+            f"/v1/jobs/{job['job_id']}/tasks", json={"tasks": [{"url": "https://a.test/"}] * 2}
+        )
+
+        problem_of(response, status=429, code="quota_exceeded")
+        assert len(await api.tasks_of(job["latest_run"]["run_id"])) == 2
+
+
+async def test_closing_completes_a_run_with_nothing_left(api: Api) -> None:
+    job = await api.submit(1, status="open")
+    await api.drain(job)
+    path = f"/v1/jobs/{job['job_id']}"
+    assert (await api.client.get(path)).json()["latest_run"]["status"] == "pending"
+
+    closed = await api.client.post(f"{path}/close")
+    again = await api.client.post(f"{path}/close")
+
+    answer = Job.model_validate(closed.json())
+    assert answer.status.value == "closed"
+    assert answer.latest_run is not None
+    assert answer.latest_run.status.value == "completed"
+    assert again.json() == closed.json()
+
+
+@pytest.mark.parametrize("verb", ["stop", "cancel"])
+async def test_stopping_is_final_and_idempotent(api: Api, verb: str) -> None:
+    job = await api.submit(2)
+    path = f"/v1/jobs/{job['job_id']}"
+    run_id = job["latest_run"]["run_id"]
+
+    stopped = await api.client.post(f"{path}/{verb}")
+    again = await api.client.post(f"{path}/{verb}")
+
+    assert Run.model_validate(stopped.json()).status.value == "stopped"
+    assert again.json() == stopped.json()
+    assert api.binding.queues.depth(run_queue(run_id)) == 0
+    assert await api.binding.runs.dispatchable_run(run_id) is None
+
+
+async def test_a_completed_run_cannot_be_stopped_or_paused(api: Api) -> None:
+    job = await api.submit(1)
+    await api.drain(job)
+    path = f"/v1/jobs/{job['job_id']}"
+
+    problem_of(await api.client.post(f"{path}/stop"), status=409, code="run_not_stoppable")
+    problem_of(await api.client.post(f"{path}/pause"), status=409, code="conflict")
+    problem_of(await api.client.post(f"{path}/resume"), status=409, code="conflict")
+
+
+async def test_a_pause_shows_until_the_run_is_resumed(api: Api) -> None:
+    job = await api.submit(1)
+    path = f"/v1/jobs/{job['job_id']}"
+
+    paused = await api.client.post(f"{path}/pause")
+    repeated = await api.client.post(f"{path}/pause")
+    resumed = await api.client.post(f"{path}/resume")
+
+    run = Run.model_validate(paused.json())
+    assert run.pause_state is not None
+    assert (run.pause_state.value, run.status.value) == ("paused", "running")
+    assert repeated.json()["pause_state"] == "paused"
+    assert "pause_state" not in resumed.json()
+
+
+async def test_jobs_are_listed_newest_first_page_by_page(api: Api) -> None:
+    made = [(await api.submit(1))["job_id"] for _ in range(5)]
+    opened = (await api.submit(0, status="open"))["job_id"]
+
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        params = {"limit": "2"} | ({"cursor": cursor} if cursor else {})
+        page = ListJobsResponse.model_validate(
+            (await api.client.get("/v1/jobs", params=params)).json()
+        )
+        assert len(page.jobs) == 2
+        seen += [job.job_id for job in page.jobs]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+
+    assert seen == [opened, *reversed(made)]
+    only_open = await api.client.get("/v1/jobs", params={"status": "open"})
+    assert [job["job_id"] for job in only_open.json()["jobs"]] == [opened]
+    scheduled = await api.client.get("/v1/jobs", params={"type": "scheduled"})
+    assert scheduled.json() == {"jobs": []}
+
+
+async def test_a_cursor_of_another_list_is_refused(api: Api) -> None:
+    for _ in range(2):
+        await api.submit(1)
+    cursor = (await api.client.get("/v1/jobs", params={"limit": "1"})).json()["next_cursor"]
+
+    filtered = await api.client.get("/v1/jobs", params={"cursor": cursor, "status": "closed"})
+    foreign = await api.foreign.get("/v1/jobs", params={"cursor": cursor})
+
+    problem_of(filtered, status=400, code="invalid_argument")
+    problem_of(foreign, status=400, code="invalid_argument")
+
+
+BAD_PAGES = (
+    "limit=0",
+    "limit=101",
+    "limit=1e1",
+    "limit=-1",
+    "limit=",
+    "limit=5&limit=6",
+    "limit=%D9%A1",
+    "cursor=",
+    "cursor=AAAA",
+    "cursor=%FF%00",
+    "cursor=" + "A" * 5_000,
+)
+
+
+@pytest.mark.parametrize("query", [*BAD_PAGES, "status=unknown", "status=", "type=weekly"])
+async def test_bad_query_values_of_a_list_of_jobs_are_refused(api: Api, query: str) -> None:
+    response = await api.client.get(f"/v1/jobs?{query}")
+
+    problem_of(response, status=400, code="invalid_argument")
+
+
+@pytest.mark.parametrize("query", BAD_PAGES)
+async def test_bad_query_values_of_a_list_of_runs_are_refused(api: Api, query: str) -> None:
+    job = await api.submit(1)
+
+    response = await api.client.get(f"/v1/jobs/{job['job_id']}/runs?{query}")
+
+    problem_of(response, status=400, code="invalid_argument")
+
+
+async def test_runs_are_listed_and_read(api: Api) -> None:
+    job = await api.submit(1)
+    path = f"/v1/jobs/{job['job_id']}"
+    for _ in range(2):
+        await api.client.post(f"{path}/stop")
+        assert (await api.client.post(f"{path}/rerun")).status_code == 201
+
+    first = ListJobRunsResponse.model_validate(
+        (await api.client.get(f"{path}/runs", params={"limit": "2"})).json()
+    )
+    second = ListJobRunsResponse.model_validate(
+        (await api.client.get(f"{path}/runs", params={"cursor": first.next_cursor})).json()
+    )
+
+    assert [run.run_sequence for run in first.runs] == [3, 2]
+    assert [run.run_sequence for run in second.runs] == [1]
+    assert second.next_cursor is None
+    read = await api.client.get(f"{path}/runs/{second.runs[0].run_id}")
+    assert Run.model_validate(read.json()) == second.runs[0]
+    missing = await api.client.get(f"{path}/runs/{NOWHERE}")
+    problem_of(missing, status=404, code="not_found")
+
+
+async def test_a_deleted_job_is_a_tombstone_and_then_gone(api: Api) -> None:
+    job = await api.submit(2)
+    path = f"/v1/jobs/{job['job_id']}"
+    run_id = job["latest_run"]["run_id"]
+
+    deleted = await api.client.delete(path)
+
+    assert (deleted.status_code, deleted.content) == (202, b"")
+    assert (await api.client.get(path)).json()["status"] == "deleted"
+    assert (await api.client.delete(path)).status_code == 202
+    assert job["job_id"] not in (await api.client.get("/v1/jobs")).text
+    for method, rest in [
+        ("POST", "/close"),
+        ("POST", "/stop"),
+        ("POST", "/pause"),
+        ("POST", "/resume"),
+        ("POST", "/rerun"),
+        ("GET", "/runs"),
+        ("GET", "/results"),
+        ("GET", f"/runs/{run_id}"),
+        ("GET", f"/runs/{run_id}/results"),
+        ("DELETE", f"/runs/{run_id}"),
+        ("GET", "/webhook"),
+    ]:
+        response = await api.client.request(method, path + rest)
+        problem_of(response, status=404, code="not_found")
+    added = await api.client.post(f"{path}/tasks", json={"tasks": [{"url": "https://a.test/"}]})
+    problem_of(added, status=404, code="not_found")
+
+    [message, *_] = await api.binding.queues.receive(CONTROL_QUEUE, limit=10, visibility=60)
+    assert message.message == DeleteMessage(job["job_id"], run_id, whole_job=True)
+    await api.binding.runs.purge_run(run_id)
+    await api.binding.jobs.purge_job(job["job_id"])
+    problem_of(await api.client.get(path), status=404, code="not_found")
+    problem_of(await api.client.delete(path), status=404, code="not_found")
+
+
+async def test_deleting_the_latest_run_brings_back_the_one_before(api: Api) -> None:
+    job = await api.submit(1)
+    path = f"/v1/jobs/{job['job_id']}"
+    first = job["latest_run"]["run_id"]
+    await api.client.post(f"{path}/stop")
+    second = (await api.client.post(f"{path}/rerun")).json()["latest_run"]["run_id"]
+
+    assert (await api.client.delete(f"{path}/runs/{second}")).status_code == 202
+    assert (await api.client.delete(f"{path}/runs/{second}")).status_code == 202
+
+    assert (await api.client.get(path)).json()["latest_run"]["run_id"] == first
+    read = await api.client.get(f"{path}/runs/{second}")
+    assert Run.model_validate(read.json()).status.value == "deleted"
+    results = await api.client.get(f"{path}/runs/{second}/results")
+    problem_of(results, status=404, code="not_found")
+    messages = await api.binding.queues.receive(CONTROL_QUEUE, limit=10, visibility=60)
+    assert messages[0].message == DeleteMessage(job["job_id"], second, whole_job=False)
+
+
+async def test_a_job_without_runs_is_gone_as_soon_as_it_is_deleted(api: Api) -> None:
+    job = await api.submit(1)
+    path = f"/v1/jobs/{job['job_id']}"
+    run_id = job["latest_run"]["run_id"]
+    await api.client.delete(f"{path}/runs/{run_id}")
+    await api.binding.tasks.scrub_tasks(run_id, 10)
+    await api.binding.runs.purge_run(run_id)
+    assert "latest_run" not in (await api.client.get(path)).json()
+    problem_of(await api.client.get(f"{path}/results"), status=404, code="not_found")
+    problem_of(await api.client.post(f"{path}/stop"), status=409, code="no_prior_run")
+    problem_of(await api.client.post(f"{path}/rerun"), status=409, code="no_prior_run")
+
+    await api.client.delete(path)
+
+    problem_of(await api.client.get(path), status=404, code="not_found")
+
+
+async def test_unfinished_jobs_are_limited_where_that_is_set(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data", max_active_jobs=2) as api:
+        job = await api.submit(1)
+        await api.submit(1)
+        document = {"tasks": [{"url": "https://a.test/"}]}
+
+        refused = await api.client.post("/v1/jobs", json=document)
+        foreign = await api.foreign.post("/v1/jobs", json=document)
+        await api.drain(job)
+        allowed = await api.client.post("/v1/jobs", json=document)
+
+        problem_of(refused, status=429, code="quota_exceeded")
+        assert (foreign.status_code, allowed.status_code) == (201, 201)

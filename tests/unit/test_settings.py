@@ -1,0 +1,137 @@
+"""Settings: one table, read from a mapping that is passed in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from conveyor import settings
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.settings import SETTINGS, InvalidSetting, Settings, load
+
+
+def refusal(environment: dict[str, str], **overrides: object) -> str:
+    with pytest.raises(InvalidSetting) as caught:
+        load(environment, **overrides)
+    assert isinstance(caught.value, ConveyorError)
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+    return caught.value.detail
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert load({}) == Settings()
+    assert load({"PATH": "/bin", "CONVEYOR": "x"}) == Settings()
+
+
+def test_the_table_and_the_fields_are_the_same() -> None:
+    assert [row.name for row in SETTINGS] == [field.name for field in fields(Settings)]
+
+
+@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)
+def test_every_row_explains_itself_and_allows_its_default(row: settings.Setting) -> None:
+    assert row.variable == f"CONVEYOR_{row.name.upper()}"
+    assert row.help
+    assert row.help == row.help.strip()
+    assert row.check(getattr(Settings(), row.name)) is None
+
+
+@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)
+def test_every_default_survives_the_environment(row: settings.Setting) -> None:
+    default = getattr(Settings(), row.name)
+    assert load({row.variable: str(default)}) == Settings()
+    assert type(getattr(load({row.variable: str(default)}), row.name)) is type(default)
+
+
+def test_the_environment_is_read_by_type() -> None:
+    loaded = load(
+        {"CONVEYOR_PORT": "0", "CONVEYOR_RETRY_BASE": "0.25", "CONVEYOR_DATA_DIR": "/x y"}
+    )
+    assert (loaded.port, loaded.retry_base, loaded.data_dir) == (0, 0.25, "/x y")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("true", True),
+        (" YES ", True),
+        ("1", True),
+        ("on", True),
+        ("false", False),
+        ("0", False),
+        ("No", False),
+        ("off", False),
+        ("", False),
+    ],
+)
+def test_switches(text: str, expected: bool) -> None:
+    assert load({"CONVEYOR_ALLOW_PRIVATE": text}).allow_private is expected
+
+
+def test_an_override_wins_and_none_does_not() -> None:
+    environment = {"CONVEYOR_PORT": "1234"}
+    assert load(environment, port=0).port == 0
+    assert load(environment, port=None).port == 1234
+    assert load({"CONVEYOR_PORT": "broken"}, port=5).port == 5
+    assert load({"CONVEYOR_ALLOW_PRIVATE": "true"}, allow_private=False).allow_private is False
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "problem"),
+    [
+        ("PORT", "x", "a whole number"),
+        ("PORT", "80.5", "a whole number"),
+        ("PORT", "65536", "from 0 to 65535"),
+        ("PORT", "-1", "from 0 to 65535"),
+        ("WORKERS", "0", "from 1 to 10000"),
+        ("RETRY_BASE", "soon", "a number"),
+        ("RETRY_BASE", "-0.1", "at least 0"),
+        ("RETRY_BASE", "nan", "at least 0"),
+        ("HEARTBEAT", "0", "at least 0.1"),
+        ("ALLOW_PRIVATE", "maybe", "true or false"),
+        ("LOG_LEVEL", "loud", "one of debug, info, warning, error"),
+        ("LOG_FORMAT", "xml", "one of text, json"),
+        ("PERMIT_POLICY", "off", "one of reserve"),
+        ("GATEWAY", "ftp://a", "http(s) URL"),
+        ("GATEWAY", "", "http(s) URL"),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_of_its_variable(
+    variable: str, text: str, problem: str
+) -> None:
+    detail = refusal({f"CONVEYOR_{variable}": text})
+    assert detail.startswith(f"CONVEYOR_{variable} must be ")
+    assert problem in detail
+
+
+def test_a_bad_override_is_refused_too() -> None:
+    assert refusal({}, workers=0).startswith("CONVEYOR_WORKERS must be ")
+
+
+def test_a_refusal_never_repeats_the_secret() -> None:
+    environment = {"CONVEYOR_SECRET": "very-secret", "CONVEYOR_PORT": "very-secret"}
+    assert "very-secret" not in refusal(environment)
+
+
+@pytest.mark.parametrize("gateway", ["direct", "fake", "http://127.0.0.1:1/", "https://api.a/v1/"])
+def test_gateways(gateway: str) -> None:
+    assert load({"CONVEYOR_GATEWAY": gateway}).gateway == gateway
+
+
+def test_an_unknown_override_is_a_mistake_of_the_programmer() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        load({}, colour="red")
+
+
+def test_the_process_environment_is_the_default_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(settings.PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CONVEYOR_PORT", "4321")
+    loaded = settings.from_environment(workers=3)
+    assert (loaded.port, loaded.workers) == (4321, 3)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Settings().port = 1  # type: ignore[misc]

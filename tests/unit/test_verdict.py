@@ -1,0 +1,111 @@
+"""What a failed scrape means for its task."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.domain.model import (
+    Event,
+    EventKind,
+    Job,
+    JobStatus,
+    Problem,
+    Task,
+    TaskFailure,
+    TaskSpec,
+    TaskStatus,
+)
+from conveyor.handlers.verdict import Backoff, attempt_event
+from conveyor.ports.gateway import ScrapeFailed
+from conveyor.ports.tasks import Failed, Retry
+from conveyor.testing.clock import FakeClock
+
+PROBLEM = Problem(code="gateway_unreachable", title="Gateway unreachable", status=502)
+
+
+def make_job(max_attempts: int = 3) -> Job:
+    return Job(
+        job_id="01J00000000000000000000000",
+        caller="c",
+        status=JobStatus.CLOSED,
+        created_at=0,
+        updated_at=0,
+        max_attempts=max_attempts,
+    )
+
+
+def make_task(clock: FakeClock, *, attempts: int = 0) -> Task:
+    return Task(
+        run_id="01J00000000000000000000001",
+        task_id="0000000AAAAAAAAAAAAAAAAAAA",
+        index=0,
+        spec=TaskSpec("http://a.test/"),
+        status=TaskStatus.PROCESSING,
+        created_at=clock.now(),
+        updated_at=clock.now(),
+        attempts=attempts,
+    )
+
+
+def judge(
+    clock: FakeClock, failure: ScrapeFailed, *, attempts: int = 0, receives: int = 1
+) -> Failed | Retry:
+    task = make_task(clock, attempts=attempts)
+    event = attempt_event(task, started_at=clock.now(), ended_at=clock.now(), failure=failure)
+    rules = Backoff(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+    return rules.judge(failure, task, make_job(), event=event, receives=receives)
+
+
+@pytest.mark.parametrize(("attempts", "low", "high"), [(0, 500, 1500), (1, 1000, 3000)])
+def test_a_retry_backs_off_exponentially_with_jitter(attempts: int, low: int, high: int) -> None:
+    clock = FakeClock()
+    failure = ScrapeFailed(PROBLEM, TaskFailure.GATEWAY_ERROR, retryable=True)
+    for _ in range(50):
+        verdict = judge(clock, failure, attempts=attempts)
+        assert isinstance(verdict, Retry)
+        assert low <= verdict.not_before - clock.now() <= high
+
+
+def test_the_last_attempt_fails_the_task_with_its_own_problem() -> None:
+    clock = FakeClock()
+    failure = ScrapeFailed(PROBLEM, TaskFailure.GATEWAY_ERROR, retryable=True)
+    verdict = judge(clock, failure, attempts=2)
+    assert isinstance(verdict, Failed)
+    assert verdict.problem is PROBLEM
+    assert verdict.failure is TaskFailure.GATEWAY_ERROR
+    assert verdict.event.attempt == 3
+
+
+def test_retry_after_wins_over_a_shorter_backoff() -> None:
+    clock = FakeClock()
+    failure = ScrapeFailed(PROBLEM, TaskFailure.TIMEOUT, retryable=True, retry_after=30.0)
+    verdict = judge(clock, failure)
+    assert isinstance(verdict, Retry)
+    assert verdict.not_before - clock.now() == 30_000
+
+
+def test_what_cannot_be_retried_fails_at_once() -> None:
+    clock = FakeClock()
+    verdict = judge(clock, ScrapeFailed(PROBLEM, TaskFailure.BAD_TARGET))
+    assert isinstance(verdict, Failed)
+
+
+async def test_a_throttled_call_burns_no_attempt_until_its_deadline() -> None:
+    clock = FakeClock()
+    failure = ScrapeFailed(PROBLEM, TaskFailure.OTHER, retryable=True, burns_attempt=False)
+    task = make_task(clock, attempts=2)
+    rules = Backoff(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+
+    def verdict() -> Failed | Retry:
+        event = Event(
+            kind=EventKind.ATTEMPT, attempt=3, started_at=clock.now(), ended_at=clock.now()
+        )
+        return rules.judge(failure, task, make_job(), event=event, receives=9)
+
+    early = verdict()
+    assert isinstance(early, Retry)
+    assert not early.burns_attempt
+    await clock.advance(60)
+    late = verdict()
+    assert isinstance(late, Failed)
+    assert late.failure is TaskFailure.RATE_LIMITED
