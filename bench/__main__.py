@@ -71,7 +71,8 @@ def main() -> int:
     else:
         print(
             f"{scenario.question}  {facts.cpus} × {facts.cpu}, {facts.memory_gb:g} GB, "
-            f"Python {facts.python}, {facts.file_system}, load {facts.load:g} at the start"
+            f"Python {facts.python}, {facts.file_system} ({facts.file_us:g} µs a file), "
+            f"load {facts.load:g} at the start"
         )
         print_table(rows)
     print(f"files kept in {options.work}; remove them when all runs are done", file=sys.stderr)

@@ -19,6 +19,7 @@ from bench.processes import Child, memory
 
 API_KEY = "benchmark"
 READY_SECONDS = 60.0
+IDLE_SECONDS = 1.0
 PROGRAM = Path(sys.executable).parent / "conveyor-dev"
 
 
@@ -49,6 +50,7 @@ class ConveyorServer:
         )
         self._address = self._read_address()
         self._connection = http.client.HTTPConnection(self._address, timeout=120)
+        self._last_used = 0.0
         wait_until(self._is_ready, seconds=READY_SECONDS, pause=0.002)
         self.ready_seconds = time.perf_counter() - started
 
@@ -69,12 +71,16 @@ class ConveyorServer:
 
     def send(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """One request on the kept connection; status and body of the answer."""
+        if time.perf_counter() - self._last_used > IDLE_SECONDS:
+            self._connection.close()  # the server may be closing it this very moment
         headers = {"X-API-Key": API_KEY}
         if body is not None:
             headers["Content-Type"] = "application/json"
         self._connection.request(method, path, body, headers)
         answer = self._connection.getresponse()
-        return answer.status, answer.read()
+        content = answer.read()
+        self._last_used = time.perf_counter()
+        return answer.status, content
 
     def call(self, method: str, path: str, body: bytes | None = None) -> Any:
         """One request below /v1; the decoded answer. Raises RuntimeError where it is no 2xx."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conveyor.domain.sealing import KeySealer
+from conveyor.domain.sealing import KeySealer, secret_bytes
 from conveyor.engine.dispatcher import Dispatcher
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Telemetry
@@ -63,10 +63,11 @@ async def open_dev(
     """
     from conveyor.dev.binding import open_binding
 
+    secrets = settings.secret.split(",")
     binding = await open_binding(
         Path(settings.data_dir),
         clock,
-        secret=settings.secret,
+        secret=secrets[0],
         queue_window=settings.queue_window,
     )
     engine = gateway or open_gateway(
@@ -77,10 +78,13 @@ async def open_dev(
         retry_after_cap=settings.retry_after_cap,
     )
     telemetry = Telemetry()
-    worker = build_worker(binding.ports, engine, settings, clock, telemetry=telemetry)
+    older = tuple(map(secret_bytes, secrets[1:]))
+    worker = build_worker(
+        binding.ports, engine, settings, clock, telemetry=telemetry, older_secrets=older
+    )
     _measure(telemetry, binding, worker)
     readiness = Readiness()
-    service = Service(binding.ports, _service_options(settings, origin), clock)
+    service = Service(binding.ports, _service_options(settings, origin, older), clock)
     app = create_app(
         service,
         registry=telemetry.registry(),
@@ -105,13 +109,14 @@ def build_worker(
     clock: Clock,
     *,
     telemetry: Telemetry,
+    older_secrets: tuple[bytes, ...] = (),
 ) -> Worker:
     """The loop over a binding: the same for every one of them."""
     name = clock.new_id()
     tasks = TaskHandler(
         binding,
         gateway,
-        Templates(binding.jobs, KeySealer([binding.root_secret])),
+        Templates(binding.jobs, KeySealer([binding.root_secret, *older_secrets])),
         clock,
         backoff=Backoff(
             clock,
@@ -159,7 +164,9 @@ def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker) -> None:
     telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lambda: worker.loop_lag)
 
 
-def _service_options(settings: Settings, origin: str) -> ServiceOptions:
+def _service_options(
+    settings: Settings, origin: str, older_secrets: tuple[bytes, ...]
+) -> ServiceOptions:
     return ServiceOptions(
         public_origin=settings.public_url.rstrip("/") or origin,
         max_inline_tasks=settings.max_inline_tasks,
@@ -171,4 +178,5 @@ def _service_options(settings: Settings, origin: str) -> ServiceOptions:
         idempotency_ttl=settings.idempotency_ttl,
         result_url_ttl=settings.result_url_ttl,
         partial_rerun_window_days=settings.partial_rerun_window_days,
+        older_secrets=older_secrets,
     )

@@ -97,7 +97,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("allow_private", "let the direct gateway fetch addresses that are not public"),
     Setting("public_url", "origin put into signed links, where it is not the bound address"),
     Setting("allowed_hosts", "further host names, comma separated, that requests may name"),
-    Setting("secret", "secret that keys are derived from; made in the data directory when empty"),
+    Setting("secret", "root secret, older ones after commas; made in the data directory if empty"),
     Setting("log_level", "least severe level logged", _one_of("debug", "info", "warning", "error")),
     Setting("log_format", "text or json", _one_of("text", "json")),
     Setting("workers", "gateway calls at a time in this process", _between(1, 10_000)),

@@ -22,7 +22,11 @@ from bench.peers.store import Store, open_store
 ENQUEUE_AT_A_TIME = 50
 
 broker = RedisStreamBroker(
-    os.environ["BENCH_REDIS_URL"], max_connection_pool_size=100, xread_count=100, consumer_id="0"
+    os.environ["BENCH_REDIS_URL"],
+    max_connection_pool_size=100,
+    xread_count=100,
+    consumer_id="0",
+    socket_timeout=None,  # a worker stands still while tasks are enqueued; its reads must survive that
 ).with_serializer(ORJSONSerializer())
 
 

@@ -10,7 +10,7 @@ import httpx
 
 from conveyor.client.api import CONNECTIONS, Api
 from conveyor.client.errors import ClientError
-from conveyor.client.files import Stems, extension, replacing
+from conveyor.client.files import Names, extension, replacing
 from conveyor.client.output import clean
 from conveyor.client.wire import ResultRow
 
@@ -44,9 +44,9 @@ async def download(
                 elif row.result_url is None:
                     run.done.problems.append(f"{clean(row.task_id)}: the result has expired")
                 else:
-                    stem = run.stems.claim(row.external_id or row.task_id)
+                    name = run.names.claim(row.external_id or row.task_id)
                     await run.slots.acquire()
-                    group.start_soon(run.fetch, stem, row, row.result_url)
+                    group.start_soon(run.fetch, name, row, row.result_url)
     except OSError as error:
         raise _unwritable(directory, error) from None
     except BaseExceptionGroup as errors:
@@ -59,17 +59,17 @@ class _Downloader:
 
     def __init__(self, api: Api, directory: Path) -> None:
         self.slots = anyio.Semaphore(CONNECTIONS)
-        self.stems = Stems()
+        self.names = Names()
         self.done = Downloads()
         self._api = api
         self._directory = directory
 
-    async def fetch(self, stem: str, row: ResultRow, url: str) -> None:
+    async def fetch(self, claimed: str, row: ResultRow, url: str) -> None:
         """Bring one body, trying again where the transfer broke; gives its slot back."""
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    await self._transfer(stem, row, url)
+                    await self._transfer(claimed, row, url)
                     self.done.files += 1
                     return
                 except httpx.TransportError:
@@ -82,10 +82,10 @@ class _Downloader:
         finally:
             self.slots.release()
 
-    async def _transfer(self, stem: str, row: ResultRow, url: str) -> None:
+    async def _transfer(self, claimed: str, row: ResultRow, url: str) -> None:
         async with self._api.download(url) as response:
-            name = stem + extension(row.type, response.headers.get("Content-Type", ""))
-            with replacing(self._directory / name) as file:
+            suffix = extension(row.type, response.headers.get("Content-Type", ""))
+            with replacing(self._directory / self.names.give(claimed, suffix)) as file:
                 async for chunk in response.aiter_raw():
                     file.write(chunk)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-MAX_STEM = 120
+MAX_NAME = 120
 
 _FORMATS = {
     "html": ".html",
@@ -54,42 +54,56 @@ def extension(result_format: str | None, content_type: str) -> str:
     return _FORMATS.get(result_format or "", ".bin")
 
 
-def portable_stem(text: str) -> str:
-    """A file name without extension that every common file system takes.
+def portable(text: str) -> str:
+    """The text as a file name that every common file system takes.
 
     ASCII letters, digits, `.`, `_` and `-` only; no dot at either end, no leading hyphen, no name
     that Windows reserves; at most 120 characters, a cut one ending in a part of its hash.
     """
-    stem, dot, suffix = text.rpartition(".")
-    if dot and stem and f".{suffix.lower()}" in _EXTENSIONS:
-        text = stem
-    portable = _UNPORTABLE.sub("_", text).strip(".")
-    if portable.startswith("-") or portable.partition(".")[0].lower() in _RESERVED:
-        portable = f"_{portable}"
-    if len(portable) > MAX_STEM:
+    name = _UNPORTABLE.sub("_", text).strip(".")
+    if name.startswith("-") or name.partition(".")[0].lower() in _RESERVED:
+        name = f"_{name}"
+    if len(name) > MAX_NAME:
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        portable = f"{portable[: MAX_STEM - 9]}-{digest}"
-    return portable or "_"
+        name = f"{name[: MAX_NAME - 9]}-{digest}"
+    return name or "_"
 
 
-class Stems:
-    """Gives out stems that stay apart where upper and lower case are the same."""
+class Names:
+    """Gives out file names that stay apart where upper and lower case are the same."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._next: dict[str, int] = {}
+        self._claimed: dict[str, int] = {}
+        self._given: dict[str, int] = {}
 
     def claim(self, text: str) -> str:
-        """The portable stem for the text, numbered from 2 where it is taken."""
-        stem = portable_stem(text)
-        unique = stem
-        number = self._next.get(stem.lower(), 2)
-        while unique.lower() in self._taken:
-            unique = f"{stem}-{number}"
-            number += 1
-        self._next[stem.lower()] = number
-        self._taken.add(unique.lower())
-        return unique
+        """The name for a text before its extension is known, numbered from 2 where it is taken."""
+        return _apart(*_split(portable(text)), self._claimed)
+
+    def give(self, claimed: str, suffix: str) -> str:
+        """The whole name of what was claimed; an extension that it has already is not doubled."""
+        base, known = _split(claimed)
+        same = known.lower() == suffix
+        return _apart(base if same else claimed, suffix, self._given)
+
+
+def _split(name: str) -> tuple[str, str]:
+    base, dot, suffix = name.rpartition(".")
+    known = bool(base) and f".{suffix.lower()}" in _EXTENSIONS
+    return (base, dot + suffix) if known else (name, "")
+
+
+def _apart(base: str, suffix: str, taken: dict[str, int]) -> str:
+    """A name not taken yet; `taken` holds, by name, the number to try next."""
+    wanted = (base + suffix).lower()
+    name = base + suffix
+    number = taken.get(wanted, 2)
+    while name.lower() in taken:
+        name = f"{base}-{number}{suffix}"
+        number += 1
+    taken[wanted] = number
+    taken.setdefault(name.lower(), 2)
+    return name
 
 
 @contextmanager

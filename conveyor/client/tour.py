@@ -35,9 +35,10 @@ async def tour(
         for name, url in urls.items()
     ]
     async with connect(server, API_KEY, pace) as api:
+        started = pace.monotonic()
         reply = await submit(api, tasks, JobOptions(name="demo"))
         run = await follow(api, reply.latest_run, view_for(stream or io.StringIO()))
-        say(summary(run))
+        say(summary(run, pace.monotonic() - started))
         folder = directory / reply.job_id
         done = await download(api, reply.job_id, folder, run_id=run.run_id)
     for problem in done.problems:

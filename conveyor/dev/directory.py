@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.sealing import secret_bytes
 from conveyor.ports.clock import Clock
 
 SECRET_BYTES = 32
@@ -51,7 +52,7 @@ class DataDirectory:
         except OSError as error:
             raise _unusable(path, _reason(error)) from None
         try:
-            root_secret = _secret_bytes(secret) if secret else _stored_secret(path, clock)
+            root_secret = secret_bytes(secret) if secret else _stored_secret(path, clock)
         except OSError as error:
             os.close(lock)
             raise _unusable(path, _reason(error)) from None
@@ -117,11 +118,6 @@ def _make_secret(path: Path, clock: Clock) -> bytes:
         os.fsync(descriptor)
     aside.rename(path / "secret")
     return secret
-
-
-def _secret_bytes(text: str) -> bytes:
-    """What a secret given as text stands for: the text of a secret file means the same bytes."""
-    return bytes.fromhex(text) if _HEX_SECRET.fullmatch(text) else text.encode()
 
 
 def _reason(error: OSError) -> str:

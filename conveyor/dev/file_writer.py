@@ -14,7 +14,6 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from anyio import CancelScope, to_thread
 
@@ -24,7 +23,7 @@ _MAX_RENAMES = 5
 
 @dataclass(slots=True)
 class _Job:
-    target: Path
+    target: str
     body: bytes
     done: asyncio.Future[None]
     loop: asyncio.AbstractEventLoop
@@ -34,13 +33,13 @@ class _Job:
 class FileWriter:
     """Writes bodies to files. `temporary` names an unused path on the same file system."""
 
-    def __init__(self, temporary: Callable[[], Path]) -> None:
+    def __init__(self, temporary: Callable[[], str]) -> None:
         self._temporary = temporary
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    async def write(self, target: Path, body: bytes) -> None:
+    async def write(self, target: str, body: bytes) -> None:
         """Write one file, whole or not at all. Raises OSError; a cancelled write may still
         happen."""
         if self._closed:
@@ -98,7 +97,7 @@ class FileWriter:
                 batch[0].loop.call_soon_threadsafe(_settle, batch)
 
 
-def write_file(path: Path, body: bytes) -> None:
+def write_file(path: str, body: bytes) -> None:
     """Write a new file that only its owner can read; nothing is left of it on an error."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -112,7 +111,7 @@ def write_file(path: Path, body: bytes) -> None:
         os.close(descriptor)
 
 
-def move_into_place(temporary: Path, target: Path) -> None:
+def move_into_place(temporary: str, target: str) -> None:
     """Give a finished file its name, making its directory where that is missing.
 
     Whoever removes the directory at the same moment is outrun a few times; if that fails, or on any
@@ -124,7 +123,7 @@ def move_into_place(temporary: Path, target: Path) -> None:
                 os.rename(temporary, target)
                 return
             with contextlib.suppress(FileNotFoundError):
-                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
         os.rename(temporary, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

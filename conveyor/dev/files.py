@@ -5,7 +5,6 @@ Bodies survive the death of the process at any instant, not a loss of power. Run
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
@@ -23,8 +22,9 @@ from conveyor.ports.blobs import Content
 PIECE = 256 * 1024
 """Most bytes in a piece that is read, and in a body that counts as small."""
 
-_KEY = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 _TEMPORARIES = "tmp"
+_NAME = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]+"
+_KEY = re.compile(rf"(?!{_TEMPORARIES}(?:/|\Z)){_NAME}(?:/{_NAME})*")
 _REMOVALS_AT_A_TIME = 256
 
 
@@ -35,14 +35,15 @@ class FileBlobs:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
-        self._temporaries = root / _TEMPORARIES
+        # Text, not Path: this is done for every body.
+        self._root = str(root)
+        self._temporaries = f"{root}/{_TEMPORARIES}"
         self._number = itertools.count(1).__next__
         self._writer = FileWriter(self._temporary)
-        with _disk():
-            self._temporaries.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for leftover in self._temporaries.iterdir():
-                leftover.unlink()
+        with _DISK:
+            os.makedirs(self._temporaries, mode=0o700, exist_ok=True)
+            for leftover in os.listdir(self._temporaries):
+                os.unlink(f"{self._temporaries}/{leftover}")
 
     async def aclose(self) -> None:
         """Write what is queued. No put may follow."""
@@ -58,20 +59,19 @@ class FileBlobs:
             rest = content
         if len(head) > PIECE:
             return await self._put_large(target, head, rest)
-        with _disk():
+        with _DISK:
             await self._writer.write(target, head)
         return len(head)
 
     async def open(self, key: str) -> AsyncIterator[bytes] | None:
         """The body in pieces of at most 256 KiB; None where there is none."""
         path = self._path(key)
-        with _disk():
-            first = await to_thread.run_sync(_first_piece, path)
-        return None if first is None else _pieces(path, first)
+        with _DISK:
+            return await to_thread.run_sync(_open_body, path)
 
     async def delete(self, key: str) -> None:
         """Remove one body; without effect where there is none."""
-        with _disk():
+        with _DISK:
             await to_thread.run_sync(_unlink, self._path(key))
 
     async def delete_prefix(self, prefix: str) -> int:
@@ -83,16 +83,16 @@ class FileBlobs:
             raise ValueError("a prefix ends in a slash")
         removals = _removals(self._path(prefix[:-1]), self._root)
         removed = 0
-        with _disk():
+        with _DISK:
             while portion := await to_thread.run_sync(_remove_some, removals):
                 removed += sum(portion)
         return removed
 
-    async def _put_large(self, target: Path, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
+    async def _put_large(self, target: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
         temporary = self._temporary()
         try:
             size = await _write_pieces(temporary, head, rest)
-            with _disk():
+            with _DISK:
                 await to_thread.run_sync(move_into_place, temporary, target)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -100,26 +100,28 @@ class FileBlobs:
             raise
         return size
 
-    def _temporary(self) -> Path:
-        return self._temporaries / str(self._number())
+    def _temporary(self) -> str:
+        return f"{self._temporaries}/{self._number()}"
 
-    def _path(self, key: str) -> Path:
-        parts = key.split("/")
-        if _KEY.fullmatch(key) is None or not {".", ".."}.isdisjoint(parts):
+    def _path(self, key: str) -> str:
+        if _KEY.fullmatch(key) is None:
             raise ValueError("not a blob key")
-        if parts[0] == _TEMPORARIES:
-            raise ValueError("a blob key that is reserved")
-        return self._root / key
+        return f"{self._root}/{key}"
 
 
-@contextlib.contextmanager
-def _disk() -> Iterator[None]:
-    """Tell what the disk refuses without telling where."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or "input/output error"
-        raise ConveyorError(ErrorCode.UNAVAILABLE, f"result store: {reason}") from error
+class _Disk:
+    """Tells what the disk refuses without telling where."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, OSError):
+            reason = error.strerror or "input/output error"
+            raise ConveyorError(ErrorCode.UNAVAILABLE, f"result store: {reason}") from error
+
+
+_DISK = _Disk()
 
 
 async def _head(content: AsyncIterator[bytes]) -> bytes:
@@ -134,47 +136,75 @@ async def _head(content: AsyncIterator[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-async def _write_pieces(path: Path, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
-    with anyio.CancelScope(shield=True), _disk():
+async def _write_pieces(path: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
+    with anyio.CancelScope(shield=True), _DISK:
         # Opening is not interrupted, or the file could appear after the clean-up.
-        file = await aiofiles.open(path, "xb")
+        file = await aiofiles.open(path, "xb", opener=_open_private)
     size = len(head)
     try:
-        with _disk():
+        with _DISK:
             await file.write(head)
         if rest is not None:
             async for piece in rest:
                 size += len(piece)
-                with _disk():
+                with _DISK:
                     await file.write(piece)
     finally:
-        with anyio.CancelScope(shield=True), _disk():
+        with anyio.CancelScope(shield=True), _DISK:
             await file.close()
     return size
 
 
-def _first_piece(path: Path) -> bytes | None:
-    """Up to PIECE + 1 bytes, the last of which tells that there are more."""
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class _Body:
+    """A body that is being read; whoever replaces or deletes it meanwhile does not disturb.
+
+    The first piece is in hand, and the file closed again where that is all of it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._first = os.read(descriptor, PIECE)
+        if len(self._first) < PIECE:
+            self._close()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece, self._first = self._first, b""
+        if not piece and self._descriptor >= 0:
+            with _DISK:
+                piece = await to_thread.run_sync(os.read, self._descriptor, PIECE)
+        if not piece:
+            self._close()
+            raise StopAsyncIteration
+        return piece
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _open_body(path: str) -> AsyncIterator[bytes] | None:
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(PIECE + 1)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        descriptor = os.open(path, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return _Body(descriptor)
+    except IsADirectoryError:
         return None
 
 
-async def _pieces(path: Path, first: bytes) -> AsyncIterator[bytes]:
-    if first:
-        yield first[:PIECE]
-    if len(first) <= PIECE:
-        return
-    with _disk():
-        async with aiofiles.open(path, "rb") as file:
-            await file.seek(PIECE)
-            while piece := await file.read(PIECE):
-                yield piece
-
-
-def _unlink(path: Path) -> bool:
+def _unlink(path: str) -> bool:
     try:
         os.unlink(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -182,15 +212,15 @@ def _unlink(path: Path) -> bool:
     return True
 
 
-def _removals(top: Path, root: Path) -> Iterator[bool]:
+def _removals(top: str, root: str) -> Iterator[bool]:
     """Remove what is below `top`, and directories left empty up to `root`; one value a file."""
     for directory, _, names in os.walk(top, topdown=False, onerror=_unless_missing):
         for name in names:
-            yield _unlink(Path(directory, name))
+            yield _unlink(f"{directory}/{name}")
         _remove_empty(directory)
-    for parent in top.parents:
-        if parent == root or not _remove_empty(parent):
-            return
+    parent = os.path.dirname(top)
+    while parent != root and _remove_empty(parent):
+        parent = os.path.dirname(parent)
 
 
 def _unless_missing(error: OSError) -> None:
@@ -198,7 +228,7 @@ def _unless_missing(error: OSError) -> None:
         raise error
 
 
-def _remove_empty(directory: str | Path) -> bool:
+def _remove_empty(directory: str) -> bool:
     try:
         os.rmdir(directory)
     except OSError:  # a late writer put something there, or it is gone

@@ -6,6 +6,7 @@ derive what they need from the same root secrets.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidTag
@@ -18,11 +19,19 @@ from conveyor.domain.model import Job
 NONCE_LENGTH = 12
 KEY_LENGTH = 32
 
+_HEX_SECRET = re.compile(r"[0-9a-fA-F]{64}")
+
 
 def derive_key(root_secret: bytes, label: str) -> bytes:
     """The 32-byte key for one purpose: HKDF-SHA256 of the root secret, apart for each label."""
     info = b"conveyor:" + label.encode()
     return HKDF(algorithm=SHA256(), length=KEY_LENGTH, salt=None, info=info).derive(root_secret)
+
+
+def secret_bytes(text: str) -> bytes:
+    """What a root secret given as text stands for: 64 hexadecimal digits mean the bytes they
+    spell."""
+    return bytes.fromhex(text) if _HEX_SECRET.fullmatch(text) else text.encode()
 
 
 class UnsealError(Exception):

@@ -8,7 +8,7 @@ from conveyor.gateway.addresses import is_public
 from conveyor.gateway.call import Call, Opened
 from conveyor.gateway.content import read_content
 from conveyor.gateway.engine import DEFAULT_HEADERS, EngineAnswer, HttpEngine
-from conveyor.gateway.headers import content_type, custom_headers, merged, without
+from conveyor.gateway.headers import content_type, custom_headers, is_allowed, merged, without
 from conveyor.gateway.problems import (
     MAX_REDIRECTS,
     target_verdict,
@@ -70,7 +70,7 @@ class DirectGateway:
     async def _fetch(self, request: ScrapeRequest) -> Opened:
         answer = await self._follow(request)
         try:
-            if not 200 <= answer.status < 300 and not _is_allowed(answer.status, request):
+            if not 200 <= answer.status < 300 and not is_allowed(answer.status, request.params):
                 after = answer.headers.get("Retry-After", "")
                 cap = self._retry_after_cap
                 wait = retry_after(after, now=self._clock.now(), cap=cap) if after else 0.0
@@ -134,11 +134,6 @@ def _next_hop(hop: _Hop, status: int, location: str) -> _Hop:
     if target.credentials is not None:
         headers = merged(headers, {"Authorization": target.credentials})
     return _Hop(method, target, headers, body)
-
-
-def _is_allowed(status: int, request: ScrapeRequest) -> bool:
-    listed = request.params.get("allowed_status_codes", "")
-    return str(status) in {word.strip() for word in listed.split(",")}
 
 
 def _is_literal(host: str) -> bool:

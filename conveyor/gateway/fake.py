@@ -10,7 +10,7 @@ from types import TracebackType
 import msgspec
 
 from conveyor.gateway.content import read_content
-from conveyor.gateway.headers import custom_headers
+from conveyor.gateway.headers import custom_headers, is_allowed
 from conveyor.gateway.hits import Hits
 from conveyor.gateway.problems import transport_failure
 from conveyor.gateway.redaction import redactor
@@ -64,7 +64,7 @@ class FakeGateway:
             raise transport_failure(Trouble.INTERRUPTED)
         status = 503 if before < script.flaky else 402 if script.account else script.status
         spend = read_spend(script.cost)
-        if not 200 <= status < 300:
+        if not 200 <= status < 300 and not is_allowed(status, request.params):
             raise self._refuse(request, script, status)
         body = echo(request) if script.echo else expected_body(request.url)
         try:

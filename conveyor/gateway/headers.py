@@ -1,4 +1,4 @@
-"""Header fields that a caller asked for, and the few of an answer that are kept."""
+"""What a caller asked for in params, and the few header fields of an answer that are kept."""
 
 from __future__ import annotations
 
@@ -69,6 +69,12 @@ def merged(base: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
 def without(headers: Mapping[str, str], *names: str) -> dict[str, str]:
     """The fields, those of the lower-case names left out."""
     return {name: value for name, value in headers.items() if name.lower() not in names}
+
+
+def is_allowed(status: int, params: Mapping[str, str]) -> bool:
+    """Whether the param `allowed_status_codes` (a comma list) makes a result of this status."""
+    listed = params.get("allowed_status_codes")
+    return listed is not None and str(status) in {word.strip() for word in listed.split(",")}
 
 
 def content_type(headers: Headers) -> str:

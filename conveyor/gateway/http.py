@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote, urlsplit
 from conveyor.gateway.call import Call, Opened
 from conveyor.gateway.content import read_content, read_document
 from conveyor.gateway.engine import DEFAULT_HEADERS, EngineAnswer, HttpEngine
-from conveyor.gateway.headers import content_type, custom_headers, merged, without
+from conveyor.gateway.headers import content_type, custom_headers, is_allowed, merged, without
 from conveyor.gateway.problems import malformed_url, transport_failure
 from conveyor.gateway.redaction import redactor
 from conveyor.gateway.refusals import MAX_DOCUMENT, read_spend, refusal
@@ -115,10 +115,8 @@ def _query(request: ScrapeRequest, *, with_headers: bool) -> str:
 
 def _is_content(answer: EngineAnswer, request: ScrapeRequest) -> bool:
     """Whether an answer that was charged for is the content of an allowed status."""
-    listed = request.params.get("allowed_status_codes", "")
-    if str(answer.status) not in {word.strip() for word in listed.split(",")}:
-        return False
-    return "problem+json" not in content_type(answer.headers)
+    is_problem = "problem+json" in content_type(answer.headers)
+    return not is_problem and is_allowed(answer.status, request.params)
 
 
 def _credentials(url: str) -> list[str]:

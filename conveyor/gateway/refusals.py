@@ -36,15 +36,13 @@ def refusal(
     `document` is its body, a problem document or not; `redact` strikes secrets out of every text
     that is kept.
     """
-    given = _read(document, status, redact)
-    problem = given if given is not None else Problem("", status_title(status), status)
-    account = _account(status, problem.code)
-    failure = TaskFailure.OTHER if account is not None else _failure(status, problem.code.upper())
-    if not problem.code:
-        problem = msgspec.structs.replace(problem, code=(account or failure).value)
+    given = _read(document)
+    code = str(given.code)
+    account = _account(status, code)
+    failure = TaskFailure.OTHER if account is not None else _failure(status, code.upper())
     retryable = account is None and (status == 429 or is_transient(status))
     return ScrapeFailed(
-        problem,
+        _problem(given, status, redact, otherwise=(account or failure).value),
         failure,
         retryable=retryable,
         retry_after=retry_after if retryable else 0.0,
@@ -113,18 +111,26 @@ class _Document(msgspec.Struct):
     instance: str | None = None
 
 
-def _read(document: bytes, status: int, redact: Callable[[str], str]) -> Problem | None:
-    """The problem given, struck and shortened; its code is empty where it had none."""
+def _read(document: bytes) -> _Document:
     try:
-        given = msgspec.json.decode(document, type=_Document, strict=False)
+        return msgspec.json.decode(document, type=_Document, strict=False)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
+        return _Document()
+
+
+def _problem(
+    given: _Document, status: int, redact: Callable[[str], str], *, otherwise: str
+) -> Problem:
+    """The problem given, struck and shortened; `otherwise` is its code where it has none."""
 
     def clean(text: str | None, limit: int) -> str | None:
         return redact(text)[:limit] if text else None
 
+    code = str(given.code)
+    if code not in _ACCOUNT_CODES:
+        code = clean(code, MAX_TITLE) or otherwise
     return Problem(
-        code=redact(str(given.code))[:MAX_TITLE],
+        code=code,
         title=clean(given.title, MAX_TITLE) or status_title(status),
         status=given.status if 100 <= given.status <= 599 else status,
         type=clean(given.type, MAX_TEXT) or "about:blank",

@@ -29,11 +29,12 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     status: the HTTP status. flaky: so many first calls get 503 instead. delay: seconds before the
     answer. size: bytes of body. body, body64: the body itself, as text or as URL-safe base 64.
     type, charset: the Content-Type. encoding: content codings applied, in order, of gzip, deflate,
-    raw-deflate and br; listed in Content-Encoding. chunked: no Content-Length. truncate: the
-    encoded body is cut in half, its length told truly. short: fewer bytes than the length tells.
-    hang: no answer. reset: the connection breaks, before the answer ("1") or in its body ("body").
-    retry_after, cost, location: those headers. account: a 402 with this code. code, detail: the
-    problem document of an error status. echo: the body is the request, as JSON.
+    raw-deflate and br, listed in Content-Encoding; another word is listed and changes nothing.
+    chunked: no Content-Length. truncate: the encoded body is cut in half, its length told truly.
+    short: fewer bytes than the length tells. hang: no answer. reset: the connection breaks, before
+    the answer ("1") or in its body ("body"). retry_after, cost, location: those headers.
+    account: a 402 with this code. code, detail: the problem document of an error status. echo: the
+    body is the request, as JSON.
     """
 
     status: int = 200
@@ -116,7 +117,8 @@ def page(url: str) -> bytes:
 def wire_body(script: Behaviour, body: bytes) -> bytes:
     """A body as it goes over the wire: every coding applied, then cut where the script says."""
     for coding in script.codings:
-        body = _CODERS[coding](body)
+        if coding in _CODERS:
+            body = _CODERS[coding](body)
     return body[: len(body) // 2] if script.truncate else body
 
 
@@ -175,7 +177,7 @@ def _word(text: str) -> object:
 
 def _codings(text: str) -> object:
     words = [word.strip().lower() for word in text.split(",")]
-    return ",".join(words) if all(word in _CODERS for word in words) else None
+    return _word(",".join(words))
 
 
 def _base64(text: str) -> object:

@@ -15,7 +15,7 @@ from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.handlers.templates import Template, Templates
 from conveyor.handlers.verdict import Backoff, attempt_event, internal_failure, unreadable_key
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import lifecycle_class, result_key
+from conveyor.ports.blobs import result_key
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
 from conveyor.ports.queues import Delivery, TaskMessage
@@ -32,6 +32,8 @@ from conveyor.ports.tasks import (
 from conveyor.ports.work import ACKNOWLEDGE, Observer, Outcome
 
 UNAVAILABLE_PAUSE = 1.0
+SUSPECT_PAUSE = 0.2
+"""Seconds until a task that may kill its worker asks again whether another such task is done."""
 
 _log = logging.getLogger("conveyor.tasks")
 
@@ -69,20 +71,23 @@ class TaskHandler:
         self._observer = observer
         self._options = options
         self._claims: dict[tuple[str, str], int] = {}
+        self._has_suspect = False
 
     async def handle(self, delivery: Delivery) -> Outcome:
         """Work the task that a message names, if it can be claimed."""
         message = delivery.message
         assert isinstance(message, TaskMessage)
         now = self._clock.now()
-        claim = await self._tasks.claim_task(
-            message.run_id,
-            message.task_id,
-            worker=self._options.worker,
-            now=now,
-            claimed_until=now + int(self._options.visibility * 1000),
-            max_interruptions=self._options.max_interruptions,
-        )
+        # A claim made while this is being cancelled must be known here, or nobody would undo it.
+        with anyio.CancelScope(shield=True):
+            claim = await self._tasks.claim_task(
+                message.run_id,
+                message.task_id,
+                worker=self._options.worker,
+                now=now,
+                claimed_until=now + int(self._options.visibility * 1000),
+                max_interruptions=self._options.max_interruptions,
+            )
         if isinstance(claim, Held):
             return Outcome(hide_for=max(0.0, (claim.until - now) / 1000))
         if not isinstance(claim, Claimed):
@@ -91,6 +96,8 @@ class TaskHandler:
         key = (task.run_id, task.task_id)
         self._claims[key] = task.claim_number
         try:
+            if self._is_suspect(task):
+                return await self._work_alone(task, message.job_id, delivery.receive_count)
             return await self._work(task, message.job_id, delivery.receive_count)
         except BaseException:
             # Shutdown, or a store that is away: as if never claimed, so that nobody has to wait
@@ -108,6 +115,22 @@ class TaskHandler:
             claims = [(run, task, number) for (run, task), number in self._claims.items()]
             until = self._clock.now() + int(self._options.visibility * 1000)
             await self._tasks.renew_claims(claims, claimed_until=until)
+
+    def _is_suspect(self, task: Task) -> bool:
+        """Whether so many of its claims lapsed that the task itself may kill its workers."""
+        return 2 * task.interruptions >= self._options.max_interruptions
+
+    async def _work_alone(self, task: Task, job_id: str, receives: int) -> Outcome:
+        """Work one suspect at a time: a task that kills its worker takes along whatever else is in
+        work, and those neighbours must not be interrupted as often as it is."""
+        if self._has_suspect:
+            await self._settle(task, Undone())
+            return Outcome(hide_for=SUSPECT_PAUSE)
+        self._has_suspect = True
+        try:
+            return await self._work(task, job_id, receives)
+        finally:
+            self._has_suspect = False
 
     async def _work(self, task: Task, job_id: str, receives: int) -> Outcome:
         started = self._clock.now()
@@ -131,7 +154,7 @@ class TaskHandler:
 
     async def _scrape(self, task: Task, template: Template, started: int) -> Succeeded:
         job = template.job
-        params = merge(job.params, task.spec.params)
+        params = merge(job.params, task.spec.params) if task.spec.params else job.params
         request = ScrapeRequest(
             url=task.spec.url,
             api_key=template.api_key,
@@ -146,7 +169,7 @@ class TaskHandler:
             task.run_id,
             task.task_id,
             task.claim_number,
-            lifecycle_class(job.result_ttl_days),
+            template.lifecycle_days,
         )
         try:
             async with self._gateway.scrape(request) as success:

@@ -8,6 +8,7 @@ import msgspec
 
 from conveyor.domain.model import Job
 from conveyor.domain.sealing import KeySealer
+from conveyor.ports.blobs import lifecycle_class
 from conveyor.ports.records import Jobs
 
 CAPACITY = 1_000
@@ -18,6 +19,7 @@ class Template(msgspec.Struct, frozen=True):
 
     job: Job
     api_key: str
+    lifecycle_days: int
 
     def __repr__(self) -> str:
         return f"Template({self.job.job_id})"
@@ -40,7 +42,8 @@ class Templates:
         job = await self._jobs.find_job(job_id)
         if job is None:
             return None
-        template = Template(job, self._sealer.unseal(job))
+        api_key = self._sealer.unseal(job)
+        template = Template(job, api_key, lifecycle_class(job.result_ttl_days))
         self._kept[job_id] = template
         if len(self._kept) > CAPACITY:
             self._kept.popitem(last=False)

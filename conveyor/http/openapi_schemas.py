@@ -71,22 +71,38 @@ _METADATA: Schema = {
     "type": "object",
     "description": "Pairs of the caller's own. They are stored and shown, and sent nowhere.",
     "maxProperties": text_rules.MAX_METADATA_KEYS,
-    "propertyNames": {"minLength": 1, "maxLength": text_rules.MAX_METADATA_KEY},
+    "propertyNames": {
+        "pattern": rf"^[^\x00-\x1f\x7f-\x9f]{{1,{text_rules.MAX_METADATA_KEY}}}$",
+    },
     "additionalProperties": {"type": "string", "maxLength": text_rules.MAX_METADATA_VALUE},
 }
 _EXTERNAL_ID = _text(
     "An id of the caller's own, shown wherever this is shown. Need not be unique.",
     pattern=EXTERNAL_ID_PATTERN,
 )
+_SCALAR: Schema = {"type": ["string", "number", "boolean"]}
+_SWITCH: Schema = {"enum": [True, False, "true", "false"]}
+_PARAM_SCHEMAS: dict[str, Schema] = {
+    **dict.fromkeys(sorted(params.KNOWN), _SCALAR),
+    **dict.fromkeys(sorted(params.SWITCHES), _SWITCH),
+    "mode": {"enum": ["auto"], "description": "Chooses rendering and proxy by itself."},
+    "response_type": {"enum": ["markdown", "plaintext", "pdf"]},
+    "wait": {"type": "integer", "minimum": 0, "maximum": params.MAX_WAIT},
+    "custom_headers": {
+        "type": ["object", "string"],
+        "description": f"Header names and values, at most {params.MAX_HEADERS}, or that as JSON.",
+        "maxProperties": params.MAX_HEADERS,
+        "additionalProperties": {"type": "string"},
+    },
+}
 _PARAMS: Schema = {
     "type": "object",
     "description": (
-        "Parameters for the scraping engine. Values are scalars and are kept as text; "
-        "`custom_headers` may be an object of header names and values. Parameters of a task "
-        "take the place of those of its job, key by key."
+        "Parameters for the scraping engine, kept as text. Those of a task take the place of "
+        "those of its job, key by key."
     ),
-    "propertyNames": {"enum": sorted(params.KNOWN)},
-    "additionalProperties": {"type": ["string", "number", "boolean", "object"]},
+    "properties": _PARAM_SCHEMAS,
+    "additionalProperties": False,
 }
 _TASK: Schema = _object(
     "url",
@@ -94,7 +110,11 @@ _TASK: Schema = _object(
         "url": _text("Where to go: http or https. Comes back exactly as sent.", maxLength=2_048),
         "external_id": _EXTERNAL_ID,
         "metadata": ref("Metadata"),
-        "method": _text("GET or POST, in any case.", default="GET"),
+        "method": _text(
+            "GET or POST, in any case.",
+            pattern="^([Gg][Ee][Tt]|[Pp][Oo][Ss][Tt])$",
+            default="GET",
+        ),
         "body": {
             "description": (
                 "What a POST sends, up to "
@@ -106,6 +126,10 @@ _TASK: Schema = _object(
     },
     "One URL to scrape.",
 )
+_CLOSED_WITH_TASKS_OR_OPEN: list[Schema] = [
+    {"required": ["tasks"], "properties": {"tasks": {"minItems": 1}}},
+    {"required": ["status"], "properties": {"status": {"const": "open"}}},
+]
 _LISTED_TASKS: Schema = {"type": "array", "items": ref("Task")}
 
 _REQUESTS: dict[str, Schema] = {
@@ -136,7 +160,8 @@ _REQUESTS: dict[str, Schema] = {
             "async": {"type": "boolean", "default": False, "description": "`true` is reserved."},
         },
         "A job to create.",
-    ),
+    )
+    | {"anyOf": _CLOSED_WITH_TASKS_OR_OPEN},
     "AddTasks": _object(
         "tasks",
         {

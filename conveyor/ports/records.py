@@ -74,7 +74,8 @@ class Jobs(Protocol):
         ...
 
     async def find_job(self, job_id: str) -> Job | None:
-        """A job by id alone, whoever owns it: for workers, never for a request."""
+        """A job by id alone, whoever owns it: for workers and for signed links, whose signature
+        stands for the caller."""
         ...
 
     async def list_jobs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import hashlib
 import hmac
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 
 PATH = "/v1/blobs/{job_id}/{run_id}/{task_id}"
 
-_SIGNATURE_LENGTH = 18
+_SIGNATURE_BYTES = 16
 _MAX_EXPIRES_DIGITS = 12
 
 
-class LinkTarget(msgspec.Struct, frozen=True):
+class LinkTarget(msgspec.Struct, frozen=True, gc=False):
     """The body that a link opens."""
 
     job_id: str
@@ -63,5 +63,6 @@ def _path(target: LinkTarget) -> str:
 
 
 def _sign(key: bytes, path: str, expires: int) -> str:
-    digest = hmac.digest(key, f"{path}?{expires}".encode(), "sha256")
-    return base64.urlsafe_b64encode(digest[:_SIGNATURE_LENGTH]).decode()
+    # A page signs a thousand links: keyed BLAKE2 is a MAC at a third of the cost of HMAC-SHA256.
+    message = f"{path}?{expires}".encode()
+    return hashlib.blake2b(message, key=key, digest_size=_SIGNATURE_BYTES).hexdigest()

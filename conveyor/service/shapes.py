@@ -113,7 +113,7 @@ class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     instance: str | None = None
 
 
-class ResultBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ResultBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One task in a list of results. Its POST body is never told."""
 
     task_id: str

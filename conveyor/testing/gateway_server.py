@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from conveyor.clock import SystemClock
+from conveyor.gateway.headers import is_allowed
 from conveyor.gateway.hits import Hits
 from conveyor.gateway.script import (
     Behaviour,
@@ -154,7 +155,7 @@ class GatewayServer:
             script = read_script(url)
             await self._delay(script, reader)
             status = 503 if before < script.flaky else 402 if script.account else script.status
-            if not 200 <= status < 300:
+            if not 200 <= status < 300 and not is_allowed(status, params):
                 return _refusal(script, status)
             body = _echo(request, url, params) if script.echo else expected_body(url)
             return _success(script, status, body)
@@ -221,6 +222,7 @@ def _refusal(script: Behaviour, status: int) -> _Reply:
         headers["X-Request-Cost"] = script.cost
     if script.location:
         headers["Location"] = script.location
+        headers["Set-Cookie"] = "redirected=1; Path=/"
     return _Reply(status, headers, problem_document(script, status))
 
 

@@ -151,7 +151,8 @@ async def open_api(
     """An API over a fresh data directory; `options` go to the service."""
     clock = FakeClock()
     dev = await open_binding(directory, clock)
-    service = Service(dev.ports, ServiceOptions(public_origin=ORIGIN, **options), clock)
+    options.setdefault("public_origin", ORIGIN)
+    service = Service(dev.ports, ServiceOptions(**options), clock)
     registry = CollectorRegistry()
     Counter("conveyor_things", "Things.", registry=registry).inc(3)
     ready = [True]
@@ -208,7 +209,9 @@ _COMPONENTS = {
     "schemas": _closed(DOCUMENT["components"]["schemas"]),
 }
 _PATTERNS = {
-    path: re.compile(re.sub(r"{\w+}", "[^/]+", re.escape(path).replace(r"\{", "{").replace(r"\}", "}")))
+    path: re.compile(
+        re.sub(r"{\w+}", "[^/]+", re.escape(path).replace(r"\{", "{").replace(r"\}", "}"))
+    )
     for path in DOCUMENT["paths"]
 }
 _VALIDATORS: dict[str, Any] = {}

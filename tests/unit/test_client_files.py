@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.client.files import MAX_STEM, Stems, extension, portable_stem, replacing
+from conveyor.client.files import MAX_NAME, Names, extension, portable, replacing
 
 ALLOWED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 
 @given(st.text(max_size=300))
 def test_a_stem_is_portable_whatever_it_is_made_of(text: str) -> None:
-    stem = portable_stem(text)
+    stem = portable(text)
     assert set(stem) <= ALLOWED
-    assert 1 <= len(stem) <= MAX_STEM + 1
+    assert 1 <= len(stem) <= MAX_NAME + 1
     assert not stem.startswith((".", "-"))
     assert not stem.endswith((".", " "))
     windows = PureWindowsPath(stem + ".html")
@@ -38,37 +38,65 @@ def test_a_stem_is_portable_whatever_it_is_made_of(text: str) -> None:
         ("nul.tar", "_nul.tar"),
         ("com1", "_com1"),
         ("concert", "concert"),
-        ("page.html", "page"),
-        ("page.HTML", "page"),
+        ("page.html", "page.html"),
+        ("con.html", "_con.html"),
         ("v1.2", "v1.2"),
         ("C:\\x\x00y", "C__x_y"),
         ("日本", "__"),
     ],
 )
 def test_known_stems(text: str, stem: str) -> None:
-    assert portable_stem(text) == stem
+    assert portable(text) == stem
 
 
 def test_long_names_that_differ_at_the_end_stay_apart() -> None:
-    first, second = portable_stem("a" * 500 + "1"), portable_stem("a" * 500 + "2")
-    assert len(first) == len(second) == MAX_STEM
+    first, second = portable("a" * 500 + "1"), portable("a" * 500 + "2")
+    assert len(first) == len(second) == MAX_NAME
     assert first != second
 
 
-@given(st.lists(st.sampled_from(["a", "A", "a-2", "A-2", "a.html", "a.json.html", "con", "CON"])))
-def test_no_two_files_share_a_name_where_case_is_ignored(texts: list[str]) -> None:
-    for suffixes in ([".html"], [".html", ".json"]):
-        stems = Stems()
-        names = [
-            stems.claim(text) + suffixes[number % len(suffixes)]
-            for number, text in enumerate(texts)
-        ]
-        assert len({name.lower() for name in names}) == len(texts)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "A", "a-2", "A-2.html", "a.html", "a.json.html", "con", "CON"]),
+            st.sampled_from([".html", ".json"]),
+        )
+    )
+)
+def test_no_two_files_share_a_name_where_case_is_ignored(wanted: list[tuple[str, str]]) -> None:
+    names = Names()
+    claimed = [names.claim(text) for text, _suffix in wanted]
+    given_out = [names.give(name, wanted[at][1]) for at, name in enumerate(claimed)]
+    assert len({name.lower() for name in given_out}) == len(wanted)
+    assert all(name.endswith(wanted[at][1]) for at, name in enumerate(given_out))
 
 
-def test_a_taken_stem_is_numbered_in_order() -> None:
-    stems = Stems()
-    assert [stems.claim("a"), stems.claim("A"), stems.claim("a")] == ["a", "A-2", "a-3"]
+def test_equal_ids_are_numbered_in_the_order_they_are_claimed() -> None:
+    names = Names()
+    claimed = [names.claim(text) for text in ("a", "A", "a", "b.html", "b.html")]
+    assert claimed == ["a", "A-2", "a-3", "b.html", "b-2.html"]
+    assert [names.give(name, ".html") for name in reversed(claimed)] == [
+        "b-2.html",
+        "b.html",
+        "a-3.html",
+        "A-2.html",
+        "a.html",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "name"),
+    [
+        ("tides.csv", ".csv", "tides.csv"),
+        ("tides.CSV", ".csv", "tides.csv"),
+        ("tides.csv", ".html", "tides.csv.html"),
+        ("v1.2", ".html", "v1.2.html"),
+        (".html", ".html", "html.html"),
+    ],
+)
+def test_an_extension_is_not_doubled(text: str, suffix: str, name: str) -> None:
+    names = Names()
+    assert names.give(names.claim(text), suffix) == name
 
 
 @pytest.mark.parametrize(

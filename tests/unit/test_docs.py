@@ -20,12 +20,15 @@ from conveyor.clock import SystemClock
 from conveyor.domain import params
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.engine.telemetry import COUNTERS, LABELLED_COUNTERS
+from conveyor.http.openapi_operations import OPERATIONS
 from conveyor.http.problems import PROBLEMS
 from conveyor.service import shapes
 from conveyor.settings import PREFIX, SETTINGS, Settings, load
 from tests.unit.spec_document import ROOT, SPEC, name, names, once, table
 
 CLIENT_VARIABLES = {"CONVEYOR_URL"}
+EVERYWHERE = {403, 500, 503}
+"""What any route may answer."""
 
 
 @pytest.fixture
@@ -151,15 +154,22 @@ def test_every_error_code_stands_with_its_status() -> None:
     assert once(name(row[0]) for row in rows) == set(ErrorCode)
 
 
-def test_routes_name_only_codes_that_exist() -> None:
-    used = {
-        word
-        for row in table("Method", "Path", "Success")
-        for word in names(row[3])
-        if word not in ("expires", "signature")
-    }
+def test_every_route_stands_with_its_answers() -> None:
+    told: dict[tuple[str, str], set[int]] = {}
+    for method, path, success, refusals in table("Method", "Path", "Success", "Refusals"):
+        statuses = {PROBLEMS[ErrorCode(code)][0] for code in names(refusals)} | EVERYWHERE
+        statuses |= {int(number) for number in re.findall(r"\b[245]\d\d\b", success)}
+        told[method, name(path)] = statuses if "no key" in success else statuses | {401}
 
-    assert used <= set(ErrorCode)
+    assert told == {
+        (operation.method.upper(), operation.path): {
+            operation.success,
+            *operation.errors,
+            *EVERYWHERE,
+            *(() if operation.open else (401,)),
+        }
+        for operation in OPERATIONS
+    }
 
 
 def test_every_reason_of_an_invalid_task_stands() -> None:

@@ -154,11 +154,19 @@ async def test_a_body_that_breaks_off_is_retried(
     assert failed.burns_attempt
 
 
-async def test_an_unknown_coding_is_passed_through(server: GatewayServer) -> None:
-    gateway = DirectGateway(SystemClock(), allow_private=True)
-    url = server.target("x?body=abc&encoding=identity-of-sorts")
-    assert await scrape(gateway, url) == (b"abc", "text/html; charset=utf-8")
-    await gateway.aclose()
+@pytest.mark.parametrize(
+    ("encoding", "left"), [("zstd", b"abc"), ("zstd,gzip", b"abc"), ("gzip,zstd", None)]
+)
+async def test_an_unknown_coding_and_what_lies_beneath_it_are_passed_through(
+    gateway: Gateway, server: GatewayServer, encoding: str, left: bytes | None
+) -> None:
+    body, _ = await scrape(gateway, server.target(f"x?body=abc&encoding={encoding}"))
+    assert body == (left if left is not None else gzip.compress(b"abc", 1, mtime=0))
+
+
+async def test_a_fourth_coding_fails_for_good(gateway: Gateway, server: GatewayServer) -> None:
+    failed = await failure(gateway, server.target("x?encoding=gzip,gzip,gzip,gzip"))
+    assert (failed.problem.code, failed.retryable) == ("too_many_codings", False)
 
 
 async def test_a_body_left_unread_frees_its_connection(server: GatewayServer) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 from urllib.parse import quote
 
 import anyio
@@ -14,11 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conveyor.domain.model import TaskBody, TaskFailure
-from conveyor.gateway.addresses import is_public
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.engine import HttpEngine
 from conveyor.gateway.script import expected_body
-from conveyor.gateway.transport import Lookup, TransportError, Trouble
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.gateway_server import GatewayServer
@@ -55,7 +53,7 @@ async def failure(gateway: DirectGateway, url: str, **fields: object) -> ScrapeF
     return caught.value
 
 
-async def echoed(gateway: DirectGateway, url: str, **fields: object) -> dict[str, object]:
+async def echoed(gateway: DirectGateway, url: str, **fields: object) -> dict[str, Any]:
     told = json.loads(await body_of(gateway, ScrapeRequest(url, "key", **fields)))  # type: ignore[arg-type]
     assert isinstance(told, dict)
     return told
@@ -120,10 +118,10 @@ async def test_no_content_is_an_empty_success(
 async def test_allowed_status_codes_make_a_success(
     gateway: DirectGateway, server: GatewayServer
 ) -> None:
-    url = server.target("x?status=404")
     params = {"allowed_status_codes": "500, 404"}
-    assert b"404" in await body_of(gateway, ScrapeRequest(url, "key", params=params))
-    assert (await failure(gateway, server.target("x?status=410"), params=params)).failure
+    request = ScrapeRequest(server.target("x?status=404&code=gone-for-good"), "key", params=params)
+    assert b"gone-for-good" in await body_of(gateway, request)
+    assert (await failure(gateway, server.target("x?status=410"), params=params)).problem.status
 
 
 async def test_a_missing_content_type_is_octets(gateway: DirectGateway) -> None:
@@ -160,8 +158,7 @@ async def test_an_answer_that_is_none_is_retried(
 ) -> None:
     async def answer(stream: anyio.abc.SocketStream) -> None:
         async with stream:
-            with_receive = await stream.receive()
-            assert with_receive
+            await stream.receive()
             await stream.send(wire)
 
     async with anyio.create_task_group() as group:
@@ -224,7 +221,6 @@ async def test_the_method_after_a_redirect(
     )
     assert (told["method"], told["body"]) == (method, body)
     headers = told["headers"]
-    assert isinstance(headers, dict)
     assert ("content-type" in headers) == (method == "POST")
 
 
@@ -276,7 +272,6 @@ async def test_credentials_stay_with_their_origin(
     start = server.target(f"x?status=307&location={quote(own, safe='')}")
     told = await echoed(gateway, start.replace("//", "//user:word@", 1), params=params)
     headers = told["headers"]
-    assert isinstance(headers, dict)
     assert headers["authorization"] == "Basic dXNlcjp3b3Jk"
     assert (headers["cookie"], headers["x-other"]) == ("c=1", "o")
 
@@ -284,7 +279,6 @@ async def test_credentials_stay_with_their_origin(
     start = server.target(f"x?status=307&location={quote(foreign, safe='')}")
     told = await echoed(gateway, start.replace("//", "//user:word@", 1), params=params)
     headers = told["headers"]
-    assert isinstance(headers, dict)
     assert "authorization" not in headers
     assert "cookie" not in headers
     assert headers["x-other"] == "o"
@@ -297,7 +291,6 @@ async def test_what_is_sent(gateway: DirectGateway, server: GatewayServer) -> No
     told = await echoed(gateway, server.target("a/../b%2f?echo=1&q=ü |"))
     assert told["url"] == server.target("a/../b%2f?echo=1&q=%C3%BC%20|")
     headers = told["headers"]
-    assert isinstance(headers, dict)
     assert headers["accept-encoding"] == "gzip, deflate, br"
     assert headers["user-agent"].startswith("conveyor/")
     assert "cookie" not in headers
@@ -319,7 +312,6 @@ async def test_custom_headers_are_sent_but_for_those_of_the_connection(
         gateway, server.target("x?echo=1"), params={"custom_headers": json.dumps(given_)}
     )
     headers = told["headers"]
-    assert isinstance(headers, dict)
     assert (headers["user-agent"], headers["x-number"]) == ("mine", "5")
     assert headers["host"] == server.origin.removeprefix("http://")
     assert headers["accept-encoding"] == "gzip, deflate, br"
@@ -340,9 +332,9 @@ async def test_headers_that_cannot_be_sent_fail_the_task(
 async def test_a_cookie_that_was_set_is_not_sent_again(
     gateway: DirectGateway, server: GatewayServer
 ) -> None:
-    jar = "x?status=302&location=" + quote(server.target("y?echo=1"), safe="")
-    told = await echoed(gateway, server.target(jar))
-    assert "cookie" not in told["headers"]  # type: ignore[operator]
+    there = quote(server.target("y?echo=1"), safe="")
+    told = await echoed(gateway, server.target(f"x?status=302&location={there}"))
+    assert "cookie" not in told["headers"]
 
 
 async def test_no_secret_is_told(
@@ -356,143 +348,6 @@ async def test_no_secret_is_told(
         assert "s3cr3t" not in repr(failed.problem) + repr(failed) + repr(failed.__cause__)
         assert failed.__suppress_context__ or failed.__context__ is None
     assert "s3cr3t" not in caplog.text
-
-
-# Addresses
-
-
-async def refused(gateway: DirectGateway, url: str) -> None:
-    failed = await failure(gateway, url, timeout=5.0)
-    assert (failed.problem.code, failed.problem.status) == ("address_refused", 422)
-    assert (failed.failure, failed.retryable) == (TaskFailure.BAD_TARGET, False)
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1",
-        "127.0.0.1.",
-        "127.1",
-        "0",
-        "0x7f.1",
-        "0x7F000001",
-        "2130706433",
-        "0177.1",
-        "127。0。0。1",
-        "①②⑦.0.0.1",
-        "localhost",
-        "100.64.0.1",
-        "169.254.169.254",
-        "10.0.0.1",
-        "192.168.0.1",
-        "224.0.0.1",
-        "255.255.255.255",
-        "[::1]",
-        "[::]",
-        "[::ffff:a9fe:a9fe]",
-        "[::ffff:127.0.0.1]",
-        "[::127.0.0.1]",
-        "[64:ff9b::7f00:1]",
-        "[2002:7f00:1::]",
-        "[2001:0:4136:e378:8000:63bf:80ff:fffe]",
-        "[fe80::1]",
-        "[fd00::1]",
-    ],
-)
-async def test_an_address_that_is_not_public_is_refused(server: GatewayServer, host: str) -> None:
-    gateway = DirectGateway(FakeClock(), allow_private=False)
-    port = server.origin.rpartition(":")[2]
-    await refused(gateway, f"http://{host}:{port}/t/x")
-    await gateway.aclose()
-    assert server.connections == 0
-
-
-def always(*addresses: str) -> Lookup:
-    async def lookup(host: str, port: int) -> list[str]:
-        return list(addresses)
-
-    return lookup
-
-
-@pytest.mark.parametrize("addresses", [["127.0.0.1"], ["::1", "10.0.0.1"], ["::ffff:7f00:1"]])
-async def test_a_name_of_a_private_address_is_refused(
-    server: GatewayServer, addresses: list[str]
-) -> None:
-    gateway = DirectGateway(FakeClock(), lookup=always(*addresses))
-    port = server.origin.rpartition(":")[2]
-    await refused(gateway, f"http://public.test:{port}/t/x")
-    await gateway.aclose()
-    assert server.connections == 0
-
-
-async def test_a_redirect_to_a_private_address_is_refused(
-    server: GatewayServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # 127.0.0.2 stands for a public address, so that a first hop can be answered at all.
-    admitted = "127.0.0.2"
-    monkeypatch.setattr("conveyor.gateway.direct.is_public", admitted.__eq__)
-    async with GatewayServer(host=admitted) as public:
-        gateway = DirectGateway(FakeClock(), lookup=always("127.0.0.1"))
-        assert await body_of(gateway, ScrapeRequest(public.target("x"), "key"))
-        for place in (server.target("x"), server.target("x").replace("127.0.0.1", "name.test")):
-            await refused(gateway, public.target(f"x?status=302&location={quote(place, safe='')}"))
-        await gateway.aclose()
-    assert server.connections == 0
-
-
-async def test_a_name_is_resolved_once_and_connected_to_as_it_was_checked(
-    server: GatewayServer,
-) -> None:
-    """Rebinding: the second answer of the resolver, a private one, is never used unchecked."""
-    asked: list[str] = []
-
-    async def lookup(host: str, port: int) -> list[str]:
-        asked.append(host)
-        return ["192.0.2.1" if len(asked) == 1 else "127.0.0.1"]
-
-    judged: list[str] = []
-
-    def admits(address: str) -> bool:
-        judged.append(address)
-        return address == "192.0.2.1"
-
-    engine = HttpEngine(connections=1, admits=admits, lookup=lookup)
-    port = server.origin.rpartition(":")[2]
-    with pytest.raises(TransportError) as caught:
-        await engine.send(
-            "GET", f"http://rebind.test:{port}/t/x", headers={}, body=None, timeout=0.2
-        )
-    # Whether 192.0.2.1 is silent or unreachable is the network's affair.
-    assert caught.value.trouble in (Trouble.TIMEOUT, Trouble.UNREACHABLE)
-    assert (asked, set(judged)) == (["rebind.test"], {"192.0.2.1"})
-    await engine.aclose()
-    assert server.connections == 0
-
-
-async def test_the_peer_is_checked_before_a_byte_is_sent(server: GatewayServer) -> None:
-    """A resolver that lies to the check and not to the socket: the peer itself gives it away."""
-    answers = iter([True, False])
-    peers: list[str] = []
-
-    def admits(address: str) -> bool:
-        peers.append(address)
-        return next(answers)
-
-    engine = HttpEngine(connections=1, admits=admits, lookup=always("127.0.0.1"))
-    port = server.origin.rpartition(":")[2]
-    with pytest.raises(TransportError) as caught:
-        await engine.send("GET", f"http://a.test:{port}/t/x", headers={}, body=None, timeout=5.0)
-    assert caught.value.trouble is Trouble.REFUSED
-    assert peers == ["127.0.0.1", "127.0.0.1"]
-    await engine.aclose()
-    assert server.hits.total == 0
-
-
-async def test_the_public_check_is_the_one_in_use() -> None:
-    gateway = DirectGateway(FakeClock(), lookup=always("192.0.2.1"))
-    assert not is_public("192.0.2.1")
-    await refused(gateway, "http://documentation.test/")
-    await gateway.aclose()
 
 
 async def test_no_proxy_is_taken_from_the_environment(

@@ -127,31 +127,32 @@ async def test_every_bad_task_is_listed_and_nothing_is_created(api: Api) -> None
     assert (await api.client.get("/v1/jobs")).json() == {"jobs": []}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"null",
-        b"{",
-        b'{"tasks": 5}',
-        b'{"tasks": []}',
-        b'{"tasks": [{"url": "https://a.test/"}], "tasks": []}',
-        b'{"tasks": [{"url": "https://a.test/"}], "priority": 10}',
-        b'{"tasks": [{"url": "https://a.test/"}], "priority": true}',
-        b'{"tasks": [{"url": "https://a.test/"}], "name": "\xff"}',
-        b'{"tasks": [null]}',
-        b'{"tasks": [{"url": {}}]}',
-        b'{"tasks": [{"url": "https://a.test/"}], "zenrows_params": {"no_such": 1}}',
-        b"[" * 100_000,
-    ],
+MALFORMED = (
+    b"",
+    b"[]",
+    b"null",
+    b"{",
+    b'{"tasks": 5}',
+    b'{"tasks": []}',
+    b'{"tasks": [{"url": "https://a.test/"}], "tasks": []}',
+    b'{"tasks": [{"url": "https://a.test/"}], "priority": 10}',
+    b'{"tasks": [{"url": "https://a.test/"}], "priority": true}',
+    b'{"tasks": [{"url": "https://a.test/"}], "name": "\xff"}',
+    b'{"tasks": [null]}',
+    b'{"tasks": [{"url": {}}]}',
+    b'{"tasks": [{"url": "https://a.test/"}], "zenrows_params": {"no_such": 1}}',
+    b"[" * 100_000,
 )
-async def test_a_malformed_submit_is_refused(api: Api, body: bytes) -> None:
-    response = await api.client.post(
-        "/v1/jobs", content=body, headers={"Content-Type": "application/json"}
-    )
 
-    problem_of(response, status=400, code="invalid_argument")
+
+async def test_a_malformed_submit_is_refused(api: Api) -> None:
+    for body in MALFORMED:
+        response = await api.client.post(
+            "/v1/jobs", content=body, headers={"Content-Type": "application/json"}
+        )
+
+        problem_of(response, status=400, code="invalid_argument")
+    assert (await api.client.get("/v1/jobs")).json() == {"jobs": []}
 
 
 async def test_an_open_job_takes_tasks_until_its_last_batch(api: Api) -> None:
@@ -312,20 +313,15 @@ BAD_PAGES = (
 )
 
 
-@pytest.mark.parametrize("query", [*BAD_PAGES, "status=unknown", "status=", "type=weekly"])
-async def test_bad_query_values_of_a_list_of_jobs_are_refused(api: Api, query: str) -> None:
-    response = await api.client.get(f"/v1/jobs?{query}")
-
-    problem_of(response, status=400, code="invalid_argument")
-
-
-@pytest.mark.parametrize("query", BAD_PAGES)
-async def test_bad_query_values_of_a_list_of_runs_are_refused(api: Api, query: str) -> None:
+async def test_bad_query_values_of_lists_are_refused(api: Api) -> None:
     job = await api.submit(1)
 
-    response = await api.client.get(f"/v1/jobs/{job['job_id']}/runs?{query}")
-
-    problem_of(response, status=400, code="invalid_argument")
+    for query in BAD_PAGES:
+        runs = await api.client.get(f"/v1/jobs/{job['job_id']}/runs?{query}")
+        problem_of(runs, status=400, code="invalid_argument")
+    for query in (*BAD_PAGES, "status=unknown", "status=", "type=weekly"):
+        jobs = await api.client.get(f"/v1/jobs?{query}")
+        problem_of(jobs, status=400, code="invalid_argument")
 
 
 async def test_runs_are_listed_and_read(api: Api) -> None:

@@ -122,27 +122,27 @@ async def test_a_task_id_serves_as_a_cursor(api: Api) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "limit=0",
-        "limit=1001",
-        "limit=x",
-        "status=pending",
-        "status=",
-        "status=all&status=failed",
-        "cursor=",
-        "cursor=nonsense",
-        "cursor=" + "0" * 25,
-        "cursor=%00",
-    ],
+BAD_QUERIES = (
+    "limit=0",
+    "limit=1001",
+    "limit=x",
+    "status=pending",
+    "status=",
+    "status=all&status=failed",
+    "cursor=",
+    "cursor=nonsense",
+    "cursor=" + "0" * 25,
+    "cursor=%00",
 )
-async def test_bad_query_values_are_refused(api: Api, query: str) -> None:
+
+
+async def test_bad_query_values_are_refused(api: Api) -> None:
     job = await api.submit(1)
 
-    response = await api.client.get(f"/v1/jobs/{job['job_id']}/results?{query}")
+    for query in BAD_QUERIES:
+        response = await api.client.get(f"/v1/jobs/{job['job_id']}/results?{query}")
 
-    problem_of(response, status=400, code="invalid_argument")
+        problem_of(response, status=400, code="invalid_argument")
 
 
 async def test_a_cursor_works_only_where_it_was_made(api: Api) -> None:
@@ -151,7 +151,7 @@ async def test_a_cursor_works_only_where_it_was_made(api: Api) -> None:
     run_id = first["latest_run"]["run_id"]
     page = await api.client.get(f"{path}/results", params={"limit": "1"})
     cursor = page.json()["next_cursor"]
-    forged = cursor[:-1] + ("A" if cursor[-1] != "A" else "B")
+    forged = ("A" if cursor[0] != "A" else "B") + cursor[1:]
 
     for refused, params in [
         (f"{path}/results", {"cursor": cursor, "status": "failed"}),
@@ -171,9 +171,7 @@ async def test_paging_the_latest_run_stays_in_the_run_it_began_with(api: Api) ->
     await api.client.post(f"{path}/stop")
     rerun = (await api.client.post(f"{path}/rerun")).json()
 
-    rest = await api.client.get(
-        f"{path}/results", params={"cursor": page.json()["next_cursor"]}
-    )
+    rest = await api.client.get(f"{path}/results", params={"cursor": page.json()["next_cursor"]})
     elsewhere = await api.client.get(
         f"{path}/runs/{rerun['latest_run']['run_id']}/results",
         params={"cursor": page.json()["next_cursor"]},
@@ -312,9 +310,7 @@ async def test_forged_and_swapped_links_are_refused(api: Api) -> None:
         f"{path}?expires={'9' * 400}&{signature}",
         f"{path}?expires=%D9%A1&signature=%F0%9F%92%A9",
         link.replace(tasks[0].task_id, tasks[1].task_id),
-        link.replace(job["job_id"], other["job_id"]).replace(
-            tasks[0].task_id, stranger.task_id
-        ),
+        link.replace(job["job_id"], other["job_id"]).replace(tasks[0].task_id, stranger.task_id),
     ]
 
     assert (await api.bare.get(link)).status_code == 200

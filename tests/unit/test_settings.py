@@ -135,3 +135,27 @@ def test_the_process_environment_is_the_default_source(monkeypatch: pytest.Monke
 def test_settings_do_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         Settings().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("environment", "server", "api_key"),
+    [
+        ({}, "http://127.0.0.1:9000/v1", "local"),
+        ({"ZENROWS_BATCH_BASE_URL": "http://b/v1"}, "http://b/v1", "local"),
+        (
+            {"CONVEYOR_URL": "http://a/v1", "ZENROWS_BATCH_BASE_URL": "http://b/v1"},
+            "http://a/v1",
+            "local",
+        ),
+        ({"CONVEYOR_URL": "", "ZENROWS_API_KEY": "key"}, "http://127.0.0.1:9000/v1", "key"),
+    ],
+)
+def test_where_the_command_line_finds_its_server(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], server: str, api_key: str
+) -> None:
+    for name in ("CONVEYOR_URL", "ZENROWS_BATCH_BASE_URL", "ZENROWS_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = settings.client_environment()
+    assert (found.server, found.api_key) == (server, api_key)

@@ -39,6 +39,11 @@ class Connection(aiosqlite.Connection):
         result: T = await self._execute(function, self._conn)  # type: ignore[no-untyped-call]
         return result
 
+    def join(self) -> None:
+        """Wait for the thread of a connection that could not be made: it is about to end, and
+        would otherwise speak to an event loop that may be gone by then."""
+        self._thread.join()
+
 
 async def open_writer(path: Path, prepare: Callable[[sqlite3.Connection], None]) -> Connection:
     """The connection that writes, once `prepare` has run on it."""
@@ -76,6 +81,7 @@ async def _open(path: Path, set_up: Callable[[sqlite3.Connection], None]) -> Con
     try:
         await connection
     except sqlite3.Error as error:
+        connection.join()
         raise translated(error) from error
     try:
         await connection.run(set_up)

@@ -65,8 +65,9 @@ class SqliteStore:
 
         def void(connection: sqlite3.Connection) -> int:
             connection.execute(
-                "UPDATE tasks SET claim_number = claims.claim_number, updated_at = ? FROM claims "
-                f"WHERE tasks.task_key = claims.task_key AND NOT {_LIVE}",
+                "UPDATE tasks SET updated_at = ?, claim_number = (SELECT claim_number FROM claims "
+                "WHERE claims.task_key = tasks.task_key) "
+                f"WHERE task_key IN (SELECT task_key FROM claims WHERE NOT {_LIVE})",
                 (now,),
             )
             connection.execute(f"DELETE FROM claims WHERE NOT {_LIVE}")

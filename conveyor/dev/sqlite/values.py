@@ -26,12 +26,14 @@ class KeyStatement:
     """A statement over a list of keys; `sql` has `{keys}` where the list goes."""
 
     def __init__(self, sql: str) -> None:
-        self._sql = lru_cache(lambda size: sql.format(keys=",".join("?" * size)))
+        self.sql: Callable[[int], str] = lru_cache(
+            lambda size: sql.format(keys=",".join("?" * size))
+        )
 
     def execute(self, connection: sqlite3.Connection, keys: Sequence[object]) -> sqlite3.Cursor:
         """Run it over at most MOST_ROWS keys."""
         size = rounded(len(keys))
-        return connection.execute(self._sql(size), [*keys, *[None] * (size - len(keys))])
+        return connection.execute(self.sql(size), [*keys, *[None] * (size - len(keys))])
 
 
 class RowsStatement:
@@ -43,7 +45,7 @@ class RowsStatement:
 
     def __init__(self, sql: str, *, width: int) -> None:
         row = f"({','.join('?' * width)})"
-        self._sql: Callable[[int], str] = lru_cache(
+        self.sql: Callable[[int], str] = lru_cache(
             lambda size: sql.format(rows="VALUES" + ",".join([row] * size))
         )
         self._nothing = (None,) * width
@@ -54,4 +56,4 @@ class RowsStatement:
             part = rows[start : start + MOST_ROWS]
             size = rounded(len(part))
             padding = [self._nothing] * (size - len(part))
-            connection.execute(self._sql(size), list(chain.from_iterable([*part, *padding])))
+            connection.execute(self.sql(size), list(chain.from_iterable([*part, *padding])))

@@ -1,0 +1,418 @@
+"""The commands as a person runs them: processes against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from conveyor.gateway.script import expected_body
+from conveyor.roles.site import pages
+from conveyor.testing.process import ServerProcess
+from conveyor.testing.server import ConveyorServer, conveyor_server
+
+pytestmark = pytest.mark.server
+
+CLIENT = [sys.executable, "-m", "conveyor"]
+SERVER = [sys.executable, "-c", "from conveyor.cli import dev_main; dev_main()"]
+JOB_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+
+
+class Ran:
+    """How a command ended."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code = done.returncode
+        self.out = done.stdout.splitlines()
+        self.err = done.stderr.splitlines()
+
+    @property
+    def job_id(self) -> str:
+        found = JOB_ID.search(self.out[0])
+        assert found, (self.out, self.err)
+        return found[0]
+
+
+def environment(server: ConveyorServer, **more: str) -> Mapping[str, str]:
+    return {
+        **os.environ,
+        "CONVEYOR_URL": server.base_url,
+        "ZENROWS_API_KEY": server.api_key,
+        **more,
+    }
+
+
+def conveyor(server: ConveyorServer, *arguments: str, given: str = "") -> Ran:
+    return Ran(
+        subprocess.run(
+            [*CLIENT, *arguments],
+            env=environment(server),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConveyorServer]:
+    with conveyor_server(tmp_path_factory.mktemp("data")) as booted:
+        yield booted
+
+
+def test_a_file_of_urls_is_scraped_and_brought_home(server: ConveyorServer, tmp_path: Path) -> None:
+    urls = [server.url(f"page{number}", size=10 + number) for number in range(20)]
+    listed = tmp_path / "urls.txt"
+    listed.write_text("# pages\r\n\r\n" + "\r\n".join(urls), encoding="utf-8-sig")
+    ran = conveyor(server, "submit", str(listed), "--watch", "--out", str(tmp_path / "out"))
+    assert (ran.code, ran.err) == (0, [])
+    assert ran.out[0] == f"job {ran.job_id}: 20 tasks accepted"
+    assert any(line.startswith("completed: 20 tasks, 20 ok, 0 failed") for line in ran.out)
+    assert ran.out[-1] == f"20 files in {tmp_path / 'out'}"
+    # Files are named by task id, which sorts in submission order.
+    files = sorted((tmp_path / "out").iterdir())
+    assert [file.read_bytes() for file in files] == [expected_body(url) for url in urls]
+    assert {file.suffix for file in files} == {".html"}
+
+
+def test_json_tasks_come_through_a_pipe_and_name_their_files(
+    server: ConveyorServer, tmp_path: Path
+) -> None:
+    tasks = [
+        {"url": server.url("a"), "external_id": "NUL"},
+        {"url": server.url("b", type="text/csv"), "external_id": "table.csv"},
+        {"url": server.url("c"), "external_id": "..", "zenrows_params": {"js_render": True}},
+        {"url": server.url("d"), "external_id": "nul"},
+    ]
+    lines = "\n".join(json.dumps(task) for task in tasks)
+    ran = conveyor(server, "submit", "-", "--out", str(tmp_path / "out"), given=lines)
+    assert (ran.code, ran.err) == (0, [])
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "_.html",
+        "_NUL.html",
+        "_nul-2.html",
+        "table.csv",
+    ]
+
+
+def test_a_failed_task_is_told_rerun_and_makes_the_exit_code_3(server: ConveyorServer) -> None:
+    good = server.url("good")
+    ran = conveyor(
+        server, "submit", good, server.url("gone", status=404), "--watch", "--max-attempts", "1"
+    )
+    assert ran.code == 3
+    assert any(
+        line.startswith("completed: 2 tasks, 1 ok, 1 failed (bad_target 1)") for line in ran.out
+    )
+    assert len(ran.err) == 1
+    assert ran.err[0].startswith("failed: http://fake.test/gone?status=404: ")
+
+    listed = conveyor(server, "results", ran.job_id)
+    assert (listed.code, len(listed.out)) == (3, 2)
+    succeeded = conveyor(server, "results", ran.job_id, "--status", "successful", "--jsonl")
+    assert succeeded.code == 0
+    assert [json.loads(line)["url"] for line in succeeded.out] == [good]
+
+    again = conveyor(server, "rerun", ran.job_id, "--failed", "--watch")
+    assert again.code == 3
+    assert again.out[0] == f"job {ran.job_id}: 1 task to run again, 1 kept"
+    assert server.hits.counts[good] == 1
+    assert conveyor(server, "rerun", ran.job_id).code == 0
+    server.drain()
+    assert server.hits.counts[good] == 2
+
+
+def test_every_refused_task_is_named_by_its_line_and_nothing_is_made(
+    server: ConveyorServer, tmp_path: Path
+) -> None:
+    before = conveyor(server, "jobs", "--jsonl").out
+    listed = tmp_path / "list"
+    listed.write_text('http://ok.test/\n#\nftp://x/\n{"url": "http://y/", "external_id": "a b"}\n')
+    ran = conveyor(server, "submit", str(listed), "http://")
+    assert (ran.code, ran.out) == (1, [])
+    assert [line.partition(": ")[0] for line in ran.err] == [
+        f"{listed}:3",
+        f"{listed}:4",
+        "argument",
+        "conveyor",
+    ]
+    assert "unsupported_scheme" in ran.err[0]
+    assert ran.err[-1] == "conveyor: 3 tasks refused, nothing submitted"
+    assert conveyor(server, "jobs", "--jsonl").out == before
+
+
+def test_twelve_thousand_tasks_are_one_job(server: ConveyorServer, tmp_path: Path) -> None:
+    listed = tmp_path / "many"
+    listed.write_text("".join(f"http://fake.test/many/{number}\n" for number in range(12_000)))
+    flags = ("--watch", "--max-inflight", "1000", "--idempotency-key", "many")
+    ran = conveyor(server, "submit", str(listed), *flags)
+    assert ran.code == 0, ran.err
+    assert ran.out[0].endswith("12,000 tasks accepted")
+    assert "completed: 12,000 tasks, 12,000 ok, 0 failed" in ran.out[-1]
+    rows = conveyor(server, "results", ran.job_id, "--jsonl").out
+    assert [json.loads(row)["url"] for row in rows] == listed.read_text().splitlines()
+
+    again = conveyor(server, "submit", str(listed), *flags)
+    assert (again.code, again.job_id) == (0, ran.job_id)
+    assert sum(url.startswith("http://fake.test/many/") for url in server.hits.counts) == 12_000
+    assert all(server.hits.counts[f"http://fake.test/many/{n}"] == 1 for n in range(12_000))
+
+
+def test_a_bad_task_in_a_later_batch_leaves_no_job_and_no_scrape(
+    server: ConveyorServer, tmp_path: Path
+) -> None:
+    listed = tmp_path / "many"
+    lines = [f"http://fake.test/undone/{number}" for number in range(11_000)]
+    lines[10_500] = "gopher://x/"
+    listed.write_text("\n".join(lines))
+    ran = conveyor(server, "submit", str(listed), "--name", "undone")
+    assert (ran.code, ran.out) == (1, [])
+    assert f"{listed}:10501: unsupported_scheme: gopher://x/" in ran.err
+    assert "undone" not in "\n".join(conveyor(server, "jobs").out)
+    assert not [url for url in server.hits.counts if "/undone/" in url]
+
+
+def test_pause_resume_stop_and_rm(server: ConveyorServer) -> None:
+    urls = [server.url(f"slow{number}", delay=30) for number in range(3)]
+    job_id = conveyor(server, "submit", *urls, "--name", "slow", "--max-inflight", "1").job_id
+    assert conveyor(server, "pause", job_id).out == [f"job {job_id}: paused, 0/3 done"]
+    listed = [line for line in conveyor(server, "jobs").out if line.startswith(job_id)]
+    assert "paused" in listed[0]
+    assert listed[0].endswith("slow")
+    assert conveyor(server, "resume", job_id).out == [f"job {job_id}: running, 0/3 done"]
+    assert conveyor(server, "stop", job_id).out == [f"job {job_id}: stopped, 0/3 done"]
+    ended = conveyor(server, "watch", job_id)
+    assert ended.code == 3
+    assert ended.out[-1] == "stopped: 3 tasks, 0 ok, 0 failed, 3 not done"
+    refused = conveyor(server, "pause", job_id)
+    assert (refused.code, len(refused.err)) == (1, 1)
+    assert conveyor(server, "rm", job_id).out == [f"job {job_id}: deleted"]
+    gone = conveyor(server, "watch", "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+    assert (gone.code, gone.out, len(gone.err)) == (1, [], 1)
+
+
+def test_a_paused_run_says_so_and_an_interrupted_watch_tells_how_to_come_back(
+    server: ConveyorServer,
+) -> None:
+    job_id = conveyor(server, "submit", server.url("nap", delay=30)).job_id
+    conveyor(server, "pause", job_id)
+    with subprocess.Popen(
+        [*CLIENT, "watch", job_id],
+        env=environment(server),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        line = watching.stdout.readline()
+        assert line.startswith("paused: 0/1 done")
+        assert f"conveyor resume {job_id}" in line
+        watching.send_signal(signal.SIGINT)
+        _out, err = watching.communicate(timeout=10)
+    assert watching.returncode == 130
+    assert err.splitlines() == [
+        f"conveyor: interrupted; the job goes on. Come back with: conveyor watch {job_id}"
+    ]
+    conveyor(server, "rm", job_id)
+
+
+def test_a_reader_that_leaves_ends_a_command_quietly(server: ConveyorServer) -> None:
+    conveyor(server, "submit", server.url("one"), "--watch")
+    with subprocess.Popen(
+        [*CLIENT, "jobs"],
+        env=environment(server),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as listing:
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        listing.stdout.close()
+        assert listing.stderr.read() == b""
+    assert listing.returncode == 1
+
+
+def test_another_key_sees_nothing(server: ConveyorServer) -> None:
+    job_id = conveyor(server, "submit", server.url("mine"), "--watch").job_id
+    assert conveyor(server, "jobs", "--api-key", "other").out == []
+    other = conveyor(server, "results", job_id, "--api-key", "other")
+    assert (other.code, other.out, len(other.err)) == (1, [], 1)
+
+
+def test_passwords_in_urls_are_not_printed(server: ConveyorServer) -> None:
+    job_id = conveyor(
+        server, "submit", "http://user:s3cret@fake.test/?status=404", "--watch"
+    ).job_id
+    for arguments in (["results", job_id], ["results", job_id, "--jsonl"], ["watch", job_id]):
+        ran = conveyor(server, *arguments)
+        shown = "\n".join(ran.out + ran.err)
+        assert "http://***@fake.test/" in shown
+        assert "s3cret" not in shown
+
+
+def test_a_terminal_gets_a_bar(server: ConveyorServer) -> None:
+    mine, theirs = pty.openpty()
+    urls = [server.url(f"bar{number}", delay=0.05) for number in range(10)]
+    with subprocess.Popen(
+        [*CLIENT, "submit", *urls, "--watch", "--max-inflight", "2"],
+        env=environment(server, TERM="xterm-256color", COLUMNS="100"),
+        stdout=theirs,
+        stderr=theirs,
+        stdin=theirs,
+    ) as watching:
+        os.close(theirs)
+        shown = read_all(mine)
+    assert watching.returncode == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "━" in plain
+    assert re.search(r"running.*\d ok.*0 failed.*/s.*left", plain)
+    assert "10/10" in plain
+    assert plain.rstrip().splitlines()[-1].startswith("completed: 10 tasks, 10 ok")
+
+
+def read_all(descriptor: int) -> str:
+    shown = b""
+    try:
+        while piece := os.read(descriptor, 65_536):
+            shown += piece
+    except OSError:
+        pass  # The other side of a terminal is gone.
+    finally:
+        os.close(descriptor)
+    return shown.decode()
+
+
+def dev(data_dir: Path, *flags: str) -> Ran:
+    return Ran(
+        subprocess.run(
+            [*SERVER, "--data-dir", str(data_dir), *flags],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    )
+
+
+def test_a_taken_port_or_directory_is_one_line_and_touches_nothing(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ran = dev(tmp_path / "new", "--port", str(taken.getsockname()[1]))
+    assert (ran.code, ran.out, len(ran.err)) == (1, [], 1)
+    assert "taken" in ran.err[0]
+    assert not (tmp_path / "new").exists()
+
+    with ServerProcess(tmp_path / "used", "--gateway", "fake") as first:
+        second = dev(tmp_path / "used", "--port", "0")
+        assert (second.code, second.out, len(second.err)) == (1, [], 1)
+        assert httpx.get(first.info.api.removesuffix("/v1") + "/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
+    with ServerProcess(tmp_path / "data", "--gateway", "fake") as server:
+        origin = server.info.api.removesuffix("/v1")
+        with httpx.Client() as connected:
+            assert connected.get(f"{origin}/readyz").status_code == 200
+            server.signal(number)
+            code, errors = server.wait(timeout=10)
+    assert code == 0
+    assert errors.splitlines() == ["stopping"]
+
+
+def test_quiet_says_nothing_at_all(tmp_path: Path) -> None:
+    port = free_port()
+    with subprocess.Popen(
+        [*SERVER, "--quiet", "--port", str(port), "--data-dir", str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as quiet:
+        wait_for(f"http://127.0.0.1:{port}/readyz")
+        quiet.send_signal(signal.SIGINT)
+        shown, _ = quiet.communicate(timeout=10)
+    assert (quiet.returncode, shown) == (0, b"")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(url: str) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            if httpx.get(url).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < deadline, f"nothing at {url}"
+        time.sleep(0.02)
+
+
+def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*SERVER, "--demo", "--port", "0", "--data-dir", str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        lines = lines_until(demo.stdout, "still serving")
+        assert len(lines[: lines.index("")]) <= 8
+        folder = Path(said(lines, "results are in "))
+        origin = said(lines, "API").removesuffix("/v1")
+        assert httpx.get(f"{origin}/readyz").status_code == 200
+        demo.send_signal(signal.SIGINT)
+        out, err = demo.communicate(timeout=10)
+    assert (demo.returncode, out, err) == (0, "stopping\n", "")
+    assert folder.is_relative_to(tmp_path / "data")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == pages()
+
+
+def lines_until(stream: Any, start: str) -> list[str]:
+    lines: list[str] = []
+    while not (lines and lines[-1].startswith(start)):
+        line = stream.readline()
+        assert line, lines
+        lines.append(line.rstrip("\n"))
+    return lines
+
+
+def said(lines: list[str], label: str) -> str:
+    (line,) = [line for line in lines if line.startswith(label)]
+    return line.removeprefix(label).strip()
+
+
+def test_a_demonstration_finds_another_port_when_its_own_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with subprocess.Popen(
+            [*SERVER, "--demo", "--data-dir", str(tmp_path / "data")],
+            env={**os.environ, "CONVEYOR_PORT": str(port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as demo:
+            lines = lines_until(demo.stdout, "still serving")
+            demo.send_signal(signal.SIGTERM)
+            demo.communicate(timeout=10)
+    assert lines[0] == f"port {port} is taken; using a free one"
+    assert demo.returncode == 0

@@ -1,0 +1,248 @@
+"""Counters, rows and pages are exact at every read, whatever happens at the same moment."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pytest
+
+from conveyor.testing.process import ServerProcess
+from tests.acceptance.support_data import rows_of, server
+from tests.acceptance.support_wire import Wire, eventually, target, together
+
+TASKS = 5_000
+MIXTURE: tuple[tuple[dict[str, Any], str | None], ...] = (
+    ({"delay": 0.02}, None),
+    ({}, None),
+    ({"flaky": 1}, None),
+    ({"delay": 0.05}, None),
+    ({"status": 404}, "bad_target"),
+    ({"status": 403}, "blocked"),
+    ({"status": 500}, "gateway_error"),
+    ({"status": 504, "delay": 0.01}, "timeout"),
+    ({"flaky": 1, "status": 401}, "auth_failed"),
+    ({"status": 418}, "other"),
+)
+"""What every tenth task asks of the gateway, and the reason for which it fails."""
+FILTERS = ("successful", "failed", "processing")
+
+
+@pytest.fixture(scope="module")
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("exactness")
+    with server(directory, "--gateway", "fake", retry_base=0.01, discovery_interval=600) as process:
+        yield process
+
+
+@pytest.fixture
+def wire(booted: ServerProcess) -> Iterator[Wire]:
+    with Wire(booted.info.api) as wire:
+        yield wire
+
+
+class Watch:
+    """Every read of one run, by many threads, held against every read that ended before it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._completed = 0
+        self._over = False
+        self.reads: Counter[str] = Counter()
+
+    @property
+    def completed(self) -> int:
+        return self._completed
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def check(self, source: str, run: Any, *, least: int, was_over: bool) -> None:
+        """`least` and `was_over` are what had been seen when this read began."""
+        stats = run["stats"]
+        told = (source, run)
+        assert stats["completed"] == stats["successful"] + stats["failed"], told
+        assert least <= stats["completed"] <= stats["total"] == TASKS, (least, told)
+        assert sum(stats.get("failure_reasons", {}).values()) == stats["failed"], told
+        is_over = stats["completed"] == stats["total"]
+        assert run["status"] == ("completed" if is_over else "running"), told
+        assert is_over or not was_over, told
+        with self._lock:
+            self.reads[source] += 1
+            self._completed = max(self._completed, stats["completed"])
+            self._over = self._over or is_over
+
+
+def test_every_read_of_a_mixed_run_is_exact(wire: Wire) -> None:
+    urls = [target(f"mixed/{number}", **MIXTURE[number % 10][0]) for number in range(TASKS)]
+    job = wire.submit(urls, max_inflight=50, max_attempts=2)
+    job_id, run_id = job["job_id"], job["latest_run"]["run_id"]
+    watch = Watch()
+
+    def read(source: str) -> Any:
+        if source == "job":
+            return wire.latest_run(job_id)
+        if source == "run":
+            return wire.ask("GET", f"/jobs/{job_id}/runs/{run_id}")
+        if source == "runs":
+            return wire.ask("GET", f"/jobs/{job_id}/runs")["runs"][0]
+        [listed] = [one for one in wire.ask("GET", "/jobs")["jobs"] if one["job_id"] == job_id]
+        return listed["latest_run"]
+
+    def poll(source: str) -> None:
+        while not watch.over:
+            least, was_over = watch.completed, watch.over
+            watch.check(source, read(source), least=least, was_over=was_over)
+
+    def enumerate_rows() -> None:
+        while not watch.over:
+            least = watch.completed
+            rows = wire.rows(job_id)
+            ended = sum(row["status"] in ("successful", "failed") for row in rows)
+            assert [row["url"] for row in rows] == urls
+            assert least <= ended <= read("run")["stats"]["completed"]
+            watch.reads["results"] += 1
+
+    with ThreadPoolExecutor(5) as pool:
+        polls = [pool.submit(poll, source) for source in ("job", "run", "runs", "list")]
+        polls.append(pool.submit(enumerate_rows))
+        for one in polls:
+            one.result(timeout=60)
+
+    assert set(watch.reads) == {"job", "run", "runs", "list", "results"}
+    assert sum(watch.reads.values()) > 50, watch.reads
+    last = read("job")
+    assert [read("run"), read("runs"), read("list")] == [last, last, last]
+    expected = Counter(reason for _, reason in MIXTURE if reason is not None)
+    assert last["stats"]["failure_reasons"] == {
+        reason: count * TASKS // 10 for reason, count in expected.items()
+    }
+    assert_rows_match(wire, job_id, urls, last["stats"])
+
+
+def assert_rows_match(wire: Wire, job_id: str, urls: list[str], stats: Any) -> None:
+    """Each task has one row, in submission order, and the filters partition the rows."""
+    rows = wire.rows(job_id)
+    assert [row["url"] for row in rows] == urls
+    assert len({row["task_id"] for row in rows}) == len(urls)
+    parts = {status: wire.rows(job_id, status=status) for status in FILTERS}
+    assert len(parts["successful"]) == stats["successful"]
+    assert len(parts["failed"]) == stats["failed"]
+    assert parts["processing"] == []
+    merged = [row["task_id"] for part in parts.values() for row in part]
+    assert sorted(merged) == [row["task_id"] for row in rows]
+
+
+def test_pages_of_every_size_give_each_row_once_while_tasks_finish(wire: Wire) -> None:
+    urls = [target(f"page/{number}", delay=0.05) for number in range(120)]
+    job_id = wire.submit(urls, max_inflight=2)["job_id"]
+    finished_meanwhile = 0
+    for size in range(1, 51):
+        before = wire.latest_run(job_id)["stats"]["completed"]
+        pages = list(wire.pages(job_id, limit=size))
+        rows = [row for page in pages for row in page]
+        after = wire.latest_run(job_id)["stats"]["completed"]
+        assert [row["url"] for row in rows] == urls, size
+        assert [len(page) for page in pages[:-1]] == [size] * (len(pages) - 1)
+        assert 0 < len(pages[-1]) <= size
+        finished_meanwhile += after > before
+    assert finished_meanwhile >= 5
+    wire.ended(job_id)
+    for size in (1, 7, 50):
+        parts = [row for one in FILTERS for row in wire.rows(job_id, status=one, limit=size)]
+        assert [row["url"] for row in parts] == urls
+
+
+def test_parallel_adds_share_no_index_and_lose_none(wire: Wire, booted: ServerProcess) -> None:
+    threads, adds, size = 20, 10, 10
+    job_id = wire.submit([], status="open")["job_id"]
+
+    def add(thread: int) -> list[tuple[bytes, list[str]]]:
+        draw = random.Random(thread)
+        answers = []
+        for number in range(adds):
+            urls = [target(f"add/{thread}/{number}/{index}") for index in range(size)]
+            body = {"tasks": [{"url": url} for url in urls]}
+            key, path = f"add-{thread}-{number}", f"/jobs/{job_id}/tasks"
+            first = wire.send("POST", path, body=body, key=key)
+            assert first.status_code == 200, first.text
+            for _ in range(draw.choice((0, 0, 1, 2))):
+                again = wire.send("POST", path, body=body, key=key)
+                assert (again.status_code, again.content) == (200, first.content)
+                assert again.headers["Idempotency-Replayed"] == "true"
+            answers.append((first.content, urls))
+        return answers
+
+    answers = [answer for thread in together(threads, add) for answer in thread]
+    wire.ask("POST", f"/jobs/{job_id}/close")
+    stats = wire.ended(job_id)["stats"]
+    wanted = threads * adds * size
+    assert (stats["total"], stats["successful"]) == (wanted, wanted)
+    rows = wire.rows(job_id)
+    position = {row["url"]: index for index, row in enumerate(rows)}
+    assert len(rows) == len(position) == wanted
+    for _, urls in answers:
+        first = position[urls[0]]
+        assert [position[url] for url in urls] == list(range(first, first + size))
+    stored = rows_of(
+        Path(booted.info.data_dir),
+        "SELECT count(DISTINCT task_key), max(task_key) - min(task_key) + 1 FROM tasks "
+        "JOIN runs ON runs.run_no = tasks.task_key >> 35 WHERE runs.job_id = ?",
+        job_id,
+    )
+    assert stored == [(wanted, wanted)]
+
+
+@pytest.mark.parametrize("way", ["close", "last_batch"])
+def test_the_end_of_input_crossing_the_last_task_leaves_no_run_hanging(
+    wire: Wire, way: str
+) -> None:
+    """Discovery is off in this server, so that nothing but the crossing writers can help."""
+    workers, jobs = 4, 25
+
+    def cross(worker: int) -> list[tuple[str, int]]:
+        draw = random.Random(f"{way}-{worker}")
+        made = []
+        for number in range(jobs):
+            count = draw.choice((1, 1, 2))
+            pause = draw.random() * 0.006
+            urls = [target(f"{way}/{worker}/{number}/{one}", delay=pause) for one in range(count)]
+            job_id = wire.submit(urls, status="open")["job_id"]
+            time.sleep(draw.random() * 0.006)  # the moment is what the test varies
+            if way == "close":
+                wire.ask("POST", f"/jobs/{job_id}/close")
+            else:
+                more = {"tasks": [{"url": target(f"last/{worker}/{number}")}], "last_batch": True}
+                wire.ask("POST", f"/jobs/{job_id}/tasks", body=more)
+                count += 1
+            made.append((job_id, count))
+        return made
+
+    for job_id, count in (one for made in together(workers, cross) for one in made):
+        run = wire.ended(job_id, timeout=10)
+        assert run["status"] == "completed"
+        assert run["stats"]["successful"] == run["stats"]["total"] == count
+        assert wire.ask("GET", f"/jobs/{job_id}")["status"] == "closed"
+
+
+def test_an_open_job_that_ran_dry_works_again_and_then_closes(wire: Wire) -> None:
+    job_id = wire.submit([target("dry/0")], status="open")["job_id"]
+    for number in range(1, 20):
+
+        def is_dry(done: int = number) -> bool | None:
+            run = wire.latest_run(job_id)
+            return (run["status"], run["stats"]["completed"]) == ("pending", done) or None
+
+        eventually(is_dry, "the run has nothing to do")
+        wire.ask(
+            "POST", f"/jobs/{job_id}/tasks", body={"tasks": [{"url": target(f"dry/{number}")}]}
+        )
+    wire.ask("POST", f"/jobs/{job_id}/close")
+    assert wire.ended(job_id)["stats"]["successful"] == 20

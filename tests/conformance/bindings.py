@@ -1,0 +1,59 @@
+"""The bindings under test. A test asks a binding for its capabilities, never for its name."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from conveyor.dev.sqlite import open_store
+from conveyor.ports.records import Idempotency, Jobs, Runs
+from conveyor.ports.tasks import Tasks
+
+
+class Store(Protocol):
+    """The records and tasks ports of one binding over one place."""
+
+    @property
+    def jobs(self) -> Jobs: ...
+
+    @property
+    def runs(self) -> Runs: ...
+
+    @property
+    def idempotency(self) -> Idempotency: ...
+
+    @property
+    def tasks(self) -> Tasks: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BindingKind:
+    """A binding and what it can do beyond the ports' promises.
+
+    `filtered_pages_read_only_matches`: a page by status touches no row that it does not return.
+    `immediate_counters`: a run's counters are right with the answer of the write that moved them,
+    rather than a moment later.
+    """
+
+    name: str
+    open: Callable[[Path, int], Awaitable[Store]]
+    filtered_pages_read_only_matches: bool
+    immediate_counters: bool
+
+
+async def _open_development(path: Path, now: int) -> Store:
+    return await open_store(path / "conveyor.db", now=now)
+
+
+BINDINGS = [
+    BindingKind(
+        name="development",
+        open=_open_development,
+        filtered_pages_read_only_matches=True,
+        immediate_counters=True,
+    )
+]

@@ -1,0 +1,360 @@
+"""What every blobs adapter must do, sentence by sentence of the port; then what files add."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from conveyor.dev import file_writer, files
+from conveyor.dev.files import PIECE, FileBlobs
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.blobs import Blobs, Content, result_key, run_prefix
+
+PREFIX = run_prefix("JOB", "RUN", 30)
+KEY = result_key("JOB", "RUN", "0000003ABCDEF", 1, 30)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@dataclass
+class Bench:
+    """An adapter under test. `leftovers` lists what lies in the store beside whole bodies."""
+
+    blobs: Blobs
+    leftovers: Callable[[], list[str]]
+
+    async def read(self, key: str) -> bytes | None:
+        content = await self.blobs.open(key)
+        return None if content is None else b"".join([piece async for piece in content])
+
+
+@asynccontextmanager
+async def _files(root: Path) -> AsyncIterator[Bench]:
+    blobs = FileBlobs(root)
+    yield Bench(blobs, lambda: os.listdir(root / "tmp"))
+    await blobs.aclose()
+
+
+BINDINGS = {"files": _files}
+
+
+@pytest.fixture(params=BINDINGS)
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with BINDINGS[request.param](tmp_path / "blobs") as bench:
+        yield bench
+
+
+async def _pieces(body: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
+
+
+def _body(size: int) -> bytes:
+    return (bytes(range(256)) * (size // 256 + 1))[:size]
+
+
+SIZES = [0, 1, 4_096, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 7]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("form", ["whole", "in pieces", "in one piece"])
+async def test_a_body_comes_back_byte_for_byte(bench: Bench, size: int, form: str) -> None:
+    body = _body(size)
+    contents: dict[str, Content] = {
+        "whole": body,
+        "in pieces": _pieces(body, 10_007),
+        "in one piece": _pieces(body, max(size, 1)),
+    }
+    assert await bench.blobs.put(KEY, contents[form]) == size
+    assert await bench.read(KEY) == body
+    assert bench.leftovers() == []
+
+
+async def test_an_empty_iterator_is_an_empty_body(bench: Bench) -> None:
+    assert await bench.blobs.put(KEY, _pieces(b"", 1)) == 0
+    assert await bench.read(KEY) == b""
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_pieces_are_bounded(bench: Bench, size: int) -> None:
+    await bench.blobs.put(KEY, _body(size))
+    content = await bench.blobs.open(KEY)
+    assert content is not None
+    sizes = [len(piece) async for piece in content]
+    assert sum(sizes) == size
+    assert all(0 < length <= PIECE for length in sizes)
+
+
+async def test_where_there_is_no_body_there_is_none(bench: Bench) -> None:
+    await bench.blobs.put("results/30/a", b"x")
+    for key in (KEY, "results/30", "results/30/a/b"):
+        assert await bench.blobs.open(key) is None
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [0, 10, PIECE + 10])
+@pytest.mark.parametrize("error", [Broken(), OSError(errno.ECONNRESET, "reset")])
+async def test_what_the_iterator_raises_is_raised_again_and_nothing_is_stored(
+    bench: Bench, after: int, error: Exception
+) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        async for piece in _pieces(_body(after), 100_000):
+            yield piece
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        await bench.blobs.put(KEY, content())
+    assert caught.value is error
+    assert await bench.read(KEY) is None
+    assert bench.leftovers() == []
+
+
+@pytest.mark.parametrize("after", [10, PIECE + 10])
+async def test_a_cancelled_put_stores_nothing_and_leaves_nothing(bench: Bench, after: int) -> None:
+    waiting = anyio.Event()
+
+    async def content() -> AsyncIterator[bytes]:
+        yield _body(after)
+        waiting.set()
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(bench.blobs.put, KEY, content())
+        await waiting.wait()
+        assert await bench.read(KEY) is None
+        group.cancel_scope.cancel()
+    assert await bench.read(KEY) is None
+    assert bench.leftovers() == []
+
+
+@pytest.mark.parametrize("size", [10, PIECE + 10])
+async def test_readers_see_the_old_body_or_the_new_one(bench: Bench, size: int) -> None:
+    old, new = b"o" * size, b"n" * (size + 1)
+    await bench.blobs.put(KEY, old)
+    async with anyio.create_task_group() as group:
+        group.start_soon(bench.blobs.put, KEY, new)
+        for _ in range(50):
+            assert await bench.read(KEY) in (old, new)
+    assert await bench.read(KEY) == new
+
+
+async def test_many_puts_at_once_all_arrive(bench: Bench) -> None:
+    keys = [result_key("JOB", "RUN", f"{number:026}", 1, 30) for number in range(500)]
+    async with anyio.create_task_group() as group:
+        for key in keys:
+            group.start_soon(bench.blobs.put, key, key.encode())
+    for key in keys:
+        assert await bench.read(key) == key.encode()
+
+
+async def test_a_deleted_body_is_gone_and_its_neighbours_are_not(bench: Bench) -> None:
+    await bench.blobs.put(PREFIX + "a", b"a")
+    await bench.blobs.put(PREFIX + "b", b"b")
+    await bench.blobs.delete(PREFIX + "a")
+    await bench.blobs.delete(PREFIX + "a")
+    await bench.blobs.delete("never/was/here")
+    assert await bench.read(PREFIX + "a") is None
+    assert await bench.read(PREFIX + "b") == b"b"
+
+
+async def test_a_prefix_is_removed_whole_and_counted(bench: Bench) -> None:
+    for number in range(600):
+        key = result_key("JOB", "RUN", f"{number:07}ABC", 1, 30)
+        await bench.blobs.put(key, b"x")
+    other = result_key("JOB", "RUNNER", "0000001ABC", 1, 30)
+    await bench.blobs.put(other, b"mine")
+    assert await bench.blobs.delete_prefix(PREFIX) == 600
+    assert await bench.blobs.delete_prefix(PREFIX) == 0
+    assert await bench.read(result_key("JOB", "RUN", f"{7:07}ABC", 1, 30)) is None
+    assert await bench.read(other) == b"mine"
+
+
+async def test_a_removed_prefix_can_be_written_again(bench: Bench) -> None:
+    for body in (b"one", b"two", _body(PIECE + 5)):
+        await bench.blobs.put(KEY, body)
+        assert await bench.read(KEY) == body
+        assert await bench.blobs.delete_prefix(PREFIX) == 1
+
+
+@pytest.mark.parametrize("size", [10, PIECE + 10])
+async def test_writers_beside_a_removal_store_whole_bodies_or_fail_cleanly(
+    bench: Bench, size: int
+) -> None:
+    stored: list[str] = []
+    body = _body(size)
+
+    async def write(number: int) -> None:
+        key = f"{PREFIX}{number % 3}/{number}"
+        with contextlib.suppress(ConveyorError):
+            await bench.blobs.put(key, body)
+            stored.append(key)
+
+    async with anyio.create_task_group() as group:
+        for number in range(60):
+            group.start_soon(write, number)
+        for _ in range(20):
+            await bench.blobs.delete_prefix(PREFIX)
+    for key in stored:
+        assert await bench.read(key) in (None, body)
+    await bench.blobs.delete_prefix(PREFIX)
+    assert [key for key in stored if await bench.read(key) is not None] == []
+    assert bench.leftovers() == []
+
+
+BAD_KEYS = [
+    "",
+    "/etc/passwd",
+    "a//b",
+    "a/",
+    "../a",
+    "a/../b",
+    "a/./b",
+    ".",
+    "a b",
+    "a\n",
+    "é",
+    "a\0",
+]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+async def test_what_is_not_a_key_is_refused(bench: Bench, key: str) -> None:
+    with pytest.raises(ValueError, match="key"):
+        await bench.blobs.put(key, b"x")
+    with pytest.raises(ValueError, match="key"):
+        await bench.blobs.open(key)
+    with pytest.raises(ValueError, match="key"):
+        await bench.blobs.delete(key)
+
+
+@pytest.mark.parametrize("prefix", ["", "/", "a", "../", "a/../", "tmp/"])
+async def test_what_is_not_a_prefix_is_refused(bench: Bench, prefix: str) -> None:
+    with pytest.raises(ValueError, match=r"key|prefix"):
+        await bench.blobs.delete_prefix(prefix)
+
+
+def _everything(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+async def test_files_lie_under_their_keys_for_the_owner_alone(tmp_path: Path) -> None:
+    async with _files(tmp_path) as bench:
+        for size in (3, PIECE + 3):
+            await bench.blobs.put(KEY, _body(size))
+            path = tmp_path / KEY
+            assert path.read_bytes() == _body(size)
+            assert path.stat().st_mode & 0o077 == 0
+
+
+async def test_a_removed_prefix_leaves_no_empty_directory(tmp_path: Path) -> None:
+    async with _files(tmp_path) as bench:
+        await bench.blobs.put(KEY, b"x")
+        await bench.blobs.put(run_prefix("JOB", "SECOND", 30) + "a", b"x")
+        await bench.blobs.delete_prefix(PREFIX)
+        assert not (tmp_path / PREFIX).exists()
+        assert (tmp_path / "results/30/JOB").exists()
+        await bench.blobs.delete_prefix(run_prefix("JOB", "SECOND", 30))
+        assert _everything(tmp_path) == ["tmp"]
+
+
+async def test_what_an_earlier_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "1").write_bytes(b"half")
+    async with _files(tmp_path) as bench:
+        assert bench.leftovers() == []
+        await bench.blobs.put(KEY, b"x")
+        assert await bench.read(KEY) == b"x"
+
+
+async def test_closing_writes_what_is_queued_and_refuses_what_comes_later(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path)
+    async with anyio.create_task_group() as group:
+        for number in range(100):
+            group.start_soon(blobs.put, f"a/{number}", b"x")
+        await anyio.lowlevel.checkpoint()
+        await blobs.aclose()
+    assert len(list((tmp_path / "a").iterdir())) == 100
+    with pytest.raises(ConveyorError):
+        await blobs.put("a/late", b"x")
+    await blobs.aclose()
+
+
+@pytest.mark.parametrize("size", [10, PIECE + 10])
+async def test_a_disk_that_fails_is_reported_without_a_path(tmp_path: Path, size: int) -> None:
+    async with _files(tmp_path) as bench:
+        await bench.blobs.put("taken", b"x")
+        with pytest.raises(ConveyorError) as caught:
+            await bench.blobs.put("taken/below", _body(size))
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert str(tmp_path) not in str(caught.value)
+        assert bench.leftovers() == []
+        await bench.blobs.put("fine", _body(size))
+
+
+@pytest.mark.parametrize("size", [10, PIECE + 10])
+async def test_a_full_disk_leaves_nothing_and_recovers(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(temporary: str, _target: str) -> None:
+        os.unlink(temporary)
+        raise OSError(errno.ENOSPC, "No space left on device", temporary)
+
+    async with _files(tmp_path) as bench:
+        with monkeypatch.context() as patch:
+            patch.setattr(file_writer, "move_into_place", full)
+            patch.setattr(files, "move_into_place", full)
+            with pytest.raises(ConveyorError, match="No space left on device") as caught:
+                await bench.blobs.put(KEY, _body(size))
+        assert str(tmp_path) not in str(caught.value)
+        assert bench.leftovers() == []
+        await bench.blobs.put(KEY, _body(size))
+        assert await bench.read(KEY) == _body(size)
+
+
+async def test_a_body_that_is_being_read_outlives_its_deletion_and_is_closed_when_dropped(
+    tmp_path: Path,
+) -> None:
+    async with _files(tmp_path) as bench:
+        before = len(os.listdir("/proc/self/fd"))
+        await bench.blobs.put(KEY, _body(3 * PIECE))
+        read, dropped = await bench.blobs.open(KEY), await bench.blobs.open(KEY)
+        assert read is not None
+        assert dropped is not None
+        await bench.blobs.delete(KEY)
+        assert b"".join([piece async for piece in read]) == _body(3 * PIECE)
+        await anext(dropped)
+        del dropped
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+
+async def test_small_bodies_share_one_thread_and_are_taken_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    report = file_writer.FileWriter._report
+
+    def count(batch: list[file_writer._Job]) -> None:
+        batches.append(len(batch))
+        report(batch)
+
+    monkeypatch.setattr(file_writer.FileWriter, "_report", staticmethod(count))
+    async with _files(tmp_path) as bench, anyio.create_task_group() as group:
+        for number in range(1_000):
+            group.start_soon(bench.blobs.put, f"a/{number}", _pieces(b"x" * 4_096, 1_000))
+    assert sum(batches) == 1_000
+    assert len(batches) < 500

@@ -1,0 +1,273 @@
+"""Counters against rows, under random sequences of everything that moves a task or a run.
+
+Task rows are the truth and the counters a cache of them: after every step, whatever it was, the
+two agree, no ended task has changed, and a run's status is what its counters say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import (
+    EventKind,
+    Job,
+    JobStatus,
+    Run,
+    RunFailure,
+    RunStatus,
+    Spend,
+    Task,
+    TaskFailure,
+    TaskStatus,
+)
+from conveyor.domain.states import LIVE_RUN_STATES, TERMINAL_TASK_STATES, live_run_status
+from conveyor.ports.tasks import Claim, Claimed, Failed, Undone
+from conveyor.testing.clock import FakeClock
+from tests.conformance.bindings import BindingKind
+from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World
+
+T = TypeVar("T")
+
+INDEXES = st.lists(st.integers(0, 7), min_size=1, max_size=6)
+SETTLEMENTS = st.lists(
+    st.tuples(st.integers(0, 7), st.sampled_from(["success", "failure", "retry", "undone"])),
+    min_size=1,
+    max_size=6,
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """One job and everything that may happen to it. `kind` is set by the test."""
+
+    kind: BindingKind
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.runner = asyncio.Runner()
+        self.clock = FakeClock()
+        self.held: list[Task] = []
+        self.current: dict[tuple[str, int], int] = {}
+        self.ended: dict[tuple[str, int], Task] = {}
+        self.statuses: dict[str, RunStatus] = {}
+        store = self.do(self.kind.open(Path(self.directory.name), self.clock.now()))
+        self.world = World(store, self.clock)
+        self.job_id, _ = self.do(self.world.submit(4, closed=False))
+
+    def teardown(self) -> None:
+        """Close the store and remove it."""
+        self.do(self.world.store.aclose())
+        self.runner.close()
+        self.directory.cleanup()
+
+    def do(self, work: Awaitable[T]) -> T:
+        """Run something on the machine's own loop."""
+
+        async def wait() -> T:
+            return await work
+
+        return self.runner.run(wait())
+
+    def attempt(self, work: Awaitable[object]) -> None:
+        """Run something that may be refused."""
+        with suppress(ConveyorError):
+            self.do(work)
+
+    def latest(self) -> Run | None:
+        """The latest run that is not deleted."""
+        return self.do(self.world.store.runs.get_run(CALLER, self.job_id, None))
+
+    @rule(indexes=INDEXES)
+    def claim(self, indexes: list[int]) -> None:
+        run = self.latest()
+        if run is None:
+            return
+        rows = {row.index: row.task_id for row in self.do(self.world.rows(run.run_id))}
+
+        async def claim_all() -> list[Claim]:
+            return await asyncio.gather(
+                *(self.world.claim(run.run_id, index, task_id=rows.get(index)) for index in indexes)
+            )
+
+        for claim in self.do(claim_all()):
+            if isinstance(claim, Claimed):
+                assert run.status in LIVE_RUN_STATES
+                self.held.append(claim.task)
+                self.current[claim.task.run_id, claim.task.index] = claim.task.claim_number
+
+    @rule(choices=SETTLEMENTS)
+    def settle(self, choices: list[tuple[int, str]]) -> None:
+        """Settle claims, late ones and lost ones too, latest first."""
+
+        async def settle_all() -> None:
+            await asyncio.gather(
+                *(self.settle_one(self.held[-1 - back], choice) for back, choice in choices)
+            )
+
+        choices = [(back % len(self.held), choice) for back, choice in choices if self.held]
+        self.do(settle_all())
+
+    async def settle_one(self, task: Task, choice: str) -> None:
+        world = self.world
+        if choice == "success":
+            settled = await world.settle(task, world.success(task))
+        elif choice == "failure":
+            failure = list(TaskFailure)[task.index % len(TaskFailure)]
+            failed = Failed(world.attempt(task, PROBLEM), PROBLEM, failure)
+            settled = await world.settle(task, failed)
+        elif choice == "retry":
+            retry = world.retry(task, burns_attempt=task.index % 2 == 0)
+            settled = await world.settle(task, retry)
+        else:
+            settled = await world.settle(task, Undone())
+        if settled.applied:
+            assert self.current.pop((task.run_id, task.index), None) == task.claim_number
+
+    @rule(indexes=INDEXES, choice=st.sampled_from(["success", "success", "failure", "retry"]))
+    def work(self, indexes: list[int], choice: str) -> None:
+        self.claim(indexes)
+        self.settle([(back, choice) for back in range(len(indexes))])
+
+    @rule(indexes=INDEXES)
+    def abandon(self, indexes: list[int]) -> None:
+        """Lose the claims, and whoever takes them over, until the store gives the tasks up."""
+        for _ in range(MAX_INTERRUPTIONS + 2):
+            self.claim(indexes)
+            self.wait(CLAIM_LENGTH / 1_000)
+
+    @rule(seconds=st.sampled_from([0.001, CLAIM_LENGTH / 1_000]))
+    def wait(self, seconds: float) -> None:
+        self.do(self.clock.advance(seconds))
+
+    @rule(count=st.integers(0, 3), last_batch=st.booleans())
+    def append(self, count: int, last_batch: bool) -> None:
+        self.attempt(self.world.append(self.job_id, count, last_batch=last_batch, max_tasks=8))
+
+    @rule()
+    def close(self) -> None:
+        self.attempt(self.world.store.jobs.close_job(CALLER, self.job_id, now=self.clock.now()))
+
+    @rule()
+    def stop(self) -> None:
+        self.attempt(self.world.store.runs.stop_run(CALLER, self.job_id, now=self.clock.now()))
+
+    @rule(chance=st.integers(0, 2))
+    def fail(self, chance: int) -> None:
+        run = self.latest()
+        if run is not None and not chance:
+            reason, now = RunFailure.INSUFFICIENT_CREDITS, self.clock.now()
+            self.do(self.world.store.runs.fail_run(run.run_id, reason=reason, detail="", now=now))
+
+    @rule(statuses=st.sets(st.sampled_from(list(TaskStatus))), stop_first=st.booleans())
+    def rerun(self, statuses: set[TaskStatus], stop_first: bool) -> None:
+        if stop_first:
+            self.stop()
+            self.wait(CLAIM_LENGTH / 1_000)
+        self.attempt(self.world.rerun(self.job_id, *statuses))
+
+    @rule(back=st.integers(0, 5))
+    def delete_run(self, back: int) -> None:
+        runs = self.do(self.world.store.runs.list_runs(CALLER, self.job_id, before=None, limit=10))
+        if back < len(runs):
+            self.attempt(
+                self.world.store.runs.delete_run(
+                    CALLER, self.job_id, runs[back].run_id, now=self.clock.now()
+                )
+            )
+
+    @rule(chance=st.integers(0, 4))
+    def begin_anew(self, chance: int) -> None:
+        if chance:
+            return
+        now = self.clock.now()
+        for run_id in self.do(self.world.store.jobs.delete_job(CALLER, self.job_id, now=now)):
+            while self.do(self.world.store.tasks.scrub_tasks(run_id, 3)):
+                pass
+            assert self.do(self.world.rows(run_id)) == []
+            self.do(self.world.store.runs.purge_run(run_id))
+            self.ended = {key: row for key, row in self.ended.items() if key[0] != run_id}
+        self.do(self.world.store.jobs.purge_job(self.job_id))
+        assert self.do(self.world.store.jobs.get_job(CALLER, self.job_id)) is None
+        self.job_id, _ = self.do(self.world.submit(4, closed=False))
+
+    @invariant()
+    def counters_agree_with_rows(self) -> None:
+        view = self.do(self.world.view(self.job_id))
+        runs = self.do(self.world.store.runs.list_runs(CALLER, self.job_id, before=None, limit=10))
+        assert view.latest_run == (runs[0] if runs else None)
+        for run in runs:
+            rows = self.do(self.world.rows(run.run_id))
+            check_counters(run, rows)
+            check_status(view.job, run)
+            self.check_histories(run, rows)
+            self.check_ends(run, rows)
+
+    def check_histories(self, run: Run, rows: list[Task]) -> None:
+        spend = Spend()
+        for row in rows:
+            if row.source_run_id is not None:
+                continue
+            events = self.do(self.world.store.tasks.task_history(run.run_id, row.task_id))
+            assert events is not None
+            kinds = Counter(event.kind for event in events)
+            assert kinds[EventKind.INTERRUPTION] == row.interruptions
+            assert kinds[EventKind.ATTEMPT] >= row.attempts
+            for event in events:
+                spend += event.spend
+        assert run.stats.spend == spend
+
+    def check_ends(self, run: Run, rows: list[Task]) -> None:
+        for row in rows:
+            if row.status in TERMINAL_TASK_STATES:
+                assert self.ended.setdefault((run.run_id, row.index), row) == row
+        still = {row.index for row in rows if row.status in TERMINAL_TASK_STATES}
+        assert {index for run_id, index in self.ended if run_id == run.run_id} == still
+        before = self.statuses.get(run.run_id, RunStatus.RUNNING)
+        assert before in LIVE_RUN_STATES or before is run.status
+        self.statuses[run.run_id] = run.status
+
+
+def check_counters(run: Run, rows: list[Task]) -> None:
+    """A run's counters are what its rows say."""
+    statuses = Counter(row.status for row in rows)
+    assert run.stats.total == len(rows)
+    assert run.stats.successful == statuses[TaskStatus.SUCCESSFUL]
+    assert run.stats.failed == statuses[TaskStatus.FAILED]
+    assert run.stats.failure_reasons == Counter(
+        row.failure for row in rows if row.failure is not None
+    )
+    assert [row.index for row in rows] == sorted({row.index for row in rows})
+    assert run.next_index == (rows[-1].index + 1 if rows else 0)
+
+
+def check_status(job: Job, run: Run) -> None:
+    """A live run's status is what its counters say."""
+    if run.status in LIVE_RUN_STATES | {RunStatus.COMPLETED}:
+        closed = job.status is not JobStatus.OPEN
+        assert run.status is live_run_status(run.stats, job_closed=closed)
+
+
+def test_counters_agree_with_rows_after_every_step(binding_kind: BindingKind) -> None:
+    machine = type("BoundMachine", (Machine,), {"kind": binding_kind})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+            derandomize=True,
+        ),
+    )

@@ -1,0 +1,92 @@
+"""What every idempotency adapter must do, sentence by sentence of the port."""
+
+from __future__ import annotations
+
+import asyncio
+
+from conveyor.ports.records import (
+    Answer,
+    ClaimedKey,
+    Idempotency,
+    KeyBusy,
+    KeyClaim,
+    KeyMismatch,
+    Once,
+)
+from conveyor.testing.clock import FakeClock
+from tests.conformance.world import World
+
+LAPSE = 60_000
+DAY = 86_400_000
+
+
+async def claim(
+    idempotency: Idempotency, now: int, *, body: bytes = b"body", created_id: str = "FIRST"
+) -> KeyClaim:
+    return await idempotency.claim_idempotency_key(
+        "scope",
+        fingerprint=body,
+        created_id=created_id,
+        now=now,
+        lapses_at=now + LAPSE,
+        expires_at=now + DAY,
+    )
+
+
+async def test_a_new_key_is_claimed(idempotency: Idempotency, clock: FakeClock) -> None:
+    assert await claim(idempotency, clock.now()) == ClaimedKey("FIRST", taken_over=False)
+
+
+async def test_a_second_request_meets_the_first(idempotency: Idempotency, clock: FakeClock) -> None:
+    await claim(idempotency, clock.now())
+    assert await claim(idempotency, clock.now() + LAPSE - 1, created_id="2") == KeyBusy()
+
+
+async def test_another_body_is_a_mismatch(idempotency: Idempotency, world: World) -> None:
+    await claim(idempotency, world.now)
+    assert await claim(idempotency, world.now, body=b"other") == KeyMismatch()
+    assert await claim(idempotency, world.now + LAPSE, body=b"other") == KeyMismatch()
+    await world.submit(1, once=Once("scope"))
+    assert await claim(idempotency, world.now, body=b"other") == KeyMismatch()
+
+
+async def test_a_lapsed_claim_is_taken_over_with_its_id(
+    idempotency: Idempotency, clock: FakeClock
+) -> None:
+    now = clock.now()
+    await claim(idempotency, now)
+    taken = await claim(idempotency, now + LAPSE, created_id="SECOND")
+    assert taken == ClaimedKey("FIRST", taken_over=True)
+    assert await claim(idempotency, now + 2 * LAPSE - 1, created_id="THIRD") == KeyBusy()
+
+
+async def test_an_answer_stands_until_it_expires(idempotency: Idempotency, world: World) -> None:
+    now = world.now
+    await claim(idempotency, now)
+    await world.submit(1, once=Once("scope"))
+    assert await claim(idempotency, now + DAY - 1) == Answer(201, b"{}")
+    assert await claim(idempotency, now + DAY, created_id="NEW") == ClaimedKey("NEW", False)
+
+
+async def test_a_released_key_is_free_again(idempotency: Idempotency, clock: FakeClock) -> None:
+    await claim(idempotency, clock.now())
+    await idempotency.release_idempotency_key("scope")
+    fresh = await claim(idempotency, clock.now(), body=b"other", created_id="NEW")
+    assert fresh == ClaimedKey("NEW", taken_over=False)
+
+
+async def test_a_release_leaves_an_answer_alone(idempotency: Idempotency, world: World) -> None:
+    await claim(idempotency, world.now)
+    await world.submit(1, once=Once("scope"))
+    await idempotency.release_idempotency_key("scope")
+    await idempotency.release_idempotency_key("never claimed")
+    assert await claim(idempotency, world.now) == Answer(201, b"{}")
+
+
+async def test_of_fifty_at_once_one_goes_on(idempotency: Idempotency, clock: FakeClock) -> None:
+    now = clock.now()
+    claims = await asyncio.gather(
+        *(claim(idempotency, now, created_id=str(number)) for number in range(50))
+    )
+    assert sum(isinstance(one, ClaimedKey) for one in claims) == 1
+    assert claims.count(KeyBusy()) == 49

@@ -1,0 +1,55 @@
+"""What signals must do where a binding has any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from conveyor.dev.signals import LocalSignals
+from conveyor.ports.signals import Signals
+
+BINDINGS: dict[str, Callable[[], Signals]] = {"local": LocalSignals}
+
+
+@pytest.fixture(params=BINDINGS)
+def signals(request: pytest.FixtureRequest) -> Signals:
+    return BINDINGS[request.param]()
+
+
+async def test_hints_are_gathered_until_somebody_waits(signals: Signals) -> None:
+    for run_id in ("a", "b", "a"):
+        signals.run_changed(run_id)
+    assert await signals.wait() == {"a", "b"}
+
+
+async def test_a_hint_wakes_the_waiter_and_is_told_once(signals: Signals) -> None:
+    told: list[set[str]] = []
+
+    async def listen() -> None:
+        while True:
+            told.append(await signals.wait())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(listen)
+        await anyio.wait_all_tasks_blocked()
+        assert told == []
+        for run_id in ("a", "b"):
+            signals.run_changed(run_id)
+            await anyio.wait_all_tasks_blocked()
+        assert told == [{"a"}, {"b"}]
+        group.cancel_scope.cancel()
+
+
+async def test_a_cancelled_wait_loses_no_hint(signals: Signals) -> None:
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await signals.wait()
+    signals.run_changed("a")
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await signals.wait()
+    signals.run_changed("b")
+    assert await signals.wait() == {"a", "b"}

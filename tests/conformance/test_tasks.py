@@ -1,0 +1,472 @@
+"""What every tasks adapter must do, sentence by sentence of the port."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from conveyor.domain import ids
+from conveyor.domain.model import EventKind, RunFailure, RunStatus, Spend, TaskFailure, TaskStatus
+from conveyor.ports.records import Jobs, Runs
+from conveyor.ports.tasks import (
+    Claimed,
+    Failed,
+    Finished,
+    Held,
+    Settled,
+    Settlement,
+    Tasks,
+    Undone,
+)
+from tests.conformance.bindings import BindingKind
+from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World, spec
+
+S, F, P, R = (
+    TaskStatus.SUCCESSFUL,
+    TaskStatus.FAILED,
+    TaskStatus.PENDING,
+    TaskStatus.PROCESSING,
+)
+
+
+async def lapse(world: World) -> None:
+    await world.clock.advance(CLAIM_LENGTH / 1_000)
+
+
+async def test_a_pending_task_is_claimed(world: World, tasks: Tasks) -> None:
+    _, run_id = await world.submit(2)
+    await world.clock.advance(1)
+    task = await world.claimed(run_id, 1)
+    assert (task.run_id, task.index, task.task_id) == (run_id, 1, ids.task_id(run_id, 1))
+    assert task.spec == spec(1)
+    assert (task.status, task.claim_number) == (R, 1)
+    assert (task.claimed_until, task.updated_at) == (world.now + CLAIM_LENGTH, world.now)
+    assert await tasks.get_task(run_id, task.task_id) == task
+    assert [row.status for row in await world.rows(run_id)] == [P, R]
+
+
+async def test_a_live_claim_holds_others_off(world: World) -> None:
+    _, run_id = await world.submit(1)
+    task = await world.claimed(run_id, 0)
+    await world.clock.advance(CLAIM_LENGTH / 1_000 - 0.001)
+    assert await world.claim(run_id, 0) == Held(task.claimed_until)
+
+
+async def test_of_many_claims_at_once_one_wins(world: World) -> None:
+    _, run_id = await world.submit(3)
+    claims = await asyncio.gather(*(world.claim(run_id, 0) for _ in range(20)))
+    assert [type(one) for one in claims] == [Claimed] + [Held] * 19
+
+
+async def test_a_retry_is_held_until_it_is_due(world: World) -> None:
+    _, run_id = await world.submit(1)
+    task = await world.claimed(run_id, 0)
+    await world.settle(task, world.retry(task, after=5_000))
+    assert await world.claim(run_id, 0) == Held(world.now + 5_000)
+    await world.clock.advance(5)
+    again = await world.claimed(run_id, 0)
+    assert (again.attempts, again.claim_number) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "task_id", ["", "x" * 26, "0000000" + "Z" * 19, "0000000", "-000001" + "0" * 19]
+)
+async def test_a_task_that_does_not_exist_is_finished(
+    world: World, tasks: Tasks, task_id: str
+) -> None:
+    _, run_id = await world.submit(1)
+    assert await world.claim(run_id, 0, task_id=task_id or "gone") == Finished()
+    assert await tasks.get_task(run_id, task_id) is None
+    assert await tasks.task_history(run_id, task_id) is None
+    unknown = world.clock.new_id()
+    assert await world.claim(unknown, 0) == Finished()
+    assert await tasks.get_task(unknown, ids.task_id(unknown, 0)) is None
+    assert await tasks.task_history(unknown, ids.task_id(unknown, 0)) is None
+
+
+async def test_terminal_tasks_are_finished(world: World) -> None:
+    job_id, run_id = await world.submit(3)
+    await world.succeed(run_id, 0)
+    await world.fail(run_id, 1)
+    await lapse(world)
+    assert await world.claim(run_id, 0) == Finished()
+    assert await world.claim(run_id, 1) == Finished()
+
+
+async def test_no_task_of_an_ended_run_can_be_claimed(world: World, jobs: Jobs, runs: Runs) -> None:
+    stopped, first = await world.submit(1)
+    await runs.stop_run(CALLER, stopped, now=world.now)
+    _, second = await world.submit(1)
+    await runs.fail_run(second, reason=RunFailure.INSUFFICIENT_CREDITS, detail="", now=world.now)
+    deleted, third = await world.submit(1)
+    await jobs.delete_job(CALLER, deleted, now=world.now)
+    for run_id in (first, second, third):
+        assert await world.claim(run_id, 0) == Finished()
+
+
+async def test_a_lapsed_claim_is_an_interruption(world: World, tasks: Tasks) -> None:
+    _, run_id = await world.submit(1)
+    first = await world.claimed(run_id, 0)
+    await lapse(world)
+    again = await world.claimed(run_id, 0)
+    assert (again.interruptions, again.attempts) == (1, 0)
+    assert again.claim_number > first.claim_number
+    history = await tasks.task_history(run_id, again.task_id)
+    assert history is not None
+    (event,) = history
+    assert (event.kind, event.attempt) == (EventKind.INTERRUPTION, 1)
+    assert (event.started_at, event.ended_at) == (first.updated_at, world.now)
+    assert event.error is not None
+    assert event.error.code == "interrupted"
+    assert not (await world.settle(first, world.success(first))).applied
+    assert (await world.settle(again, world.success(again))).applied
+
+
+async def test_one_interruption_too_many_fails_the_task(world: World, tasks: Tasks) -> None:
+    job_id, run_id = await world.submit(2)
+    await world.succeed(run_id, 1)
+    for _ in range(MAX_INTERRUPTIONS + 1):
+        last = await world.claimed(run_id, 0)
+        await lapse(world)
+    assert await world.claim(run_id, 0) == Finished()
+    run = await world.run(job_id)
+    assert run.status is RunStatus.COMPLETED
+    assert (run.stats.successful, run.stats.failed) == (1, 1)
+    assert run.stats.failure_reasons == {"other": 1}
+    row = await tasks.get_task(run_id, last.task_id)
+    assert row is not None
+    assert (row.status, row.failure, row.attempts) == (F, TaskFailure.OTHER, 0)
+    assert row.interruptions == MAX_INTERRUPTIONS + 1
+    assert row.error is not None
+    assert row.error.code == "interrupted"
+    history = await tasks.task_history(run_id, last.task_id)
+    assert history is not None
+    assert len(history) == MAX_INTERRUPTIONS + 1
+    assert not (await world.settle(last, world.success(last))).applied
+
+
+async def test_a_pause_does_not_hinder_a_claim(world: World, runs: Runs) -> None:
+    job_id, run_id = await world.submit(1)
+    await runs.pause_run(CALLER, job_id, paused=True, now=world.now)
+    assert isinstance(await world.claim(run_id, 0), Claimed)
+
+
+async def test_renewed_claims_hold_longer(world: World, tasks: Tasks) -> None:
+    _, run_id = await world.submit(3)
+    held = [await world.claimed(run_id, index) for index in range(3)]
+    await world.settle(held[2], world.success(held[2]))
+    until = world.now + 2 * CLAIM_LENGTH
+    lost = (held[1].run_id, held[1].task_id, held[1].claim_number - 1)
+    claims = [(task.run_id, task.task_id, task.claim_number) for task in (held[0], held[2])]
+    await tasks.renew_claims(
+        [*claims, lost, ("no run", held[0].task_id, 1), (run_id, "no task", 1)],
+        claimed_until=until,
+    )
+    await lapse(world)
+    assert await world.claim(run_id, 0) == Held(until)
+    assert isinstance(await world.claim(run_id, 1), Claimed)
+    assert await world.claim(run_id, 2) == Finished()
+
+
+async def test_a_renewal_never_shortens_a_claim(world: World, tasks: Tasks) -> None:
+    _, run_id = await world.submit(1)
+    task = await world.claimed(run_id, 0)
+    claim = (run_id, task.task_id, task.claim_number)
+    await tasks.renew_claims([claim], claimed_until=world.now)
+    assert await world.claim(run_id, 0) == Held(task.claimed_until)
+    await tasks.renew_claims([], claimed_until=world.now)
+
+
+async def test_many_claims_are_renewed_at_once(world: World, tasks: Tasks) -> None:
+    _, run_id = await world.submit(200)
+    held = await asyncio.gather(*(world.claimed(run_id, index) for index in range(200)))
+    until = world.now + 3 * CLAIM_LENGTH
+    await tasks.renew_claims(
+        [(run_id, task.task_id, task.claim_number) for task in held], claimed_until=until
+    )
+    assert {row.claimed_until for row in await world.rows(run_id)} == {until}
+
+
+async def test_a_success_ends_the_task(world: World, tasks: Tasks) -> None:
+    job_id, run_id = await world.submit(2)
+    task = await world.claimed(run_id, 0)
+    await world.clock.advance(1)
+    success = world.success(task)
+    assert await world.settle(task, success) == Settled(True, RunStatus.RUNNING)
+    row = await tasks.get_task(run_id, task.task_id)
+    assert row is not None
+    assert (row.status, row.result, row.error, row.failure) == (S, success.result, None, None)
+    assert (row.attempts, row.claimed_until, row.updated_at) == (1, 0, world.now)
+    assert await tasks.task_history(run_id, task.task_id) == [success.event]
+    run = await world.run(job_id)
+    assert (run.stats.successful, run.stats.failed, run.stats.total) == (1, 0, 2)
+    assert (run.version, run.updated_at) == (1, world.now)
+
+
+async def test_a_failure_ends_the_task_and_is_counted_by_reason(world: World, tasks: Tasks) -> None:
+    job_id, run_id = await world.submit(3)
+    await world.fail(run_id, 0, TaskFailure.BLOCKED)
+    await world.fail(run_id, 1, TaskFailure.BLOCKED)
+    assert (await world.fail(run_id, 2)).run_status is RunStatus.COMPLETED
+    run = await world.run(job_id)
+    assert (run.stats.failed, run.stats.failure_reasons) == (3, {"blocked": 2, "timeout": 1})
+    row = await tasks.get_task(run_id, ids.task_id(run_id, 0))
+    assert row is not None
+    assert (row.status, row.error, row.failure) == (F, PROBLEM, TaskFailure.BLOCKED)
+    assert (row.result, row.attempts) == (None, 1)
+
+
+async def test_the_last_task_alone_completes_the_run(world: World) -> None:
+    job_id, run_id = await world.submit(130)
+    settled = await asyncio.gather(*(world.succeed(run_id, index) for index in range(130)))
+    assert [one.run_status for one in settled].count(RunStatus.COMPLETED) == 1
+    run = await world.run(job_id)
+    assert (run.status, run.stats.successful, run.version) == (RunStatus.COMPLETED, 130, 2)
+    assert run.stats.spend == Spend(130, 32.5)
+
+
+async def test_an_open_job_waits_for_more_when_drained(world: World) -> None:
+    job_id, run_id = await world.submit(1, closed=False)
+    assert (await world.succeed(run_id, 0)).run_status is RunStatus.PENDING
+    assert (await world.run(job_id)).status is RunStatus.PENDING
+
+
+async def test_every_attempt_is_paid_for(world: World, tasks: Tasks) -> None:
+    job_id, run_id = await world.submit(1)
+    for _ in range(3):
+        task = await world.claimed(run_id, 0)
+        await world.settle(task, world.retry(task))
+    await world.succeed(run_id, 0)
+    assert (await world.run(job_id)).stats.spend == Spend(4, 1.0)
+    history = await tasks.task_history(run_id, task.task_id)
+    assert history is not None
+    assert [event.attempt for event in history] == [1, 2, 3, 4]
+    assert [event.error for event in history] == [PROBLEM] * 3 + [None]
+
+
+async def test_a_retry_goes_back_to_pending(world: World, tasks: Tasks) -> None:
+    job_id, run_id = await world.submit(1)
+    task = await world.claimed(run_id, 0)
+    retry = world.retry(task, after=7, burns_attempt=False)
+    assert await world.settle(task, retry) == Settled(True, RunStatus.RUNNING)
+    row = await tasks.get_task(run_id, task.task_id)
+    assert row is not None
+    assert (row.status, row.attempts, row.not_before) == (P, 0, world.now + 7)
+    assert (row.error, row.claimed_until) == (None, 0)
+    assert await tasks.task_history(run_id, task.task_id) == [retry.event]
+    assert (await world.run(job_id)).stats.completed == 0
+
+
+async def test_an_undone_claim_leaves_no_trace(world: World, tasks: Tasks) -> None:
+    job_id, run_id = await world.submit(1)
+    task = await world.claimed(run_id, 0)
+    assert (await world.settle(task, Undone())).applied
+    row = await tasks.get_task(run_id, task.task_id)
+    assert row is not None
+    assert (row.status, row.attempts, row.interruptions) == (P, 0, 0)
+    assert await tasks.task_history(run_id, task.task_id) == []
+    assert (await world.run(job_id)).stats.spend == Spend()
+    again = await world.claimed(run_id, 0)
+    assert again.claim_number > task.claim_number
+    assert not (await world.settle(task, world.success(task))).applied
+
+
+async def settlements(world: World, run_id: str) -> list[Settlement]:
+    task = await world.claimed(run_id, 0)
+    await world.settle(task, Undone())
+    return [
+        world.success(task),
+        Failed(world.attempt(task), PROBLEM, TaskFailure.OTHER),
+        world.retry(task),
+        Undone(),
+    ]
+
+
+async def test_a_lost_claim_settles_nothing(world: World) -> None:
+    job_id, run_id = await world.submit(1)
+    every = await settlements(world, run_id)
+    lost = await world.claimed(run_id, 0)
+    await lapse(world)
+    current = await world.claimed(run_id, 0)
+    before = (await world.run(job_id), await world.rows(run_id))
+    for settlement in every:
+        assert await world.settle(lost, settlement) == Settled(False, RunStatus.RUNNING)
+    assert (await world.run(job_id), await world.rows(run_id)) == before
+    await world.settle(current, Undone())
+    for settlement in every:
+        assert await world.settle(current, settlement) == Settled(False, RunStatus.RUNNING)
+
+
+async def test_settling_twice_counts_once(world: World, tasks: Tasks) -> None:
+    job_id, run_id = await world.submit(2)
+    task = await world.claimed(run_id, 0)
+    results = await asyncio.gather(*(world.settle(task, world.success(task)) for _ in range(5)))
+    assert [result.applied for result in results] == [True] + [False] * 4
+    assert (await world.run(job_id)).stats.successful == 1
+    history = await tasks.task_history(run_id, task.task_id)
+    assert history is not None
+    assert len(history) == 1
+
+
+async def test_a_late_result_of_a_stopped_run_is_kept(world: World, runs: Runs) -> None:
+    job_id, run_id = await world.submit(3)
+    held = [await world.claimed(run_id, index) for index in range(3)]
+    stopped = await runs.stop_run(CALLER, job_id, now=world.now)
+    assert await world.settle(held[0], world.success(held[0])) == Settled(True, RunStatus.STOPPED)
+    failed = Failed(world.attempt(held[1]), PROBLEM, TaskFailure.OTHER)
+    assert (await world.settle(held[1], failed)).applied
+    assert (await world.settle(held[2], world.retry(held[2]))).applied
+    run = await world.run(job_id)
+    assert (run.status, run.version) == (RunStatus.STOPPED, stopped.version)
+    assert (run.stats.successful, run.stats.failed) == (1, 1)
+    assert [row.status for row in await world.rows(run_id)] == [S, F, P]
+    assert await world.claim(run_id, 2) == Finished()
+
+
+async def test_a_late_result_of_a_deleted_run_changes_nothing(
+    world: World, jobs: Jobs, runs: Runs, tasks: Tasks
+) -> None:
+    job_id, run_id = await world.submit(1)
+    task = await world.claimed(run_id, 0)
+    await jobs.delete_job(CALLER, job_id, now=world.now)
+    assert await world.settle(task, world.success(task)) == Settled(False, None)
+    assert (await world.run(job_id, run_id)).stats.successful == 0
+    assert await tasks.scrub_tasks(run_id, 10) == 1
+    await runs.purge_run(run_id)
+    assert await world.settle(task, world.success(task)) == Settled(False, None)
+    assert await world.rows(run_id) == []
+
+
+async def read_all(
+    tasks: Tasks, run_id: str, statuses: frozenset[TaskStatus] | None, limit: int
+) -> tuple[list[int], int, int]:
+    """Indexes in the order given, rows read, pages."""
+    indexes: list[int] = []
+    after, read, pages = None, 0, 0
+    while True:
+        page = await tasks.page_tasks(run_id, statuses=statuses, after=after, limit=limit)
+        assert len(page.tasks) <= limit
+        indexes += [task.index for task in page.tasks]
+        read, pages = read + page.rows_read, pages + 1
+        if page.next_index is None:
+            return indexes, read, pages
+        assert page.next_index == page.tasks[-1].index
+        after = page.next_index
+
+
+async def mixed(world: World, count: int) -> tuple[str, dict[TaskStatus, list[int]]]:
+    """A run whose rows take every status in turn."""
+    _, run_id = await world.submit(count)
+    await world.submit(count)
+    expected: dict[TaskStatus, list[int]] = {P: [], R: [], S: [], F: []}
+    for index in range(count):
+        kind = (P, R, S, F)[index % 4]
+        expected[kind].append(index)
+        if kind is R:
+            await world.claimed(run_id, index)
+        elif kind is S:
+            await world.succeed(run_id, index)
+        elif kind is F:
+            await world.fail(run_id, index)
+    return run_id, expected
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 40, 41, 1_000])
+async def test_pages_give_each_row_once_in_order(
+    world: World, tasks: Tasks, limit: int, binding_kind: BindingKind
+) -> None:
+    run_id, expected = await mixed(world, 40)
+    indexes, read, pages = await read_all(tasks, run_id, None, limit)
+    assert indexes == list(range(40))
+    assert read == 40
+    assert pages == -(-40 // limit)
+    for chosen in ({P}, {R}, {S}, {F}, {P, R}, {S, F}, {P, F}, {R, S}, {P, R, S}, {P, R, S, F}):
+        indexes, read, pages = await read_all(tasks, run_id, frozenset(chosen), limit)
+        assert indexes == sorted(index for status in chosen for index in expected[status])
+        if binding_kind.filtered_pages_read_only_matches:
+            assert read == len(indexes)
+    assert await read_all(tasks, run_id, frozenset(), limit) == ([], 0, 1)
+
+
+async def test_a_page_that_ends_with_the_run_says_so(world: World, tasks: Tasks) -> None:
+    job_id, run_id = await world.submit(4, closed=False)
+    page = await tasks.page_tasks(run_id, statuses=None, after=1, limit=2)
+    assert (page.next_index, page.rows_read) == (None, 2)
+    await world.append(job_id, 1)
+    page = await tasks.page_tasks(run_id, statuses=None, after=1, limit=2)
+    assert page.next_index == 3
+
+
+async def test_paging_while_tasks_finish_gives_each_row_once(world: World, tasks: Tasks) -> None:
+    _, run_id = await world.submit(30)
+
+    async def work() -> None:
+        for index in range(30):
+            await world.succeed(run_id, index)
+
+    working = asyncio.create_task(work())
+    reads = [await read_all(tasks, run_id, None, limit) for limit in range(1, 31)]
+    await working
+    assert all(indexes == list(range(30)) for indexes, _, _ in reads)
+
+
+async def test_a_run_that_does_not_exist_has_no_tasks(world: World, tasks: Tasks) -> None:
+    unknown = world.clock.new_id()
+    page = await tasks.page_tasks(unknown, statuses=None, after=None, limit=10)
+    assert (page.tasks, page.next_index, page.rows_read) == ([], None, 0)
+    assert await tasks.unfinished_after(unknown, -1, 10) == []
+    assert await tasks.scrub_tasks(unknown, 10) == 0
+
+
+async def test_unfinished_rows_come_in_order(world: World, tasks: Tasks) -> None:
+    run_id, expected = await mixed(world, 20)
+    unfinished = sorted(expected[P] + expected[R])
+    references = [(index, ids.task_id(run_id, index)) for index in unfinished]
+    assert await tasks.unfinished_after(run_id, -1, 100) == references
+    assert await tasks.unfinished_after(run_id, -1, 3) == references[:3]
+    assert await tasks.unfinished_after(run_id, references[2][0], 3) == references[3:6]
+    assert await tasks.unfinished_after(run_id, references[-1][0], 3) == []
+
+
+async def test_a_scrub_removes_a_deleted_runs_rows_in_steps(
+    world: World, jobs: Jobs, tasks: Tasks
+) -> None:
+    job_id, run_id = await world.submit(10)
+    for index in range(0, 10, 2):
+        await world.succeed(run_id, index)
+    await world.claimed(run_id, 1)
+    _, other_run = await world.submit(10)
+    await world.succeed(other_run, 3)
+    assert await tasks.scrub_tasks(run_id, 100) == 0
+    await jobs.delete_job(CALLER, job_id, now=world.now)
+    assert [await tasks.scrub_tasks(run_id, 4) for _ in range(4)] == [4, 4, 2, 0]
+    assert await world.rows(run_id) == []
+    assert await tasks.task_history(run_id, ids.task_id(run_id, 0)) is None
+    assert len(await world.rows(other_run)) == 10
+    history = await tasks.task_history(other_run, ids.task_id(other_run, 3))
+    assert history is not None
+    assert len(history) == 1
+
+
+async def test_a_read_after_the_end_says_completed(
+    world: World, tasks: Tasks, binding_kind: BindingKind
+) -> None:
+    job_id, run_id = await world.submit(100)
+    seen: list[int] = []
+
+    async def watch() -> None:
+        while True:
+            run = await world.run(job_id)
+            assert seen == [] or run.stats.completed >= seen[-1]
+            assert run.stats.completed <= run.stats.total
+            seen.append(run.stats.completed)
+            if run.status is RunStatus.COMPLETED:
+                return
+            if binding_kind.immediate_counters:
+                assert run.stats.completed < run.stats.total
+
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*(world.succeed(run_id, index) for index in range(100)))
+    await watching
+    assert seen[-1] == 100

@@ -1,0 +1,54 @@
+"""What a server says of itself when it is ready."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conveyor.roles.banner import Announcer, banner, json_line
+from conveyor.roles.dev import ServerInfo
+from conveyor.settings import Settings
+
+API = "http://127.0.0.1:9000/v1"
+INFO = ServerInfo(api=API, pid=7, data_dir="/data", gateway="direct")
+
+
+def test_the_banner_is_at_most_eight_labelled_lines_with_one_to_paste() -> None:
+    lines = banner(INFO, Settings(allow_private=True))
+    assert len(lines) <= 8
+    assert all(line[:9].strip() and line[9] != " " for line in lines)
+    assert f"export ZENROWS_BATCH_BASE_URL={API}" in "\n".join(lines)
+    assert lines[0].split() == ["API", API]
+
+
+def relaxed(settings: Settings) -> list[str]:
+    return [line for line in banner(INFO, settings) if line.startswith("relaxed")]
+
+
+def test_every_relaxed_rule_is_told() -> None:
+    (any_key,) = relaxed(Settings())
+    assert "any API key" in any_key
+    assert "local" in any_key
+    assert "private" in relaxed(Settings(allow_private=True))[1]
+    assert "THE NETWORK" in relaxed(Settings(host="0.0.0.0"))[0]
+
+
+def test_json_is_one_line_with_what_a_program_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    Announcer(as_json=True).ready(INFO, Settings())
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 1
+    assert json.loads(shown) == {"api": API, "pid": 7, "data_dir": "/data", "gateway": "direct"}
+
+
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    announcer = Announcer(quiet=True)
+    announcer.ready(INFO, Settings())
+    announcer.stopping()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_password_in_the_gateway_is_not_shown() -> None:
+    gateway = "https://user:secret@api.test/v1"
+    info = ServerInfo(api=API, pid=7, data_dir="/data", gateway=gateway)
+    assert "secret" not in json_line(info) + "\n".join(banner(info, Settings(gateway=gateway)))

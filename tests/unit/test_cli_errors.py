@@ -1,0 +1,113 @@
+"""Whatever goes wrong is one line on standard error and an exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor import cli
+from conveyor.settings import client_environment
+
+
+@pytest.fixture(autouse=True)
+def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVEYOR_URL", "http://127.0.0.1:1/v1")
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], *arguments: str, program: str = "main"
+) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        getattr(cli, program)(list(arguments))
+    shown = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, shown.out, shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--nope"],
+        ["nope"],
+        ["submit"],
+        ["submit", "http://a/", "--param", "novalue"],
+        ["submit", "http://a/", "--priority", "high"],
+        ["results", "J", "--status", "odd"],
+        ["results", "J", "--jsonl", "--out", "d"],
+        ["jobs", "--limit", "0"],
+        ["stop"],
+    ],
+)
+def test_a_bad_flag_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("conveyor: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["jobs"], "cannot reach http://127.0.0.1:1/v1: is conveyor-dev running?"),
+        (["submit", "http://a/"], "cannot reach"),
+        (["watch", "J"], "cannot reach"),
+        (["rm", "J", "K"], "cannot reach"),
+        (["jobs", "--server", "ftp://x"], "not a server address: ftp://x"),
+        (["jobs", "--api-key", "schlüssel"], "the API key must be printable ASCII"),
+        (["submit", "no-such-file"], "no such file: no-such-file"),
+        (["submit", "."], "cannot read .: "),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"conveyor: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--port", "65536"], 2),
+        (["--workers", "0"], 2),
+        (["--log-format", "xml"], 2),
+        (["--gateway", "bogus"], 1),
+        (["--host", "203.0.113.1", "--port", "0"], 1),
+    ],
+)
+def test_a_server_that_cannot_start_says_why_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    data_dir = str(tmp_path_factory.mktemp("data"))
+    got, out, err = run(capsys, "--data-dir", data_dir, *arguments, program="dev_main")
+    assert (got, out) == (code, "")
+    assert err.startswith("conveyor-dev: ")
+    assert err.count("\n") == 1
+
+
+def test_help_and_version_are_no_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"], ["submit", "-h"], ["--version"]):
+        code, out, err = run(capsys, *arguments)
+        assert (code, err) == (0, "")
+        assert out
+
+
+def test_the_client_takes_its_server_and_key_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("CONVEYOR_URL", "ZENROWS_BATCH_BASE_URL", "ZENROWS_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    bare = client_environment()
+    assert (bare.server, bare.api_key) == ("http://127.0.0.1:9000/v1", "local")
+    monkeypatch.setenv("ZENROWS_BATCH_BASE_URL", "http://zenrows.test/v1")
+    monkeypatch.setenv("ZENROWS_API_KEY", "k")
+    assert client_environment().server == "http://zenrows.test/v1"
+    assert client_environment().api_key == "k"
+    monkeypatch.setenv("CONVEYOR_URL", "http://conveyor.test/v1")
+    assert client_environment().server == "http://conveyor.test/v1"
