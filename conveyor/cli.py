@@ -54,19 +54,29 @@ def _guarded(command: click.Command, name: str, arguments: list[str] | None) -> 
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = command.main(arguments, prog_name=name, standalone_mode=False)
+        code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return code
     except BrokenPipeError:
         # The interpreter flushes once more at exit; give it somewhere to flush to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except click.ClickException as error:
         return _complain(name, error.format_message(), error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         return _complain(name, "interrupted", INTERRUPTED)
     except OSError as error:
         return _complain(name, error.strerror or type(error).__name__, FAILED)
+
+
+def _run(command: click.Command, name: str, arguments: list[str]) -> int:
+    # Not click's own `main`, which writes a blank line and a code of its own in some cases.
+    try:
+        with command.make_context(name, list(arguments)) as context:
+            code = command.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    return code if isinstance(code, int) else 0
 
 
 def _complain(name: str, text: str, code: int) -> int:

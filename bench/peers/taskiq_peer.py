@@ -26,7 +26,7 @@ broker = RedisStreamBroker(
     max_connection_pool_size=100,
     xread_count=100,
     consumer_id="0",
-    socket_timeout=None,  # a worker stands still while tasks are enqueued; its reads must survive that
+    socket_timeout=None,  # a read must survive that the worker stands still while tasks are sent
 ).with_serializer(ORJSONSerializer())
 
 

@@ -38,12 +38,16 @@ _log = logging.getLogger("conveyor.engine")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a free slot does next: receive `count` messages of a lane, or grow its permits by it."""
+    """What a free slot does next: receive `count` messages of a lane, or grow its permits by it.
+
+    `empties` is the lane's count when this was planned.
+    """
 
     lane: Lane
     count: int
     grow: bool = False
     wait: float = 0.0
+    empties: int = 0
 
 
 class Dispatcher:
@@ -200,7 +204,7 @@ class Dispatcher:
         lane.busy += count
         if not lane.is_control:
             self._busy += count
-        return Plan(lane, count, wait=wait)
+        return Plan(lane, count, wait=wait, empties=lane.empties)
 
     async def _carry_out(self, plan: Plan) -> None:
         try:
@@ -235,7 +239,8 @@ class Dispatcher:
         if received:
             lane.empties = 0
             return
-        lane.empties += 1
+        # Slots that asked at the same time and found nothing have learnt it once.
+        lane.empties = min(lane.empties, plan.empties) + 1
         if self._clock.monotonic() - began < plan.wait or not plan.wait:
             # An answer that did not wait, as of a queue that is gone, must not be asked for again
             # at once.

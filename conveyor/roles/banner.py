@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from contextlib import suppress
@@ -20,7 +21,7 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
     private = "local" if LOOPBACK.fullmatch(settings.host) else "THE NETWORK"
     lines = [
         ("API", info.api),
-        ("data", f"{info.data_dir} (kept)"),
+        ("data", f"{os.path.abspath(info.data_dir)} (kept)"),
         ("gateway", _gateway(info.gateway)),
         ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),
         ("relaxed", f"any API key is accepted, on {settings.host} ({private})"),
@@ -37,7 +38,7 @@ def json_line(info: ServerInfo) -> str:
     document = {
         "api": info.api,
         "pid": info.pid,
-        "data_dir": info.data_dir,
+        "data_dir": os.path.abspath(info.data_dir),
         "gateway": _CREDENTIALS.sub("//***@", info.gateway),
     }
     return msgspec.json.encode(document).decode()
@@ -56,6 +57,7 @@ class Announcer:
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         self._quiet = quiet
         self._as_json = as_json
+        self._is_stopping = False
 
     @property
     def stream(self) -> TextIO | None:
@@ -65,7 +67,9 @@ class Announcer:
         return sys.stderr if self._as_json else sys.stdout
 
     def ready(self, info: ServerInfo, settings: Settings) -> None:
-        """The server answers now."""
+        """The server answers now. Nothing is said of one that was told to end while starting."""
+        if self._is_stopping:
+            return
         if self._as_json:
             _write(sys.stdout, json_line(info))
         else:
@@ -74,6 +78,7 @@ class Announcer:
 
     def stopping(self) -> None:
         """The server was told to end."""
+        self._is_stopping = True
         self.say("stopping")
 
     def say(self, line: str) -> None:
@@ -85,4 +90,6 @@ class Announcer:
 def _write(stream: TextIO, line: str) -> None:
     # Whoever read the output may be gone; that is no reason to end a server.
     with suppress(OSError, ValueError):
-        print(line, file=stream, flush=True)
+        # One write, so that lines of two threads do not mix.
+        stream.write(f"{line}\n")
+        stream.flush()

@@ -6,10 +6,11 @@ import errno
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 
 from conveyor.roles.banner import Announcer
 from conveyor.roles.dev import ServerInfo, run
@@ -28,8 +29,8 @@ def run_demo(flags: Mapping[str, Any], announcer: Announcer, job: Job) -> int:
     Raises ConveyorError where the server cannot start.
     """
     settings = _settings(flags, announcer)
-    with serve_site() as site, start_blocking_portal() as portal:
-        demonstration = _Demonstration(portal, site, job, announcer)
+    with serve_site() as site, ExitStack() as threads:
+        demonstration = _Demonstration(threads, site, job, announcer)
 
         def ready(info: ServerInfo) -> None:
             announcer.ready(info, settings)
@@ -67,22 +68,28 @@ def _is_taken(host: str, port: int) -> bool:
 class _Demonstration:
     """The job, run as any client would, on an event loop beside the server's."""
 
-    def __init__(self, portal: BlockingPortal, site: str, job: Job, announcer: Announcer) -> None:
-        self._portal = portal
+    def __init__(self, threads: ExitStack, site: str, job: Job, announcer: Announcer) -> None:
+        self._threads = threads
         self._site = site
         self._job = job
         self._announcer = announcer
         self._under_way: Future[None] | None = None
+        self._is_over = False
 
     def start(self, info: ServerInfo) -> None:
-        """Begin; returns at once."""
-        self._under_way = self._portal.start_task_soon(
+        """Begin, unless it was stopped already; returns at once."""
+        if self._is_over:
+            return
+        # Not before: a signal that comes while the server starts finds no thread to wait for.
+        portal = self._threads.enter_context(start_blocking_portal())
+        self._under_way = portal.start_task_soon(
             self._show, info.api, Path(info.data_dir).resolve() / RESULTS
         )
         self._under_way.add_done_callback(self._tell)
 
     def stop(self) -> None:
         """Give up what is not done."""
+        self._is_over = True
         if self._under_way is not None:
             self._under_way.cancel()
 

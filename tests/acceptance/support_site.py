@@ -55,28 +55,38 @@ class Site:
 @contextmanager
 def serving_site() -> Iterator[Site]:
     """A site on a free port, for as long as the context is open."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        server.daemon_threads = True
-        site = Site(f"http://127.0.0.1:{server.server_port}")
-        _SITES[server.server_port] = site
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield site
-        finally:
-            server.shutdown()
-            thread.join()
-            del _SITES[server.server_port]
+    with _Server(("127.0.0.1", 0), _Handler) as server, in_background(server):
+        yield server.site
 
 
-_SITES: dict[int, Site] = {}
+@contextmanager
+def in_background(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Serve on a thread, for as long as the context is open."""
+    server.daemon_threads = True
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256
+
+    def server_activate(self) -> None:
+        super().server_activate()
+        self.site = Site(f"http://127.0.0.1:{self.server_port}")
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        page = _SITES[self.connection.getsockname()[1]].enter(self.path)
+        assert isinstance(self.server, _Server)
+        page = self.server.site.enter(self.path)
         if page is None:
             self.send_error(404)
             return

@@ -316,6 +316,10 @@ def test_a_taken_port_or_directory_is_one_line_and_touches_nothing(tmp_path: Pat
     assert "taken" in ran.err[0]
     assert not (tmp_path / "new").exists()
 
+    elsewhere = dev(tmp_path / "new", "--host", "203.0.113.1", "--port", "0")
+    assert (elsewhere.code, elsewhere.out, len(elsewhere.err)) == (1, [], 1)
+    assert not (tmp_path / "new").exists()
+
     with ServerProcess(tmp_path / "used", "--gateway", "fake") as first:
         second = dev(tmp_path / "used", "--port", "0")
         assert (second.code, second.out, len(second.err)) == (1, [], 1)

@@ -17,6 +17,8 @@ from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_data import rows_of, server
 from tests.acceptance.support_wire import Wire, eventually, target, together
 
+pytestmark = pytest.mark.server
+
 TASKS = 5_000
 MIXTURE: tuple[tuple[dict[str, Any], str | None], ...] = (
     ({"delay": 0.02}, None),

@@ -24,6 +24,8 @@ from tests.acceptance.support_data import (
 )
 from tests.acceptance.support_wire import Wire, eventually, target
 
+pytestmark = pytest.mark.server
+
 IN_FLIGHT = 10
 _CLAIMS = "SELECT task_key, claim_number FROM claims"
 

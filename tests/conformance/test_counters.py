@@ -40,6 +40,7 @@ from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PRO
 T = TypeVar("T")
 
 INDEXES = st.lists(st.integers(0, 7), min_size=1, max_size=6)
+STATUSES = st.sets(st.sampled_from(list(TaskStatus)))
 SETTLEMENTS = st.lists(
     st.tuples(st.integers(0, 7), st.sampled_from(["success", "failure", "retry", "undone"])),
     min_size=1,
@@ -87,6 +88,15 @@ class Machine(RuleBasedStateMachine):
     def latest(self) -> Run | None:
         """The latest run that is not deleted."""
         return self.do(self.world.store.runs.get_run(CALLER, self.job_id, None))
+
+    def revive(self) -> None:
+        """Have a run that works, so that what follows finds something to move."""
+        run = self.latest()
+        if run is None:
+            self.begin_anew(0)
+        elif run.status not in LIVE_RUN_STATES:
+            self.wait(CLAIM_LENGTH / 1_000)
+            self.attempt(self.world.rerun(self.job_id))
 
     @rule(indexes=INDEXES)
     def claim(self, indexes: list[int]) -> None:
@@ -136,15 +146,41 @@ class Machine(RuleBasedStateMachine):
 
     @rule(indexes=INDEXES, choice=st.sampled_from(["success", "success", "failure", "retry"]))
     def work(self, indexes: list[int], choice: str) -> None:
+        self.revive()
         self.claim(indexes)
         self.settle([(back, choice) for back in range(len(indexes))])
 
     @rule(indexes=INDEXES)
     def abandon(self, indexes: list[int]) -> None:
         """Lose the claims, and whoever takes them over, until the store gives the tasks up."""
+        self.revive()
         for _ in range(MAX_INTERRUPTIONS + 2):
             self.claim(indexes)
             self.wait(CLAIM_LENGTH / 1_000)
+
+    @rule(indexes=INDEXES, lost=st.booleans(), choices=SETTLEMENTS)
+    def settle_late(self, indexes: list[int], lost: bool, choices: list[tuple[int, str]]) -> None:
+        """Settle after somebody else has taken over, or the run has been stopped."""
+        self.revive()
+        self.claim(indexes)
+        late = self.held[-len(indexes) :]
+        if lost:
+            self.wait(CLAIM_LENGTH / 1_000)
+            self.claim(indexes)
+        else:
+            self.stop()
+        self.counters_agree_with_rows()
+        for back, choice in choices if late else []:
+            self.do(self.settle_one(late[back % len(late)], choice))
+
+    @rule(indexes=INDEXES, failed=INDEXES, statuses=STATUSES)
+    def rerun_in_part(
+        self, indexes: list[int], failed: list[int], statuses: set[TaskStatus]
+    ) -> None:
+        """Rerun a stopped run with rows of every kind."""
+        self.work(indexes, "success")
+        self.work(failed, "failure")
+        self.rerun(statuses, stop_first=True)
 
     @rule(seconds=st.sampled_from([0.001, CLAIM_LENGTH / 1_000]))
     def wait(self, seconds: float) -> None:
@@ -169,7 +205,7 @@ class Machine(RuleBasedStateMachine):
             reason, now = RunFailure.INSUFFICIENT_CREDITS, self.clock.now()
             self.do(self.world.store.runs.fail_run(run.run_id, reason=reason, detail="", now=now))
 
-    @rule(statuses=st.sets(st.sampled_from(list(TaskStatus))), stop_first=st.booleans())
+    @rule(statuses=STATUSES, stop_first=st.booleans())
     def rerun(self, statuses: set[TaskStatus], stop_first: bool) -> None:
         if stop_first:
             self.stop()
@@ -263,8 +299,8 @@ def test_counters_agree_with_rows_after_every_step(binding_kind: BindingKind) ->
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
-            stateful_step_count=30,
+            max_examples=30,
+            stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             database=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -52,3 +53,24 @@ def test_a_password_in_the_gateway_is_not_shown() -> None:
     gateway = "https://user:secret@api.test/v1"
     info = ServerInfo(api=API, pid=7, data_dir="/data", gateway=gateway)
     assert "secret" not in json_line(info) + "\n".join(banner(info, Settings(gateway=gateway)))
+
+
+def test_a_server_told_to_end_while_it_starts_does_not_call_itself_ready(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    announcer = Announcer()
+    announcer.stopping()
+    announcer.ready(INFO, Settings())
+    assert capsys.readouterr().out == "stopping\n"
+
+
+def test_a_reader_that_left_does_not_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        Announcer().ready(INFO, Settings())
+        with pytest.raises(BrokenPipeError):
+            stream.flush()
+        monkeypatch.setattr("sys.stdout", None)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -75,7 +75,6 @@ def test_what_cannot_work_is_one_line_and_exit_code_1(
         (["--workers", "0"], 2),
         (["--log-format", "xml"], 2),
         (["--gateway", "bogus"], 1),
-        (["--host", "203.0.113.1", "--port", "0"], 1),
     ],
 )
 def test_a_server_that_cannot_start_says_why_in_one_line(

@@ -73,6 +73,7 @@ class World:
     def __init__(self, *, slots: int, duration: Callable[[Delivery], float]) -> None:
         self.clock = FakeClock(seed=7)
         self.rows: dict[str, list[tuple[int, str]]] = {}
+        self.read_time = 0.0
         self.queues = MemoryQueues(self._unfinished, self.clock, window=100)
         self.permits = MemoryPermits(self.clock)
         self.telemetry = Telemetry()
@@ -90,6 +91,7 @@ class World:
         )
 
     async def _unfinished(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+        await self.clock.sleep(self.read_time)
         return [row for row in self.rows[run_id] if row[0] > after][:limit]
 
     async def submit(
@@ -178,6 +180,18 @@ async def test_a_hidden_message_comes_back_after_its_delay() -> None:
         assert world.tasks.done == []
         await world.clock.advance(7)
         assert len(world.tasks.done) == 1
+
+
+async def test_slots_that_find_a_queue_empty_together_do_not_delay_a_retry() -> None:
+    world = World(slots=200, duration=lambda _delivery: 0.01)
+    world.read_time = 0.001
+    world.tasks.outcome = lambda delivery: (
+        Outcome(hide_for=0.01) if delivery.receive_count == 1 else ACKNOWLEDGE
+    )
+    async with world.running():
+        await world.submit("a", 1)
+        await world.clock.advance(2)
+    assert world.tasks.finished_at["run-a"] < 0.1
 
 
 async def test_a_handler_that_breaks_costs_its_message_a_pause_and_nothing_else() -> None:

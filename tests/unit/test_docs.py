@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -284,14 +285,30 @@ def test_every_dependency_stands_with_its_reason() -> None:
     assert all(row[1] for row in rows)
 
 
-def test_every_room_stands() -> None:
-    rooms = {
-        path.name.removesuffix(".py")
-        for path in (ROOT / "conveyor").iterdir()
-        if (path / "__init__.py").exists() or path.name == "bootstrap.py"
-    }
+def _room(path: Path) -> str:
+    return path.relative_to(ROOT / "conveyor").parts[0].removesuffix(".py")
 
-    assert once(name(row[0]) for row in table("Room", "Holds", "May import")) == rooms
+
+def _imports(path: Path) -> Iterator[str]:
+    """The rooms that a module imports from."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for module in modules:
+            if module.startswith("conveyor."):
+                yield module.split(".")[1]
+
+
+def test_every_room_stands_with_what_it_imports() -> None:
+    told = {name(row[0]): set(names(row[2])) for row in table("Room", "Holds", "May import")}
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "conveyor").rglob("*.py"):
+        room = _room(path)
+        if not room.startswith("__"):
+            found.setdefault(room, set()).update(set(_imports(path)) - {room})
+
+    assert found.keys() == told.keys()
+    assert not {room: more for room in found if (more := found[room] - told[room])}
 
 
 def _tests_in(path: Path) -> set[str]:

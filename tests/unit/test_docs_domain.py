@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from conveyor.dev.sqlite.schema import migrate
 from conveyor.domain.model import RunFailure, TaskFailure
 from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS, TASK_TRANSITIONS
+from conveyor.gateway import problems
 from conveyor.gateway.script import Behaviour
+from conveyor.gateway.transport import Trouble
 from conveyor.ports import (
     blobs,
     clock,
@@ -25,6 +28,8 @@ from conveyor.ports import (
     work,
 )
 from tests.unit.spec_document import name, names, once, section, table, tables
+
+STATUS = re.compile(r"\d{3}|any other")
 
 
 @pytest.fixture
@@ -65,6 +70,43 @@ def test_every_reason_in_the_roll_up_has_its_verdicts() -> None:
 
     assert reasons == set(TaskFailure)
     assert set(RunFailure) <= set(names(verdicts))
+
+
+def test_what_breaks_a_scrape_has_the_verdict_told() -> None:
+    failures = [
+        *map(problems.transport_failure, Trouble),
+        problems.corrupt_body(),
+        problems.too_large(1),
+        problems.too_many_codings(),
+        problems.too_many_redirects(),
+        problems.unsupported_scheme(),
+        problems.impossible_name(),
+        problems.invalid_headers(),
+    ]
+    told = {
+        name(row[3]): (row[1], name(row[2]))
+        for first in ("What happened", "Answer")
+        for row in table(first, "Verdict", "Reason in the roll-up", "Code of the problem")
+        if not STATUS.match(row[0])
+    }
+
+    assert told == {
+        failure.problem.code: ("retry" if failure.retryable else "fail", failure.failure.value)
+        for failure in failures
+    }
+
+
+def test_the_statuses_of_a_target_have_the_verdict_told() -> None:
+    rows = table("Answer", "Verdict", "Reason in the roll-up", "Code of the problem")
+    told = [(re.findall(r"\d{3}", row[0]), row) for row in rows if re.match(r"\d{3}", row[0])]
+
+    for statuses, row in told:
+        for status in statuses:
+            failure = problems.target_verdict(int(status), retry_after=0.0)
+            assert row[1] == ("retry" if failure.retryable else "fail"), row
+            assert name(row[2]) == failure.failure
+            assert name(row[3]) == failure.problem.code
+    assert sum(len(statuses) for statuses, _ in told) > 5
 
 
 def test_every_word_of_the_fake_gateway_stands() -> None:

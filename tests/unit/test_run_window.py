@@ -133,7 +133,8 @@ async def test_sending_what_is_in_the_window_or_done_doubles_nothing() -> None:
         del store.rows[index]
     await queues.delete(QUEUE, [delivery.receipt for delivery in done])
     in_flight = await queues.receive(QUEUE, limit=5, visibility=60)
-    await queues.send_tasks(JOB, RUN, _tasks(range(60)))
+    for _ in range(2):
+        await queues.send_tasks(JOB, RUN, _tasks(range(60)))
     assert await _take_all(queues, store) == list(range(15, 60))
     assert len(in_flight) == 5
 
@@ -197,6 +198,25 @@ async def test_one_receiver_refills_while_the_others_take_what_is_there() -> Non
         assert (sizes, store.reads) == ([5], 1)
         await clock.advance(1)
     assert sizes == [5, 5]
+
+
+async def test_a_queue_dropped_during_a_refill_gives_nothing() -> None:
+    clock = FakeClock()
+    store = Store(clock, seconds=1.0, rows=dict(_tasks(range(5))))
+    queues = MemoryQueues(store.unfinished_after, clock, window=10)
+    await queues.open_run(JOB, RUN)
+    received: list[list[Delivery]] = []
+
+    async def receive() -> None:
+        received.append(await queues.receive(QUEUE, limit=10, visibility=60, wait=20))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(receive)
+        group.start_soon(receive)
+        await clock.advance(0.5)
+        await queues.drop_run(RUN)
+        await clock.advance(1)
+        assert received == [[], []]
 
 
 def test_renewing_for_hours_keeps_the_record_of_hidden_messages_small() -> None:

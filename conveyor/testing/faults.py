@@ -1,0 +1,80 @@
+"""Ports that misbehave as the world may: what every contract allows, made certain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from anyio import CancelScope
+
+from conveyor.ports.queues import Delivery, Message, Queues, run_queue
+
+
+class DuplicatingQueues:
+    """The queues port over another one, with every message delivered at least three times.
+
+    A second copy waits as soon as a message is received, so that it comes while the first is in
+    work; a third is sent once one of them has been acknowledged. Only a queue that is dropped takes
+    its copies along. `deliveries` counts how often each message was received.
+    """
+
+    def __init__(self, queues: Queues) -> None:
+        self.deliveries: Counter[Message] = Counter()
+        self._queues = queues
+        self._doubled: set[Message] = set()
+        self._repeated: set[Message] = set()
+        self._received: dict[tuple[str, str], Message] = {}
+        self._dropped: set[str] = set()
+
+    async def open_run(self, job_id: str, run_id: str) -> None:
+        """Make a run's queue ready."""
+        self._dropped.discard(run_queue(run_id))
+        await self._queues.open_run(job_id, run_id)
+
+    async def drop_run(self, run_id: str) -> None:
+        """Remove a run's queue with whatever is in it."""
+        self._dropped.add(run_queue(run_id))
+        await self._queues.drop_run(run_id)
+
+    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+        """Enqueue references."""
+        await self._queues.send_tasks(job_id, run_id, tasks)
+
+    async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
+        """Enqueue one message."""
+        await self._queues.send(queue, message, delay=delay)
+
+    async def receive(
+        self, queue: str, *, limit: int, visibility: float, wait: float = 0.0
+    ) -> list[Delivery]:
+        """Up to `limit` messages; a copy of each that was never received before is sent."""
+        batch = await self._queues.receive(queue, limit=limit, visibility=visibility, wait=wait)
+        with CancelScope(shield=True):
+            for delivery in batch:
+                self._received[queue, delivery.receipt] = delivery.message
+                self.deliveries[delivery.message] += 1
+                await self._send_copy(queue, delivery.message, self._doubled)
+        return batch
+
+    async def delete(self, queue: str, receipts: Sequence[str]) -> None:
+        """Acknowledge; a copy of each that was never acknowledged before is sent."""
+        await self._queues.delete(queue, receipts)
+        for receipt in receipts:
+            message = self._received.pop((queue, receipt), None)
+            if message is not None:
+                await self._send_copy(queue, message, self._repeated)
+
+    async def change_visibility(
+        self, queue: str, receipts: Sequence[str], *, visibility: float
+    ) -> None:
+        """Hide received messages, or give them back."""
+        await self._queues.change_visibility(queue, receipts, visibility=visibility)
+
+    def depth(self, queue: str) -> int:
+        """About how many messages wait, copies included."""
+        return self._queues.depth(queue)
+
+    async def _send_copy(self, queue: str, message: Message, sent: set[Message]) -> None:
+        if message not in sent and queue not in self._dropped:
+            sent.add(message)
+            await self._queues.send(queue, message)

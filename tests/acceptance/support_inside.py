@@ -1,0 +1,109 @@
+"""A whole server inside a test, with ports of its own choosing under it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+
+from conveyor.bootstrap import build_worker
+from conveyor.clock import SystemClock
+from conveyor.dev.binding import open_binding
+from conveyor.engine.telemetry import Telemetry
+from conveyor.gateway.fake import FakeGateway
+from conveyor.http.app import create_app
+from conveyor.ports.binding import Binding
+from conveyor.service import Service, ServiceOptions
+from conveyor.settings import load
+from tests.acceptance.support_wire import KEY
+
+ORIGIN = "http://conveyor.test"
+_POLL = 0.02
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A server with its parts in reach: requests go through `client`, calls to `gateway`."""
+
+    client: httpx.AsyncClient
+    gateway: FakeGateway
+
+    async def ask(self, method: str, path: str, **more: Any) -> Any:
+        """A request that has to succeed; the JSON that it brings."""
+        response = await self.client.request(method, path, **more)
+        assert response.is_success, response.text
+        return response.json() if response.content else None
+
+    async def rows(self, job_id: str) -> list[Any]:
+        """The rows of a job's latest run, which has at most a thousand."""
+        page = await self.ask("GET", f"/jobs/{job_id}/results", params={"limit": 1000})
+        rows: list[Any] = page["results"]
+        return rows
+
+    async def until(
+        self, condition: Callable[[], Awaitable[bool]], what: str, *, timeout: float = 30
+    ) -> None:
+        """Wait until an asynchronous condition holds. Raises AssertionError after `timeout`."""
+        deadline = anyio.current_time() + timeout
+        while not await condition():
+            assert anyio.current_time() < deadline, f"not within {timeout:g} s: {what}"
+            await anyio.sleep(_POLL)
+
+    async def ended(self, job_id: str) -> Any:
+        """The latest run, once it has completed."""
+
+        async def is_over() -> bool:
+            job = await self.ask("GET", f"/jobs/{job_id}")
+            return bool(job["latest_run"]["status"] == "completed")
+
+        await self.until(is_over, "the run completes")
+        return (await self.ask("GET", f"/jobs/{job_id}"))["latest_run"]
+
+
+@asynccontextmanager
+async def inside(
+    data_dir: Path,
+    change: Callable[[Binding], Binding],
+    *,
+    crews: int = 1,
+    **settings: object,
+) -> AsyncIterator[Inside]:
+    """A server over ports that `change` has made of the development ones, with so many workers;
+    `settings` are fields of `Settings`."""
+    clock = SystemClock()
+    gateway = FakeGateway(clock)
+    chosen = load({}, data_dir=str(data_dir), **settings)
+    dev = await open_binding(data_dir, clock)
+    ports = change(dev.ports)
+    telemetry = Telemetry()
+    crew = [build_worker(ports, gateway, chosen, clock, telemetry=telemetry) for _ in range(crews)]
+    app = create_app(
+        Service(ports, ServiceOptions(public_origin=ORIGIN), clock),
+        registry=telemetry.registry(),
+        ready=lambda: True,
+        allowed_hosts=["conveyor.test"],
+        clock=clock,
+        max_request_bytes=chosen.max_request_bytes,
+    )
+    client = httpx.AsyncClient(
+        transport=httpx.ASGITransport(app),
+        base_url=f"{ORIGIN}/v1",
+        headers={"X-API-Key": KEY},
+    )
+    try:
+        async with client, anyio.create_task_group() as group:
+            for worker in crew:
+                group.start_soon(partial(worker.run, grace=0.0))
+            try:
+                yield Inside(client, gateway)
+            finally:
+                for worker in crew:
+                    worker.stop()
+    finally:
+        await dev.ports.aclose()

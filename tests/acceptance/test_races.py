@@ -1,0 +1,433 @@
+"""Stopping, deleting, pausing, rerunning and repeating requests at the worst moment."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from conveyor.dev.sqlite.jobs import SqliteJobs
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.model import Job, NewTask, Run
+from conveyor.ports.binding import Binding
+from conveyor.ports.records import Answer, Jobs, Once
+from conveyor.testing.process import ServerProcess
+from conveyor.testing.server import ConveyorServer, conveyor_server
+from tests.acceptance.support_data import (
+    body_files,
+    row_counts,
+    rows_left,
+    rows_of,
+    server,
+)
+from tests.acceptance.support_inside import inside
+from tests.acceptance.support_wire import ENDED, Wire, eventually, target, together
+
+pytestmark = pytest.mark.server
+
+IN_FLIGHT = 10
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The development store runs on asyncio."""
+    return "asyncio"
+
+
+@dataclass(frozen=True)
+class Arena:
+    """A server on a thread of this process: its wire, its directory, the gateway's calls."""
+
+    wire: Wire
+    data_dir: Path
+    server: ConveyorServer
+
+    def calls_of(self, urls: Sequence[str]) -> int:
+        """How often the gateway was asked for these."""
+        counts = self.server.hits.counts
+        return sum(counts.get(url, 0) for url in urls)
+
+    def calls_begin(self, urls: Sequence[str], *, at_least: int = 1) -> None:
+        """Wait until the gateway has been asked so often."""
+        eventually(lambda: self.calls_of(urls) >= at_least or None, "calls begin")
+
+    def idle(self) -> None:
+        """Wait until no call is in flight, and none is claimed."""
+
+        def is_idle() -> bool | None:
+            claims = rows_of(self.data_dir, "SELECT count(*) FROM claims")
+            return (claims == [(0,)] and self.server.hits.in_flight == 0) or None
+
+        eventually(is_idle, "all calls end")
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    data_dir = tmp_path_factory.mktemp("races")
+    with (
+        conveyor_server(data_dir, visibility_timeout=2.0, heartbeat=0.3, workers=100) as booted,
+        Wire(booted.base_url, connections=100) as wire,
+    ):
+        yield Arena(wire, data_dir, booted)
+
+
+@pytest.mark.parametrize(
+    "times", [20, pytest.param(200, marks=(pytest.mark.full, pytest.mark.timeout(600)), id="full")]
+)
+def test_stop_within_5_ms_of_submit_stands(arena: Arena, times: int) -> None:
+    draw = random.Random(times)
+    wire = arena.wire
+    stopped = []
+    for number in range(times):
+        urls = [target(f"stop/{times}/{number}/{one}", delay=0.05) for one in range(30)]
+        job_id = wire.submit(urls, max_inflight=IN_FLIGHT)["job_id"]
+        time.sleep(draw.random() * 0.005)  # the moment is what the test varies
+        answer = wire.ask("POST", f"/jobs/{job_id}/stop")
+        called = arena.calls_of(urls)
+        in_flight = sum(row["status"] == "processing" for row in wire.rows(job_id))
+        called_then = arena.calls_of(urls)
+        assert answer["status"] == "stopped"
+        assert in_flight <= IN_FLIGHT
+        assert called <= called_then
+        stopped.append((job_id, urls, called, called_then + in_flight))
+    arena.idle()
+    for job_id, urls, called, most in stopped:
+        run = wire.latest_run(job_id)
+        assert run["status"] == "stopped"
+        statuses = Counter(row["status"] for row in wire.rows(job_id))
+        assert statuses["processing"] == 0
+        assert statuses["successful"] == run["stats"]["successful"] == run["stats"]["completed"]
+        assert statuses["successful"] == arena.calls_of(urls) <= min(most, called + IN_FLIGHT)
+        assert wire.ask("POST", f"/jobs/{job_id}/stop")["status"] == "stopped"
+        assert wire.send("POST", f"/jobs/{job_id}/resume").status_code == 409
+
+
+@pytest.mark.parametrize("delay", [0.5, 3.0], ids=["before", "after"])
+@pytest.mark.parametrize("whole", [True, False], ids=["job", "run"])
+def test_deleting_with_ten_in_flight_leaves_nothing(
+    tmp_path: Path, whole: bool, delay: float
+) -> None:
+    """Calls that end before the second pass over the deleted run, and calls that end after it."""
+    urls = [target(f"early/{number}") for number in range(5)]
+    late = [target(f"late/{number}", delay=delay) for number in range(40)]
+    with (
+        conveyor_server(tmp_path, visibility_timeout=1.0, heartbeat=0.2) as booted,
+        Wire(booted.base_url) as wire,
+    ):
+        arena = Arena(wire, tmp_path, booted)
+        job_id = wire.submit([*urls, *late], max_inflight=IN_FLIGHT)["job_id"]
+        arena.calls_begin(late, at_least=IN_FLIGHT)
+        eventually(lambda: len(body_files(tmp_path)) >= len(urls) or None, "bodies are stored")
+        run_id = wire.latest_run(job_id)["run_id"]
+        path = f"/jobs/{job_id}" if whole else f"/jobs/{job_id}/runs/{run_id}"
+        assert wire.send("DELETE", path).status_code == 202
+        called = arena.calls_of(late)
+        assert wire.send("GET", f"/jobs/{job_id}/results").status_code == 404
+
+        def is_gone() -> bool | None:
+            left = row_counts(tmp_path)
+            left["jobs"] -= 0 if whole else 1
+            return (not any(left.values()) and not body_files(tmp_path)) or None
+
+        eventually(is_gone, "no row and no file is left")
+        eventually(lambda: booted.hits.in_flight == 0 or None, "the last call ends")
+        time.sleep(0.2)  # a late answer would be written by now
+        assert is_gone(), (row_counts(tmp_path), body_files(tmp_path))
+        assert arena.calls_of(late) == called
+        assert wire.send("GET", f"/jobs/{job_id}/runs/{run_id}").status_code == 404
+        assert wire.send("GET", f"/jobs/{job_id}").status_code == (404 if whole else 200)
+        if not whole:
+            assert "latest_run" not in wire.ask("GET", f"/jobs/{job_id}")
+            assert wire.send("POST", f"/jobs/{job_id}/rerun").status_code == 409
+
+
+@pytest.mark.parametrize("path", ["submit", "add", "rerun"])
+def test_fifty_requests_at_once_with_one_key_do_it_once(arena: Arena, path: str) -> None:
+    wire, count = arena.wire, 50
+    body: Any = {"tasks": [{"url": target(f"{path}/{one}")} for one in range(3)]}
+    job_id, url = "", "/jobs"
+    if path == "add":
+        job_id = wire.submit([], status="open")["job_id"]
+        url = f"/jobs/{job_id}/tasks"
+    elif path == "rerun":
+        job_id = wire.submit([target("again")])["job_id"]
+        wire.ended(job_id)
+        body, url = None, f"/jobs/{job_id}/rerun"
+    before = row_counts(arena.data_dir)
+
+    responses = together(count, lambda _: wire.send("POST", url, body=body, key=f"one-{path}"))
+
+    assert_one_answer(responses)
+    again = wire.send("POST", url, body=body, key=f"one-{path}")
+    assert_one_answer([*responses, again])
+    assert again.headers["Idempotency-Replayed"] == "true"
+    after = row_counts(arena.data_dir)
+    made = {table: after[table] - before[table] for table in ("jobs", "runs", "tasks")}
+    assert (
+        made
+        == {
+            "submit": {"jobs": 1, "runs": 1, "tasks": 3},
+            "add": {"jobs": 0, "runs": 0, "tasks": 3},
+            "rerun": {"jobs": 0, "runs": 1, "tasks": 1},
+        }[path]
+    )
+    if path != "rerun":
+        other = wire.send("POST", url, body={"tasks": []}, key=f"one-{path}")
+        assert (other.status_code, other.json()["code"]) == (409, "idempotency_key_conflict")
+
+
+def assert_one_answer(responses: list[httpx.Response]) -> None:
+    """All that were answered were answered alike, and the others told to wait."""
+    answered = [response for response in responses if response.is_success]
+    refused = [response for response in responses if not response.is_success]
+    assert len({(response.status_code, response.content) for response in answered}) == 1
+    assert {(one.status_code, one.json()["code"]) for one in refused} <= {
+        (409, "idempotency_key_conflict")
+    }
+
+
+def test_a_replay_is_byte_equal_after_the_job_moved_on(arena: Arena) -> None:
+    wire = arena.wire
+    body = {"tasks": [{"url": target("replay/0")}], "status": "open"}
+    more = {"tasks": [{"url": target("replay/1")}], "last_batch": True}
+    submitted = wire.send("POST", "/jobs", body=body, key="replay")
+    job_id = submitted.json()["job_id"]
+    path = f"/jobs/{job_id}"
+    added = wire.send("POST", f"{path}/tasks", body=more, key="replay")
+    wire.ended(job_id)
+    rerun = wire.send("POST", f"{path}/rerun", key="replay")
+    wire.ended(job_id)
+    wire.ask("DELETE", path)
+
+    again = [
+        wire.send("POST", "/jobs", body=body, key="replay"),
+        wire.send("POST", f"{path}/tasks", body=more, key="replay"),
+        wire.send("POST", f"{path}/rerun", key="replay"),
+    ]
+
+    for first, second in zip((submitted, added, rerun), again, strict=True):
+        assert (second.status_code, second.content) == (first.status_code, first.content)
+        assert "Idempotency-Replayed" not in first.headers
+        assert second.headers["Idempotency-Replayed"] == "true"
+
+
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(20, marks=(pytest.mark.full, pytest.mark.timeout(600)), id="full")]
+)
+def test_a_submit_cut_off_by_a_kill_is_found_by_its_retry(tmp_path: Path, kills: int) -> None:
+    """Every third kill comes as soon as the database has grown by the job, before the answer."""
+    draw = random.Random(kills)
+    answered: dict[int, bytes] = {}
+    for number in range(kills + 1):
+        with (
+            server(tmp_path, "--gateway", "fake", idempotency_claim=1.0) as process,
+            Wire(process.info.api) as wire,
+        ):
+            if number > 0:
+                assert_made_once(wire, tmp_path, number - 1, answered)
+            if number < kills:
+                after = 5 if number % 3 == 0 else draw.random() * 0.4
+                answer = submit_and_kill(wire, process, number, after=after)
+                if answer is not None:
+                    answered[number] = answer
+
+
+def submit_and_kill(
+    wire: Wire, process: ServerProcess, number: int, *, after: float
+) -> bytes | None:
+    """Kill the server while it works on a submit, once the job is written or `after` seconds; the
+    answer, if it came all the same."""
+    log = Path(process.info.data_dir, "conveyor.db-wal")
+    grown = log.stat().st_size + 500_000
+    moment = time.monotonic() + after
+
+    def act(thread: int) -> bytes | None:
+        if thread == 0:
+            while time.monotonic() < moment and log.stat().st_size < grown:
+                time.sleep(0.0005)
+            process.kill()
+            return None
+        try:
+            return post_big(wire, number).content
+        except httpx.TransportError:
+            return None
+
+    return together(2, act)[1]
+
+
+def post_big(wire: Wire, number: int) -> httpx.Response:
+    """The submit of job `number`, the same each time."""
+    tasks = [{"url": target(f"big/{number}/{one}")} for one in range(5_000)]
+    body = {"tasks": tasks, "external_id": f"big-{number}"}
+    return wire.send("POST", "/jobs", body=body, key=f"big-{number}")
+
+
+def assert_made_once(wire: Wire, data_dir: Path, number: int, answered: dict[int, bytes]) -> None:
+    """A retry gives the job that the first request made, if it made one, and there is one only."""
+    sql = "SELECT job_id FROM jobs WHERE external_id = ?"
+    made = rows_of(data_dir, sql, f"big-{number}")
+
+    def retry() -> httpx.Response | None:
+        response = post_big(wire, number)
+        if response.status_code == 409:
+            return None
+        assert response.status_code == 201, response.text
+        return response
+
+    response = eventually(retry, "the retry is answered")
+    job_id = response.json()["job_id"]
+    assert rows_of(data_dir, sql, f"big-{number}") == [(job_id,)]
+    assert made in ([], [(job_id,)])
+    assert response.content == answered.get(number, response.content)
+    assert post_big(wire, number).content == response.content
+    assert wire.latest_run(job_id)["stats"]["total"] == 5_000
+    assert len(wire.rows(job_id)) == 5_000
+
+
+class FailingJobs(SqliteJobs):
+    """A store whose disk fails under the next submit, before or after it was written."""
+
+    def __init__(self, jobs: SqliteJobs, *, written: bool) -> None:
+        super().__init__(jobs._database)
+        self._written = written
+        self._failures = 1
+
+    async def create_job(
+        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+    ) -> None:
+        failing, self._failures = self._failures > 0, 0
+        if self._written or not failing:
+            await super().create_job(job, run, tasks, answer=answer, once=once)
+        if failing:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "the disk is full")
+
+
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_request_that_failed_with_5xx_is_free_again(tmp_path: Path, written: bool) -> None:
+    def failing(ports: Binding) -> Binding:
+        assert isinstance(ports.jobs, SqliteJobs)
+        jobs: Jobs = FailingJobs(ports.jobs, written=written)
+        return replace(ports, jobs=jobs)
+
+    async with inside(tmp_path, failing, discovery_interval=0.2) as booted:
+        body = {"tasks": [{"url": target("free")}]}
+
+        async def submit() -> httpx.Response:
+            return await booted.client.post("/jobs", json=body, headers={"Idempotency-Key": "k"})
+
+        refused = await submit()
+        assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+        answers = [await submit() for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [201, 201]
+        assert answers[0].content == answers[1].content
+        job_id = answers[0].json()["job_id"]
+        assert rows_of(tmp_path, "SELECT job_id FROM jobs") == [(job_id,)]
+        await booted.ended(job_id)
+        assert booted.gateway.hits.total == 1
+
+
+def test_pause_and_resume_crossing_leave_the_run_whole(arena: Arena) -> None:
+    wire = arena.wire
+    urls = [target(f"pause/{number}", delay=0.01) for number in range(300)]
+    job_id = wire.submit(urls, max_inflight=IN_FLIGHT)["job_id"]
+
+    def cross(thread: int) -> set[str]:
+        seen: set[str] = set()
+        for number in range(25):
+            verb = "pause" if (thread + number) % 2 else "resume"
+            answer = wire.send("POST", f"/jobs/{job_id}/{verb}")
+            if answer.status_code == 409:
+                return seen  # the run has ended
+            run = answer.json()
+            assert (run.get("pause_state") is not None) == (verb == "pause")
+            assert run["status"] == "running"
+            seen.add(verb)
+        return seen
+
+    assert set.union(*together(6, cross)) == {"pause", "resume"}
+    if wire.latest_run(job_id)["status"] not in ENDED:
+        wire.ask("POST", f"/jobs/{job_id}/pause")
+        arena.idle()
+        called = arena.calls_of(urls)
+        held = wire.latest_run(job_id)
+        assert held["stats"]["completed"] == called
+        wire.ask("POST", f"/jobs/{job_id}/resume")
+    assert wire.ended(job_id)["stats"]["successful"] == len(urls)
+    assert {url: arena.server.hits.counts[url] for url in urls} == dict.fromkeys(urls, 1)
+
+
+@pytest.mark.parametrize("statuses", [None, "pending,processing,failed"])
+def test_rerun_right_after_stop_waits_for_what_is_in_flight(
+    arena: Arena, statuses: str | None
+) -> None:
+    wire = arena.wire
+    urls = [target(f"rerun/{statuses}/{number}", delay=0.5) for number in range(25)]
+    job_id = wire.submit(urls, max_inflight=IN_FLIGHT)["job_id"]
+    arena.calls_begin(urls, at_least=IN_FLIGHT)
+    stopped = wire.ask("POST", f"/jobs/{job_id}/stop")
+    made = wire.ask("POST", f"/jobs/{job_id}/rerun", status=statuses)
+    assert made["rerun_of"] == stopped["run_id"]
+    source = wire.ask("GET", f"/jobs/{job_id}/runs/{stopped['run_id']}")
+    assert source["status"] == "stopped"
+    finished = source["stats"]["successful"]
+    assert IN_FLIGHT <= finished < len(urls)
+    inherited = 0 if statuses is None else finished
+    assert made["inherited_tasks"] == inherited
+    assert made["retried_tasks"] == len(urls) - inherited
+
+    run = wire.ended(job_id)
+    assert run["run_id"] == made["latest_run"]["run_id"]
+    assert run["stats"]["successful"] == run["stats"]["total"] == len(urls)
+    assert [row["url"] for row in wire.rows(job_id)] == urls
+    assert arena.calls_of(urls) == finished + len(urls) - inherited
+    assert wire.ask("GET", f"/jobs/{job_id}/runs/{stopped['run_id']}") == source
+
+
+def test_a_run_stopped_and_killed_at_once_stays_stopped(tmp_path: Path) -> None:
+    urls = [target(f"dead/{number}", delay=0.3) for number in range(30)]
+    with server(tmp_path, "--gateway", "fake") as process, Wire(process.info.api) as wire:
+        job_id = wire.submit(urls, max_inflight=IN_FLIGHT)["job_id"]
+        eventually(
+            lambda: len(rows_of(tmp_path, "SELECT 1 FROM claims")) == IN_FLIGHT or None, "claims"
+        )
+        wire.ask("POST", f"/jobs/{job_id}/stop")
+        process.kill()
+    assert len(rows_left(tmp_path, "SELECT 1 FROM claims")) == IN_FLIGHT
+    with server(tmp_path, "--gateway", "fake") as process, Wire(process.info.api) as wire:
+        run = wire.latest_run(job_id)
+        assert (run["status"], run["stats"]["completed"]) == ("stopped", 0)
+        assert {row["status"] for row in wire.rows(job_id)} == {"pending"}
+        made = wire.ask("POST", f"/jobs/{job_id}/rerun", status="pending")
+        assert made["retried_tasks"] == len(urls)
+        assert wire.ended(job_id)["stats"]["successful"] == len(urls)
+
+
+async def test_a_late_answer_resurrects_nothing(tmp_path: Path) -> None:
+    late = target("resurrected", delay=0.6)
+    async with inside(tmp_path, lambda ports: ports) as booted:
+        job = await booted.ask("POST", "/jobs", json={"tasks": [{"url": late}]})
+        job_id, run_id = job["job_id"], job["latest_run"]["run_id"]
+
+        async def has_begun() -> bool:
+            return booted.gateway.hits.in_flight == 1
+
+        await booted.until(has_begun, "the call begins")
+        await booted.ask("DELETE", f"/jobs/{job_id}/runs/{run_id}")
+
+        async def has_ended() -> bool:
+            return booted.gateway.hits.in_flight == 0
+
+        await booted.until(has_ended, "the call ends")
+        await anyio.sleep(0.1)  # its answer would be written by now
+        assert (await booted.client.get(f"/jobs/{job_id}/results")).status_code == 404
+        assert rows_of(tmp_path, "SELECT status, successful FROM runs") == [("deleted", 0)]
+        assert rows_of(tmp_path, "SELECT count(*) FROM tasks") == [(0,)]
+        assert body_files(tmp_path) == []

@@ -1,0 +1,157 @@
+"""What the task handler does with claims: suspects go alone, and a cancelled claim is undone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from conveyor.domain.model import TaskStatus
+from conveyor.domain.sealing import KeySealer
+from conveyor.engine.telemetry import Telemetry
+from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler, TaskOptions
+from conveyor.handlers.templates import Templates
+from conveyor.handlers.verdict import Backoff
+from conveyor.ports.gateway import ScrapeRequest, Success
+from conveyor.ports.queues import Delivery, TaskMessage
+from conveyor.ports.work import ACKNOWLEDGE, Outcome
+from tests.unit.http_api import Api, open_api
+
+MAX_INTERRUPTIONS = 4
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
+    async with open_api(tmp_path) as api:
+        yield api
+
+
+class GatedGateway:
+    """A gateway whose every call waits for `gate`; `calls` are those that began."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.gate = anyio.Event()
+
+    def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
+        return self._answer(request)
+
+    async def aclose(self) -> None:
+        pass
+
+    @asynccontextmanager
+    async def _answer(self, request: ScrapeRequest) -> AsyncIterator[Success]:
+        self.calls.append(request.url)
+        await self.gate.wait()
+        yield Success(b"body", "text/plain")
+
+
+def handler_over(api: Api, gateway: GatedGateway) -> TaskHandler:
+    binding, clock = api.binding, api.clock
+    return TaskHandler(
+        binding,
+        gateway,
+        Templates(binding.jobs, KeySealer([binding.root_secret])),
+        clock,
+        backoff=Backoff(clock, base=1.0, cap=1.0, rate_limit_deadline=1.0),
+        observer=Telemetry(),
+        options=TaskOptions(
+            worker="worker",
+            visibility=60.0,
+            gateway_timeout=60.0,
+            max_result_bytes=1_000,
+            max_interruptions=MAX_INTERRUPTIONS,
+        ),
+    )
+
+
+async def interrupted(api: Api, tasks: int, *, times: int) -> list[Delivery]:
+    """Messages of the tasks of a new job, each of which was claimed so often in vain."""
+    job = await api.submit(tasks)
+    run_id = job["latest_run"]["run_id"]
+    deliveries = []
+    for task in await api.tasks_of(run_id):
+        for _ in range(times):
+            await api.claim(run_id, task.task_id, seconds=1.0)
+            api.clock.shift(1.0)
+        message = TaskMessage(job["job_id"], run_id, task.task_id)
+        deliveries.append(Delivery("queue", message, "receipt", 1))
+    return deliveries
+
+
+async def handle_all(
+    handler: TaskHandler, gateway: GatedGateway, deliveries: list[Delivery], *, calls: int
+) -> list[Outcome]:
+    """Handle messages all at once, and open the gate when so many calls have begun."""
+    outcomes: dict[int, Outcome] = {}
+
+    async def handle(number: int) -> None:
+        outcomes[number] = await handler.handle(deliveries[number])
+
+    deadline = anyio.current_time() + 10
+    async with anyio.create_task_group() as group:
+        for number in range(len(deliveries)):
+            group.start_soon(handle, number)
+        while len(gateway.calls) < calls or len(outcomes) < len(deliveries) - calls:
+            assert anyio.current_time() < deadline
+            await anyio.sleep(0.001)
+        gateway.gate.set()
+    return [outcomes[number] for number in range(len(deliveries))]
+
+
+async def test_tasks_whose_claims_lapsed_often_are_worked_one_at_a_time(api: Api) -> None:
+    deliveries = await interrupted(api, 3, times=MAX_INTERRUPTIONS // 2)
+    gateway = GatedGateway()
+    handler = handler_over(api, gateway)
+
+    outcomes = await handle_all(handler, gateway, deliveries, calls=1)
+
+    assert len(gateway.calls) == 1
+    assert sorted(outcomes, key=repr) == sorted(
+        [ACKNOWLEDGE, *[Outcome(hide_for=SUSPECT_PAUSE)] * 2], key=repr
+    )
+    tasks = await api.tasks_of(deliveries[0].message.run_id)
+    assert sorted(task.status for task in tasks) == [
+        TaskStatus.PENDING,
+        TaskStatus.PENDING,
+        TaskStatus.SUCCESSFUL,
+    ]
+    assert {task.interruptions for task in tasks} == {MAX_INTERRUPTIONS // 2}
+    for delivery, outcome in zip(deliveries, outcomes, strict=True):
+        if outcome != ACKNOWLEDGE:
+            assert await handler.handle(delivery) == ACKNOWLEDGE
+    assert len(gateway.calls) == 3
+
+
+async def test_tasks_interrupted_less_often_are_worked_together(api: Api) -> None:
+    deliveries = await interrupted(api, 3, times=MAX_INTERRUPTIONS // 2 - 1)
+    gateway = GatedGateway()
+
+    outcomes = await handle_all(handler_over(api, gateway), gateway, deliveries, calls=3)
+
+    assert outcomes == [ACKNOWLEDGE] * 3
+
+
+async def test_a_claim_made_while_being_cancelled_is_undone(api: Api) -> None:
+    [delivery] = await interrupted(api, 1, times=0)
+    gateway = GatedGateway()
+    handler = handler_over(api, gateway)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(handler.handle, delivery)
+        await anyio.lowlevel.checkpoint()  # the claim is on its way to the store
+        group.cancel_scope.cancel()
+
+    assert gateway.calls == []
+    [task] = await api.tasks_of(delivery.message.run_id)
+    assert task.status is TaskStatus.PENDING
+    assert (task.claim_number, task.interruptions) == (1, 0)
