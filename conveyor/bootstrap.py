@@ -5,6 +5,7 @@ Bindings are imported lazily, so that a process loads no more than the one it us
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from conveyor.handlers.task import TaskHandler, TaskOptions
 from conveyor.handlers.templates import Templates
 from conveyor.handlers.verdict import Backoff
 from conveyor.http.app import create_app
+from conveyor.http.malformed import protocol
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
@@ -44,9 +46,11 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An assembled process: what to serve, what to run, what to close at the end."""
+    """An assembled process: what to serve, in which protocol, what to run, what to close at the
+    end."""
 
     app: Any
+    protocol: type[asyncio.Protocol]
     worker: Worker
     data_dir: Path
     readiness: Readiness
@@ -99,7 +103,7 @@ async def open_dev(
             await engine.aclose()
         await binding.ports.aclose()
 
-    return Runtime(app, worker, binding.directory.path, readiness, close)
+    return Runtime(app, protocol(clock), worker, binding.directory.path, readiness, close)
 
 
 def build_worker(

@@ -63,5 +63,5 @@ async def open_binding(
     )
     await store.void_claims(clock.now())
     for job_id, run_id in await store.runs.deleted_runs():
-        await queues.send(CONTROL_QUEUE, DeleteMessage(job_id, run_id, whole_job=True))
+        await queues.send(CONTROL_QUEUE, DeleteMessage(job_id, run_id))
     return DevBinding(binding, directory, store, queues)

@@ -33,12 +33,11 @@ class DeleteHandler:
             prefix = run_prefix(message.job_id, message.run_id, days)
             await self._binding.blobs.delete_prefix(prefix)
         if not message.final:
-            again = DeleteMessage(message.job_id, message.run_id, message.whole_job, final=True)
+            again = DeleteMessage(message.job_id, message.run_id, final=True)
             await self._binding.queues.send(CONTROL_QUEUE, again, delay=self._visibility)
             return ACKNOWLEDGE
         await self._binding.runs.purge_run(message.run_id)
-        if message.whole_job:
-            await self._binding.jobs.purge_job(message.job_id)
+        await self._binding.jobs.purge_job(message.job_id)
         return ACKNOWLEDGE
 
     async def renew(self) -> None:

@@ -31,7 +31,6 @@ from conveyor.ports.tasks import (
 )
 from conveyor.ports.work import ACKNOWLEDGE, Observer, Outcome
 
-UNAVAILABLE_PAUSE = 1.0
 SUSPECT_PAUSE = 0.2
 """Seconds until a task that may kill its worker asks again whether another such task is done."""
 
@@ -78,8 +77,7 @@ class TaskHandler:
         message = delivery.message
         assert isinstance(message, TaskMessage)
         now = self._clock.now()
-        # A claim made while this is being cancelled must be known here, or nobody would undo it.
-        with anyio.CancelScope(shield=True):
+        try:
             claim = await self._tasks.claim_task(
                 message.run_id,
                 message.task_id,
@@ -88,6 +86,13 @@ class TaskHandler:
                 claimed_until=now + int(self._options.visibility * 1000),
                 max_interruptions=self._options.max_interruptions,
             )
+        except BaseException:
+            # Cancelled on its way, the claim may have been written all the same.
+            with anyio.CancelScope(shield=True):
+                await self._tasks.release_claim(
+                    message.run_id, message.task_id, worker=self._options.worker
+                )
+            raise
         if isinstance(claim, Held):
             return Outcome(hide_for=max(0.0, (claim.until - now) / 1000))
         if not isinstance(claim, Claimed):

@@ -32,14 +32,13 @@ class TaskMessage(msgspec.Struct, frozen=True, tag="task"):
 
 
 class DeleteMessage(msgspec.Struct, frozen=True, tag="delete"):
-    """Scrub a run; with `whole_job` the job's tombstone goes with its last run.
+    """Scrub a deleted run, and its job's tombstone once no run of a deleted job is left.
 
     `final` marks the second pass, one visibility timeout after the first.
     """
 
     job_id: str
     run_id: str
-    whole_job: bool
     final: bool = False
     version: int = MESSAGE_VERSION
 

@@ -109,6 +109,13 @@ class Tasks(Protocol):
         """
         ...
 
+    async def release_claim(self, run_id: str, task_id: str, *, worker: str) -> None:
+        """Undo a claim of this worker whose answer never reached it; else without effect.
+
+        For a `claim_task` that was cancelled: nobody knows its number, and nobody works it.
+        """
+        ...
+
     async def renew_claims(
         self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
     ) -> None:

@@ -44,9 +44,9 @@ class Announcer:
         await self._guard(self._queues.drop_run(run_id), run_id)
         self._signals.run_changed(run_id)
 
-    async def run_deleted(self, job_id: str, run_id: str, *, whole_job: bool) -> None:
+    async def run_deleted(self, job_id: str, run_id: str) -> None:
         """A run has become a tombstone: its rows and bodies are to be scrubbed."""
-        message = DeleteMessage(job_id, run_id, whole_job)
+        message = DeleteMessage(job_id, run_id)
         await self._guard(self._queues.drop_run(run_id), run_id)
         await self._guard(self._queues.send(CONTROL_QUEUE, message), run_id)
         self._signals.run_changed(run_id)

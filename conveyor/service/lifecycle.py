@@ -45,7 +45,7 @@ class Lifecycle:
         """Make a job a tombstone and have it scrubbed. Raises ConveyorError(not_found)."""
         run_ids = await self._jobs.delete_job(caller_id, job_id, now=self._context.clock.now())
         for run_id in run_ids:
-            await self._announcer.run_deleted(job_id, run_id, whole_job=True)
+            await self._announcer.run_deleted(job_id, run_id)
         if not run_ids:
             await self._jobs.purge_job(job_id)
 
@@ -54,4 +54,4 @@ class Lifecycle:
         run_has_descendants."""
         await self._context.live_job(caller_id, job_id)
         await self._runs.delete_run(caller_id, job_id, run_id, now=self._context.clock.now())
-        await self._announcer.run_deleted(job_id, run_id, whole_job=False)
+        await self._announcer.run_deleted(job_id, run_id)

@@ -53,9 +53,9 @@ class Site:
 
 
 @contextmanager
-def serving_site() -> Iterator[Site]:
+def serving_site(host: str = "127.0.0.1") -> Iterator[Site]:
     """A site on a free port, for as long as the context is open."""
-    with _Server(("127.0.0.1", 0), _Handler) as server, in_background(server):
+    with _Server((host, 0), _Handler) as server, in_background(server):
         yield server.site
 
 
@@ -77,7 +77,7 @@ class _Server(ThreadingHTTPServer):
 
     def server_activate(self) -> None:
         super().server_activate()
-        self.site = Site(f"http://127.0.0.1:{self.server_port}")
+        self.site = Site(f"http://{self.server_address[0]!s}:{self.server_port}")
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -82,8 +82,6 @@ async def test_every_message_delivered_again_changes_no_counter(tmp_path: Path) 
             return not any(row_counts(tmp_path).values()) and not body_files(tmp_path)
 
         await server.until(is_gone, "nothing of the job is left")
-        passes = [
-            DeleteMessage(job_id, run_id, whole_job=True, final=done) for done in (False, True)
-        ]
+        passes = [DeleteMessage(job_id, run_id, final=done) for done in (False, True)]
         assert min(queues.deliveries[message] for message in passes) >= 2
         assert server.gateway.hits.counts == calls

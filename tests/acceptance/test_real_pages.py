@@ -87,6 +87,7 @@ def test_a_manual_comes_back_file_for_file(server: Booted, origin: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_the_whole_manual_comes_back_file_for_file(server: Booted, origin: str) -> None:
     _, pages = manual()
     assert len(pages) > 10_000

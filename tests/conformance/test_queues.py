@@ -107,7 +107,7 @@ def _task(message: Message) -> str:
 
 
 def _deletion(run_id: str) -> DeleteMessage:
-    return DeleteMessage(JOB, run_id, whole_job=False)
+    return DeleteMessage(JOB, run_id)
 
 
 async def test_a_reference_comes_as_a_task_message_with_its_ids(bench: Bench) -> None:

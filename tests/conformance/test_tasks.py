@@ -359,3 +359,28 @@ async def test_a_read_after_the_end_says_completed(
     await asyncio.gather(*(world.succeed(run_id, index) for index in range(100)))
     await watching
     assert seen[-1] == 100
+
+
+async def test_a_claim_whose_answer_was_lost_is_released_by_its_worker_alone(
+    world: World, tasks: Tasks
+) -> None:
+    _, run_id = await world.submit(1)
+    task = await world.claimed(run_id, 0)
+    await tasks.release_claim(run_id, task.task_id, worker="somebody else")
+    assert [row.status for row in await world.rows(run_id)] == [R]
+    await tasks.release_claim(run_id, task.task_id, worker="worker")
+    [row] = await world.rows(run_id)
+    assert (row.status, row.interruptions, row.attempts) == (P, 0, 0)
+    assert await tasks.task_history(run_id, task.task_id) == []
+    again = await world.claimed(run_id, 0)
+    assert await world.settle(again, world.success(again)) == Settled(True, RunStatus.COMPLETED)
+
+
+async def test_releasing_a_claim_that_is_not_there_changes_nothing(
+    world: World, tasks: Tasks
+) -> None:
+    _, run_id = await world.submit(1)
+    await tasks.release_claim(run_id, ids.task_id(run_id, 0), worker="worker")
+    await tasks.release_claim(run_id, "no task id", worker="worker")
+    await tasks.release_claim("no run", ids.task_id(run_id, 0), worker="worker")
+    assert [row.status for row in await world.rows(run_id)] == [P]

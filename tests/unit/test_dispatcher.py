@@ -218,7 +218,7 @@ async def test_control_is_worked_while_every_slot_is_taken() -> None:
         await world.submit("a", 10)
         await world.clock.advance(1)
         assert world.tasks.in_flight["run-a"] == 3
-        await world.queues.send(CONTROL_QUEUE, DeleteMessage("j", "r", whole_job=False))
+        await world.queues.send(CONTROL_QUEUE, DeleteMessage("j", "r"))
         await world.clock.advance(2)
         assert world.control.done == ["control"]
 

@@ -377,7 +377,7 @@ async def test_a_deleted_job_is_a_tombstone_and_then_gone(api: Api) -> None:
     problem_of(added, status=404, code="not_found")
 
     [message, *_] = await api.binding.queues.receive(CONTROL_QUEUE, limit=10, visibility=60)
-    assert message.message == DeleteMessage(job["job_id"], run_id, whole_job=True)
+    assert message.message == DeleteMessage(job["job_id"], run_id)
     await api.binding.runs.purge_run(run_id)
     await api.binding.jobs.purge_job(job["job_id"])
     problem_of(await api.client.get(path), status=404, code="not_found")
@@ -400,7 +400,7 @@ async def test_deleting_the_latest_run_brings_back_the_one_before(api: Api) -> N
     results = await api.client.get(f"{path}/runs/{second}/results")
     problem_of(results, status=404, code="not_found")
     messages = await api.binding.queues.receive(CONTROL_QUEUE, limit=10, visibility=60)
-    assert messages[0].message == DeleteMessage(job["job_id"], second, whole_job=False)
+    assert messages[0].message == DeleteMessage(job["job_id"], second)
 
 
 async def test_a_job_without_runs_is_gone_as_soon_as_it_is_deleted(api: Api) -> None:

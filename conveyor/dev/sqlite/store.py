@@ -59,8 +59,8 @@ class SqliteStore:
     async def void_claims(self, now: int) -> int:
         """Let every claim lapse at `now`, as at boot: its process is gone. How many there were.
 
-        Tasks of runs that have ended go back to pending and are not counted. Costs by the number
-        of claims, whatever the number of tasks.
+        Claims of idempotency keys lapse with them. Tasks of runs that have ended go back to pending
+        and are not counted. Costs by the number of claims, whatever the number of tasks.
         """
 
         def void(connection: sqlite3.Connection) -> int:
@@ -71,6 +71,10 @@ class SqliteStore:
                 (now,),
             )
             connection.execute(f"DELETE FROM claims WHERE NOT {_LIVE}")
+            connection.execute(
+                "UPDATE idempotency_keys SET lapses_at = ? WHERE status IS NULL AND lapses_at > ?",
+                (now, now),
+            )
             return connection.execute("UPDATE claims SET claimed_until = ?", (now,)).rowcount
 
         return await self.database.write(void)
@@ -83,13 +87,17 @@ class SqliteStore:
 async def open_store(path: Path, *, now: int, max_readers: int = 2) -> SqliteStore:
     """Open or make the store of a file. Claims stay as they are until `void_claims`.
 
-    Idempotency keys that had expired by `now` are removed. Raises ConveyorError(unavailable) where
-    the file cannot be used or is of a newer schema.
+    Idempotency keys that had expired by `now` are removed, and tombstones of jobs without a run.
+    Raises ConveyorError(unavailable) where the file cannot be used or is of a newer schema.
     """
 
     def prepare(connection: sqlite3.Connection) -> None:
         migrate(connection)
         connection.execute("DELETE FROM idempotency_keys WHERE expires_at <= ?", (now,))
+        connection.execute(
+            "DELETE FROM jobs WHERE status = 'deleted' "
+            "AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id)"
+        )
 
     async with AsyncExitStack() as opened:
         writer = await open_writer(path, prepare)

@@ -51,6 +51,22 @@ class SqliteTasks:
         claim: Claim = await self._database.write_batched(move_tasks, move)
         return claim
 
+    async def release_claim(self, run_id: str, task_id: str, *, worker: str) -> None:
+        """Undo a claim of this worker whose answer never reached it."""
+        index = index_of(task_id)
+        if index is None:
+            return
+
+        def release(connection: sqlite3.Connection) -> None:
+            run_no = run_number(connection, run_id)
+            if run_no is not None:
+                connection.execute(
+                    "DELETE FROM claims WHERE task_key = ? AND worker = ?",
+                    (task_key(run_no, index), worker),
+                )
+
+        await self._database.write(release)
+
     async def renew_claims(
         self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
     ) -> None:

@@ -1,0 +1,48 @@
+"""Bytes straight to a port: what no HTTP client would send, and whatever answers come."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+
+_SECONDS = 5.0
+
+
+def answers_to(port: int, sent: bytes, *, hang_up: bool = False) -> list[httpx.Response]:
+    """The answers that come until the server closes the connection.
+
+    With `hang_up` the connection is closed at once, and nothing is read.
+    """
+    with socket.create_connection(("127.0.0.1", port), timeout=_SECONDS) as connection:
+        try:
+            connection.sendall(sent)
+            received = b"" if hang_up else _read_all(connection)
+        except ConnectionError:
+            received = b""
+    return _responses(received)
+
+
+def _read_all(connection: socket.socket) -> bytes:
+    pieces: list[bytes] = []
+    try:
+        while piece := connection.recv(65_536):
+            pieces.append(piece)
+    except ConnectionResetError:
+        pass
+    return b"".join(pieces)
+
+
+def _responses(received: bytes) -> list[httpx.Response]:
+    responses: list[httpx.Response] = []
+    while received:
+        head, _, rest = received.partition(b"\r\n\r\n")
+        status, *lines = head.decode("latin-1").split("\r\n")
+        fields = [line.partition(": ") for line in lines]
+        headers = httpx.Headers([(name, value) for name, _, value in fields])
+        length = int(headers.get("Content-Length", "0"))
+        responses.append(
+            httpx.Response(int(status.split(" ")[1]), headers=headers, content=rest[:length])
+        )
+        received = rest[length:]
+    return responses

@@ -1,0 +1,231 @@
+"""The public client holds, ends, repeats and deletes runs, and reads every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from zenrows.batch import BatchAPIError, ZenRowsBatchClient
+from zenrows.batch._typed_dicts import JobScheduleDict, WebhookDict
+from zenrows.batch._waiters import RunPaused, WaiterTimeout
+from zenrows.batch.errors import BatchErrorCode as Code
+from zenrows.batch.models import FailureReason, JobStatus, PauseState, RunStatus, TaskStatus
+
+from conveyor.gateway.script import expected_body
+from tests.acceptance.support_boot import Booted
+from tests.acceptance.support_calls import problem_of
+from tests.acceptance.support_client import (
+    NOWHERE,
+    OPEN_JOB_TASKS,
+    added,
+    client_server,
+    finish,
+    open_client,
+    pages,
+    refused,
+)
+from tests.acceptance.support_wire import eventually, target
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
+    with client_server(tmp_path_factory.mktemp("client")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Booted) -> Iterator[ZenRowsBatchClient]:
+    with open_client(server) as client:
+        yield client
+
+
+def test_stop_ends_a_run_and_is_idempotent(client: ZenRowsBatchClient) -> None:
+    job = client.submit_regular(pages(3, "stop", delay=60))
+    stopped = job.run.stop()
+    assert stopped.status is RunStatus.STOPPED
+    assert job.run.stop().data.updated_at == stopped.data.updated_at
+    assert job.run.cancel().status is RunStatus.STOPPED
+    assert stopped.stats.completed == 0
+    assert {row.status for row in job.run.results()} <= {TaskStatus.PENDING, TaskStatus.PROCESSING}
+    other = client.submit_regular(pages(1, "cancel", delay=60))
+    assert other.run.cancel().status is RunStatus.STOPPED
+
+
+def test_pause_holds_a_run_and_resume_lets_it_go_on(client: ZenRowsBatchClient) -> None:
+    job = client.submit_open()
+    assert job.run.pause().data.pause_state is PauseState.PAUSED
+    assert job.run.pause().data.pause_state is PauseState.PAUSED
+    job.add_tasks(added(pages(3, "pause"), last_batch=True))
+    with pytest.raises(RunPaused) as caught:
+        job.run.wait(timeout=5, poll_interval=0.05)
+    assert caught.value.run.stats.completed == 0
+    with pytest.raises(WaiterTimeout):
+        job.run.wait(timeout=0.3, poll_interval=0.05, wait_while_paused=True)
+    assert [row.status for row in job.run.results()] == [TaskStatus.PENDING] * 3
+    assert job.run.resume().data.pause_state is None
+    finish(job)
+    assert job.run.load().stats.successful == 3
+
+
+def test_a_rerun_does_everything_again(client: ZenRowsBatchClient) -> None:
+    job = client.submit_regular(pages(3, "again"))
+    finish(job)
+    before = list(job.run.results())
+    again = job.rerun(wait_for_ingest=True)
+    assert again.data.run_sequence == 2
+    again.wait(timeout=30, poll_interval=0.05)
+    after = list(again.results())
+    assert [row.task_id for row in after] == [row.task_id for row in before]
+    assert {row.run_id for row in after} == {again.run_id}
+    assert all(row.source_run_id is None for row in after)
+    runs = list(job.runs(page_size=1))
+    assert [run.data.run_sequence for run in runs] == [2, 1]
+    assert client.get_run(job.job_id, run_id=runs[1].run_id).status is RunStatus.COMPLETED
+
+
+def test_retrying_what_failed_keeps_what_succeeded(client: ZenRowsBatchClient) -> None:
+    job = client.submit_regular([target("kept"), target("retried", flaky=4)])
+    finish(job)
+    first = job.run.load()
+    assert (first.stats.successful, first.stats.failed) == (1, 1)
+    second = job.retry_failed()
+    second.wait(timeout=30, poll_interval=0.05)
+    kept, retried = second.results()
+    assert (kept.source_run_id, retried.source_run_id) == (first.run_id, None)
+    assert second.load().stats.successful == 2
+    assert second.download_task_to_memory(kept) == expected_body(target("kept"))
+    assert client.run(job.job_id, second.run_id).load().data.trigger is not None
+
+
+def test_a_stopped_run_is_taken_up_again(client: ZenRowsBatchClient) -> None:
+    job = client.submit_open()
+    job.run.pause()
+    job.add_tasks(added(pages(4, "stopped")))
+    job.run.stop()
+    rest = job.retry_failed(include_pending=True)
+    rest.wait(timeout=30, poll_interval=0.05)
+    assert (rest.load().stats.total, rest.load().stats.successful) == (4, 4)
+    assert job.load().status is JobStatus.CLOSED
+
+
+def test_an_account_refusal_fails_the_run(client: ZenRowsBatchClient) -> None:
+    job = client.submit_regular([target("refused", account="api_key_cap_reached", detail="Full.")])
+    run = job.run.wait(timeout=30, poll_interval=0.05)
+    assert run.status is RunStatus.FAILED
+    assert run.data.failure_reason is FailureReason.API_KEY_CAP_REACHED
+    assert run.data.failure_detail == "Full."
+
+
+def test_deleting_a_run_and_a_job(client: ZenRowsBatchClient, server: Booted) -> None:
+    job = client.submit_regular(pages(2, "deleted"))
+    finish(job)
+    first = job.run.load()
+    second = job.rerun()
+    second.wait(timeout=30, poll_interval=0.05)
+    [link, _] = [row.result_url for row in first.results()]
+    client.run(job.job_id, first.run_id).delete()
+    assert first.load().status is RunStatus.DELETED
+    refused(Code.NOT_FOUND, 404, lambda: list(first.results()))
+    assert [run.run_id for run in job.runs()] == [second.run_id]
+    job.delete()
+    job.delete()
+    refused(Code.NOT_FOUND, 404, job.rerun)
+    assert job.job_id not in {other.job_id for other in client.iter_jobs(page_size=100)}
+    assert link is not None
+    problem_of(httpx.get(link, trust_env=False), status=404, code="not_found")
+
+    def gone() -> BatchAPIError | None:
+        try:
+            assert job.load().status is JobStatus.DELETED
+        except BatchAPIError as error:
+            return error
+        return None
+
+    assert eventually(gone, "the job is gone").code == Code.NOT_FOUND
+    refused(Code.NOT_FOUND, 404, job.delete)
+    assert not [path for path in server.files() if job.job_id in str(path)]
+
+
+def test_refusals_carry_their_code(client: ZenRowsBatchClient, server: Booted) -> None:
+    done = client.submit_regular(pages(1, "codes"))
+    finish(done)
+    held = client.submit_open(pages(1, "held"))
+    more = added([target("more")])
+    running = client.submit_open(pages(1, "running", delay=60))
+    stopped = client.submit_open()
+    stopped.run.stop()
+    too_many = added(pages(OPEN_JOB_TASKS, "many"))
+
+    missing = client.job(NOWHERE)
+    for act in (missing.load, missing.close, missing.rerun, missing.run.stop, missing.delete):
+        refused(Code.NOT_FOUND, 404, act)
+    refused(Code.NOT_FOUND, 404, lambda: missing.add_tasks(more))
+    refused(Code.NOT_FOUND, 404, lambda: client.run(done.job_id, NOWHERE).delete())
+    refused(Code.NOT_FOUND, 404, lambda: done.run.task_history(NOWHERE))
+    refused(Code.JOB_NOT_OPEN, 409, lambda: done.add_tasks(more))
+    refused(Code.RUN_NOT_TERMINAL, 409, running.rerun)
+    refused(Code.RUN_NOT_STOPPABLE, 409, done.run.stop)
+    refused(Code.CONFLICT, 409, done.run.pause)
+    refused(Code.CONFLICT, 409, stopped.run.resume)
+    refused(Code.NO_MATCHING_TASKS, 409, done.retry_failed)
+    refused(Code.QUOTA_EXCEEDED, 429, lambda: held.add_tasks(too_many))
+    refused(Code.INVALID_ARGUMENT, 400, lambda: done.rerun(status="nonsense"))
+    refused(Code.INVALID_ARGUMENT, 400, lambda: client.list_jobs(limit=101))
+    refused(Code.INVALID_ARGUMENT, 400, lambda: client.list_jobs(cursor="nonsense"))
+    refused(Code.INVALID_ARGUMENT, 400, lambda: client.list_results(done.job_id, status="odd"))
+    bad = refused(
+        Code.INVALID_ARGUMENT,
+        400,
+        lambda: client.submit_regular(
+            ["ftp://files.test/", target("good"), {"url": target("x"), "metadata": {"\n": "v"}}]
+        ),
+    )
+    assert bad.problem is not None
+    assert bad.problem.extras is not None
+    assert [(task["index"], task["reason"]) for task in bad.problem.extras["invalid_tasks"]] == [
+        (0, Code.UNSUPPORTED_SCHEME),
+        (2, Code.METADATA_KEY_INVALID),
+    ]
+    with open_client(server, "two words") as stranger:
+        refused(Code.UNAUTHENTICATED, 401, stranger.list_jobs)
+
+
+def test_a_run_that_another_draws_on_cannot_be_deleted(client: ZenRowsBatchClient) -> None:
+    job = client.submit_regular([target("source"), target("source/bad", status=404)])
+    finish(job)
+    first = job.run.load()
+    second = job.retry_failed()
+    second.wait(timeout=30, poll_interval=0.05)
+    refused(Code.RUN_HAS_DESCENDANTS, 409, first.delete)
+    second.delete()
+    first.delete()
+    refused(Code.NO_PRIOR_RUN, 409, job.rerun)
+    assert list(job.runs()) == []
+
+
+def test_what_is_not_built_yet_says_so(client: ZenRowsBatchClient) -> None:
+    job = client.submit_open()
+    hook = WebhookDict(url="https://hooks.test/x", signature=False)
+    daily = JobScheduleDict(rate={"every": 1, "unit": "day"})
+    for act in (
+        lambda: client.submit_regular(pages(1), webhook=hook),
+        lambda: client.submit_regular(pages(10_000)),
+        lambda: client.submit_regular(file_input_id=NOWHERE),
+        lambda: client.submit_scheduled(daily, pages(1)),
+        lambda: client.upload_csv("https://a.test/", fields={"url": 0}),
+        lambda: client.start_results_export(job.job_id, job.run.load().run_id),
+        lambda: client.get_results_export(job.job_id, NOWHERE, NOWHERE),
+        lambda: client.put_job_webhook(job.job_id, hook),
+        lambda: client.get_job_webhook(job.job_id),
+        lambda: client.delete_job_webhook(job.job_id),
+        lambda: client.test_webhook(hook),
+        client.list_hmac_keys,
+        client.rotate_hmac_key,
+        client.finalize_hmac_key,
+        client.cancel_hmac_rotation,
+        job.schedule.pause,
+        lambda: job.schedule.update(daily),
+    ):
+        refused(Code.NOT_IMPLEMENTED, 501, act)
+    job.close()

@@ -1,0 +1,182 @@
+"""Anything at all: generated documents, and generated requests on every route that is described."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.acceptance.support_boot import Booted, boot
+from tests.acceptance.support_calls import KEY, Caller, Json, any_problem_of
+
+GOOD = "http://good.invalid/"
+DOCUMENTS = 200
+REQUESTS = 5
+"""How many requests are generated for an operation, allowed ones and forbidden ones each."""
+CONFORMANCE = [
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
+    directory = tmp_path_factory.mktemp("fuzz")
+    with boot(directory, "--gateway", "fake", "--log-level", "warning") as server:
+        yield server
+        assert b"Traceback" not in server.output()
+
+
+def bounded(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """So many examples, always the same ones."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+_scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
+)
+_anything = st.recursive(
+    _scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+_printable = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zs", "Zl", "Zp"]), max_size=9)
+_known_tasks = st.fixed_dictionaries(
+    {"url": _printable.map(GOOD.__add__)},
+    optional={
+        "external_id": st.text("abc._-", min_size=1),
+        "metadata": st.dictionaries(_printable.filter(bool), st.text(max_size=9), max_size=3),
+        "method": st.sampled_from(["GET", "get"]),
+        "zenrows_params": st.fixed_dictionaries(
+            {},
+            optional={
+                "js_render": st.booleans(),
+                "wait": st.integers(0, 30_000),
+                "custom_headers": st.dictionaries(st.text("ABC-", min_size=1), _printable),
+                "outputs": st.text(max_size=9) | st.integers() | st.booleans(),
+            },
+        ),
+    },
+)
+_odd_tasks = st.dictionaries(
+    st.sampled_from(["url", "external_id", "metadata", "method", "body", "zenrows_params"]),
+    _anything,
+    max_size=3,
+)
+_lists_of_tasks = st.one_of(
+    st.lists(_known_tasks, min_size=1, max_size=3),
+    st.lists(_known_tasks, min_size=1, max_size=3),
+    st.lists(_known_tasks | _odd_tasks | _anything, max_size=3),
+)
+_fields = st.dictionaries(
+    st.sampled_from(
+        ["type", "status", "name", "external_id", "metadata", "zenrows_params", "max_inflight"]
+        + ["priority", "max_attempts", "result_ttl_days", "async", "webhook", "callback", "odd"]
+    ),
+    _anything,
+    max_size=1,
+)
+
+
+def test_no_document_makes_the_server_fail(server: Booted) -> None:
+    answered: list[int] = []
+
+    @bounded(DOCUMENTS)
+    @given(tasks=_lists_of_tasks, fields=st.just({}) | _fields)
+    def submit(tasks: list[Any], fields: Json) -> None:
+        response = fuzzer.http.post("/jobs", json={"tasks": tasks, **fields})
+        answered.append(response.status_code)
+        if response.status_code == 201:
+            assert response.json()["accepted_tasks"] == len(tasks)
+            rows = fuzzer.results(response.json())
+            assert [row["url"] for row in rows] == [task["url"] for task in tasks]
+        else:
+            assert response.status_code in (400, 501), response.text
+            any_problem_of(response)
+
+    with Caller(server.api, "key-of-the-fuzzer") as fuzzer:
+        submit()
+        for job in fuzzer.get("/jobs", limit=100)["jobs"]:
+            assert fuzzer.wait(job)["status"] == "completed"
+    assert min(answered.count(201), answered.count(400)) > DOCUMENTS // 10
+
+
+def operations(server: Booted) -> dict[str, APIOperation[Any, Any, Any, Any]]:
+    """Every operation of the document that the server serves."""
+    schema = schemathesis.openapi.from_dict(
+        httpx.get(f"{server.origin}/openapi.json", trust_env=False).json()
+    )
+    found = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
+    return {f"{operation.method} {operation.path}": operation for operation in found}
+
+
+def generated(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode) -> list[Case[Any]]:
+    """Requests that the document allows, or forbids; always the same ones."""
+    cases: list[Case[Any]] = []
+
+    @bounded(REQUESTS)
+    @given(operation.as_strategy(generation_mode=mode))
+    def collect(case: Case[Any]) -> None:
+        cases.append(case)
+
+    with contextlib.suppress(Unsatisfiable):
+        collect()
+    return cases
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+def test_every_answer_to_a_generated_request_is_a_described_one(
+    server: Booted, mode: GenerationMode
+) -> None:
+    asked = 0
+    with Caller(server.api) as caller:
+        for name, operation in operations(server).items():
+            for case in generated(operation, mode):
+                point_at_something(caller, case, mode)
+                response = send(server, case)
+                asked += 1
+                assert response.status_code not in (500, 503), f"{name}: {response.text}"
+                if response.status_code != 405:
+                    case.validate_response(response, checks=CONFORMANCE)
+    assert asked > 50
+
+
+def point_at_something(caller: Caller, case: Case[Any], mode: GenerationMode) -> None:
+    """Let the ids in the path of an allowed request be such as exist."""
+    if mode is GenerationMode.POSITIVE and case.path_parameters:
+        [row] = caller.scraped(f"{GOOD}page")
+        known = {name: row[name] for name in ("job_id", "run_id", "task_id")}
+        case.path_parameters = {**case.path_parameters, **known}
+
+
+def send(server: Booted, case: Case[Any]) -> Any:
+    """The answer to a generated request, under the key of the tests."""
+    return case.call(base_url=server.origin, headers={"X-API-Key": KEY})
