@@ -236,6 +236,12 @@ class Dispatcher:
             if plan.wait and not lane.is_control:
                 self._probes -= 1
         self._telemetry.received(len(received))
+        if lane.closed and received:
+            # The run was paused, or ended, while its queue was being asked.
+            self._free(lane, len(received))
+            for delivery in received:
+                await self._hand_back(delivery)
+            received = []
         for delivery in received:
             self._ready.append((lane, delivery))
         for _ in range(len(received) - 1):

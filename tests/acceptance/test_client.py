@@ -23,6 +23,7 @@ from tests.acceptance import support_models
 from tests.acceptance.support_boot import Booted
 from tests.acceptance.support_calls import Caller
 from tests.acceptance.support_client import (
+    NOWHERE,
     OPEN_JOB_TASKS,
     Tasks,
     added,
@@ -251,6 +252,50 @@ def test_idempotency_keys_make_one_of_two_calls(client: ZenRowsBatchClient) -> N
         assert answer.latest_run.stats.total == 1
     job.close()
     finish(job)
+
+
+def test_refusals_carry_their_code(client: ZenRowsBatchClient, server: Booted) -> None:
+    done = client.submit_regular(pages(1, "codes"))
+    finish(done)
+    held = client.submit_open(pages(1, "held"))
+    more = added([target("more")])
+    running = client.submit_open(pages(1, "running", delay=60))
+    stopped = client.submit_open()
+    stopped.run.stop()
+    too_many = added(pages(OPEN_JOB_TASKS, "many"))
+
+    missing = client.job(NOWHERE)
+    for act in (missing.load, missing.close, missing.rerun, missing.run.stop, missing.delete):
+        refused(Code.NOT_FOUND, 404, act)
+    refused(Code.NOT_FOUND, 404, lambda: missing.add_tasks(more))
+    refused(Code.NOT_FOUND, 404, lambda: client.run(done.job_id, NOWHERE).delete())
+    refused(Code.NOT_FOUND, 404, lambda: done.run.task_history(NOWHERE))
+    refused(Code.JOB_NOT_OPEN, 409, lambda: done.add_tasks(more))
+    refused(Code.RUN_NOT_TERMINAL, 409, running.rerun)
+    refused(Code.RUN_NOT_STOPPABLE, 409, done.run.stop)
+    refused(Code.CONFLICT, 409, done.run.pause)
+    refused(Code.CONFLICT, 409, stopped.run.resume)
+    refused(Code.NO_MATCHING_TASKS, 409, done.retry_failed)
+    refused(Code.QUOTA_EXCEEDED, 429, lambda: held.add_tasks(too_many))
+    refused(Code.INVALID_ARGUMENT, 400, lambda: done.rerun(status="nonsense"))
+    refused(Code.INVALID_ARGUMENT, 400, lambda: client.list_jobs(limit=101))
+    refused(Code.INVALID_ARGUMENT, 400, lambda: client.list_jobs(cursor="nonsense"))
+    refused(Code.INVALID_ARGUMENT, 400, lambda: client.list_results(done.job_id, status="odd"))
+    bad = refused(
+        Code.INVALID_ARGUMENT,
+        400,
+        lambda: client.submit_regular(
+            ["ftp://files.test/", target("good"), {"url": target("x"), "metadata": {"\n": "v"}}]
+        ),
+    )
+    assert bad.problem is not None
+    assert bad.problem.extras is not None
+    assert [(task["index"], task["reason"]) for task in bad.problem.extras["invalid_tasks"]] == [
+        (0, Code.UNSUPPORTED_SCHEME),
+        (2, Code.METADATA_KEY_INVALID),
+    ]
+    with open_client(server, "two words") as stranger:
+        refused(Code.UNAUTHENTICATED, 401, stranger.list_jobs)
 
 
 def test_every_success_of_every_route_parses_in_its_model(server: Booted) -> None:

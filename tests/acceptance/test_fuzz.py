@@ -25,8 +25,8 @@ from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_calls import KEY, Caller, Json, any_problem_of
 
 GOOD = "http://good.invalid/"
-DOCUMENTS = 200
-REQUESTS = 5
+DOCUMENTS = 120
+REQUESTS = 3
 """How many requests are generated for an operation, allowed ones and forbidden ones each."""
 CONFORMANCE = [
     content_type_conformance,

@@ -22,7 +22,7 @@ from tests.acceptance.support_pages import (
 )
 
 FEWEST = 500
-PLAIN = 500
+PLAIN = 350
 BATCH = 2_000
 FLAGS = ("--gateway", "direct", "--allow-private")
 

@@ -291,3 +291,18 @@ async def test_a_queue_that_is_gone_is_not_asked_in_a_tight_loop() -> None:
         before = world.telemetry.counts["receives"]
         await world.clock.advance(60)
         assert world.telemetry.counts["receives"] - before < 200
+
+
+async def test_what_a_waiting_receive_brings_after_a_pause_is_given_back() -> None:
+    world = World(slots=10, duration=lambda _delivery: 0.0)
+    async with world.running():
+        run = await world.submit("a", 1)
+        await world.clock.advance(5.25)
+        await world.dispatcher.close_lane("a")
+        world.rows["a"].append((1, task_id("a", 1)))
+        await world.queues.send_tasks(run.job_id, "a", world.rows["a"][1:])
+        await world.clock.advance(30)
+        assert len(world.tasks.done) == 1
+        await world.dispatcher.open_lane(run)
+        await world.clock.advance(1)
+        assert len(world.tasks.done) == 2
