@@ -12,7 +12,9 @@ import itertools
 import resource
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import httpx
 import uvloop
@@ -119,6 +121,47 @@ async def through_engine(engine: Engine, url: str, tasks: int) -> float:
     return seconds
 
 
+class PyreqwestAnswer:
+    """A pyreqwest response as an engine's answer."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        return (await self._response.bytes()).to_bytes()  # type: ignore[no-any-return]
+
+    def release(self) -> None:
+        """Nothing is left to do."""
+
+
+class PyreqwestEngine:
+    """pyreqwest, where somebody has installed it: a client outside the interpreter's lock."""
+
+    def __init__(self, *, connections: int) -> None:
+        from pyreqwest.client import ClientBuilder
+
+        builder = ClientBuilder().no_proxy().http1_only().follow_redirects(False)
+        self._client = builder.max_connections(connections).build()
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: float,
+    ) -> PyreqwestAnswer:
+        """The answer, once it is there."""
+        request = self._client.request(method, url).headers(dict(headers))
+        return PyreqwestAnswer(await request.timeout(timedelta(seconds=timeout)).build().send())
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._client.close()
+
+
 async def through_gateway(url: str, tasks: int) -> float:
     """Seconds for all GETs through the whole direct gateway."""
     gateway = DirectGateway(SystemClock(), allow_private=True, connections=CONCURRENCY)
@@ -153,6 +196,8 @@ def measure(name: str, url: str, tasks: int) -> tuple[float, float]:
     async def go() -> float:
         if name == "direct gateway":
             return await through_gateway(url, tasks)
+        if name == "pyreqwest":
+            return await through_engine(PyreqwestEngine(connections=CONCURRENCY), url, tasks)
         if name == "httpx":
             return await through_engine(HttpxEngine(connections=CONCURRENCY), url, tasks)
         return await through_engine(HttpEngine(connections=CONCURRENCY), url, tasks)
@@ -164,13 +209,18 @@ def measure(name: str, url: str, tasks: int) -> tuple[float, float]:
     return seconds, used
 
 
-SHARES = {"aiohttp": 1.0, "httpx": 0.2, "direct gateway": 1.0}
+SHARES = {"pyreqwest": 1.0, "aiohttp": 1.0, "httpx": 0.2, "direct gateway": 1.0}
 """Rows, and the share of the tasks that each is given: httpx would take long for all."""
+
+
+def is_there(name: str) -> bool:
+    """Whether a row can be measured: pyreqwest is no dependency, `pip install` it to see it."""
+    return name != "pyreqwest" or find_spec(name) is not None
 
 
 def run(options: Options) -> list[Row]:
     """Every engine in turn, several times over."""
-    names = [name for name in SHARES if options.wants(name)]
+    names = [name for name in SHARES if options.wants(name) and is_there(name)]
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     with nginx(options.directory("engine") / "nginx") as site:
         for _ in range(options.repeats):

@@ -27,7 +27,7 @@ MAX_HEADER_LINE = 32_768
 MAX_HEADERS = 200
 MAX_PIECE = 262_144
 _KEEP_ALIVE = 15.0
-_USER_AGENT = ("User-Agent",)
+_NOT_ADDED = ("User-Agent", "Content-Type")
 
 Admits = Callable[[str], bool]
 
@@ -99,7 +99,7 @@ class HttpEngine:
                     URL(url, encoded=True),
                     headers=headers,
                     data=body,
-                    skip_auto_headers=None if "User-Agent" in headers else _USER_AGENT,
+                    skip_auto_headers=_NOT_ADDED,
                     allow_redirects=False,
                     timeout=_timeout(timeout),
                 )
