@@ -51,7 +51,11 @@ class Booted:
 
     def files(self) -> list[Path]:
         """The result bodies that are stored, and whatever was left beside them."""
-        return [path for path in (self.data_dir / "blobs").rglob("*") if path.is_file()]
+        found: list[Path] = []
+        # os.walk, unlike rglob, passes over a directory that is deleted while it is being read.
+        for directory, _, names in os.walk(self.data_dir / "blobs"):
+            found += [Path(directory, name) for name in names]
+        return found
 
     def memory(self, which: str) -> int:
         """Bytes of memory, by a name of /proc/PID/status: VmRSS now, VmHWM at most so far."""

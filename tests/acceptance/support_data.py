@@ -22,10 +22,10 @@ def server(data_dir: Path, *flags: str, **settings: object) -> ServerProcess:
     return ServerProcess(data_dir, *flags, environment=_environment(settings))
 
 
-def kill_while_booting(data_dir: Path, *, after: float) -> None:
+def kill_while_booting(data_dir: Path, *flags: str, after: float, **settings: object) -> None:
     """Start a server and kill -9 it `after` seconds later, ready or not."""
-    command = [sys.executable, "-c", PROGRAM, "--port", "0", "--data-dir", str(data_dir)]
-    child = subprocess.Popen(command, env=_environment({}), stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-c", PROGRAM, "--port", "0", "--data-dir", str(data_dir), *flags]
+    child = subprocess.Popen(command, env=_environment(settings), stdout=subprocess.DEVNULL)
     time.sleep(after)  # the moment is what the test varies; nothing is waited for
     child.kill()
     child.wait()

@@ -76,7 +76,7 @@ def test_a_run_survives_kills_at_random_moments(
             time.sleep(draw.random() * 1.4 * drain_seconds / kills)
         in_flight_at_kills.update(rows_left(tmp_path, _CLAIMS))
         if number % 5 == 4:
-            kill_while_booting(tmp_path, after=draw.random())
+            kill_while_booting(tmp_path, "--gateway", gateway.url, after=draw.random(), **settings)
             in_flight_at_kills.update(rows_left(tmp_path, _CLAIMS))
     assert len(in_flight_at_kills) <= IN_FLIGHT * (kills + kills // 5)
 
