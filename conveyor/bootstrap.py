@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
 
 
+RENEWALS = 3
+"""Heartbeats at least within one visibility timeout and within one permit lease."""
+
+
 class Readiness:
     """Whether `/readyz` says yes: from the start of listening to the beginning of the end."""
 
@@ -156,7 +160,11 @@ def build_worker(
         binding.signals,
         clock,
         discovery_interval=settings.discovery_interval,
-        heartbeat=settings.heartbeat,
+        heartbeat=min(
+            settings.heartbeat,
+            settings.visibility_timeout / RENEWALS,
+            settings.permit_lease / RENEWALS,
+        ),
     )
 
 

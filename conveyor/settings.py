@@ -9,10 +9,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 
 PREFIX = "CONVEYOR_"
+MOST = 1_000_000_000_000
+"""No setting goes beyond this, whatever its unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +86,22 @@ def _one_of(*words: str) -> Callable[[Any], str | None]:
     return lambda value: None if value in words else f"must be one of {', '.join(words)}"
 
 
+def _is_origin(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def _gateway(value: str) -> str | None:
-    if value in ("direct", "fake") or value.startswith(("http://", "https://")):
+    if value in ("direct", "fake") or _is_origin(value):
         return None
     return "must be direct, fake, or the http(s) URL of a scraping API"
+
+
+def _public_url(value: str) -> str | None:
+    return None if not value or _is_origin(value) else "must be an http(s) URL"
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -95,7 +110,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("data_dir", "directory that holds the database, the result bodies and the secret"),
     Setting("gateway", "direct, fake, or the URL of a scraping API", _gateway),
     Setting("allow_private", "let the direct gateway fetch addresses that are not public"),
-    Setting("public_url", "origin put into signed links, where it is not the bound address"),
+    Setting(
+        "public_url", "origin put into signed links, where it is not the bound address", _public_url
+    ),
     Setting("allowed_hosts", "further host names, comma separated, that requests may name"),
     Setting("secret", "root secret, older ones after commas; made in the data directory if empty"),
     Setting("log_level", "least severe level logged", _one_of("debug", "info", "warning", "error")),
@@ -183,13 +200,20 @@ def load(environment: Mapping[str, str], **overrides: Any) -> Settings:
             value = _parse(setting.variable, environment[setting.variable], kinds[setting.name])
         else:
             continue
-        problem = setting.check(value)
+        problem = setting.check(value) or _out_of_reach(value)
         if problem is not None:
             raise InvalidSetting(setting.variable, problem)
         values[setting.name] = value
     if overrides:
         raise TypeError(f"unknown settings: {', '.join(sorted(overrides))}")
     return Settings(**values)
+
+
+def _out_of_reach(value: object) -> str | None:
+    """Numbers that no setting can mean, and that clocks, files and the database cannot hold."""
+    if isinstance(value, int | float) and not -MOST <= value <= MOST:
+        return f"must be a number up to {MOST:,}"
+    return None
 
 
 def _parse(variable: str, text: str, kind: type) -> object:

@@ -11,6 +11,7 @@ from conveyor.dev.permits import MemoryPermits
 from conveyor.dev.queues import MemoryQueues
 from conveyor.dev.signals import LocalSignals
 from conveyor.dev.sqlite import SqliteStore, open_store
+from conveyor.domain.errors import ConveyorError
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage
@@ -38,10 +39,13 @@ async def open_binding(
     directory = DataDirectory.open(data_dir, clock, secret=secret)
     try:
         store = await open_store(directory.database, now=clock.now())
+        blobs = FileBlobs(directory.blobs)
+    except ConveyorError as error:
+        directory.close()
+        raise ConveyorError(error.code, f"{data_dir}: {error.detail}") from None
     except BaseException:
         directory.close()
         raise
-    blobs = FileBlobs(directory.blobs)
     queues = MemoryQueues(store.tasks.unfinished_after, clock, window=queue_window)
 
     async def close() -> None:
@@ -62,6 +66,18 @@ async def open_binding(
         aclose=close,
     )
     await store.void_claims(clock.now())
-    for job_id, run_id in await store.runs.deleted_runs():
+    for job_id, run_id in await _to_scrub(store, blobs):
         await queues.send(CONTROL_QUEUE, DeleteMessage(job_id, run_id))
     return DevBinding(binding, directory, store, queues)
+
+
+async def _to_scrub(store: SqliteStore, blobs: FileBlobs) -> list[tuple[str, str]]:
+    """Runs whose deletion an earlier process left unfinished: tombstones, and bodies of no run.
+
+    A process that is killed between a body and its settlement leaves a file that no row names;
+    where the run was deleted meanwhile, nothing else would ever find it.
+    """
+    deleted = await store.runs.deleted_runs()
+    known = await store.known_runs()
+    orphans = [run for run in await blobs.result_runs() if run[1] not in known]
+    return deleted + orphans

@@ -88,6 +88,11 @@ class FileBlobs:
                 removed += sum(portion)
         return removed
 
+    async def result_runs(self) -> list[tuple[str, str]]:
+        """(job_id, run_id) of every run that has a directory of results."""
+        with _DISK:
+            return await to_thread.run_sync(_result_runs, self._root)
+
     async def _put_large(self, target: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
         temporary = self._temporary()
         try:
@@ -107,6 +112,12 @@ class FileBlobs:
         if _KEY.fullmatch(key) is None:
             raise ValueError("not a blob key")
         return f"{self._root}/{key}"
+
+
+def _result_runs(root: str) -> list[tuple[str, str]]:
+    # results/<lifecycle class>/<job>/<run>, as `conveyor.ports.blobs` lays them out.
+    found = Path(root).glob("results/*/*/*")
+    return [(path.parent.name, path.name) for path in found if path.is_dir()]
 
 
 class _Disk:

@@ -15,6 +15,9 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import shorten
 
 MAX_DEPTH = 32
+MAX_CONTAINERS = 2_000_000
+"""Objects and lists in one document, brackets within strings counted with them: a legal document of
+the largest size can hold ten times as many, and would hold up everybody while it is read."""
 MAX_DIGITS = 308
 """Whole numbers of more digits may not fit a double."""
 
@@ -45,6 +48,8 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> object:
         _refuse("is empty")
     if _depth(body) > max_depth:
         _refuse(f"is nested more than {max_depth} levels deep{_where_too_deep(text, max_depth)}")
+    if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        _refuse(f"holds more than {MAX_CONTAINERS:,} objects and lists")
     if b"\\u" in body:
         _refuse_lone_surrogates(body)
     try:

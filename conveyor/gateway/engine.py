@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -195,9 +197,37 @@ class _Pieces(AsyncIterator[bytes]):
 
 
 async def _system_lookup(host: str, port: int) -> list[str]:
+    """Look a name up in a thread of its own.
+
+    The loop's own lookups share a few threads: some names whose servers do not answer would hold up
+    every other name, and the end of the process, for as long as the resolver is patient.
+    """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[4][0]) for address in found))
+    answer: asyncio.Future[list[str]] = loop.create_future()
+
+    def look_up() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(address[4][0]) for address in found))
+            settle = partial(_answer, answer, addresses)
+        except Exception as error:
+            settle = partial(_refuse, answer, error)
+        # A loop that has closed meanwhile has nobody left to tell.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle)
+
+    threading.Thread(target=look_up, name="look-up", daemon=True).start()
+    return await answer
+
+
+def _answer(future: asyncio.Future[list[str]], addresses: list[str]) -> None:
+    if not future.done():
+        future.set_result(addresses)
+
+
+def _refuse(future: asyncio.Future[list[str]], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 @lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -15,6 +16,7 @@ MAX_TITLE = 200
 MAX_TEXT = 500
 MAX_DOCUMENT = 65_536
 _MAX_COST = 1e9
+_COST = re.compile(r"[0-9]{1,12}(\.[0-9]{1,18})?")
 
 _ACCOUNT_CODES = {failure.value: failure for failure in RunFailure}
 # A 402 about one feature or one domain: the account itself still works.
@@ -54,10 +56,9 @@ def refusal(
 
 def read_spend(text: str) -> Spend:
     """The spend that an `X-Request-Cost` tells: its cost, and that in credits, rounded up."""
-    try:
-        cost = float(text)
-    except ValueError:
+    if _COST.fullmatch(text) is None:
         return Spend()
+    cost = float(text)
     if not 0 < cost <= _MAX_COST:
         return Spend()
     return Spend(math.ceil(cost), cost)

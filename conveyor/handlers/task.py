@@ -71,17 +71,21 @@ class TaskHandler:
         self._options = options
         self._claims: dict[tuple[str, str], int] = {}
         self._has_suspect = False
+        self._calls = 0
 
     async def handle(self, delivery: Delivery) -> Outcome:
         """Work the task that a message names, if it can be claimed."""
         message = delivery.message
         assert isinstance(message, TaskMessage)
         now = self._clock.now()
+        # A name a call, so that undoing one claim never undoes another of the same worker.
+        self._calls += 1
+        holder = f"{self._options.worker}/{self._calls}"
         try:
             claim = await self._tasks.claim_task(
                 message.run_id,
                 message.task_id,
-                worker=self._options.worker,
+                worker=holder,
                 now=now,
                 claimed_until=now + int(self._options.visibility * 1000),
                 max_interruptions=self._options.max_interruptions,
@@ -89,9 +93,7 @@ class TaskHandler:
         except BaseException:
             # Cancelled on its way, the claim may have been written all the same.
             with anyio.CancelScope(shield=True):
-                await self._tasks.release_claim(
-                    message.run_id, message.task_id, worker=self._options.worker
-                )
+                await self._tasks.release_claim(message.run_id, message.task_id, worker=holder)
             raise
         if isinstance(claim, Held):
             return Outcome(hide_for=max(0.0, (claim.until - now) / 1000))

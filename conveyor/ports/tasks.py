@@ -110,9 +110,10 @@ class Tasks(Protocol):
         ...
 
     async def release_claim(self, run_id: str, task_id: str, *, worker: str) -> None:
-        """Undo a claim of this worker whose answer never reached it; else without effect.
+        """Undo a claim made under this very `worker` name; else without effect.
 
-        For a `claim_task` that was cancelled: nobody knows its number, and nobody works it.
+        For a `claim_task` that was cancelled: nobody knows its number, and nobody works it. A
+        caller that may claim a task twice gives each call of `claim_task` a name of its own.
         """
         ...
 

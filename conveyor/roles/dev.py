@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import logging
 import os
 import signal
 import socket
@@ -162,6 +163,8 @@ async def _serve(
 
     async def end() -> None:
         await stop.wait()
+        # Requests that are cut off now are told as an error each, with a traceback, by the server.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         runtime.readiness.yes = False
         runtime.worker.stop()
         server.should_exit = True
@@ -181,11 +184,18 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
         try:
             listener.bind((host, port))
             listener.listen(BACKLOG)
-        except (OSError, OverflowError) as error:
-            code = getattr(error, "errno", None)
-            why = "is taken" if code == errno.EADDRINUSE else "cannot be listened on"
-            raise ConveyorError(ErrorCode.CONFLICT, f"port {port} of {host} {why}") from None
+        except (OSError, UnicodeError) as error:
+            raise _unbindable(host, port, error) from None
         yield listener
+
+
+def _unbindable(host: str, port: int, error: OSError | UnicodeError) -> ConveyorError:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        text = f"port {port} of {host} is taken (--port 0 picks a free one)"
+    else:
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        text = f"cannot listen on port {port} of {host}: {reason}"
+    return ConveyorError(ErrorCode.CONFLICT, text)
 
 
 def _origin(host: str, port: int) -> str:

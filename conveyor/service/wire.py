@@ -18,6 +18,7 @@ from conveyor.domain.model import (
     Spend,
     Task,
 )
+from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.records import Appended, Rerun
 from conveyor.service.shapes import (
     AddTasksBody,
@@ -78,7 +79,7 @@ def run_body(run: Run) -> RunBody:
         trigger=run.trigger,
         stats=_stats_body(run.stats),
         last_batch_received=run.last_batch_received if run.run_sequence == 1 else None,
-        pause_state="paused" if run.paused else None,
+        pause_state="paused" if run.paused and run.status in LIVE_RUN_STATES else None,
         created_at=rfc3339(run.created_at),
         updated_at=rfc3339(run.updated_at),
         failure_reason=run.failure_reason.value if failed and run.failure_reason else None,

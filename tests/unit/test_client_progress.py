@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from conveyor.client.progress import BarView, LineView, Rate, describe, time_left
+from conveyor.client.bar import BarView, Glyphs, line
+from conveyor.client.progress import LineView, Rate, describe, time_left, view_for
 from conveyor.client.watch import summary
 from conveyor.client.wire import RunReply, StatsReply
 
@@ -42,10 +43,9 @@ def test_a_rate_is_never_negative_nor_divides_by_nothing() -> None:
     ("state", "rate", "left"),
     [
         (run(50), 10.0, "5.0 s"),
-        (run(50), 0.0, "–"),
-        (run(50, pause_state="paused"), 10.0, "–"),
-        (run(100), 10.0, "0.0 s"),
-        (run(50, status="stopped"), 10.0, "0.0 s"),
+        (run(50), 0.0, "-"),
+        (run(50, pause_state="paused"), 10.0, "-"),
+        (run(100), 10.0, "-"),
     ],
 )
 def test_time_left(state: RunReply, rate: float, left: str) -> None:
@@ -82,12 +82,105 @@ def test_plain_lines_come_every_three_seconds_or_when_the_state_changes() -> Non
     assert "99 ok, 1 failed" in lines[5]
 
 
-def test_trouble_is_told_once_in_a_while() -> None:
+def test_a_run_that_is_over_has_neither_a_rate_nor_time_left() -> None:
+    stream = io.StringIO()
+    LineView(stream).show(run(40, status="stopped"), 0.0)
+    assert stream.getvalue() == "stopped: 40/100 done, 40 ok, 0 failed\n"
+    for status in ("stopped", "completed"):
+        shown = drawn(run(40, status=status), width=100)
+        assert "/s" not in shown
+        assert "left" not in shown
+
+
+def test_a_paused_run_is_gone_on_with_at_the_server_that_was_named() -> None:
+    stream = io.StringIO()
+    LineView(stream, "http://h:1/?a b").show(run(1, pause_state="paused"), 0.0)
+    expected = "go on with: conveyor resume J --server 'http://h:1/?a b'\n"
+    assert stream.getvalue().endswith(expected)
+
+
+def test_trouble_is_told_once_and_so_is_its_end() -> None:
     stream = io.StringIO()
     view = LineView(stream)
-    for tenth in range(20):
-        view.trouble("no answer", tenth / 10)
-    assert stream.getvalue() == "no answer\n"
+    view.show(run(1), 0.0)
+    for second in range(1, 20):
+        view.trouble("no answer", second)
+    for tenth in range(200, 220):
+        view.show(run(2), tenth / 10)
+    lines = stream.getvalue().splitlines()
+    assert lines[1:3] == ["no answer", "the server answers again"]
+    assert [line.partition(":")[0] for line in lines] == [
+        "running",
+        "no answer",
+        "the server answers again",
+        "running",
+    ]
+
+
+class Screen(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("kind", "view"), [("dumb", LineView), ("xterm", BarView)])
+def test_a_terminal_that_cannot_draw_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, kind: str, view: type
+) -> None:
+    monkeypatch.setenv("TERM", kind)
+    assert type(view_for(Screen())) is view
+    assert type(view_for(io.StringIO())) is LineView
+
+
+def drawn(state: RunReply, *, width: int, rate: float = 10.0) -> str:
+    return line(state, rate, state=describe(state), width=width, glyphs=Glyphs("#", "-")).plain
+
+
+def test_the_bar_fills_the_room_and_leaves_out_what_has_none() -> None:
+    state = run(40, failed=2)
+    assert (
+        drawn(state, width=78)
+        == ("running ###########----------------- 40/100 38 ok 2 failed 10.0/s 6.0 s left")
+        or len(drawn(state, width=78)) == 78
+    )
+    for width in range(1, 120):
+        assert len(drawn(state, width=width)) <= width
+    assert drawn(state, width=50).endswith("40/100 38 ok 2 failed 6.0 s left")
+    assert drawn(state, width=30) == "running ### 40/100 2 failed"
+    assert drawn(state, width=20) == "running 40/100 2 fai"
+
+
+def test_the_bar_can_be_seen_before_anything_is_done_and_without_colour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    with BarView(stream) as view:
+        view.show(run(0), 0.0)
+    assert "─" * 8 in stream.getvalue()
+    assert all(len(line) <= 78 for line in stream.getvalue().splitlines())
+
+
+def test_a_bar_in_ascii_is_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in ("20", "50", "100"):
+        monkeypatch.setenv("COLUMNS", columns)
+        written = io.BytesIO()
+        stream = io.TextIOWrapper(written, encoding="ascii", errors="backslashreplace")
+        with BarView(stream) as view:
+            view.show(run(30), 0.0)
+        stream.flush()
+        assert "\\u" not in written.getvalue().decode()
+
+
+def test_only_failures_are_red() -> None:
+    def styles(state: RunReply) -> set[str]:
+        text = line(state, 1.0, state="running", width=100, glyphs=Glyphs())
+        return {str(span.style) for span in text.spans}
+
+    assert "red" not in styles(run(9))
+    assert "red" in styles(run(9, failed=1))
 
 
 def test_the_bar_shows_counts_rate_and_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from conveyor.domain import (
     urls,
 )
 from conveyor.gateway import decode, engine, headers, problems
-from conveyor.http import idempotency
+from conveyor.http import idempotency, malformed
 from conveyor.ports import queues
 from conveyor.service import callers, listing, reruns, results
 from conveyor.settings import Settings
@@ -25,7 +25,11 @@ JOB = submission.parse_job({"tasks": [{"url": "http://a.test/"}]}, submission.Li
 
 LIMITS: dict[str, tuple[int, ...]] = {
     "request body": (DEFAULTS.max_request_bytes,),
+    "head of a request, and one read of the socket more": (malformed.MAX_HEAD,),
     "JSON nesting": (strict_json.MAX_DEPTH,),
+    "objects and lists in a document, brackets in strings counted too": (
+        strict_json.MAX_CONTAINERS,
+    ),
     "digits of a whole number": (strict_json.MAX_DIGITS,),
     "inline tasks in a submit": (DEFAULTS.max_inline_tasks,),
     "tasks of a submit that is served synchronously": (DEFAULTS.async_threshold,),

@@ -257,6 +257,9 @@ def test_a_problem_is_stored_as_given_within_bounds() -> None:
         ("2.5", Spend(3, 2.5)),
         ("25", Spend(25, 25.0)),
         ("1e99", Spend()),
+        ("1_0", Spend()),
+        ("1e3", Spend()),
+        (" 1", Spend()),
     ],
 )
 def test_reading_the_cost(text: str, spend: Spend) -> None:

@@ -22,6 +22,7 @@ HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         HEAD + b"Content-Length: -1\r\n\r\n",
         HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b"X-Long: " + b"x" * 100_000,
     ],
 )
 def test_what_is_no_request_gets_a_problem_and_an_end(tmp_path: Path, sent: bytes) -> None:

@@ -306,6 +306,7 @@ async def test_forged_and_swapped_links_are_refused(api: Api) -> None:
         f"{path}?{later}&{signature}",
         f"{path}?{expires}&{signature[:-1]}",
         f"{path}?{expires}&{signature[:-2]}AA",
+        f"{path}?{expires.replace('=', '=0')}&{signature}",
         f"{path}?expires=-1&{signature}",
         f"{path}?expires={'9' * 400}&{signature}",
         f"{path}?expires=%D9%A1&signature=%F0%9F%92%A9",

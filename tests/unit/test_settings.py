@@ -159,3 +159,21 @@ def test_where_the_command_line_finds_its_server(
         monkeypatch.setenv(name, value)
     found = settings.client_environment()
     assert (found.server, found.api_key) == (server, api_key)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("CONVEYOR_QUEUE_WINDOW", "99999999999999999999"),
+        ("CONVEYOR_VISIBILITY_TIMEOUT", "inf"),
+        ("CONVEYOR_VISIBILITY_TIMEOUT", "nan"),
+        ("CONVEYOR_IDEMPOTENCY_TTL", "1e300"),
+        ("CONVEYOR_RETRY_CAP", "1e300"),
+        ("CONVEYOR_GATEWAY", "http://"),
+        ("CONVEYOR_GATEWAY", "http://host:port/"),
+        ("CONVEYOR_PUBLIC_URL", "not a url"),
+    ],
+)
+def test_what_would_break_the_server_later_is_refused_by_name(variable: str, text: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^invalid_argument: {variable} must be "):
+        load({variable: text})

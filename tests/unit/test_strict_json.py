@@ -233,3 +233,9 @@ def test_the_place_of_too_deep_nesting_is_named_where_it_is_near() -> None:
 def test_a_scalar_has_no_depth() -> None:
     assert strict_json.decode(b"5", max_depth=0) == 5
     refusal(b"[]", max_depth=0)
+
+
+def test_a_document_of_too_many_containers_is_refused_before_it_is_read() -> None:
+    assert strict_json.decode(b"[" + b"[]," * 999_998 + b"[]]") is not None
+    with pytest.raises(ConveyorError, match="more than 2,000,000 objects and lists"):
+        strict_json.decode(b"[" + b"{}," * 2_000_000 + b"{}]")

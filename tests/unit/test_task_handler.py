@@ -155,3 +155,28 @@ async def test_a_claim_made_while_being_cancelled_is_undone(api: Api) -> None:
     [task] = await api.tasks_of(delivery.message.run_id)
     assert task.status is TaskStatus.PENDING
     assert task.interruptions == 0
+
+
+async def test_a_claim_that_failed_undoes_no_other_of_the_same_worker(api: Api) -> None:
+    [delivery] = await interrupted(api, 1, times=0)
+    gateway = GatedGateway()
+    handler = handler_over(api, gateway)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(handler.handle, delivery)
+        while not gateway.calls:
+            await anyio.lowlevel.checkpoint()
+        async with anyio.create_task_group() as twin:
+            # The same message once more, cut off while its claim is on its way.
+            twin.start_soon(handler.handle, delivery)
+            await anyio.lowlevel.checkpoint()
+            twin.cancel_scope.cancel()
+        [task] = await api.tasks_of(delivery.message.run_id)
+        assert task.status is TaskStatus.PROCESSING
+        gateway.gate.set()
+
+    [task] = await api.tasks_of(delivery.message.run_id)
+    assert task.status is TaskStatus.SUCCESSFUL
+    assert task.result is not None
+    assert await api.binding.blobs.open(task.result.blob_key) is not None
+    assert len(gateway.calls) == 1

@@ -79,6 +79,13 @@ class SqliteStore:
 
         return await self.database.write(void)
 
+    async def known_runs(self) -> set[str]:
+        """The ids of all runs there are, tombstones included."""
+        rows = await self.database.read(
+            lambda reader: reader.execute("SELECT run_id FROM runs").fetchall()
+        )
+        return {run_id for (run_id,) in rows}
+
     async def aclose(self) -> None:
         """Finish what is queued and close. Later calls of any port raise unavailable."""
         await self.database.aclose()
