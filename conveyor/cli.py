@@ -6,7 +6,6 @@ the server start quickly.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -15,75 +14,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from conveyor import __version__
+from conveyor.client.program import FAILED as FAILED
+from conveyor.client.program import INTERRUPTED as INTERRUPTED
+from conveyor.client.program import Failure, Interruption, guarded
 
 if TYPE_CHECKING:
     from conveyor.client.commands import Target, Terminal
     from conveyor.roles.banner import Announcer
-
-FAILED = 1
-INTERRUPTED = 130
+    from conveyor.settings import InvalidSetting
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Work = Callable[["Target", "Terminal"], Awaitable[int]]
 
 
-class Failure(click.ClickException):
-    """A line for standard error, told before exit code 1."""
-
-
-class Interruption(click.ClickException):
-    """What is left behind where the person at the terminal ends a command."""
-
-    exit_code = INTERRUPTED
-
-
 def main(arguments: list[str] | None = None) -> None:
     """The `conveyor` program."""
-    sys.exit(_guarded(conveyor, "conveyor", arguments))
+    sys.exit(guarded(conveyor, "conveyor", arguments))
 
 
 def dev_main(arguments: list[str] | None = None) -> None:
     """The `conveyor-dev` program."""
-    sys.exit(_guarded(conveyor_dev, "conveyor-dev", arguments))
-
-
-def _guarded(command: click.Command, name: str, arguments: list[str] | None) -> int:
-    """Run a command; whatever goes wrong is one line and an exit code, never a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        # What the terminal's encoding lacks is escaped rather than fatal.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        # The interpreter flushes once more at exit; give it somewhere to flush to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except click.ClickException as error:
-        return _complain(name, error.format_message(), error.exit_code)
-    except KeyboardInterrupt:
-        return _complain(name, "interrupted", INTERRUPTED)
-    except OSError as error:
-        return _complain(name, error.strerror or type(error).__name__, FAILED)
-
-
-def _run(command: click.Command, name: str, arguments: list[str]) -> int:
-    # Not click's own `main`, which writes a blank line and a code of its own in some cases.
-    try:
-        with command.make_context(name, list(arguments)) as context:
-            code = command.invoke(context)
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    return code if isinstance(code, int) else 0
-
-
-def _complain(name: str, text: str, code: int) -> int:
-    from conveyor.client.output import printable
-
-    print(f"{name}: {printable(' '.join(text.split()))}", file=sys.stderr)
-    return code
+    sys.exit(guarded(conveyor_dev, "conveyor-dev", arguments))
 
 
 def _client(work: Work, server: str | None, api_key: str | None) -> int:
@@ -96,13 +47,18 @@ def _client(work: Work, server: str | None, api_key: str | None) -> int:
     from conveyor.settings import client_environment
 
     environment = client_environment()
-    target = Target(server or environment.server, api_key or environment.api_key, SystemClock())
+    target = Target(
+        server or environment.server,
+        api_key or environment.api_key,
+        SystemClock(),
+        named=server or None,
+    )
     terminal = Terminal()
     try:
         return anyio.run(_awaited, work, target, terminal)
     except InvalidTasks as error:
         for line in error.lines:
-            terminal.warn(line)
+            terminal.warn(f"conveyor: {line}")
         raise Failure(str(error)) from None
     except ClientError as error:
         raise Failure(str(error)) from None
@@ -116,17 +72,28 @@ async def _awaited(work: Work, target: Target, terminal: Terminal) -> int:
 
 def _server_options(command: Command) -> Command:
     server = click.option(
-        "--server", metavar="URL", help="Server [CONVEYOR_URL, ZENROWS_BATCH_BASE_URL]."
+        "--server",
+        metavar="URL",
+        help="Server [CONVEYOR_URL, ZENROWS_BATCH_BASE_URL, else http://127.0.0.1:9000/v1].",
     )
     api_key = click.option(
-        "--api-key", metavar="KEY", help="Key to show the server [ZENROWS_API_KEY]."
+        "--api-key", metavar="KEY", help="Key to show the server [ZENROWS_API_KEY, else local]."
     )
     return server(api_key(command))
 
 
+class _Directory(click.Path):
+    """A directory that is named: an empty text would be the present one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:
+            self.fail("must not be empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _out_option = click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_Directory(path_type=Path, file_okay=False),
     metavar="DIR",
     help="Put the result bodies into DIR; waits for the end of the run.",
 )
@@ -173,7 +140,10 @@ def submit(
     api_key: str | None,
     **fields: Any,
 ) -> int:
-    """Submit URLs, or files with one URL or one JSON task a line."""
+    """Submit URLs, or files with one URL or one JSON task a line.
+
+    Blank lines and lines that start with # are skipped; - reads standard input.
+    """
     from conveyor.client.commands import submit_tasks
     from conveyor.client.inputs import read_tasks
     from conveyor.client.submit import JobOptions
@@ -239,18 +209,21 @@ def results(
     server: str | None,
     api_key: str | None,
 ) -> int:
-    """List the results of the latest run of JOB, or put their bodies into a directory."""
-    from conveyor.client.commands import show_results
+    """List the results of the latest run of JOB, or put their bodies into a directory.
+
+    The list is as things stand; with --out a run that is not over is followed to its end first.
+    """
+    from conveyor.client.commands import fetch_results, show_results
 
     if jsonl and out is not None:
         raise click.UsageError("--jsonl lists rows and --out fetches bodies: choose one")
-    return _client(
-        lambda target, terminal: show_results(
-            target, terminal, job, jsonl=jsonl, status=status, out=out
-        ),
-        server,
-        api_key,
-    )
+
+    async def work(target: Target, terminal: Terminal) -> int:
+        if out is not None:
+            return await fetch_results(target, terminal, job, out=out, status=status)
+        return await show_results(target, terminal, job, jsonl=jsonl, status=status)
+
+    return _client(work, server, api_key)
 
 
 @conveyor.command()
@@ -261,7 +234,7 @@ def results(
 def jobs(
     limit: int, status: str | None, jsonl: bool, server: str | None, api_key: str | None
 ) -> int:
-    """List jobs, newest first."""
+    """List jobs, newest first; times are UTC."""
     from conveyor.client.commands import list_jobs
 
     return _client(
@@ -330,7 +303,9 @@ def rm(jobs: tuple[str, ...], server: str | None, api_key: str | None) -> int:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--host", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000].")
-@click.option("--data-dir", metavar="DIR", help="Where everything is kept [.conveyor].")
+@click.option(
+    "--data-dir", type=_Directory(), metavar="DIR", help="Where everything is kept [.conveyor]."
+)
 @click.option("--gateway", metavar="direct|fake|URL", help="What scrapes [direct].")
 @click.option("--allow-private", is_flag=True, default=None, help="Fetch private addresses too.")
 @click.option("--workers", type=click.IntRange(1, 10_000), help="Gateway calls at a time [50].")
@@ -347,7 +322,7 @@ def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
     """
     from conveyor.domain.errors import ConveyorError
     from conveyor.roles.banner import Announcer
-    from conveyor.settings import from_environment
+    from conveyor.settings import InvalidSetting, from_environment
 
     announcer = Announcer(quiet=quiet, as_json=as_json)
     if quiet or demo:
@@ -363,21 +338,37 @@ def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
             on_ready=lambda info: announcer.ready(info, settings),
             on_stopping=announcer.stopping,
         )
+    except InvalidSetting as error:
+        raise _unfit(error, flags) from None
     except ConveyorError as error:
         raise Failure(error.detail) from None
     except ExceptionGroup as group:
         raise Failure(_reason(group)) from None
 
 
+def _unfit(error: InvalidSetting, flags: Mapping[str, Any]) -> click.ClickException:
+    """The setting that does not fit, named as it was given: by a flag or by a variable."""
+    from conveyor.settings import PREFIX
+
+    variable, _, problem = error.detail.partition(" ")
+    name = variable.removeprefix(PREFIX).lower()
+    if flags.get(name) is None:
+        return Failure(error.detail)
+    return click.UsageError(f"--{name.replace('_', '-')} {problem}")
+
+
 def _demo(flags: dict[str, Any], announcer: Announcer) -> int:
     from conveyor.client.tour import tour
     from conveyor.clock import SystemClock
     from conveyor.roles.demo import run_demo
+    from conveyor.settings import client_environment
 
     pace = SystemClock()
+    # The key that `conveyor` shows, so that it finds the job.
+    key = client_environment().api_key
 
     async def job(api: str, urls: Mapping[str, str], out: Path, to: Announcer) -> None:
-        await tour(api, urls, out, pace=pace, say=to.say, stream=to.stream)
+        await tour(api, key, urls, out, pace=pace, say=to.say, stream=to.stream)
 
     return run_demo(flags, announcer, job)
 

@@ -15,8 +15,8 @@ from conveyor.client.output import printable
 from conveyor.client.wire import (
     JobReply,
     JobsPage,
-    ProblemReply,
     RawResultsPage,
+    RefusalReply,
     RerunReply,
     ResultRow,
     RunReply,
@@ -55,7 +55,8 @@ def base_url(server: str) -> str:
         url = httpx.URL(text)
     except httpx.InvalidURL:
         url = httpx.URL("")
-    if url.scheme not in ("http", "https") or not url.host:
+    port = url.port if url.port is not None else 80
+    if url.scheme not in ("http", "https") or not url.host or not 0 < port <= 65_535:
         raise ClientError(f"not a server address: {printable(server)}")
     path = url.path.rstrip("/")
     whole = url.copy_with(
@@ -218,7 +219,7 @@ class Api:
                 return response
             if response is not None:
                 refusal = self._refusal(response)
-                if not _transient(response, refusal.code) or attempt == ATTEMPTS:
+                if not _transient(refusal) or attempt == ATTEMPTS:
                     raise refusal
             await self.pace.sleep(_wait(response, attempt))
         raise AssertionError("the last attempt returns or raises")
@@ -231,25 +232,36 @@ class Api:
             raise ServerUnreachable(
                 f"cannot reach {printable(self.address)}: is conveyor-dev running?"
             ) from None
-        except httpx.RequestError:
+        except httpx.RequestError as error:
+            if _is_no_http(error):
+                raise self._stranger() from None
             if last:
                 raise ServerUnreachable(
                     f"lost the connection to {printable(self.address)}"
                 ) from None
             return None
 
-    def _refusal(self, response: httpx.Response) -> ServerRefused:
+    def _refusal(self, response: httpx.Response) -> ClientError:
+        status = response.status_code
         try:
-            problem = msgspec.json.decode(response.content, type=ProblemReply)
+            problem = msgspec.json.decode(response.content, type=RefusalReply)
         except (msgspec.DecodeError, RecursionError):
-            problem = ProblemReply(title=f"{printable(self.address)} answered without a reason")
+            # Whatever stands before a server may be in trouble, and say so in its own way.
+            if status != 429 and status < 500:
+                return self._stranger()
+            title = f"{printable(self.address)} answered without a reason"
+            problem = RefusalReply(title=title, code="internal")
         sentence = printable(problem.detail or problem.title or problem.code)
+        code = "" if sentence.endswith(")") else f" ({status} {printable(problem.code)})"
         return ServerRefused(
-            f"{sentence} ({response.status_code} {printable(problem.code)})",
+            sentence + code,
             code=problem.code,
-            status=response.status_code,
+            status=status,
             invalid_tasks=tuple(problem.invalid_tasks or ()),
         )
+
+    def _stranger(self) -> ClientError:
+        return ClientError(f"{printable(self.address)} is not a Conveyor server")
 
     def _decode(self, response: httpx.Response, kind: type[Reply]) -> Reply:
         return self._parse(response.content, kind)
@@ -258,14 +270,19 @@ class Api:
         try:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.DecodeError, RecursionError):
-            raise ClientError(
-                f"{printable(self.address)} does not answer as a Conveyor server does"
-            ) from None
+            raise self._stranger() from None
 
 
-def _transient(response: httpx.Response, code: str) -> bool:
+def _transient(refusal: ClientError) -> bool:
+    if not isinstance(refusal, ServerRefused):
+        return False
     # quota_exceeded shares its status with rate_limited, but waiting does not help it.
-    return response.status_code in TRANSIENT and code != "quota_exceeded"
+    return refusal.status in TRANSIENT and refusal.code != "quota_exceeded"
+
+
+def _is_no_http(error: httpx.RequestError) -> bool:
+    # A hang-up halfway is of the same kind, but may be tried again.
+    return isinstance(error, httpx.RemoteProtocolError) and "illegal" in str(error)
 
 
 def _wait(response: httpx.Response | None, attempt: int) -> float:

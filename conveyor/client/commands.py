@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from conveyor.client.api import Api, Pace, connect
-from conveyor.client.download import download
+from conveyor.client.download import download, prepare
+from conveyor.client.errors import ClientError, ServerRefused
+from conveyor.client.hints import command
 from conveyor.client.inputs import SourcedTask
 from conveyor.client.output import clean, clean_json, count, mask_credentials, printable, shorten
 from conveyor.client.progress import describe, view_for
 from conveyor.client.submit import JobOptions, submit
 from conveyor.client.watch import failure_line, follow, latest_run, summary
 from conveyor.client.wire import JobReply, ResultRow, RunReply
+from conveyor.domain.errors import ErrorCode
 
 SUCCEEDED = 0
 FAILED = 1
@@ -23,17 +27,35 @@ INCOMPLETE = 3
 """The exit code when the command worked but a task did not succeed."""
 
 SHOWN_FAILURES = 5
+JOBS_HEADER = f"{'job':<26}  {'created, UTC':<19}  {'state':<10}  tasks, name"
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The server to talk to, the key to show it, and the clock to wait by."""
+    """The server to talk to, the key to show it, and the clock to wait by.
+
+    `named` is the server as the command line gave it, None where it gave none.
+    """
 
     server: str
     api_key: str
     pace: Pace
+    named: str | None = None
 
     def __repr__(self) -> str:
         return f"Target({printable(self.server)})"
+
+    def command(self, *words: str, out: Path | str | None = None) -> str:
+        """A command for the same server, to show to the person at the terminal."""
+        return command(*words, server=self.named, out=out)
+
+
+class Following(msgspec.Struct, frozen=True):
+    """What to do at the end of a run: where bodies go, of which tasks; and the words of the
+    command that does the same."""
+
+    words: tuple[str, ...]
+    out: Path | None = None
+    status: str | None = None
 
 
 class Terminal:
@@ -62,6 +84,7 @@ async def submit_tasks(
     out: Path | None = None,
 ) -> int:
     """Create a job; with `watch` or `out` follow it to its end, with `out` bring its results."""
+    _prepare(out)
     terminal.farewell = "interrupted before the job was whole"
     async with connect(target.server, target.api_key, target.pace) as api:
 
@@ -73,13 +96,16 @@ async def submit_tasks(
         terminal.say(f"job {clean(reply.job_id)}: {count(reply.accepted_tasks, 'task')} accepted")
         if not watch and out is None:
             return SUCCEEDED
-        return await _follow(api, terminal, reply.latest_run, out)
+        return await _follow(api, target, terminal, reply.latest_run, _watching(reply.job_id, out))
 
 
 async def watch_job(target: Target, terminal: Terminal, job_id: str, out: Path | None) -> int:
     """Follow the latest run of a job to its end."""
+    _prepare(out)
     async with connect(target.server, target.api_key, target.pace) as api:
-        return await _follow(api, terminal, await latest_run(api, job_id), out)
+        with _about(job_id):
+            run = await latest_run(api, job_id)
+        return await _follow(api, target, terminal, run, _watching(job_id, out))
 
 
 async def rerun_job(
@@ -92,33 +118,66 @@ async def rerun_job(
     out: Path | None,
 ) -> int:
     """Run a job again, all of it or the tasks in `status`."""
+    _prepare(out)
     async with connect(target.server, target.api_key, target.pace) as api:
         key = target.pace.token(16).hex()
-        reply = await api.rerun(job_id, status=status, idempotency_key=key)
+        with _about(job_id):
+            reply = await api.rerun(job_id, status=status, idempotency_key=key)
         kept = f", {reply.inherited_tasks:,} kept" if reply.inherited_tasks else ""
         again = count(reply.retried_tasks, "task")
         terminal.say(f"job {clean(reply.job_id)}: {again} to run again{kept}")
         if not watch and out is None:
             return SUCCEEDED
-        return await _follow(api, terminal, reply.latest_run, out)
+        return await _follow(api, target, terminal, reply.latest_run, _watching(job_id, out))
 
 
-async def _follow(api: Api, terminal: Terminal, run: RunReply, out: Path | None) -> int:
-    job_id = printable(run.job_id)
-    terminal.farewell = f"interrupted; the job goes on. Come back with: conveyor watch {job_id}"
+def _prepare(out: Path | None) -> None:
+    # Not when the run is over: it may have taken hours.
+    if out is not None:
+        prepare(out)
+
+
+@contextmanager
+def _about(job_id: str) -> Iterator[None]:
+    """Have refusals name the job."""
+    shown = printable(job_id) or "''"
+    if not job_id.strip("."):
+        # As a part of a path it would name something else.
+        raise ClientError(f"no such job: {shown}")
+    try:
+        yield
+    except ServerRefused as refusal:
+        if refusal.code == ErrorCode.NOT_FOUND:
+            raise ClientError(f"no such job: {shown}") from None
+        raise ClientError(f"job {shown}: {refusal}") from None
+
+
+def _watching(job_id: str, out: Path | None) -> Following:
+    return Following(words=("watch", job_id), out=out)
+
+
+async def _follow(
+    api: Api, target: Target, terminal: Terminal, run: RunReply, end: Following
+) -> int:
+    back = target.command(*end.words, out=end.out)
+    terminal.farewell = f"interrupted; the job goes on. Come back with: {back}"
     started = api.pace.monotonic()
     was_live = run.live
-    run = await follow(api, run, view_for(sys.stdout))
+    run = await follow(api, run, view_for(sys.stdout, target.named))
     seconds = api.pace.monotonic() - started if was_live else None
     terminal.say(summary(run, seconds))
-    await _warn_of_failures(api, terminal, run)
-    terminal.farewell = f"interrupted. For the results: conveyor results {job_id} --out DIR"
-    if out is not None and await _bring(api, terminal, run.job_id, out, run_id=run.run_id):
-        return FAILED
-    return SUCCEEDED if run.succeeded else INCOMPLETE
+    await _warn_of_failures(api, target, terminal, run)
+    if end.out is None:
+        return _exit_code(run)
+    return await _bring(api, target, terminal, run, end)
 
 
-async def _warn_of_failures(api: Api, terminal: Terminal, run: RunReply) -> None:
+def _exit_code(run: RunReply, status: str | None = None) -> int:
+    whole = run.completed if status == "successful" else run.succeeded
+    return SUCCEEDED if whole else INCOMPLETE
+
+
+async def _warn_of_failures(api: Api, target: Target, terminal: Terminal, run: RunReply) -> None:
     if run.stats.failed == 0:
         return
     shown = 0
@@ -128,48 +187,51 @@ async def _warn_of_failures(api: Api, terminal: Terminal, run: RunReply) -> None
         terminal.warn(failure_line(row))
         shown += 1
     if run.stats.failed > shown:
-        job_id = printable(run.job_id)
-        terminal.warn(f"… all of them: conveyor results {job_id} --status failed")
+        listing = target.command("results", run.job_id, "--status", "failed")
+        terminal.warn(f"all of them: {listing}")
 
 
 async def _bring(
-    api: Api,
-    terminal: Terminal,
-    job_id: str,
-    out: Path,
-    *,
-    run_id: str | None = None,
-    status: str | None = None,
-) -> bool:
-    """Download into a directory and say so; whether a body did not come."""
-    done = await download(api, job_id, out, run_id=run_id, status=status)
+    api: Api, target: Target, terminal: Terminal, run: RunReply, end: Following
+) -> int:
+    """Download into the directory and say so; the exit code."""
+    assert end.out is not None
+    words = ("results", *end.words[1:])
+    again = target.command(*words, out=end.out)
+    terminal.farewell = f"interrupted. For the results: {again}"
+    done = await download(api, run.job_id, end.out, run_id=run.run_id, status=end.status)
     for problem in done.problems:
         terminal.warn(f"not downloaded: {problem}")
-    terminal.say(f"{count(done.files, 'file')} in {clean(str(out))}")
-    return bool(done.problems)
+    terminal.say(f"{count(done.files, 'file')} in {clean(str(end.out))}")
+    return FAILED if done.problems else _exit_code(run, end.status)
 
 
 async def show_results(
-    target: Target,
-    terminal: Terminal,
-    job_id: str,
-    *,
-    jsonl: bool,
-    status: str | None,
-    out: Path | None,
+    target: Target, terminal: Terminal, job_id: str, *, jsonl: bool, status: str | None
 ) -> int:
-    """List the rows of the latest run, or bring their bodies."""
+    """List the rows of the latest run as they are now."""
     all_succeeded = True
     async with connect(target.server, target.api_key, target.pace) as api:
-        if out is not None:
-            run = await latest_run(api, job_id)
-            if await _bring(api, terminal, job_id, out, run_id=run.run_id, status=status):
-                return FAILED
-            return SUCCEEDED if run.succeeded or status == "successful" else INCOMPLETE
-        async for row, raw in api.results(job_id, status=status):
-            all_succeeded = all_succeeded and row.succeeded
-            print(_json_line(raw) if jsonl else _row_line(row))
+        with _about(job_id):
+            async for row, raw in api.results(job_id, status=status):
+                all_succeeded = all_succeeded and row.succeeded
+                print(_json_line(raw) if jsonl else _row_line(row))
     return SUCCEEDED if all_succeeded else INCOMPLETE
+
+
+async def fetch_results(
+    target: Target, terminal: Terminal, job_id: str, *, out: Path, status: str | None
+) -> int:
+    """Bring the bodies of the latest run, once it is over, into a directory."""
+    _prepare(out)
+    only = () if status is None else ("--status", status)
+    end = Following(words=("results", job_id, *only), out=out, status=status)
+    async with connect(target.server, target.api_key, target.pace) as api:
+        with _about(job_id):
+            run = await latest_run(api, job_id)
+        if run.live:
+            return await _follow(api, target, terminal, run, end)
+        return await _bring(api, target, terminal, run, end)
 
 
 def _json_line(raw: bytes) -> str:
@@ -190,6 +252,8 @@ async def list_jobs(
     async with connect(target.server, target.api_key, target.pace) as api:
         shown = 0
         async for job in _jobs(api, limit, status):
+            if not shown and not jsonl:
+                print(JOBS_HEADER)
             print(clean_json(msgspec.json.encode(job).decode()) if jsonl else _job_line(job))
             shown += 1
     if not shown and not jsonl:
@@ -223,7 +287,8 @@ async def change_runs(target: Target, terminal: Terminal, job_ids: Sequence[str]
     """Stop, pause or resume the latest run of each job, in order, until one refuses."""
     async with connect(target.server, target.api_key, target.pace) as api:
         for job_id in job_ids:
-            run = await api.change_run(job_id, verb)
+            with _about(job_id):
+                run = await api.change_run(job_id, verb)
             done = f"{run.stats.completed:,}/{run.stats.total:,} done"
             terminal.say(f"job {printable(job_id)}: {describe(run)}, {done}")
     return SUCCEEDED
@@ -233,6 +298,7 @@ async def remove_jobs(target: Target, terminal: Terminal, job_ids: Sequence[str]
     """Delete jobs with everything they hold."""
     async with connect(target.server, target.api_key, target.pace) as api:
         for job_id in job_ids:
-            await api.delete_job(job_id)
+            with _about(job_id):
+                await api.delete_job(job_id)
             terminal.say(f"job {printable(job_id)}: deleted")
     return SUCCEEDED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import anyio
 import httpx
@@ -24,6 +25,16 @@ class Downloads:
     files: int = 0
     unsuccessful_tasks: int = 0
     problems: list[str] = field(default_factory=list)
+
+
+def prepare(directory: Path) -> None:
+    """Make a directory and see that files can be put into it. Raises ClientError."""
+    try:
+        _make(directory)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise _unwritable(directory, error) from None
 
 
 async def download(

@@ -13,13 +13,15 @@ from conveyor.client.errors import ClientError
 from conveyor.client.output import clean
 
 MAX_TASKS = 100_000
+ARGUMENT = "argument"
+"""The source of a URL that is an argument itself."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SourcedTask(msgspec.Struct, frozen=True):
-    """A task as the server takes it, and where it was read: `urls.txt:3`, or the argument."""
+    """A task as the server takes it, and where it was read: `urls.txt:3`, or ARGUMENT."""
 
     body: dict[str, Any]
     source: str
@@ -49,7 +51,7 @@ def _read_argument(argument: str) -> Iterator[SourcedTask]:
     if _URL.match(argument):
         if not argument.isprintable():
             raise ClientError(f"not a URL: {clean(argument)}")
-        yield SourcedTask({"url": argument}, "argument")
+        yield SourcedTask({"url": argument}, ARGUMENT)
         return
     name = clean(argument)
     try:
@@ -86,7 +88,10 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         task: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ClientError(f"{source}: not a JSON object: {clean(str(error))}") from None
+        reason = clean(str(error))
+        raise ClientError(
+            f"{source}: not a JSON object ({reason}); write one JSON task a line"
+        ) from None
     if not isinstance(task.get("url"), str):
         raise ClientError(f'{source}: a JSON task needs a "url" that is text')
     return task

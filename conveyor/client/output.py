@@ -12,6 +12,14 @@ _UNSAFE = (
 _CONTROLS = re.compile(f"[{_UNSAFE}]")
 _CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:[/\\]{2,})[^/?#\\\s\"]*@")
 
+_SECRET_PARAMETERS = re.compile(
+    r"""(?P<name>[?&;\#]
+        (?: [^=&;\#\s"]*(?:api[_-]?key|token|passw(?:or)?d|secret|signature)
+          | (?:[^=&;\#\s"]*[._-])?(?:key|pwd|sig|auth)
+        )=)[^&\#\s"]+""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
 
 def clean(text: str) -> str:
     """The text with every control character written as an escape such as `\\x1b`."""
@@ -29,8 +37,11 @@ def mask_credentials(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """What may be shown of text that came from elsewhere: masked, then escaped."""
-    return clean(mask_credentials(text))
+    """What may be shown to people of text that came from elsewhere: masked, then escaped.
+
+    Beside `user:password@`, the values of a URL's parameters that are named as credentials are.
+    """
+    return clean(_SECRET_PARAMETERS.sub(r"\g<name>***", mask_credentials(text)))
 
 
 def shorten(text: str, width: int) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TextIO
+from typing import Protocol, Self, TextIO
 
+from conveyor.client.hints import command
 from conveyor.client.output import duration, printable
 from conveyor.client.wire import RunReply
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 LINE_INTERVAL = 3.0
 RATE_WINDOW = 10.0
@@ -68,21 +66,23 @@ def describe(run: RunReply) -> str:
 
 
 def time_left(run: RunReply, rate: float) -> str:
-    """How long the rest will take at the present rate; a dash where that is unknown."""
+    """How long the rest will take at the present rate; a hyphen where that is unknown."""
     remaining = run.stats.total - run.stats.completed
-    if not run.live or remaining <= 0:
-        return duration(0)
-    return duration(remaining / rate) if rate > 0 and not run.paused else "–"
+    if remaining <= 0 or rate <= 0 or run.paused:
+        return "-"
+    return duration(remaining / rate)
 
 
 class LineView:
     """Plain lines, at most one in three seconds unless the state changes."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, server: str | None = None) -> None:
         self._stream = stream
+        self._server = server
         self._rate = Rate()
         self._shown_at = 0.0
         self._state = ""
+        self._troubled = False
 
     def __enter__(self) -> Self:
         return self
@@ -99,97 +99,47 @@ class LineView:
     def show(self, run: RunReply, now: float) -> None:
         """Print a line when one is due."""
         self._rate.add(now, run.stats.completed)
-        rate = self._rate.per_second()
-        stats = run.stats
+        if self._troubled:
+            self._print("the server answers again")
         state = describe(run)
-        if not self._due(state, now):
-            return
-        line = (
-            f"{state}: {stats.completed:,}/{stats.total:,} done, {stats.successful:,} ok, "
-            f"{stats.failed:,} failed, {rate:,.1f}/s, {time_left(run, rate)} left"
-        )
-        if run.paused:
-            line += f"; go on with: conveyor resume {printable(run.job_id)}"
-        self._print(line)
+        due = self._troubled or state != self._state or now - self._shown_at >= LINE_INTERVAL
+        self._troubled = False
+        if due:
+            self._state, self._shown_at = state, now
+            self._print(self._line(run, state))
 
     def trouble(self, text: str, now: float) -> None:
-        """Print the trouble when a line is due."""
-        if self._due(text, now):
+        """Print the trouble once, until the server answers."""
+        if not self._troubled:
             self._print(text)
+        self._troubled = True
 
-    def _due(self, state: str, now: float) -> bool:
-        if state == self._state and now - self._shown_at < LINE_INTERVAL:
-            return False
-        self._state, self._shown_at = state, now
-        return True
+    def _line(self, run: RunReply, state: str) -> str:
+        stats = run.stats
+        line = (
+            f"{state}: {stats.completed:,}/{stats.total:,} done, {stats.successful:,} ok, "
+            f"{stats.failed:,} failed"
+        )
+        if run.live:
+            rate = self._rate.per_second()
+            line += f", {rate:,.1f}/s, {time_left(run, rate)} left"
+        if run.paused:
+            line += f"; go on with: {command('resume', run.job_id, server=self._server)}"
+        return line
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
 
-class BarView:
-    """A progress bar with ok, failed, rate and time left; the last state stays on the screen."""
+def view_for(stream: TextIO, server: str | None = None) -> View:
+    """The bar where the stream is a terminal that can draw it, lines elsewhere.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._progress = _bar(stream)
-        self._rate = Rate()
-        self._bar = self._progress.add_task(
-            "run", total=None, state="", ok="0", failed="0", rate="0.0", left="–"
-        )
+    `server` is what the command line was given, for commands to go on with.
+    """
+    if stream.isatty():
+        from conveyor.client.bar import BarView
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
-        self._progress.stop()
-
-    def show(self, run: RunReply, now: float) -> None:
-        """Move the bar."""
-        self._rate.add(now, run.stats.completed)
-        rate = self._rate.per_second()
-        self._progress.update(
-            self._bar,
-            total=run.stats.total,
-            completed=run.stats.completed,
-            state=describe(run),
-            ok=f"{run.stats.successful:,}",
-            failed=f"{run.stats.failed:,}",
-            rate=f"{rate:,.1f}",
-            left=time_left(run, rate),
-        )
-
-    def trouble(self, text: str, now: float) -> None:
-        """Say so beside the bar."""
-        self._progress.update(self._bar, state="no answer, trying again")
-
-
-def view_for(stream: TextIO) -> View:
-    """The bar where the stream is a terminal, lines elsewhere."""
-    return BarView(stream) if stream.isatty() else LineView(stream)
-
-
-def _bar(stream: TextIO) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    def column(template: str, style: str = "none") -> TextColumn:
-        return TextColumn(template, style=style, markup=False)
-
-    return Progress(
-        column("{task.fields[state]}", "bold"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        column("{task.fields[ok]} ok", "green"),
-        column("{task.fields[failed]} failed", "red"),
-        column("{task.fields[rate]}/s"),
-        column("{task.fields[left]} left", "cyan"),
-        console=Console(file=stream),
-        expand=True,
-    )
+        bar = BarView(stream)
+        if bar.can_draw:
+            return bar
+    return LineView(stream, server)

@@ -10,8 +10,9 @@ import msgspec
 
 from conveyor.client.api import Api
 from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused
-from conveyor.client.inputs import SourcedTask
+from conveyor.client.inputs import ARGUMENT, SourcedTask
 from conveyor.client.output import count, printable
+from conveyor.client.reasons import sentence
 from conveyor.client.wire import InvalidTaskReply, SubmitReply
 
 ONE_REQUEST_TASKS = 9_999
@@ -132,12 +133,14 @@ def _explained(refusal: ServerRefused, tasks: Sequence[SourcedTask]) -> ClientEr
         return refusal
     lines = [_line(task, tasks) for task in bad[:LISTED_TASKS]]
     if len(bad) > LISTED_TASKS:
-        lines.append(f"… and {len(bad) - LISTED_TASKS:,} more")
+        lines.append(f"and {len(bad) - LISTED_TASKS:,} more")
     return InvalidTasks(f"{count(len(bad), 'task')} refused, nothing submitted", lines)
 
 
 def _line(bad: InvalidTaskReply, tasks: Sequence[SourcedTask]) -> str:
     known = 0 <= bad.index < len(tasks)
     source = tasks[bad.index].source if known else f"task {bad.index}"
-    value = f": {printable(bad.value)}" if bad.value else ""
-    return f"{source}: {printable(bad.reason)}{value}"
+    # An argument is its own place: its value says which one it is.
+    parts = [] if source == ARGUMENT and bad.value else [source]
+    parts += [printable(bad.value)] if bad.value else []
+    return ": ".join([*parts, sentence(bad)])

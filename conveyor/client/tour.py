@@ -14,11 +14,10 @@ from conveyor.client.progress import view_for
 from conveyor.client.submit import JobOptions, submit
 from conveyor.client.watch import follow, summary
 
-API_KEY = "demo"
-
 
 async def tour(
     server: str,
+    api_key: str,
     urls: Mapping[str, str],
     directory: Path,
     *,
@@ -34,10 +33,10 @@ async def tour(
         SourcedTask(body={"url": url, "external_id": name}, source=name)
         for name, url in urls.items()
     ]
-    async with connect(server, API_KEY, pace) as api:
+    async with connect(server, api_key, pace) as api:
         started = pace.monotonic()
         reply = await submit(api, tasks, JobOptions(name="demo"))
-        run = await follow(api, reply.latest_run, view_for(stream or io.StringIO()))
+        run = await follow(api, reply.latest_run, view_for(stream or io.StringIO(), server))
         say(summary(run, pace.monotonic() - started))
         folder = directory / reply.job_id
         done = await download(api, reply.job_id, folder, run_id=run.run_id)

@@ -49,10 +49,14 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == RunStatus.PENDING.value
 
     @property
+    def completed(self) -> bool:
+        """Whether the run ended with every task of it done, be it well or not."""
+        return self.status == RunStatus.COMPLETED.value
+
+    @property
     def succeeded(self) -> bool:
         """Whether the run ended and every one of its tasks succeeded."""
-        completed = self.status == RunStatus.COMPLETED.value
-        return completed and self.stats.successful == self.stats.total
+        return self.completed and self.stats.successful == self.stats.total
 
 
 class JobReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +109,12 @@ class ProblemReply(msgspec.Struct, frozen=True):
     title: str = ""
     detail: str | None = None
     invalid_tasks: list[InvalidTaskReply] | None = None
+
+
+class RefusalReply(ProblemReply, frozen=True, kw_only=True):
+    """The answer to a request that was refused: a problem document, told by its code."""
+
+    code: str
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
 _CREDENTIALS = re.compile(r"//[^/?#]*@")
+_QUERY = re.compile(r"[?#].*", re.DOTALL)
 
 
 def banner(info: ServerInfo, settings: Settings) -> list[str]:
@@ -39,16 +40,21 @@ def json_line(info: ServerInfo) -> str:
         "api": info.api,
         "pid": info.pid,
         "data_dir": os.path.abspath(info.data_dir),
-        "gateway": _CREDENTIALS.sub("//***@", info.gateway),
+        "gateway": _masked(info.gateway),
     }
     return msgspec.json.encode(document).decode()
 
 
 def _gateway(gateway: str) -> str:
     return {
-        "direct": "direct: this server fetches the pages itself",
+        "direct": "direct: this server fetches the pages itself, and renders none",
         "fake": "fake: made-up answers, no network",
-    }.get(gateway, _CREDENTIALS.sub("//***@", gateway))
+    }.get(gateway, _masked(gateway))
+
+
+def _masked(gateway: str) -> str:
+    """The gateway without user, password and query, any of which may be a key."""
+    return _QUERY.sub("?***", _CREDENTIALS.sub("//***@", gateway))
 
 
 class Announcer:
@@ -66,10 +72,13 @@ class Announcer:
             return None
         return sys.stderr if self._as_json else sys.stdout
 
-    def ready(self, info: ServerInfo, settings: Settings) -> None:
-        """The server answers now. Nothing is said of one that was told to end while starting."""
+    def ready(self, info: ServerInfo, settings: Settings, *, note: str | None = None) -> None:
+        """The server answers now; a note comes first. Nothing is said of one that was told to end
+        while starting."""
         if self._is_stopping:
             return
+        if note is not None:
+            self.say(note)
         if self._as_json:
             _write(sys.stdout, json_line(info))
         else:

@@ -28,12 +28,12 @@ def run_demo(flags: Mapping[str, Any], announcer: Announcer, job: Job) -> int:
 
     Raises ConveyorError where the server cannot start.
     """
-    settings = _settings(flags, announcer)
+    settings, note = _settings(flags)
     with serve_site() as site, ExitStack() as threads:
         demonstration = _Demonstration(threads, site, job, announcer)
 
         def ready(info: ServerInfo) -> None:
-            announcer.ready(info, settings)
+            announcer.ready(info, settings, note=note)
             demonstration.start(info)
 
         def stopping() -> None:
@@ -43,14 +43,15 @@ def run_demo(flags: Mapping[str, Any], announcer: Announcer, job: Job) -> int:
         return run(settings, on_ready=ready, on_stopping=stopping)
 
 
-def _settings(flags: Mapping[str, Any], announcer: Announcer) -> Settings:
-    """The flags, with the site's loopback address allowed and another port if 9000 is taken."""
+def _settings(flags: Mapping[str, Any]) -> tuple[Settings, str | None]:
+    """The flags, with the site's loopback address allowed and another port if 9000 is taken; and
+    what to say of that once the server is ready."""
     wanted = {**flags, "allow_private": True}
     settings = from_environment(**wanted)
     if flags["port"] is None and _is_taken(settings.host, settings.port):
-        announcer.say(f"port {settings.port} is taken; using a free one")
-        return from_environment(**{**wanted, "port": 0})
-    return settings
+        note = f"port {settings.port} is taken; using a free one"
+        return from_environment(**{**wanted, "port": 0}), note
+    return settings, None
 
 
 def _is_taken(host: str, port: int) -> bool:

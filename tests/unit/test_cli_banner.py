@@ -23,6 +23,16 @@ def test_the_banner_is_at_most_eight_labelled_lines_with_one_to_paste() -> None:
     assert lines[0].split() == ["API", API]
 
 
+def test_the_address_of_a_scraping_api_is_shown_without_its_secrets() -> None:
+    info = ServerInfo(
+        api=API, pid=7, data_dir="/data", gateway="https://user:pass@api.test/v1/?apikey=SECRET"
+    )
+    shown = "\n".join([*banner(info, Settings()), json_line(info)])
+    assert "api.test" in shown
+    assert "SECRET" not in shown
+    assert "user:pass" not in shown
+
+
 def relaxed(settings: Settings) -> list[str]:
     return [line for line in banner(INFO, settings) if line.startswith("relaxed")]
 

@@ -54,6 +54,7 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(
         (["watch", "J"], "cannot reach"),
         (["rm", "J", "K"], "cannot reach"),
         (["jobs", "--server", "ftp://x"], "not a server address: ftp://x"),
+        (["jobs", "--server", "http://127.0.0.1:99999/"], "not a server address: "),
         (["jobs", "--api-key", "schlüssel"], "the API key must be printable ASCII"),
         (["submit", "no-such-file"], "no such file: no-such-file"),
         (["submit", "."], "cannot read .: "),
@@ -74,7 +75,8 @@ def test_what_cannot_work_is_one_line_and_exit_code_1(
         (["--port", "65536"], 2),
         (["--workers", "0"], 2),
         (["--log-format", "xml"], 2),
-        (["--gateway", "bogus"], 1),
+        (["--gateway", "bogus"], 2),
+        (["--data-dir", ""], 2),
     ],
 )
 def test_a_server_that_cannot_start_says_why_in_one_line(

@@ -193,7 +193,7 @@ async def test_an_answer_that_is_no_problem_document_is_survived(body: bytes) ->
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"job_id": 1, "status": "x"}'])
 async def test_an_answer_of_another_program_is_told(body: bytes) -> None:
     async with asked((200, {}, body)) as (api, _, _pace):
-        with pytest.raises(ClientError, match="does not answer as a Conveyor server does"):
+        with pytest.raises(ClientError, match="is not a Conveyor server"):
             await api.job("J")
 
 
@@ -243,8 +243,8 @@ async def test_refused_tasks_are_named_by_where_they_came_from() -> None:
             await submit(api, tasks, JobOptions())
     assert str(caught.value) == "21 tasks refused, nothing submitted"
     assert caught.value.lines[0] == "task 99: new\\x0areason"
-    assert caught.value.lines[1] == "list:9: malformed_url: http://***@\\x1b"
-    assert caught.value.lines[20:] == ["… and 1 more"]
+    assert caught.value.lines[1] == "list:9: http://***@\\x1b: not a well-formed URL"
+    assert caught.value.lines[20:] == ["and 1 more"]
 
 
 async def test_watching_is_quick_at_first_then_once_a_second() -> None:

@@ -1,0 +1,87 @@
+"""Running a program: its standard streams, and whatever goes wrong as one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+import click
+
+from conveyor.client.output import printable
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+class Failure(click.ClickException):
+    """A line for standard error, told before exit code 1."""
+
+
+class Interruption(click.ClickException):
+    """What is left behind where the person at the terminal ends a command."""
+
+    exit_code = INTERRUPTED
+
+
+def guarded(command: click.Command, name: str, arguments: list[str] | None) -> int:
+    """Run a command, by default on the process's arguments; the exit code."""
+    reopen_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        # What the terminal's encoding lacks is escaped rather than fatal.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return FAILED
+    except click.ClickException as error:
+        return _complain(name, error.format_message(), error.exit_code)
+    except KeyboardInterrupt:
+        return _complain(name, "interrupted", INTERRUPTED)
+    except OSError as error:
+        return _complain(name, error.strerror or type(error).__name__, FAILED)
+    finally:
+        _drop_what_cannot_be_written()
+
+
+def reopen_closed_streams() -> None:
+    """Have standard streams that were closed lead nowhere.
+
+    Otherwise the next file or socket to be opened takes the number of one.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is the one that is missing.
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (the process's own)
+
+
+def _run(command: click.Command, name: str, arguments: list[str]) -> int:
+    # Not click's own `main`, which writes a blank line and a code of its own in some cases.
+    try:
+        with command.make_context(name, list(arguments)) as context:
+            code = command.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _complain(name: str, text: str, code: int) -> int:
+    with suppress(OSError):
+        print(f"{name}: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+    return code
+
+
+def _drop_what_cannot_be_written() -> None:
+    """The interpreter flushes once more at its end; give it somewhere to flush to."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
