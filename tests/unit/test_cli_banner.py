@@ -59,10 +59,31 @@ def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_password_in_the_gateway_is_not_shown() -> None:
-    gateway = "https://user:secret@api.test/v1"
+@pytest.mark.parametrize(
+    "gateway",
+    [
+        "https://user:secret@api.test/v1",
+        "https://api.test/v1?apikey=secret",
+        "https://api.test/?odd=secret&x=1#secret",
+        "http://u:secret@h/#secret",
+    ],
+)
+def test_what_may_be_a_key_in_the_gateway_is_not_shown(gateway: str) -> None:
     info = ServerInfo(api=API, pid=7, data_dir="/data", gateway=gateway)
     assert "secret" not in json_line(info) + "\n".join(banner(info, Settings(gateway=gateway)))
+
+
+def test_a_note_comes_before_the_banner_and_not_among_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Announcer().ready(INFO, Settings(allow_private=True), note="another port")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "another port"
+    assert len(lines) <= 8
+    Announcer(as_json=True).ready(INFO, Settings(), note="another port")
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["api"] == API
+    assert shown.err == "another port\n"
 
 
 def test_a_server_told_to_end_while_it_starts_does_not_call_itself_ready(

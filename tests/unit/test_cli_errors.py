@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor import cli
-from conveyor.settings import client_environment
+from conveyor.settings import Settings, client_environment
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,7 @@ def run(
         ["results", "J", "--status", "odd"],
         ["results", "J", "--jsonl", "--out", "d"],
         ["jobs", "--limit", "0"],
+        ["submit", "http://a/", "--out", ""],
         ["stop"],
     ],
 )
@@ -53,6 +54,12 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(
         (["submit", "http://a/"], "cannot reach"),
         (["watch", "J"], "cannot reach"),
         (["rm", "J", "K"], "cannot reach"),
+        (["watch", ""], "no such job: ''"),
+        (["rm", ".."], "no such job: .."),
+        (["submit", "http://a/", "--out", "/dev/null/x"], "cannot write into /dev/null/x: "),
+        (["watch", "J", "--out", "/dev/null/x"], "cannot write into /dev/null/x: "),
+        (["rerun", "J", "--out", "/dev/null/x"], "cannot write into /dev/null/x: "),
+        (["results", "J", "--out", "/dev/null/x"], "cannot write into /dev/null/x: "),
         (["jobs", "--server", "ftp://x"], "not a server address: ftp://x"),
         (["jobs", "--server", "http://127.0.0.1:99999/"], "not a server address: "),
         (["jobs", "--api-key", "schlüssel"], "the API key must be printable ASCII"),
@@ -70,26 +77,46 @@ def test_what_cannot_work_is_one_line_and_exit_code_1(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
+    ("arguments", "code", "message"),
     [
-        (["--port", "65536"], 2),
-        (["--workers", "0"], 2),
-        (["--log-format", "xml"], 2),
-        (["--gateway", "bogus"], 2),
-        (["--data-dir", ""], 2),
+        (["--port", "65536"], 2, ""),
+        (["--workers", "0"], 2, ""),
+        (["--log-format", "xml"], 2, ""),
+        (["--data-dir", ""], 2, ""),
+        (["--gateway", "bogus"], 2, "--gateway must be direct, fake, or "),
+        (["--gateway", "bogus", "--demo"], 2, "--gateway must be direct, fake, or "),
     ],
 )
 def test_a_server_that_cannot_start_says_why_in_one_line(
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     code: int,
+    message: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     data_dir = str(tmp_path_factory.mktemp("data"))
     got, out, err = run(capsys, "--data-dir", data_dir, *arguments, program="dev_main")
     assert (got, out) == (code, "")
-    assert err.startswith("conveyor-dev: ")
+    assert err.startswith(f"conveyor-dev: {message}")
     assert err.count("\n") == 1
+
+
+def test_a_variable_that_does_not_fit_is_named_as_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONVEYOR_GATEWAY", "bogus")
+    code, _out, err = run(capsys, program="dev_main")
+    assert code == 1
+    assert err.startswith("conveyor-dev: CONVEYOR_GATEWAY must be direct, fake, or ")
+
+
+def test_help_tells_the_default_server_and_what_is_skipped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _code, out, _err = run(capsys, "submit", "--help")
+    shown = " ".join(out.split())
+    assert f"http://{Settings().host}:{Settings().port}/v1" in shown
+    assert "Blank lines and lines that start with # are skipped" in shown
 
 
 def test_help_and_version_are_no_errors(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,15 +12,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from anyio import create_task_group, create_tcp_listener
+from anyio.abc import SocketAttribute, SocketStream
 
 from conveyor.client.api import ATTEMPTS, Api, base_url, connect
-from conveyor.client.download import download
+from conveyor.client.download import download, prepare
 from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused, ServerUnreachable
-from conveyor.client.inputs import SourcedTask
+from conveyor.client.inputs import ARGUMENT, SourcedTask
 from conveyor.client.progress import LineView
+from conveyor.client.reasons import sentence
 from conveyor.client.submit import JobOptions, submit
 from conveyor.client.watch import follow
-from conveyor.client.wire import RunReply
+from conveyor.client.wire import InvalidTaskReply, RunReply
+from conveyor.domain.errors import InvalidTaskReason
 
 KEY = "the-key"
 RUN = {"run_id": "R", "job_id": "J", "status": "running", "stats": {"total": 1}}
@@ -142,7 +146,18 @@ def test_a_server_may_be_named_in_several_ways(server: str, address: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "server", ["ftp://x", "http://", "http://h:port", "", "http://[::1", "a\0b"]
+    "server",
+    [
+        "ftp://x",
+        "http://",
+        "http://h:port",
+        "",
+        "http://[::1",
+        "a\0b",
+        "http://127.0.0.1:99999/",
+        "h:65536",
+        "h:0",
+    ],
 )
 def test_what_is_no_address_is_refused(server: str) -> None:
     with pytest.raises(ClientError, match="not a server address"):
@@ -197,6 +212,45 @@ async def test_an_answer_of_another_program_is_told(body: bytes) -> None:
             await api.job("J")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (301, {"Location": "/elsewhere"}, b""),
+        (404, {}, b"<html>"),
+        (404, {}, b'{"detail": "Not Found"}'),
+    ],
+)
+async def test_a_refusal_of_another_program_is_told(answer: Answer) -> None:
+    async with asked(answer) as (api, server, _pace):
+        with pytest.raises(ClientError) as caught:
+            await api.job("J")
+    assert str(caught.value) == f"{server.origin}/v1 is not a Conveyor server"
+
+
+async def test_a_program_that_speaks_no_http_is_told() -> None:
+    async def greet(stream: SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(b"220 mail.test ESMTP\r\n\r\n")
+
+    async with await create_tcp_listener(local_host="127.0.0.1", local_port=0) as listener:
+        port = listener.extra(SocketAttribute.local_port)
+        async with create_task_group() as group:
+            group.start_soon(listener.serve, greet)
+            async with connect(f"127.0.0.1:{port}", KEY, Pace()) as api:
+                with pytest.raises(ClientError, match="/v1 is not a Conveyor server$"):
+                    await api.job("J")
+            group.cancel_scope.cancel()
+
+
+async def test_a_code_that_the_sentence_names_is_not_repeated() -> None:
+    answer = problem(400, "invalid_argument", detail="zz: not a known param (unknown_param)")
+    async with asked(answer) as (api, _, _pace):
+        with pytest.raises(ServerRefused) as caught:
+            await api.job("J")
+    assert str(caught.value) == "zz: not a known param (unknown_param)"
+
+
 async def test_passing_trouble_is_waited_out_as_long_as_the_server_asks() -> None:
     limited = (429, {"Retry-After": "7"}, problem(429, "rate_limited")[2])
     broken: Answer = (0, {}, b"")
@@ -247,6 +301,21 @@ async def test_refused_tasks_are_named_by_where_they_came_from() -> None:
     assert caught.value.lines[20:] == ["and 1 more"]
 
 
+@pytest.mark.parametrize("reason", list(InvalidTaskReason))
+def test_every_reason_has_a_sentence_for_people(reason: InvalidTaskReason) -> None:
+    shown = sentence(InvalidTaskReply(index=0, reason=reason.value, value="http://h/"))
+    assert " " in shown
+    assert "_" not in shown
+
+
+async def test_a_refused_argument_is_named_by_itself() -> None:
+    bad = [{"index": 0, "reason": "malformed_url", "value": "example.com"}]
+    async with asked(problem(400, "invalid_argument", invalid_tasks=bad)) as (api, _, _pace):
+        with pytest.raises(InvalidTasks) as caught:
+            await submit(api, [SourcedTask({"url": "example.com"}, ARGUMENT)], JobOptions())
+    assert caught.value.lines == ["example.com: not a URL that starts with http:// or https://"]
+
+
 async def test_watching_is_quick_at_first_then_once_a_second() -> None:
     done = {**RUN, "status": "completed", "stats": {"total": 1, "completed": 1, "successful": 1}}
     answers = [ok(RUN)] * 20 + [ok(done)]
@@ -267,7 +336,7 @@ async def test_watching_outlives_a_server_that_is_away_but_not_for_ever() -> Non
         with pytest.raises(ServerUnreachable):
             await follow(api, RunReply(run_id="R", job_id="J", status="running"), LineView(sink))
     assert 30 < sum(pace.slept) < 32
-    assert "trying again" in sink.getvalue()
+    assert sink.getvalue().count("trying again") == 1
 
 
 async def test_bodies_are_fetched_without_the_key_and_tried_again(tmp_path: Path) -> None:
@@ -308,6 +377,15 @@ async def test_a_directory_that_cannot_be_written_ends_the_command(tmp_path: Pat
     async with asked(ok({"results": []})) as (api, _, _pace):
         with pytest.raises(ClientError, match=f"^cannot write into {taken}: "):
             await download(api, "J", taken)
+
+
+@pytest.mark.parametrize("where", ["taken", "taken/below"])
+def test_a_directory_that_cannot_be_written_is_found_beforehand(tmp_path: Path, where: str) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(ClientError, match=f"^cannot write into {tmp_path / where}: "):
+        prepare(tmp_path / where)
+    prepare(tmp_path / "new" / "one")
+    assert names(tmp_path / "new" / "one") == []
 
 
 async def test_a_full_directory_ends_the_command_too(tmp_path: Path) -> None:

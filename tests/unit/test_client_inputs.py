@@ -53,6 +53,7 @@ def test_json_tasks_pass_as_they_are() -> None:
     ("content", "message"),
     [
         (b"http://a/\n{nope}", "urls.txt:2: not a JSON object"),
+        (b'{\n  "url": "http://a/"\n}', "urls.txt:1: not a JSON object.*one JSON task a line$"),
         (b"{}", 'urls.txt:1: a JSON task needs a "url"'),
         (b'{"url": 7}', 'urls.txt:1: a JSON task needs a "url"'),
         (b'["http://a/"]', "urls.txt:1: a list"),

@@ -56,6 +56,33 @@ def test_a_control_does_not_hide_credentials() -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "apikey",
+            "api_key",
+            "API-Key",
+            "key",
+            "token",
+            "access_token",
+            "accessToken",
+            "password",
+        ),
+        *("secret", "client_secret", "signature", "X-Amz-Signature", "sig", "auth", "app.key"),
+    ],
+)
+def test_parameters_named_as_credentials_are_masked(name: str) -> None:
+    for mark in "?&#":
+        text = f"failed: http://h/p?a=1{mark}{name}=s3cr%20et&b=2: gone"
+        assert printable(text) == f"failed: http://h/p?a=1{mark}{name}=***&b=2: gone"
+
+
+@pytest.mark.parametrize("name", ["monkey", "keyword", "author", "page", "design", "tokens"])
+def test_other_parameters_are_shown(name: str) -> None:
+    assert printable(f"http://h/?{name}=1&x=key=2") == f"http://h/?{name}=1&x=key=2"
+
+
+@pytest.mark.parametrize(
     ("seconds", "shown"),
     [(0, "0.0 s"), (9.94, "9.9 s"), (12, "12 s"), (200, "3 min 20 s"), (7_500, "2 h 5 min")],
 )
