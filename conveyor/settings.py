@@ -86,6 +86,10 @@ def _one_of(*words: str) -> Callable[[Any], str | None]:
     return lambda value: None if value in words else f"must be one of {', '.join(words)}"
 
 
+def _not_empty(value: str) -> str | None:
+    return None if value else "must be the path of a directory"
+
+
 def _is_origin(value: str) -> bool:
     try:
         parts = urlsplit(value)
@@ -107,7 +111,11 @@ def _public_url(value: str) -> str | None:
 SETTINGS: tuple[Setting, ...] = (
     Setting("host", "address to listen on"),
     Setting("port", "port to listen on; 0 picks a free one", _between(0, 65_535)),
-    Setting("data_dir", "directory that holds the database, the result bodies and the secret"),
+    Setting(
+        "data_dir",
+        "directory that holds the database, the result bodies and the secret",
+        _not_empty,
+    ),
     Setting("gateway", "direct, fake, or the URL of a scraping API", _gateway),
     Setting("allow_private", "let the direct gateway fetch addresses that are not public"),
     Setting(

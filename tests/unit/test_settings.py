@@ -172,6 +172,7 @@ def test_where_the_command_line_finds_its_server(
         ("CONVEYOR_GATEWAY", "http://"),
         ("CONVEYOR_GATEWAY", "http://host:port/"),
         ("CONVEYOR_PUBLIC_URL", "not a url"),
+        ("CONVEYOR_DATA_DIR", ""),
     ],
 )
 def test_what_would_break_the_server_later_is_refused_by_name(variable: str, text: str) -> None:
