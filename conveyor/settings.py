@@ -34,7 +34,6 @@ class Settings:
     log_level: str = "info"
     log_format: str = "text"
     workers: int = 50
-    permit_policy: str = "reserve"
     permit_lease: float = 30.0
     visibility_timeout: float = 60.0
     heartbeat: float = 10.0
@@ -126,7 +125,6 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("log_level", "least severe level logged", _one_of("debug", "info", "warning", "error")),
     Setting("log_format", "text or json", _one_of("text", "json")),
     Setting("workers", "gateway calls at a time in this process", _between(1, 10_000)),
-    Setting("permit_policy", "how permits and receives go together", _one_of("reserve")),
     Setting(
         "permit_lease", "seconds after which the permits of a silent worker fall free", _at_least(1)
     ),

@@ -43,7 +43,6 @@ MAX_BYTES = 32_768
 MAX_HEADERS = 32
 MAX_HEADERS_BYTES = 8_192
 MAX_WAIT = 30_000
-MASK = "***"
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NOT_IN_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -119,18 +118,6 @@ def implied_format(params: Mapping[str, str]) -> Format:
 def is_on(params: Mapping[str, str], key: str) -> bool:
     """Whether a switch is set: `true` in any case."""
     return params.get(key, "").lower() == "true"
-
-
-def mask(params: Mapping[str, str]) -> dict[str, str]:
-    """Params fit for a log: the values of custom headers replaced by `***`, their names kept."""
-    masked = dict(params)
-    if "custom_headers" in masked:
-        try:
-            headers = json.loads(masked["custom_headers"])
-            masked["custom_headers"] = _compact(dict.fromkeys(headers, MASK))
-        except (ValueError, TypeError):
-            masked["custom_headers"] = MASK
-    return masked
 
 
 def _text(key: str, value: object) -> str:

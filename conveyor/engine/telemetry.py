@@ -13,7 +13,7 @@ COUNTERS = {
     "receives": "Receive calls to queues",
     "deliveries": "Messages received from queues",
     "bounces": "Messages hidden again instead of acknowledged",
-    "interruptions": "Claims given back before their work was done",
+    "claims_undone": "Claims given back before their work was done",
 }
 LABELLED_COUNTERS = {
     "gateway_calls": ("Gateway calls that ended", "outcome"),
@@ -40,9 +40,9 @@ class Telemetry(Collector):
         """One message was hidden again."""
         self.counts["bounces"] += 1
 
-    def interrupted(self) -> None:
+    def claim_undone(self) -> None:
         """One claim was given back before its work was done."""
-        self.counts["interruptions"] += 1
+        self.counts["claims_undone"] += 1
 
     def gateway_called(self, outcome: str) -> None:
         """One gateway call has ended."""

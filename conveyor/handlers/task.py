@@ -20,8 +20,8 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
 from conveyor.ports.queues import Delivery, TaskMessage
 from conveyor.ports.tasks import (
-    Claimed,
     Failed,
+    Finished,
     Held,
     Retry,
     Settled,
@@ -97,7 +97,9 @@ class TaskHandler:
             raise
         if isinstance(claim, Held):
             return Outcome(hide_for=max(0.0, (claim.until - now) / 1000))
-        if not isinstance(claim, Claimed):
+        if isinstance(claim, Finished):
+            if claim.run_status is not None:
+                await self._ended(message, "failed", Settled(True, claim.run_status))
             return ACKNOWLEDGE
         task = claim.task
         key = (task.run_id, task.task_id)
@@ -110,7 +112,7 @@ class TaskHandler:
             # Shutdown, or a store that is away: as if never claimed, so that nobody has to wait
             # for the claim to lapse.
             with anyio.CancelScope(shield=True):
-                self._observer.interrupted()
+                self._observer.claim_undone()
                 await self._settle(task, Undone())
             raise
         finally:
@@ -230,7 +232,7 @@ class TaskHandler:
         verdict = Failed(event, failure.problem, failure.failure)
         return await self._ended(task, "failed", await self._settle(task, verdict))
 
-    async def _ended(self, task: Task, state: str, settled: Settled) -> Outcome:
+    async def _ended(self, task: Task | TaskMessage, state: str, settled: Settled) -> Outcome:
         if settled.applied:
             self._observer.task_ended(state)
             if _log.isEnabledFor(logging.INFO):

@@ -33,7 +33,12 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The task is terminal, or its run is not live, or it is gone: acknowledge and forget."""
+    """The task is terminal, or its run is not live, or it is gone: acknowledge and forget.
+
+    `run_status` is set where this very claim ended the task as failed: where the run stands then.
+    """
+
+    run_status: RunStatus | None = None
 
 
 Claim = Claimed | Held | Finished
@@ -104,8 +109,9 @@ class Tasks(Protocol):
         """Claim a pending task, or one whose claim has lapsed, of a live run.
 
         A lapsed claim is written to the history as an interruption. One that lapsed more than
-        `max_interruptions` times ends the task as failed (code `interrupted`), and Finished is
-        returned. A pause does not hinder a claim: the message was already received.
+        `max_interruptions` times ends the task as failed (code `interrupted`): the answer is
+        Finished with the run's status. A pause does not hinder a claim: the message was already
+        received.
         """
         ...
 

@@ -45,6 +45,6 @@ class Observer(Protocol):
         """One task has reached a terminal state."""
         ...
 
-    def interrupted(self) -> None:
+    def claim_undone(self) -> None:
         """One claim was given back before its work was done."""
         ...

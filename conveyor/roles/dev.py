@@ -32,6 +32,10 @@ COLLECT_AFTER = 50_000
 loop's time, nearly all of it on objects that live for one task and are freed without them."""
 
 
+_UVICORN_LOG = logging.getLogger("uvicorn.error")
+"""Tells each request that is cut off at the end as an error, with a traceback: silent by then."""
+
+
 class ServerInfo(msgspec.Struct, frozen=True):
     """Where a server that is ready can be found."""
 
@@ -133,6 +137,9 @@ async def serve(
         finally:
             with anyio.CancelScope(shield=True):
                 await runtime.aclose()
+            # Requests that were cut off have been told by now; another server of this process may
+            # have something to say.
+            _UVICORN_LOG.setLevel(logging.NOTSET)
 
 
 async def _serve(
@@ -163,8 +170,7 @@ async def _serve(
 
     async def end() -> None:
         await stop.wait()
-        # Requests that are cut off now are told as an error each, with a traceback, by the server.
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        _UVICORN_LOG.setLevel(logging.CRITICAL)
         runtime.readiness.yes = False
         runtime.worker.stop()
         server.should_exit = True

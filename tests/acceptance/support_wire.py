@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,11 @@ def together(count: int, act: Callable[[int], T]) -> list[T]:
         return list(pool.map(begin, range(count)))
 
 
+def holds_no_permit(metrics: str) -> bool:
+    """Whether these metrics tell of a worker with no permit in hand."""
+    return re.search(r"^conveyor_permits 0\.0$", metrics, re.MULTILINE) is not None
+
+
 class Wire:
     """One caller's requests to one server. Safe to use from many threads."""
 
@@ -84,6 +90,11 @@ class Wire:
         response = self.send(method, path, **more)
         assert response.is_success, f"{method} {path}: {response.status_code} {response.text}"
         return response.json() if response.content else None
+
+    def nothing_in_hand(self) -> bool | None:
+        """Whether the worker has given every permit back: what it received has been concluded."""
+        metrics = self._client.get(self._client.base_url.copy_with(path="/metrics"))
+        return holds_no_permit(metrics.text) or None
 
     def submit(self, urls: Sequence[str], *, key: str | None = None, **fields: Any) -> Any:
         """Create a job; the answer."""

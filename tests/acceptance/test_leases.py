@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,8 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_boot import boot
 from tests.acceptance.support_calls import Caller
+from tests.acceptance.support_wire import eventually
 
 pytestmark = pytest.mark.server
 
@@ -39,3 +43,27 @@ def test_a_request_cut_off_at_the_end_leaves_no_traceback(tmp_path: Path) -> Non
             )
             caller.get("/jobs")
         assert b"Traceback" not in server.output()
+
+
+def test_names_that_nobody_answers_for_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    """Lookups that never return; the server is waited for at most ten seconds."""
+    patched = tmp_path / "patched"
+    patched.mkdir()
+    (patched / "sitecustomize.py").write_text(
+        "import socket, threading\nsocket.getaddrinfo = lambda *_, **__: threading.Event().wait()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(patched)}
+    flags = ("--gateway", "direct")
+    with (
+        ServerProcess(tmp_path / "data", *flags, environment=environment) as server,
+        Caller(server.info.api) as caller,
+    ):
+        job = caller.submit(*(f"http://name{number}.test/" for number in range(60)))
+        eventually(
+            lambda: any(row["status"] == "processing" for row in caller.results(job)) or None,
+            "names are being looked up",
+        )
+        server.signal(signal.SIGTERM)
+        code, errors = server.wait(10.0)
+        assert code == 0
+        assert errors.count("\n") == 1

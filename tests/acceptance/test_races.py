@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 
@@ -22,8 +21,8 @@ from tests.acceptance.support_data import (
     rows_of,
     server,
 )
-from tests.acceptance.support_inside import inside
-from tests.acceptance.support_wire import ENDED, Wire, eventually, target, together
+from tests.acceptance.support_inside import ORIGIN, inside
+from tests.acceptance.support_wire import ENDED, Wire, eventually, holds_no_permit, target, together
 
 pytestmark = pytest.mark.server
 
@@ -133,7 +132,7 @@ def test_deleting_with_ten_in_flight_leaves_nothing(
 
         eventually(is_gone, "no row and no file is left")
         eventually(lambda: booted.hits.in_flight == 0 or None, "the last call ends")
-        time.sleep(0.2)  # a late answer would be written by now
+        eventually(wire.nothing_in_hand, "its answer is dealt with")
         assert is_gone(), (row_counts(tmp_path), body_files(tmp_path))
         assert arena.calls_of(late) == called
         assert wire.send("GET", f"/jobs/{job_id}/runs/{run_id}").status_code == 404
@@ -301,11 +300,11 @@ async def test_a_late_answer_resurrects_nothing(tmp_path: Path) -> None:
         await booted.until(has_begun, "the call begins")
         await booted.ask("DELETE", f"/jobs/{job_id}/runs/{run_id}")
 
-        async def has_ended() -> bool:
-            return booted.gateway.hits.in_flight == 0
+        async def is_dealt_with() -> bool:
+            metrics = await booted.client.get(f"{ORIGIN}/metrics")
+            return booted.gateway.hits.in_flight == 0 and holds_no_permit(metrics.text)
 
-        await booted.until(has_ended, "the call ends")
-        await anyio.sleep(0.1)  # its answer would be written by now
+        await booted.until(is_dealt_with, "the call ends, and its answer is dealt with")
         assert (await booted.client.get(f"/jobs/{job_id}/results")).status_code == 404
         assert rows_of(tmp_path, "SELECT status, successful FROM runs") == [("deleted", 0)]
         assert rows_of(tmp_path, "SELECT count(*) FROM tasks") == [(0,)]

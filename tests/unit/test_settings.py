@@ -92,7 +92,6 @@ def test_an_override_wins_and_none_does_not() -> None:
         ("ALLOW_PRIVATE", "maybe", "true or false"),
         ("LOG_LEVEL", "loud", "one of debug, info, warning, error"),
         ("LOG_FORMAT", "xml", "one of text, json"),
-        ("PERMIT_POLICY", "off", "one of reserve"),
         ("GATEWAY", "ftp://a", "http(s) URL"),
         ("GATEWAY", "", "http(s) URL"),
     ],

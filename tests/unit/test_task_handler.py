@@ -17,7 +17,7 @@ from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler, TaskOptions
 from conveyor.handlers.templates import Templates
 from conveyor.handlers.verdict import Backoff
 from conveyor.ports.gateway import ScrapeRequest, Success
-from conveyor.ports.queues import Delivery, TaskMessage
+from conveyor.ports.queues import Delivery, TaskMessage, run_queue
 from conveyor.ports.work import ACKNOWLEDGE, Outcome
 from tests.unit.http_api import Api, open_api
 
@@ -55,7 +55,9 @@ class GatedGateway:
         yield Success(b"body", "text/plain")
 
 
-def handler_over(api: Api, gateway: GatedGateway) -> TaskHandler:
+def handler_over(
+    api: Api, gateway: GatedGateway, telemetry: Telemetry | None = None
+) -> TaskHandler:
     binding, clock = api.binding, api.clock
     return TaskHandler(
         binding,
@@ -63,7 +65,7 @@ def handler_over(api: Api, gateway: GatedGateway) -> TaskHandler:
         Templates(binding.jobs, KeySealer([binding.root_secret])),
         clock,
         backoff=Backoff(clock, base=1.0, cap=1.0, rate_limit_deadline=1.0),
-        observer=Telemetry(),
+        observer=telemetry or Telemetry(),
         options=TaskOptions(
             worker="worker",
             visibility=60.0,
@@ -180,3 +182,17 @@ async def test_a_claim_that_failed_undoes_no_other_of_the_same_worker(api: Api) 
     assert task.result is not None
     assert await api.binding.blobs.open(task.result.blob_key) is not None
     assert len(gateway.calls) == 1
+
+
+async def test_a_task_that_its_claims_end_is_counted_and_its_run_is_over(api: Api) -> None:
+    [delivery] = await interrupted(api, 1, times=MAX_INTERRUPTIONS + 1)
+    gateway, telemetry = GatedGateway(), Telemetry()
+    handler = handler_over(api, gateway, telemetry)
+    queue = run_queue(delivery.message.run_id)
+    assert await api.binding.queues.receive(queue, limit=1, visibility=60.0)
+
+    assert await handler.handle(delivery) == ACKNOWLEDGE
+
+    assert telemetry.tasks == {"failed": 1}
+    assert gateway.calls == []
+    assert api.binding.queues.depth(queue) == 0

@@ -272,7 +272,7 @@ def _claim(move: ClaimMove, run: LiveRun, row: _Candidate, writes: _Writes) -> C
         interruptions += 1
         _interrupt(move, run, row, writes)
         if interruptions > move.max_interruptions:
-            return Finished()
+            return Finished(run.status)
     elif row.not_before > move.now:
         return Held(row.not_before)
     number = row.claim_number + 1
