@@ -81,16 +81,10 @@ class Machine:
 
 def machine(work: Path) -> Machine:
     """The facts of this machine, now."""
-    model = "unknown"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine(
-        cpu=model,
-        cpus=len(os.sched_getaffinity(0)),
-        memory_gb=round(pages / 2**30, 1),
+        cpu=cpu_model(),
+        cpus=cpus(),
+        memory_gb=memory_gb(),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         python_optimised="--enable-optimizations"
@@ -100,6 +94,24 @@ def machine(work: Path) -> Machine:
         file_us=round(_file_microseconds(work), 1),
         load=round(os.getloadavg()[0], 2),
     )
+
+
+def cpu_model() -> str:
+    """The name of the processor, as the kernel tells it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_gb() -> float:
+    """The memory of the machine."""
+    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
 def _file_system(path: Path) -> str:

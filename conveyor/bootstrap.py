@@ -6,13 +6,23 @@ Bindings are imported lazily, so that a process loads no more than the one it us
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conveyor.domain.sealing import KeySealer, secret_bytes
+from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.policy import Policy
+from conveyor.engine.polling import Polling
+from conveyor.engine.receive_first import (
+    ReceiveFirstPolicy,
+    exact_local_gate,
+    local_gate,
+    no_gate,
+)
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
@@ -26,6 +36,7 @@ from conveyor.http.malformed import protocol
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
+from conveyor.ports.permits import Permits
 from conveyor.service.options import ServiceOptions
 from conveyor.service.service import Service
 from conveyor.settings import Settings
@@ -34,6 +45,8 @@ if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
 
 
+POLLING = Polling()
+_log = logging.getLogger("conveyor.engine")
 RENEWALS = 3
 """Heartbeats at least within one visibility timeout and within one permit lease."""
 
@@ -77,6 +90,7 @@ async def open_dev(
         clock,
         secret=secrets[0],
         queue_window=settings.queue_window,
+        max_receives=settings.max_receives,
     )
     engine = gateway or open_gateway(
         settings.gateway,
@@ -118,6 +132,7 @@ def build_worker(
     *,
     telemetry: Telemetry,
     older_secrets: tuple[bytes, ...] = (),
+    polling: Polling = POLLING,
 ) -> Worker:
     """The loop over a binding: the same for every one of them."""
     name = clock.new_id()
@@ -141,7 +156,14 @@ def build_worker(
             max_interruptions=settings.max_interruptions,
         ),
     )
-    policy = ReservePolicy(binding.permits, clock, holder=name, lease=settings.permit_lease)
+    heartbeat = min(
+        settings.heartbeat,
+        settings.visibility_timeout / RENEWALS,
+        settings.permit_lease / RENEWALS,
+    )
+    policy = build_policy(
+        settings, binding.permits, clock, holder=name, heartbeat=heartbeat, batch=polling.batch
+    )
     telemetry.gauge("permits", "Permits in this worker's hand", lambda: policy.held)
     dispatcher = Dispatcher(
         binding.queues,
@@ -152,19 +174,59 @@ def build_worker(
         telemetry=telemetry,
         slots=settings.workers,
         visibility=settings.visibility_timeout,
+        polling=polling,
+        max_receives=settings.max_receives,
     )
     telemetry.gauge("queue_depth", "Messages waiting in this worker's queues", dispatcher.depth)
-    return Worker(
+    discovery = Discovery(
         dispatcher,
         binding.runs,
+        binding.queues,
         binding.signals,
         clock,
-        discovery_interval=settings.discovery_interval,
-        heartbeat=min(
-            settings.heartbeat,
-            settings.visibility_timeout / RENEWALS,
-            settings.permit_lease / RENEWALS,
-        ),
+        interval=settings.discovery_interval,
+        resync=settings.resync_interval,
+        evict_after=settings.evict_after,
+    )
+    return Worker(dispatcher, discovery, clock, heartbeat=heartbeat)
+
+
+def build_policy(
+    settings: Settings,
+    permits: Permits,
+    clock: Clock,
+    *,
+    holder: str,
+    heartbeat: float,
+    batch: int,
+) -> Policy:
+    """The permit policy that the settings name."""
+    gates = {"off": no_gate, "local": local_gate, "local-exact": exact_local_gate}
+    if settings.permit_policy in gates:
+        _log.warning(
+            "permit policy %s receives messages that it cannot work: use reserve",
+            settings.permit_policy,
+        )
+        return ReceiveFirstPolicy(
+            permits,
+            clock,
+            gate=gates[settings.permit_policy],
+            holder=holder,
+            lease=settings.permit_lease,
+            heartbeat=heartbeat,
+            cooldown=settings.throttle_cooldown,
+            bounce=settings.bounce_visibility,
+            bounce_cap=settings.bounce_visibility_cap,
+        )
+    return ReservePolicy(
+        permits,
+        clock,
+        holder=holder,
+        lease=settings.permit_lease,
+        heartbeat=heartbeat,
+        slots=settings.workers,
+        batch=batch,
+        strict=settings.permit_policy == "reserve-strict",
     )
 
 

@@ -17,6 +17,7 @@ from conveyor import __version__
 from conveyor.client.program import FAILED as FAILED
 from conveyor.client.program import INTERRUPTED as INTERRUPTED
 from conveyor.client.program import Failure, Interruption, guarded
+from conveyor.testing.simulate_command import simulate
 
 if TYPE_CHECKING:
     from conveyor.client.commands import Target, Terminal
@@ -298,6 +299,9 @@ def rm(jobs: tuple[str, ...], server: str | None, api_key: str | None) -> int:
     from conveyor.client.commands import remove_jobs
 
     return _client(lambda target, terminal: remove_jobs(target, terminal, jobs), server, api_key)
+
+
+conveyor.add_command(simulate)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -34,10 +34,17 @@ class Settings:
     log_level: str = "info"
     log_format: str = "text"
     workers: int = 50
+    permit_policy: str = "reserve"
+    throttle_cooldown: float = 1.0
+    bounce_visibility: float = 5.0
+    bounce_visibility_cap: float = 300.0
     permit_lease: float = 30.0
     visibility_timeout: float = 60.0
     heartbeat: float = 10.0
     discovery_interval: float = 10.0
+    resync_interval: float = 600.0
+    evict_after: float = 600.0
+    max_receives: int = 1_000
     queue_window: int = 10_000
     gateway_timeout: float = 180.0
     shutdown_grace: float = 2.0
@@ -126,6 +133,22 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("log_format", "text or json", _one_of("text", "json")),
     Setting("workers", "gateway calls at a time in this process", _between(1, 10_000)),
     Setting(
+        "permit_policy",
+        "how permits and receives are brought together",
+        _one_of("reserve", "reserve-strict", "local-exact", "local", "off"),
+    ),
+    Setting(
+        "throttle_cooldown",
+        "seconds that a queue rests after a refused permit, where messages come first",
+        _at_least(0),
+    ),
+    Setting(
+        "bounce_visibility",
+        "seconds that a message without a permit is hidden; doubles with each receive",
+        _at_least(0),
+    ),
+    Setting("bounce_visibility_cap", "most seconds that such a message is hidden", _at_least(0)),
+    Setting(
         "permit_lease", "seconds after which the permits of a silent worker fall free", _at_least(1)
     ),
     Setting(
@@ -136,7 +159,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "heartbeat", "seconds between renewals of claims, messages and permits", _at_least(0.1)
     ),
-    Setting("discovery_interval", "seconds between looks for runs with work", _at_least(0.1)),
+    Setting("discovery_interval", "seconds between looks for changed runs", _at_least(0.1)),
+    Setting("resync_interval", "seconds between looks at every run with work", _at_least(0.1)),
+    Setting("evict_after", "seconds after which an empty queue is left alone", _at_least(1)),
+    Setting(
+        "max_receives",
+        "receives after which a message goes to the dead-letter queue",
+        _between(3, 1_000),
+    ),
     Setting("queue_window", "references a run's queue holds in memory", _at_least(10)),
     Setting("gateway_timeout", "seconds that one gateway call may take", _at_least(0.1)),
     Setting("shutdown_grace", "seconds that running calls get to end at shutdown", _at_least(0)),

@@ -28,7 +28,12 @@ class DevBinding:
 
 
 async def open_binding(
-    data_dir: Path, clock: Clock, *, secret: str = "", queue_window: int = 10_000
+    data_dir: Path,
+    clock: Clock,
+    *,
+    secret: str = "",
+    queue_window: int = 10_000,
+    max_receives: int = 1_000,
 ) -> DevBinding:
     """Open a data directory and everything in it; the caller closes it by `ports.aclose`.
 
@@ -46,7 +51,9 @@ async def open_binding(
     except BaseException:
         directory.close()
         raise
-    queues = MemoryQueues(store.tasks.unfinished_after, clock, window=queue_window)
+    queues = MemoryQueues(
+        store.tasks.unfinished_after, clock, window=queue_window, max_receives=max_receives
+    )
 
     async def close() -> None:
         await blobs.aclose()

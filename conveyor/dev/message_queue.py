@@ -32,6 +32,15 @@ class Faults:
     duplicates: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveLimit:
+    """What happens to a message that was received `receives` times, at least 1, and is visible
+    again: the next receive hands it to `move` and forgets it."""
+
+    receives: int
+    move: Callable[[Message], None]
+
+
 class Held:
     """A message that is more than a waiting reference: it was received once, or is delayed.
 
@@ -51,10 +60,18 @@ class Held:
 class MessageQueue:
     """Messages by visibility and receipt. A receipt is void once its message is received again."""
 
-    def __init__(self, name: str, *, receipts: Callable[[], int], faults: Faults | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        receipts: Callable[[], int],
+        faults: Faults | None,
+        receive_limit: ReceiveLimit | None = None,
+    ) -> None:
         self.name = name
         self._next_receipt = receipts
         self._faults = faults
+        self._receive_limit = receive_limit
         self._ready: deque[Held] = deque()
         self._received: dict[str, Held] = {}
         self._unseen = 0
@@ -160,14 +177,14 @@ class MessageQueue:
         ready = self._ready
         while ready and len(batch) < limit:
             held = ready.popleft()
-            if held.due != _GONE:
+            if self._may_be_received(held):
                 batch.append(held)
         if len(batch) < limit:
             batch += self._fresh(limit - len(batch))
         return batch
 
     def _draw_badly(self, limit: int, faults: Faults) -> list[Held]:
-        pool = [held for held in self._ready if held.due != _GONE]
+        pool = [held for held in self._ready if self._may_be_received(held)]
         self._ready.clear()
         wanted = limit + faults.reorder - len(pool)
         if wanted > 0:
@@ -183,6 +200,23 @@ class MessageQueue:
                 self._put(copy, now=0.0, delay=0.0)
         self._ready.extendleft(reversed(pool))
         return batch
+
+    def _may_be_received(self, held: Held) -> bool:
+        """Whether a message that was visible still is there; one received too often leaves now."""
+        if held.due == _GONE:
+            return False
+        limit = self._receive_limit
+        if limit is None or held.receive_count < limit.receives:
+            return True
+        self._leave(held)
+        limit.move(held.message)
+        return False
+
+    def _leave(self, held: Held) -> None:
+        if held.receipt is None:
+            self._unseen -= 1
+        else:
+            del self._received[held.receipt]
 
     def _fresh(self, _limit: int) -> list[Held]:
         """More messages than those held, for a queue that keeps some elsewhere."""

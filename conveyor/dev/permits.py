@@ -1,86 +1,172 @@
-"""The permits port in memory: a ledger of counts with leases, for the workers of one process."""
+"""The permits port in memory: a ledger of counts under leases, for the workers of one process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+import math
 
 from conveyor.ports.clock import Clock
+from conveyor.ports.permits import Holding, Standing
 
 _SLACK = 64
 
 
-@dataclass(slots=True)
-class _Share:
-    """What one holder has of one job; nothing any more from `lapses_at` on, in monotonic
-    seconds."""
+class Entry:
+    """What one holder has of one job; nothing any more from `lapses_at` on, in monotonic seconds.
 
-    count: int
-    lapses_at: float
+    `noted_at` belongs to `Entries`: the moment at which it looks at this entry again.
+    """
+
+    __slots__ = ("count", "lapses_at", "noted_at", "sequence", "wants")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.wants = False
+        self.sequence = -math.inf
+        self.lapses_at = math.inf
+        self.noted_at = math.inf
+
+
+class Entries:
+    """One job's entries by holder, with their sums kept, so that no call has to add them up.
+
+    `total`, `holders` and `wanting` are right as of the last `forget_lapsed`. Each entry stands in
+    the heap once, not later than it lapses, and is put back there if it was renewed meanwhile: a
+    renewal costs nothing.
+    """
+
+    __slots__ = ("_due", "by_holder", "holders", "total", "wanting")
+
+    def __init__(self) -> None:
+        self.by_holder: dict[str, Entry] = {}
+        self.total = 0
+        self.holders = 0
+        self.wanting = 0
+        self._due: list[tuple[float, str]] = []
+
+    def put(
+        self, holder: str, count: int, lapses_at: float, *, sequence: float = 0, wants: bool = False
+    ) -> None:
+        """Let a holder have `count` until `lapses_at`, whatever it had before."""
+        entry = self.by_holder.get(holder)
+        if entry is None:
+            entry = self.by_holder[holder] = Entry()
+        self.total += count - entry.count
+        self.holders += (count > 0) - (entry.count > 0)
+        self.wanting += wants - entry.wants
+        entry.count = count
+        entry.wants = wants
+        entry.sequence = sequence
+        entry.lapses_at = lapses_at
+        if lapses_at < entry.noted_at:
+            entry.noted_at = lapses_at
+            heapq.heappush(self._due, (lapses_at, holder))
+
+    def drop(self, holder: str) -> None:
+        """Forget a holder."""
+        entry = self.by_holder.pop(holder, None)
+        if entry is not None:
+            self.total -= entry.count
+            self.holders -= entry.count > 0
+            self.wanting -= entry.wants
+
+    def forget_lapsed(self, now: float) -> None:
+        """Drop every entry that lapsed at `now` or before."""
+        due = self._due
+        while due and due[0][0] <= now:
+            noted_at, holder = heapq.heappop(due)
+            entry = self.by_holder.get(holder)
+            if entry is None or entry.noted_at != noted_at:
+                continue
+            if entry.lapses_at <= now:
+                self.drop(holder)
+            else:
+                entry.noted_at = entry.lapses_at
+                heapq.heappush(due, (entry.lapses_at, holder))
+
+
+class JobEntries:
+    """The entries of each job. Jobs of which nothing is left are forgotten now and then."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Entries] = {}
+        self._sweep_at = _SLACK
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def of(self, job_id: str, now: float) -> Entries:
+        """A job's live entries."""
+        entries = self._jobs.get(job_id)
+        if entries is None:
+            if len(self._jobs) >= self._sweep_at:
+                self._sweep(now)
+            entries = self._jobs[job_id] = Entries()
+        else:
+            entries.forget_lapsed(now)
+        return entries
+
+    def total(self, job_id: str, now: float) -> int:
+        """The sum of a job's live counts."""
+        return self.of(job_id, now).total if job_id in self._jobs else 0
+
+    def _sweep(self, now: float) -> None:
+        """Each time the number of jobs has doubled, so that a call costs the same on average."""
+        for job_id, entries in list(self._jobs.items()):
+            entries.forget_lapsed(now)
+            if not entries.by_holder:
+                del self._jobs[job_id]
+        self._sweep_at = 2 * len(self._jobs) + _SLACK
 
 
 class MemoryPermits:
-    """Permits by job and holder. A lease outlives its last permit, so that renewing it is no
-    loss."""
+    """Permits by job and holder, for one event loop.
 
-    def __init__(self, clock: Clock) -> None:
+    An entry of no permits stays until its lease lapses: it carries the want, and the sequence that
+    turns late calls away. `closed_for`: seconds from now on for which this ledger knows that it may
+    have lost entries, at least the longest lease that was ever asked for. While they last, `before`
+    counts as what the ledger knows, whatever the limit, and nothing is `free`.
+    """
+
+    def __init__(self, clock: Clock, *, closed_for: float = 0.0) -> None:
         self._clock = clock
-        self._jobs: dict[str, dict[str, _Share]] = {}
-        self._sweep_at = _SLACK
+        self._jobs = JobEntries()
+        self._opens_at = clock.monotonic() + closed_for
 
-    async def grow(self, job_id: str, holder: str, count: int, *, limit: int, lease: float) -> int:
-        """Take up to `count` more permits; how many were granted."""
+    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+        """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
+
+        Raises ValueError where `holding.count` is below zero.
+        """
+        count = holding.count
+        if count < 0:
+            raise ValueError("a count of permits is not negative")
         now = self._clock.monotonic()
-        shares = self._live(job_id, now)
-        in_use = sum(share.count for share in shares.values())
-        granted = max(min(count, limit - in_use), 0)
-        share = shares.get(holder)
-        if share is not None:
-            share.count += granted
-            share.lapses_at = now + lease
-        elif granted:
-            shares[holder] = _Share(granted, now + lease)
-            self._jobs[job_id] = shares
-            self._sweep(now)
-        return granted
+        closed = now < self._opens_at
+        entries = self._jobs.of(holding.job_id, now)
+        entry = entries.by_holder.get(holding.holder)
+        known = 0 if entry is None else entry.count
+        if entry is not None and holding.sequence <= entry.sequence:
+            granted = False
+        elif closed:
+            granted = count <= holding.before
+        else:
+            granted = count <= known or entries.total - known + count <= limit
+        if granted:
+            entries.put(
+                holding.holder,
+                count,
+                now + lease,
+                sequence=holding.sequence,
+                wants=holding.wants,
+            )
+        return Standing(
+            granted=granted,
+            free=0 if closed else max(0, limit - entries.total),
+            holders=entries.holders,
+            wanting=entries.wanting,
+        )
 
-    async def give_back(self, job_id: str, holder: str, count: int) -> None:
-        """Return permits; more than are held returns them all."""
-        share = self._live(job_id, self._clock.monotonic()).get(holder)
-        if share is not None:
-            share.count = max(share.count - max(count, 0), 0)
-
-    async def renew(self, holder: str, job_ids: list[str], *, lease: float) -> list[str]:
-        """Extend leases from now; the jobs on which the holder has none any more."""
-        now = self._clock.monotonic()
-        lapsed = []
-        for job_id in job_ids:
-            share = self._live(job_id, now).get(holder)
-            if share is None:
-                lapsed.append(job_id)
-            else:
-                share.lapses_at = now + lease
-        return lapsed
-
-    async def release(self, holder: str) -> None:
-        """Return everything that a holder has."""
-        for job_id, shares in list(self._jobs.items()):
-            if shares.pop(holder, None) is not None and not shares:
-                del self._jobs[job_id]
-
-    def _live(self, job_id: str, now: float) -> dict[str, _Share]:
-        """The shares of a job, lapsed ones dropped."""
-        shares = self._jobs.get(job_id)
-        if shares is None:
-            return {}
-        for holder in [name for name, share in shares.items() if share.lapses_at <= now]:
-            del shares[holder]
-        if not shares:
-            del self._jobs[job_id]
-        return shares
-
-    def _sweep(self, now: float) -> None:
-        """Forget jobs that nobody asks about any more, each time their number has doubled."""
-        if len(self._jobs) >= self._sweep_at:
-            for job_id in list(self._jobs):
-                self._live(job_id, now)
-            self._sweep_at = 2 * len(self._jobs) + _SLACK
+    def total(self, job_id: str) -> int:
+        """The sum of a job's counts under unexpired leases."""
+        return self._jobs.total(job_id, self._clock.monotonic())

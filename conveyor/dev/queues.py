@@ -7,15 +7,21 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from conveyor.dev.message_queue import Faults, MessageQueue
+from conveyor.dev.message_queue import Faults, MessageQueue, ReceiveLimit
 from conveyor.dev.run_queue import RunQueue
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import MAX_BATCH, Delivery, Message, run_queue
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DEAD_LETTER_QUEUE,
+    MAX_BATCH,
+    Delivery,
+    Message,
+    QueueMissing,
+    run_queue,
+)
 
 UnfinishedAfter = Callable[[str, int, int], Awaitable[list[tuple[int, str]]]]
 """The tasks port's method: (run_id, after, limit) to (index, task_id) of rows to be worked."""
-
-_RUN_PREFIX = run_queue("")
 
 
 class MemoryQueues:
@@ -24,6 +30,11 @@ class MemoryQueues:
     A run's queue keeps at most `window` references in memory and reads the others from
     `unfinished_after` when it runs low: nothing before the first receive. `reorder` and
     `duplicates` are weaknesses for tests (see `Faults`). Belongs to one event loop.
+
+    A message received `max_receives` times (None: no limit) that is visible again goes to the
+    dead-letter queue at the next receive, and is counted from 1 there. It stays there when its
+    run's queue is dropped. In the rows its task is as unfinished as before: it comes again when it
+    is sent again, when the run's queue is made again, and after a restart.
     """
 
     def __init__(
@@ -34,6 +45,7 @@ class MemoryQueues:
         window: int = 10_000,
         reorder: int = 0,
         duplicates: float = 0.0,
+        max_receives: int | None = None,
     ) -> None:
         self._clock = clock
         self._unfinished_after = unfinished_after
@@ -42,16 +54,28 @@ class MemoryQueues:
         if reorder or duplicates:
             self._faults = Faults(random=clock.random, reorder=reorder, duplicates=duplicates)
         self._runs: dict[str, RunQueue] = {}
-        self._others: dict[str, MessageQueue] = {}
         self._changed: dict[str, anyio.Event] = {}
         self._receipts = itertools.count(1).__next__
+        self._limit: ReceiveLimit | None = None
+        if max_receives is not None:
+            self._limit = ReceiveLimit(receives=max_receives, move=self._give_up)
+        self._dead_letters = self._other(DEAD_LETTER_QUEUE, None)
+        self._others = {
+            CONTROL_QUEUE: self._other(CONTROL_QUEUE, self._limit),
+            DEAD_LETTER_QUEUE: self._dead_letters,
+        }
 
     async def open_run(self, job_id: str, run_id: str) -> None:
         """Make a run's queue ready; reads nothing."""
         self._open(job_id, run_id)
 
+    async def remake_run(self, job_id: str, run_id: str) -> None:
+        """Make a missing queue again; its window reads every row to be worked, as a new one does.
+        Without effect where the queue is there."""
+        self._open(job_id, run_id)
+
     async def drop_run(self, run_id: str) -> None:
-        """Remove a run's queue; a receive that waits on it returns."""
+        """Remove a run's queue; a receive that waits on it raises QueueMissing."""
         name = run_queue(run_id)
         self._runs.pop(name, None)
         self._notify(name)
@@ -64,9 +88,12 @@ class MemoryQueues:
         self._notify(queue.name)
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
-        """Enqueue one message, to be seen after `delay` seconds."""
+        """Enqueue one message, to be seen after `delay` seconds. Raises QueueMissing for a name
+        that is neither of a queue nor of the message's run."""
         found = self._find(queue)
         if found is None:
+            if queue != run_queue(message.run_id):
+                raise QueueMissing(queue)
             found = self._open(message.job_id, message.run_id)
         found.put(message, now=self._clock.monotonic(), delay=delay)
         self._notify(found.name)
@@ -76,12 +103,15 @@ class MemoryQueues:
     ) -> list[Delivery]:
         """Up to `limit` messages, hidden for `visibility` seconds; see the port.
 
-        A run's queue that does not exist gives nothing at once, whatever `wait` is. A cancelled
-        receive has taken nothing: nothing is awaited between taking and returning.
+        Raises QueueMissing for a run's queue that does not exist or is dropped meanwhile. A
+        cancelled receive has taken nothing: nothing is awaited between taking and returning.
         """
         limit = min(limit, MAX_BATCH)
         deadline = self._clock.monotonic() + wait
-        while (found := self._find(queue)) is not None and limit > 0:
+        while limit > 0:
+            found = self._find(queue)
+            if found is None:
+                raise QueueMissing(queue)
             if found.starved and not found.refilling:
                 await self._refill(found)
                 if self._find(queue) is not found:
@@ -117,26 +147,33 @@ class MemoryQueues:
 
     def depth(self, queue: str) -> int:
         """About how many messages wait; at least 1 where a run may have rows not read yet."""
-        found = self._runs.get(queue) or self._others.get(queue)
+        found = self._find(queue)
         return 0 if found is None else found.depth
 
     def _find(self, queue: str) -> MessageQueue | None:
-        """A queue by name; one that is not a run's comes into being when it is first named."""
-        found: MessageQueue | None = self._runs.get(queue) or self._others.get(queue)
-        if found is None and not queue.startswith(_RUN_PREFIX):
-            found = MessageQueue(queue, receipts=self._receipts, faults=self._faults)
-            self._others[queue] = found
-        return found
+        return self._runs.get(queue) or self._others.get(queue)
 
     def _open(self, job_id: str, run_id: str) -> RunQueue:
         name = run_queue(run_id)
         found = self._runs.get(name)
         if found is None:
             found = self._runs[name] = RunQueue(
-                job_id, run_id, window=self._window, receipts=self._receipts, faults=self._faults
+                job_id,
+                run_id,
+                window=self._window,
+                receipts=self._receipts,
+                faults=self._faults,
+                receive_limit=self._limit,
             )
             self._notify(name)
         return found
+
+    def _other(self, name: str, limit: ReceiveLimit | None) -> MessageQueue:
+        return MessageQueue(name, receipts=self._receipts, faults=self._faults, receive_limit=limit)
+
+    def _give_up(self, message: Message) -> None:
+        self._dead_letters.put(message, now=self._clock.monotonic(), delay=0.0)
+        self._notify(DEAD_LETTER_QUEUE)
 
     async def _refill(self, queue: MessageQueue) -> None:
         if not isinstance(queue, RunQueue):

@@ -1,8 +1,9 @@
 """A run's queue: a window of references over the task rows, refilled by keyset.
 
 The rows are the truth. What lies behind the mark is in the window, or was and is done with; what
-lies ahead is read from the store when the window runs low. Pure and synchronous; a refill is the
-store's answer between `begin_refill` and `end_refill`.
+lies ahead is read from the store when the window runs low. A reference that was received too often
+has left: reads pass it over until it is sent again, while a new window takes it as any other. Pure
+and synchronous; a refill is the store's answer between `begin_refill` and `end_refill`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from conveyor.dev.message_queue import Faults, Held, MessageQueue
+from conveyor.dev.message_queue import Faults, Held, MessageQueue, ReceiveLimit
 from conveyor.domain.ids import MAX_INDEX
 from conveyor.ports.queues import MAX_BATCH, TaskMessage, run_queue
 
@@ -46,8 +47,11 @@ class RunQueue(MessageQueue):
         window: int,
         receipts: Callable[[], int],
         faults: Faults | None,
+        receive_limit: ReceiveLimit | None = None,
     ) -> None:
-        super().__init__(run_queue(run_id), receipts=receipts, faults=faults)
+        super().__init__(
+            run_queue(run_id), receipts=receipts, faults=faults, receive_limit=receive_limit
+        )
         self.run_id = run_id
         self._job_id = job_id
         self._window = window
@@ -63,6 +67,7 @@ class RunQueue(MessageQueue):
         self._beyond = 0
         self._refill: Refill | None = None
         self._came_during = _BEYOND_ALL
+        self._left: set[str] = set()
 
     @property
     def refilling(self) -> bool:
@@ -92,6 +97,8 @@ class RunQueue(MessageQueue):
         What lies ahead is left to a refill. For what lies behind, or comes while a refill is under
         way and may be in its answer or not, the mark goes back, and the store decides.
         """
+        if self._left:
+            self._left.difference_update(task_id for _, task_id in tasks)
         if self._refill is not None:
             self._more = True
             self._beyond += len(tasks)
@@ -150,7 +157,7 @@ class RunQueue(MessageQueue):
         """Append what the window does not hold yet; whether that was all the store has."""
         room = self._room
         for index, task_id in rows:
-            if index in refill.present:
+            if index in refill.present or task_id in self._left:
                 self._mark = index
             elif room > 0:
                 self._append(index, task_id)
@@ -165,6 +172,11 @@ class RunQueue(MessageQueue):
         self._task_ids.append(task_id)
         self._mark = index
         self._highest = max(self._highest, index)
+
+    def _leave(self, held: Held) -> None:
+        super()._leave(held)
+        if isinstance(held.message, TaskMessage):
+            self._left.add(held.message.task_id)
 
     def _go_back(self, first: int) -> None:
         self._mark = min(self._mark, first - 1)

@@ -246,9 +246,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What the dispatcher needs to know of a run that may have work; no secret, no URL."""
+    """What the dispatcher needs to know of a run that may have work; no secret, no URL.
+
+    `created_at` is in milliseconds.
+    """
 
     run_id: str
     job_id: str
     priority: int
     max_inflight: int
+    created_at: int

@@ -1,17 +1,16 @@
 """The dispatcher: free slots decide, one after another, what to ask which queue for.
 
 A slot is one gateway call at a time. A free slot picks the lane with the fewest messages in hand
-for its weight (control first), makes sure that permits for what it asks are in hand, receives, and
-works; what it received beyond one message it leaves to the other free slots. Nothing is received
-that cannot be worked at once. Stopping has two stages: no more receives, then, after a grace,
-running work is cancelled, and each message is given back.
+for its weight (control first) and starts a message that waits, receives some, or asks the ledger
+for permits, as the permit policy allows. Stopping has two stages: no more receives, then, after a
+grace, running work is cancelled, and each message is given back.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
 
 import anyio
 import anyio.lowlevel
@@ -19,36 +18,25 @@ from anyio.abc import TaskGroup
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import DispatchableRun
+from conveyor.engine.acknowledging import Acknowledger
 from conveyor.engine.lanes import Lane, Lanes
-from conveyor.engine.reserve import ReservePolicy
+from conveyor.engine.plans import CONTROL_SLOTS, Acquire, Plan, Planner, Receive, Start
+from conveyor.engine.policy import Policy
+from conveyor.engine.polling import Polling
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.waiting import wait_at_most
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import MAX_BATCH, Delivery, Queues
+from conveyor.ports.queues import Delivery, QueueMissing, Queues
 from conveyor.ports.work import Handler, Outcome
 
-CONTROL_SLOTS = 2
-PROBE_WAIT = 1.0
-"""Seconds that one slot waits on a queue that was empty: short, since stopping waits for it."""
-EMPTY_PAUSE_CAP = 5.0
 ERROR_PAUSE = 1.0
 IDLE_WAIT = 60.0
+BUFFER_AGE = 10.0
+"""Most seconds that a message waits here without a slot, while others might work it."""
+CALM = 2.0
+"""Seconds without buffering after a queue gave less than it was asked for."""
 
 _log = logging.getLogger("conveyor.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a free slot does next: receive `count` messages of a lane, or grow its permits by it.
-
-    `empties` is the lane's count when this was planned.
-    """
-
-    lane: Lane
-    count: int
-    grow: bool = False
-    wait: float = 0.0
-    empties: int = 0
 
 
 class Dispatcher:
@@ -57,7 +45,7 @@ class Dispatcher:
     def __init__(
         self,
         queues: Queues,
-        policy: ReservePolicy,
+        policy: Policy,
         clock: Clock,
         *,
         task_handler: Handler,
@@ -65,6 +53,8 @@ class Dispatcher:
         telemetry: Telemetry,
         slots: int,
         visibility: float,
+        polling: Polling,
+        max_receives: int,
     ) -> None:
         self._queues = queues
         self._policy = policy
@@ -74,12 +64,17 @@ class Dispatcher:
         self._telemetry = telemetry
         self._slots = slots
         self._visibility = visibility
+        self._polling = polling
+        self._renew_message_at = max_receives // 2
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
-        self._busy = 0
-        self._probes = 0
+        self.queue_missing: Callable[[str], None] = lambda _run_id: None
+        self._planner = Planner(self.lanes, policy, polling, slots=slots)
+        self._acknowledger = Acknowledger(queues, clock)
         self._ready: deque[tuple[Lane, Delivery]] = deque()
         self._parked: deque[anyio.Event] = deque()
         self._working: dict[str, Delivery] = {}
+        self._waiting_receives: set[anyio.CancelScope] = set()
+        self._workers: TaskGroup | None = None
         self._timer_wake = anyio.Event()
         self._stopping = False
         self._drained = anyio.Event()
@@ -96,7 +91,16 @@ class Dispatcher:
         """Receive no more for a run; its permits go back as its messages end."""
         lane = self.lanes.close(run_id)
         if lane is not None:
+            await self._empty_buffer(lane)
             await self._tidy(lane)
+
+    async def evict_lanes(self, *, empty_for: float) -> None:
+        """Close lanes whose queues have been empty for so many seconds and hold nothing back."""
+        now = self._clock.monotonic()
+        for lane in list(self.lanes):
+            empty = lane.empty_since is not None and now - lane.empty_since >= empty_for
+            if empty and lane.only_waits and not self._queues.depth(lane.queue):
+                await self.close_lane(lane.run_id)
 
     def depth(self) -> int:
         """About how many messages wait in the queues of this worker's lanes."""
@@ -108,25 +112,33 @@ class Dispatcher:
     async def run(self, *, grace: float) -> None:
         """Work until `stop`, then up to `grace` seconds more; returns with everything given
         back."""
-        async with anyio.create_task_group() as outer:
-            outer.start_soon(self._ring_timers)
-            async with anyio.create_task_group() as workers:
-                outer.start_soon(self._cut_off, workers, grace)
-                for _ in range(self._slots + CONTROL_SLOTS):
-                    workers.start_soon(self._slot)
-            outer.cancel_scope.cancel()
-        with anyio.CancelScope(shield=True):
-            while self._ready:
-                lane, delivery = self._ready.popleft()
-                self._free(lane, 1)
-                await self._hand_back(delivery)
-            await self._policy.release()
+        async with anyio.create_task_group() as acknowledging:
+            acknowledging.start_soon(self._acknowledger.run)
+            async with anyio.create_task_group() as outer:
+                outer.start_soon(self._ring_timers)
+                async with anyio.create_task_group() as workers:
+                    self._workers = workers
+                    outer.start_soon(self._cut_off, workers, grace)
+                    for _ in range(self._slots + CONTROL_SLOTS):
+                        workers.start_soon(self._slot)
+                self._workers = None
+                outer.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await self._hand_back([delivery for _, delivery in self._ready])
+                self._ready.clear()
+                for lane in self.lanes:
+                    await self._empty_buffer(lane)
+                await self._policy.release()
+            self._acknowledger.stop()
 
     def stop(self) -> None:
         """Begin to stop: nothing is received any more."""
         self._stopping = True
+        self._policy.draining = True
         self._drained.set()
         self._timer_wake.set()
+        for scope in self._waiting_receives:
+            scope.cancel()
         while self._parked:
             self._parked.popleft().set()
 
@@ -135,8 +147,10 @@ class Dispatcher:
         await self._clock.sleep(grace)
         workers.cancel_scope.cancel()
 
+    # -- upkeep --
+
     async def renew(self) -> None:
-        """Extend the visibility of every message in work; what handlers hold; and the permits."""
+        """Extend the visibility of every message in work, and what handlers hold."""
         receipts: dict[str, list[str]] = {}
         for receipt, delivery in list(self._working.items()):
             receipts.setdefault(delivery.queue, []).append(receipt)
@@ -144,76 +158,67 @@ class Dispatcher:
             await self._queues.change_visibility(queue, batch, visibility=self._visibility)
         await self._task_handler.renew()
         await self._control_handler.renew()
-        await self._policy.renew(list(self.lanes))
+
+    def tend(self) -> None:
+        """Look after permits and buffers; called a few times a second, and never waits."""
+        if self._workers is None:
+            return
+        now = self._clock.monotonic()
+        for lane in self._policy.tend(now, self._spawn):
+            self._fence(lane)
+        oldest = now - min(BUFFER_AGE, self._visibility / 3)
+        for lane in self.lanes:
+            if lane.buffer and lane.buffer[0][1] <= oldest:
+                self._spawn(lambda lane=lane: self._empty_buffer(lane))  # type: ignore[misc]
+
+    def _fence(self, lane: Lane) -> None:
+        """End the calls of a lane whose permits may be given to others soon."""
+        self._telemetry.fenced(len(lane.scopes))
+        for scope in list(lane.scopes):
+            scope.cancel()
+        self._spawn(lambda: self._empty_buffer(lane))
+
+    def _spawn(self, act: Callable[[], Awaitable[None]]) -> None:
+        if self._workers is not None:
+            self._workers.start_soon(self._beside, act)
+
+    async def _beside(self, act: Callable[[], Awaitable[None]]) -> None:
+        await act()
+        self._wake_one()
 
     # -- slots --
 
     async def _slot(self) -> None:
-        while True:
-            if self._stopping:
-                return
+        woken = False
+        while not self._stopping:
             if self._ready:
-                lane, delivery = self._ready.popleft()
-                await self._work(lane, delivery)
+                await self._work(*self._ready.popleft())
                 # Slots that end in the same turn are counted before one of them asks for more:
                 # one receive of ten instead of ten of one.
                 await anyio.lowlevel.checkpoint()
+                woken = False
                 continue
-            plan = self._plan()
+            plan = self._planner.plan(self._clock.monotonic())
             if plan is None:
                 await self._park()
-            else:
+                woken = True
+                continue
+            if woken or not isinstance(plan, Start):
                 self._wake_one()
-                await self._carry_out(plan)
-
-    def _plan(self) -> Plan | None:
-        """Choose synchronously, so that no two slots ever count on the same permit."""
-        now = self._clock.monotonic()
-        control = self.lanes.control
-        if control.room > 0 and now >= control.not_before and not control.probing:
-            return self._receive_plan(control, control.room, may_probe=True)
-        free = self._slots - self._busy
-        if free <= 0:
-            return None
-        best: Lane | None = None
-        least = 0.0
-        may_probe = True
-        for lane in self.lanes:
-            if lane.closed or lane.probing or now < lane.not_before or lane.room <= 0:
-                continue
-            if lane.permits <= lane.busy and not self._policy.may_grow(lane, now):
-                continue
-            may_probe = may_probe and lane.empties > 0
-            load = lane.busy / lane.weight
-            if best is None or load < least:
-                best, least = lane, load
-        if best is None:
-            return None
-        count = min(free, self._policy.may_receive(best))
-        if count > 0:
-            return self._receive_plan(best, count, may_probe=may_probe)
-        best.growing = True
-        return Plan(best, min(free, best.room), grow=True)
-
-    def _receive_plan(self, lane: Lane, count: int, *, may_probe: bool) -> Plan:
-        """A lane that was empty is asked for one message; a slot with nothing better to do
-        waits."""
-        count = 1 if lane.empties else min(count, MAX_BATCH)
-        wait = 0.0
-        if lane.empties:
-            lane.probing = True
-            if lane.is_control or (may_probe and self._probes < max(1, self._slots // 10)):
-                wait = PROBE_WAIT
-                self._probes += 0 if lane.is_control else 1
-        lane.busy += count
-        if not lane.is_control:
-            self._busy += count
-        return Plan(lane, count, wait=wait, empties=lane.empties)
+            await self._carry_out(plan)
+            woken = False
 
     async def _carry_out(self, plan: Plan) -> None:
+        if isinstance(plan, Start):
+            if plan.refill is not None:
+                refill = plan.refill
+                self._spawn(lambda: self._carry_out(refill))
+            await self._work(plan.lane, plan.delivery)
+            await anyio.lowlevel.checkpoint()
+            return
         try:
-            if plan.grow:
-                await self._policy.grow(plan.lane, plan.count)
+            if isinstance(plan, Acquire):
+                await self._policy.acquire(plan.lane, plan.count)
                 self._timer_wake.set()
             else:
                 await self._receive(plan)
@@ -222,100 +227,160 @@ class Dispatcher:
             plan.lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
 
-    async def _receive(self, plan: Plan) -> None:
+    async def _receive(self, plan: Receive) -> None:
         lane = plan.lane
         began = self._clock.monotonic()
         received: list[Delivery] = []
-        try:
-            received = await self._queues.receive(
-                lane.queue, limit=plan.count, visibility=self._visibility, wait=plan.wait
-            )
-        finally:
-            self._free(lane, plan.count - len(received))
-            lane.probing = False
-            if plan.wait and not lane.is_control:
-                self._probes -= 1
-        self._telemetry.received(len(received))
-        if lane.closed and received:
-            # The run was paused, or ended, while its queue was being asked.
-            self._free(lane, len(received))
-            for delivery in received:
-                await self._hand_back(delivery)
-            received = []
-        for delivery in received:
-            self._ready.append((lane, delivery))
-        for _ in range(len(received) - 1):
-            self._wake_one()
-        if received:
-            lane.empties = 0
+        with anyio.CancelScope() as scope:
+            if plan.wait:
+                self._waiting_receives.add(scope)
+            try:
+                received = await self._queues.receive(
+                    lane.queue,
+                    limit=plan.count + plan.extra,
+                    visibility=self._visibility,
+                    wait=plan.wait,
+                )
+            except QueueMissing:
+                lane.not_before = began + ERROR_PAUSE
+                self.queue_missing(lane.run_id)
+                self._timer_wake.set()
+                return
+            finally:
+                self._waiting_receives.discard(scope)
+                self._planner.received(plan, min(len(received), plan.count))
+        if scope.cancelled_caught:
             return
-        # Slots that asked at the same time and found nothing have learnt it once.
-        lane.empties = min(lane.empties, plan.empties) + 1
-        if self._clock.monotonic() - began < plan.wait or not plan.wait:
-            # An answer that did not wait, as of a queue that is gone, must not be asked for again
-            # at once.
-            pause = min(EMPTY_PAUSE_CAP, 0.01 * 2.0 ** min(lane.empties, 10))
-            lane.not_before = self._clock.monotonic() + pause * (0.5 + self._clock.random())
+        self._telemetry.received(len(received))
+        now = self._clock.monotonic()
+        if received:
+            await self._take_in(plan, received, now)
+            return
+        lane.found_nothing(now, empties_before=plan.empties)
+        if now - began < plan.wait or not plan.wait:
+            # An answer that did not wait must not be asked for again at once.
+            pause = self._polling.pause_after(lane.empties, self._clock.random())
+            lane.not_before = now + pause
         self._timer_wake.set()
-        if not lane.is_control:
-            await self._policy.shrink(lane, keep=0 if lane.closed else 1)
+        await self._tidy(lane)
+
+    async def _take_in(self, plan: Receive, received: list[Delivery], now: float) -> None:
+        """What was asked for under permits goes to the slots, the rest into the buffer."""
+        lane = plan.lane
+        lane.found()
+        if lane.closed:
+            # The run was paused, or ended, while its queue was being asked.
+            self._planner.free(lane, min(len(received), plan.count))
+            await self._hand_back(received)
             await self._tidy(lane)
+            return
+        if plan.extra and len(received) < plan.count + plan.extra:
+            lane.calm_until = now + CALM
+        for delivery in received[: plan.count]:
+            self._ready.append((lane, delivery))
+        lane.buffer.extend((delivery, now) for delivery in received[plan.count :])
+        for _ in range(len(received) - (1 if plan.count else 0)):
+            self._wake_one()
 
     async def _work(self, lane: Lane, delivery: Delivery) -> None:
-        self._working[delivery.receipt] = delivery
         handler = self._control_handler if lane.is_control else self._task_handler
+        permit = ""
         try:
-            outcome = await self._handled(handler, delivery)
-            await self._conclude(lane, delivery, outcome)
+            if not lane.is_control:
+                admitted = await self._policy.admit(lane, delivery)
+                if admitted is None:
+                    now = self._clock.monotonic()
+                    await self._hide(delivery, self._policy.bounce_for(lane, delivery, now))
+                    self._timer_wake.set()
+                    return
+                permit = admitted
+            began = self._clock.monotonic()
+            outcome = await self._handled(lane, handler, delivery)
+            await self._conclude(lane, delivery, outcome, began)
+        except ConveyorError:
+            _log.exception("the ledger did not answer")
+            lane.not_before = self._clock.monotonic() + ERROR_PAUSE
+            self._timer_wake.set()
+            await self._hand_back([delivery])
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._hand_back(delivery)
+                await self._hand_back([delivery])
             raise
         finally:
-            self._working.pop(delivery.receipt, None)
-            self._free(lane, 1)
-            if lane.closed:
-                await self._tidy(lane)
+            try:
+                if permit:
+                    await self._policy.discharge(lane, permit)
+            finally:
+                self._planner.free(lane, 1)
+                if lane.closed:
+                    await self._tidy(lane)
 
-    async def _handled(self, handler: Handler, delivery: Delivery) -> Outcome:
-        """A handler that breaks costs its own message a pause, never the worker."""
-        try:
-            return await handler.handle(delivery)
-        except Exception:
-            _log.exception("handler failed", extra={"queue": delivery.queue})
-            return Outcome(hide_for=ERROR_PAUSE * 2.0 ** min(delivery.receive_count, 8))
-
-    async def _conclude(self, lane: Lane, delivery: Delivery, outcome: Outcome) -> None:
-        if outcome.throttled:
-            lane.throttle(self._clock.monotonic())
-        elif outcome.hide_for is None:
-            lane.succeed()
-        try:
-            if outcome.hide_for is None:
-                await self._queues.delete(delivery.queue, (delivery.receipt,))
-            else:
-                self._telemetry.hidden()
-                await self._queues.change_visibility(
-                    delivery.queue, (delivery.receipt,), visibility=outcome.hide_for
+    async def _handled(self, lane: Lane, handler: Handler, delivery: Delivery) -> Outcome:
+        """A handler that breaks costs its own message a pause, never the worker. One that is cut
+        off by the fence gives its message back at once."""
+        self._working[delivery.receipt] = delivery
+        with anyio.CancelScope() as scope:
+            lane.scopes.add(scope)
+            try:
+                return await handler.handle(
+                    delivery, lambda: lane.throttle(self._clock.monotonic())
                 )
+            except Exception:
+                _log.exception("handler failed", extra={"queue": delivery.queue})
+                return Outcome(hide_for=ERROR_PAUSE * 2.0 ** min(delivery.receive_count, 8))
+            finally:
+                lane.scopes.discard(scope)
+                self._working.pop(delivery.receipt, None)
+        return Outcome(hide_for=0.0)
+
+    async def _conclude(
+        self, lane: Lane, delivery: Delivery, outcome: Outcome, began: float
+    ) -> None:
+        if outcome.hide_for is None:
+            lane.succeed()
+            lane.took(self._clock.monotonic() - began)
+            await self._acknowledger.add(delivery.queue, delivery.receipt)
+        else:
+            await self._hide(delivery, outcome.hide_for)
+
+    async def _hide(self, delivery: Delivery, seconds: float) -> None:
+        """Hide a message again. Before the queue's receive limit could end it, a fresh copy takes
+        its place: attempts are counted in the store, where bounces count for nothing."""
+        self._telemetry.hidden()
+        queue, receipt = delivery.queue, delivery.receipt
+        worn = delivery.receive_count >= self._renew_message_at
+        try:
+            if worn and queue != self.lanes.control.queue:
+                await self._queues.send(queue, delivery.message, delay=seconds)
+                await self._queues.delete(queue, (receipt,))
+            else:
+                await self._queues.change_visibility(queue, (receipt,), visibility=seconds)
         except ConveyorError:
-            # The message comes back by itself, and its claim tells that it is done.
-            _log.warning("acknowledgement was lost", exc_info=True)
+            # The message comes back by itself when its visibility lapses.
+            _log.warning("a message was not hidden", exc_info=True)
 
-    async def _hand_back(self, delivery: Delivery) -> None:
-        await self._queues.change_visibility(delivery.queue, (delivery.receipt,), visibility=0.0)
+    async def _hand_back(self, deliveries: Iterable[Delivery]) -> None:
+        receipts: dict[str, list[str]] = {}
+        for delivery in deliveries:
+            receipts.setdefault(delivery.queue, []).append(delivery.receipt)
+        for queue, batch in receipts.items():
+            try:
+                await self._queues.change_visibility(queue, batch, visibility=0.0)
+            except ConveyorError:
+                _log.warning("messages were not given back", exc_info=True)
 
-    def _free(self, lane: Lane, count: int) -> None:
-        lane.busy -= count
-        if not lane.is_control:
-            self._busy -= count
+    async def _empty_buffer(self, lane: Lane) -> None:
+        if lane.buffer:
+            deliveries = [delivery for delivery, _ in lane.buffer]
+            lane.buffer.clear()
+            await self._hand_back(deliveries)
 
     async def _tidy(self, lane: Lane) -> None:
         """A closed lane gives its idle permits back, and goes with its last message."""
-        if not lane.closed:
+        if not lane.closed or lane.is_control:
             return
-        await self._policy.shrink(lane, keep=0)
-        if lane.busy == 0 and not lane.growing:
+        await self._policy.leave(lane)
+        if lane.idle and lane.closed:
             self.lanes.forget(lane)
 
     # -- parking --
@@ -339,13 +404,7 @@ class Dispatcher:
         while True:
             self._timer_wake = anyio.Event()
             now = self._clock.monotonic()
-            due = [
-                moment
-                for lane in [self.lanes.control, *self.lanes]
-                for moment in (lane.not_before, lane.cool_until)
-                if moment > now
-            ]
-            await wait_at_most(
-                self._timer_wake, self._clock, min(due, default=now + IDLE_WAIT) - now
-            )
+            due = self._planner.next_due(now)
+            until = now + IDLE_WAIT if due is None else due
+            await wait_at_most(self._timer_wake, self._clock, until - now)
             self._wake_one()

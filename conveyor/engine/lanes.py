@@ -5,40 +5,51 @@ Only the dispatcher's own coroutines touch a lane, between two awaits, so no loc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from anyio import CancelScope
 
 from conveyor.domain.model import DispatchableRun
-from conveyor.ports.queues import CONTROL_QUEUE, run_queue
+from conveyor.ports.queues import CONTROL_QUEUE, Delivery, run_queue
 
 NEUTRAL_PRIORITY = 5
 THROTTLE_FACTOR = 0.7
 THROTTLE_PAUSE = 1.0
+TASK_SECONDS_WEIGHT = 0.2
+"""Weight of the latest task in the running mean of how long tasks take."""
 
 
 class Lane:
     """One queue and its state.
 
-    `busy` counts messages asked for, waiting or worked; `permits` those of the fleet's permits that
-    this worker holds for the job. `empties` counts empty receives in a row; `not_before` keeps the
-    lane from being polled until then (monotonic seconds). A closed lane ends with its last message.
+    `busy` counts messages asked for, waiting for a slot or worked; `admitted` those that have their
+    permit; `buffer` holds messages received beyond that, each with the moment it came, and
+    `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
+    counts empty receives in a row, since `empty_since`; `not_before` keeps the lane from being
+    polled until then. All moments are monotonic seconds. A closed lane ends with its last message.
     """
 
     __slots__ = (
+        "admitted",
+        "buffer",
         "busy",
+        "calm_until",
         "ceiling",
         "closed",
-        "cool_until",
         "empties",
-        "growing",
+        "empty_since",
         "job_id",
         "limit",
-        "misses",
         "not_before",
-        "permits",
         "probing",
         "queue",
+        "refilling",
         "run_id",
+        "scopes",
+        "task_seconds",
         "throttled_at",
+        "turn",
         "weight",
     )
 
@@ -50,13 +61,17 @@ class Lane:
         self.weight = 2.0 ** ((priority - NEUTRAL_PRIORITY) / 2)
         self.ceiling = float(limit)
         self.busy = 0
-        self.permits = 0
+        self.admitted = 0
+        self.buffer: deque[tuple[Delivery, float]] = deque()
+        self.refilling = 0
+        self.scopes: set[CancelScope] = set()
+        self.task_seconds = 0.0
         self.empties = 0
-        self.misses = 0
+        self.empty_since: float | None = None
+        self.calm_until = 0.0
         self.not_before = 0.0
-        self.cool_until = 0.0
         self.throttled_at = 0.0
-        self.growing = False
+        self.turn = 0
         self.probing = False
         self.closed = False
 
@@ -70,6 +85,40 @@ class Lane:
         """How many more messages the job's limit, lowered while it is throttled, leaves room
         for."""
         return min(self.limit, int(self.ceiling)) - self.busy
+
+    @property
+    def idle(self) -> bool:
+        """Whether no message of it is here, and none was asked for."""
+        return not (self.busy or self.buffer or self.refilling)
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether nothing of it is here, though its queue may be waited on."""
+        return self.busy == (1 if self.probing else 0) and not (self.buffer or self.refilling)
+
+    def poll_now(self) -> None:
+        """There may be work: forget that the queue was empty."""
+        self.empties = 0
+        self.empty_since = None
+        self.not_before = 0.0
+
+    def found(self) -> None:
+        """A receive brought something."""
+        self.empties = 0
+        self.empty_since = None
+
+    def found_nothing(self, now: float, *, empties_before: int) -> None:
+        """A receive brought nothing. Slots that asked at the same time have learnt it once."""
+        self.empties = min(self.empties, empties_before) + 1
+        if self.empty_since is None:
+            self.empty_since = now
+
+    def took(self, seconds: float) -> None:
+        """One of its tasks has taken so long."""
+        if self.task_seconds:
+            self.task_seconds += TASK_SECONDS_WEIGHT * (seconds - self.task_seconds)
+        else:
+            self.task_seconds = seconds
 
     def throttle(self, now: float) -> None:
         """Multiplicative decrease, at most once a second, after the gateway refused for load."""
@@ -91,6 +140,7 @@ class Lanes:
             queue=CONTROL_QUEUE, run_id="", job_id="", limit=control_limit, priority=9
         )
         self._runs: dict[str, Lane] = {}
+        self._turns = 0
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._runs.values())
@@ -98,6 +148,25 @@ class Lanes:
     def get(self, run_id: str) -> Lane | None:
         """The lane of a run."""
         return self._runs.get(run_id)
+
+    def pick(self, eligible: Callable[[Lane], bool]) -> Lane | None:
+        """The eligible lane with the fewest messages in hand for its weight.
+
+        Among equals it is the one that was picked longest ago, so that with more runs than slots
+        each still gets its turn.
+        """
+        best: Lane | None = None
+        least = 0.0
+        for lane in self._runs.values():
+            load = lane.busy / lane.weight
+            if best is not None and (load > least or (load == least and lane.turn > best.turn)):
+                continue
+            if eligible(lane):
+                best, least = lane, load
+        if best is not None:
+            self._turns += 1
+            best.turn = self._turns
+        return best
 
     def open(self, run: DispatchableRun) -> Lane:
         """The lane of a run that may have work, made or refreshed; it is polled at once."""
@@ -112,8 +181,7 @@ class Lanes:
             )
             self._runs[run.run_id] = lane
         lane.closed = False
-        lane.empties = 0
-        lane.not_before = 0.0
+        lane.poll_now()
         return lane
 
     def close(self, run_id: str) -> Lane | None:

@@ -1,78 +1,237 @@
 """The `reserve` permit policy: a permit is in hand before its message is asked for.
 
 Permits are taken in blocks, kept, and reused from message to message; only growth, shrinkage and
-the heartbeat touch the ledger. A message is therefore received once, and calls in flight never
-exceed the job's limit over the whole fleet.
+renewal touch the ledger. A message is therefore received once, and calls in flight never exceed the
+job's limit over the whole fleet. A worker that cannot renew ends its calls before the ledger may
+give its permits away. A few messages beyond the permits are kept at hand (unless strict), so that
+receives stay full and a permit that falls free is used at once.
 """
 
 from __future__ import annotations
 
-from conveyor.engine.lanes import Lane
-from conveyor.ports.clock import Clock
-from conveyor.ports.permits import Permits
+import logging
+from functools import partial
 
-REFUSAL_BASE = 0.2
-REFUSAL_CAP = 5.0
+import anyio
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.engine.lanes import Lane
+from conveyor.engine.policy import Spawn
+from conveyor.engine.share import IDLE_AFTER, WANT_FROM, Share
+from conveyor.ports.clock import Clock
+from conveyor.ports.permits import Holding, Permits, Standing
+from conveyor.ports.queues import Delivery
+
+BUFFER = 12
+BUFFER_SECONDS = 3.0
+"""No more is buffered than this worker works off in so many seconds."""
+FENCE_SHARE = 0.1
+"""The part of a lease, at its end, in which its permits are not used any more."""
+RETRY_PAUSE = 1.0
+
+_log = logging.getLogger("conveyor.engine")
 
 
 class ReservePolicy:
-    """Holds this worker's permits. `held` is the number in hand over all lanes."""
+    """Holds this worker's permits, one `Share` a job. All times in seconds."""
 
-    def __init__(self, permits: Permits, clock: Clock, *, holder: str, lease: float) -> None:
-        self._permits = permits
+    def __init__(
+        self,
+        permits: Permits,
+        clock: Clock,
+        *,
+        holder: str,
+        lease: float,
+        heartbeat: float,
+        slots: int,
+        batch: int,
+        strict: bool = False,
+    ) -> None:
+        self._ledger = permits
         self._clock = clock
         self._holder = holder
         self._lease = lease
-        self.held = 0
+        self._usable = lease * (1 - FENCE_SHARE)
+        self._heartbeat = heartbeat
+        self._slots = slots
+        self._batch = batch
+        self._buffer = 0 if strict else BUFFER
+        self._shares: dict[str, Share] = {}
+        self.draining = False
 
-    def may_receive(self, lane: Lane) -> int:
-        """How many messages the permits in hand allow to ask for now."""
-        return min(lane.room, lane.permits - lane.busy)
+    @property
+    def held(self) -> int:
+        """Permits in hand, over all jobs."""
+        return sum(share.permits for share in self._shares.values())
 
-    def may_grow(self, lane: Lane, now: float) -> bool:
-        """Whether asking the ledger for more makes sense now."""
-        return lane.room > 0 and not lane.growing and now >= lane.cool_until
+    def may_start(self, lane: Lane, now: float) -> bool:
+        """Whether a permit is idle, and still this worker's."""
+        share = self._share(lane)
+        return share.permits > share.busy and lane.room > 0 and self._usable_at(share, now)
 
-    async def grow(self, lane: Lane, want: int) -> None:
-        """Take up to `want` more permits; after a refusal, leave the ledger alone for a while."""
-        lane.growing = True
+    def may_receive(self, lane: Lane, now: float) -> int:
+        """Idle permits, within what the job's limit leaves room for."""
+        share = self._share(lane)
+        if not self._usable_at(share, now):
+            return 0
+        return max(0, min(lane.room, share.permits - share.busy))
+
+    def may_buffer(self, lane: Lane, asked: int, now: float) -> int:
+        """What fills the buffer up, while the queue gives as much as it is asked for."""
+        if not self._buffer or lane.empties or now < lane.calm_until or not lane.task_seconds:
+            return 0
+        worth = min(self._buffer, int(BUFFER_SECONDS * lane.busy / lane.task_seconds))
+        return max(0, min(worth - len(lane.buffer) - lane.refilling, self._batch - asked))
+
+    def may_acquire(self, lane: Lane, free: int, now: float) -> int:
+        """How many more permits free slots could use, in blocks that grow."""
+        share = self._share(lane)
+        if share.calling or now < share.cool_until:
+            return 0
+        return max(0, min(free, lane.room, share.growth(now)))
+
+    async def acquire(self, lane: Lane, count: int) -> None:
+        """Ask for `count` more; where they are too many, for what was free a moment ago."""
+        share = self._share(lane)
+        share.calling = True
         try:
-            granted = await self._permits.grow(
-                lane.job_id, self._holder, want, limit=lane.limit, lease=self._lease
-            )
+            standing = await self._hold(share, share.permits + count)
+            if standing.granted:
+                share.served(self._slots)
+                return
+            if 0 < standing.free < count:
+                await self._hold(share, share.permits + standing.free)
+            elif share.permits == 0 and share.limit >= WANT_FROM and not share.wants:
+                share.wants = True
+                await self._hold(share, 0)
+            share.refused(self._clock.monotonic(), self._clock.random())
         finally:
-            lane.growing = False
-        lane.permits += granted
-        self.held += granted
-        if granted > 0:
-            lane.misses = 0
-            return
-        pause = min(REFUSAL_CAP, REFUSAL_BASE * 2.0 ** min(lane.misses, 8))
-        lane.misses += 1
-        lane.cool_until = self._clock.monotonic() + pause * (0.5 + self._clock.random())
+            share.calling = False
 
-    async def shrink(self, lane: Lane, *, keep: int) -> None:
-        """Give back what exceeds the messages in hand and `keep` more."""
-        surplus = lane.permits - lane.busy - keep
-        if surplus > 0:
-            lane.permits -= surplus
-            self.held -= surplus
-            await self._permits.give_back(lane.job_id, self._holder, surplus)
+    async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
+        """The permit is in hand already, unless it was lost since the message was asked for."""
+        share = self._share(lane)
+        held = share.busy <= share.permits and self._usable_at(share, self._clock.monotonic())
+        return delivery.receipt if held else None
 
-    async def renew(self, lanes: list[Lane]) -> None:
-        """Renew every lease in hand. Permits whose lease had lapsed are not counted on any more."""
-        held = [lane for lane in lanes if lane.permits > 0]
-        if not held:
-            return
-        lost = await self._permits.renew(
-            self._holder, [lane.job_id for lane in held], lease=self._lease
-        )
-        for lane in held:
-            if lane.job_id in lost:
-                self.held -= lane.permits
-                lane.permits = 0
+    async def discharge(self, lane: Lane, permit: str) -> None:
+        """The permit stays for the next message, or goes to a worker that has fewer."""
+        self._share(lane).hand_over()
+
+    def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
+        """A message whose permit was lost is given back at once."""
+        return 0.0
+
+    def next_due(self, lane: Lane, now: float) -> float | None:
+        """When the ledger may be asked again."""
+        return self._share(lane).next_growth(now)
+
+    def tend(self, now: float, spawn: Spawn) -> list[Lane]:
+        """Renew what is due, give back what is idle; the lanes of permits that are lost."""
+        fenced: list[Lane] = []
+        for share in list(self._shares.values()):
+            if share.lost or (share.permits and not self._usable_at(share, now)):
+                share.forfeit()
+                fenced += share.lanes
+            keep = 1 if any(not lane.closed for lane in share.lanes) else 0
+            if self.draining:
+                share.shed_idle(now, keep=0, after=0.0)
+            else:
+                share.shed_idle(now, keep=keep, after=IDLE_AFTER)
+            if not share.calling and self._is_due(share, now):
+                share.calling = True
+                spawn(partial(self._renew, share))
+            elif self._is_over(share, now):
+                del self._shares[share.job_id]
+        return fenced
+
+    async def leave(self, lane: Lane) -> None:
+        """Give back what no message of the job uses; forget the lane once it is idle."""
+        share = self._share(lane)
+        if not any(not other.closed for other in share.lanes):
+            share.shed_idle(self._clock.monotonic(), keep=0, after=0.0)
+        if lane.idle:
+            share.lanes.remove(lane)
+            if not share.lanes:
+                share.wants = False
+        if share.dirty and not share.calling:
+            share.calling = True
+            await self._renew(share)
 
     async def release(self) -> None:
-        """Give everything back, at the end."""
-        self.held = 0
-        await self._permits.release(self._holder)
+        """Give everything back. What the ledger does not take lapses by itself."""
+        async with anyio.create_task_group() as group:
+            for share in self._shares.values():
+                if share.permits or share.wants or share.dirty:
+                    share.wants = False
+                    group.start_soon(self._give_all, share)
+
+    async def _give_all(self, share: Share) -> None:
+        share.permits = 0
+        await self._renew(share)
+
+    def _share(self, lane: Lane) -> Share:
+        share = self._shares.get(lane.job_id)
+        if share is None:
+            share = self._shares[lane.job_id] = Share(lane.job_id, lane.limit)
+        if lane not in share.lanes:
+            share.lanes.append(lane)
+        return share
+
+    def _usable_at(self, share: Share, now: float) -> bool:
+        return now < share.renewed_at + self._usable
+
+    def _is_over(self, share: Share, now: float) -> bool:
+        """Whether nothing of it is left, here or, as far as that can be told, in the ledger."""
+        told = not share.dirty or now > share.renewed_at + self._lease
+        return told and not (share.lanes or share.permits or share.calling)
+
+    def _is_due(self, share: Share, now: float) -> bool:
+        if now < share.retry_at:
+            return False
+        if share.dirty:
+            return True
+        if not (share.permits or share.wants):
+            return False
+        alone = share.holders <= 1 and not share.others_want
+        return now - share.renewed_at >= (self._heartbeat if alone else self._heartbeat / 2)
+
+    async def _renew(self, share: Share) -> None:
+        """Tell the ledger what is held; the share is marked as calling by now."""
+        share.dirty = False
+        try:
+            await self._hold(share, share.permits)
+        except ConveyorError:
+            # Not renewed: the fence ends the calls in time, if the ledger stays away.
+            share.dirty = True
+            share.retry_at = self._clock.monotonic() + RETRY_PAUSE
+            _log.warning("permits of job %s were not renewed", share.job_id, exc_info=True)
+        finally:
+            share.calling = False
+
+    async def _hold(self, share: Share, count: int) -> Standing:
+        before = share.permits
+        share.sequence += 1
+        asked_at = self._clock.monotonic()
+        standing = await self._ledger.hold(
+            Holding(
+                job_id=share.job_id,
+                holder=self._holder,
+                count=count,
+                before=before,
+                sequence=share.sequence,
+                wants=share.wants,
+            ),
+            limit=share.limit,
+            lease=self._lease,
+        )
+        if standing.granted:
+            share.renewed_at = asked_at
+            # A difference: some may have been handed over, or forfeited, while the call was out.
+            share.permits += max(0, count - before)
+            if count > 0:
+                share.wants = False
+        elif count <= before and before:
+            share.lost = True
+        share.observe(standing, self._clock.monotonic())
+        return standing

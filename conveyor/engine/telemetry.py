@@ -14,6 +14,7 @@ COUNTERS = {
     "deliveries": "Messages received from queues",
     "bounces": "Messages hidden again instead of acknowledged",
     "claims_undone": "Claims given back before their work was done",
+    "fenced": "Gateway calls cut off because permits could not be renewed",
 }
 LABELLED_COUNTERS = {
     "gateway_calls": ("Gateway calls that ended", "outcome"),
@@ -39,6 +40,10 @@ class Telemetry(Collector):
     def hidden(self) -> None:
         """One message was hidden again."""
         self.counts["bounces"] += 1
+
+    def fenced(self, calls: int) -> None:
+        """So many calls were cut off because their permits could not be renewed."""
+        self.counts["fenced"] += calls
 
     def claim_undone(self) -> None:
         """One claim was given back before its work was done."""

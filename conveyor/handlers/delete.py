@@ -6,7 +6,7 @@ from __future__ import annotations
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import LIFECYCLE_DAYS, run_prefix
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery
-from conveyor.ports.work import ACKNOWLEDGE, Outcome
+from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
 
 ROWS_A_STEP = 1_000
 
@@ -22,7 +22,7 @@ class DeleteHandler:
         self._binding = binding
         self._visibility = visibility
 
-    async def handle(self, delivery: Delivery) -> Outcome:
+    async def handle(self, delivery: Delivery, _throttled: Throttled) -> Outcome:
         """Remove everything of one run."""
         message = delivery.message
         assert isinstance(message, DeleteMessage)

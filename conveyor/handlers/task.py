@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import anyio
@@ -29,10 +30,14 @@ from conveyor.ports.tasks import (
     Succeeded,
     Undone,
 )
-from conveyor.ports.work import ACKNOWLEDGE, Observer, Outcome
+from conveyor.ports.work import ACKNOWLEDGE, Observer, Outcome, Throttled
 
 SUSPECT_PAUSE = 0.2
 """Seconds until a task that may kill its worker asks again whether another such task is done."""
+PATIENCE = 6
+"""Calls made for one message while the gateway refuses for load, before the message is hidden."""
+PATIENT_PAUSE = 5.0
+"""Longest pause, in seconds, that is waited for with the permit in hand."""
 
 _log = logging.getLogger("conveyor.tasks")
 
@@ -73,7 +78,7 @@ class TaskHandler:
         self._has_suspect = False
         self._calls = 0
 
-    async def handle(self, delivery: Delivery) -> Outcome:
+    async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
         """Work the task that a message names, if it can be claimed."""
         message = delivery.message
         assert isinstance(message, TaskMessage)
@@ -106,8 +111,8 @@ class TaskHandler:
         self._claims[key] = task.claim_number
         try:
             if self._is_suspect(task):
-                return await self._work_alone(task, message.job_id, delivery.receive_count)
-            return await self._work(task, message.job_id, delivery.receive_count)
+                return await self._work_alone(task, delivery, throttled)
+            return await self._work(task, delivery, throttled)
         except BaseException:
             # Shutdown, or a store that is away: as if never claimed, so that nobody has to wait
             # for the claim to lapse.
@@ -129,7 +134,7 @@ class TaskHandler:
         """Whether so many of its claims lapsed that the task itself may kill its workers."""
         return 2 * task.interruptions >= self._options.max_interruptions
 
-    async def _work_alone(self, task: Task, job_id: str, receives: int) -> Outcome:
+    async def _work_alone(self, task: Task, delivery: Delivery, throttled: Throttled) -> Outcome:
         """Work one suspect at a time: a task that kills its worker takes along whatever else is in
         work, and those neighbours must not be interrupted as often as it is."""
         if self._has_suspect:
@@ -137,21 +142,22 @@ class TaskHandler:
             return Outcome(hide_for=SUSPECT_PAUSE)
         self._has_suspect = True
         try:
-            return await self._work(task, job_id, receives)
+            return await self._work(task, delivery, throttled)
         finally:
             self._has_suspect = False
 
-    async def _work(self, task: Task, job_id: str, receives: int) -> Outcome:
+    async def _work(self, task: Task, delivery: Delivery, throttled: Throttled) -> Outcome:
         started = self._clock.now()
         try:
-            template = await self._templates.get(job_id)
+            template = await self._templates.get(delivery.message.job_id)
         except UnsealError:
             return await self._unreadable_key(task, started)
         if template is None:
             return ACKNOWLEDGE
         try:
-            settlement = await self._scrape(task, template, started)
+            settlement = await self._scrape_patiently(task, template, started, throttled)
         except ScrapeFailed as failure:
+            receives = delivery.receive_count
             return await self._failed(task, template, failure, started=started, receives=receives)
         self._observer.gateway_called("successful")
         settled = await self._settle(task, settlement)
@@ -160,6 +166,27 @@ class TaskHandler:
             await self._binding.blobs.delete(settlement.result.blob_key)
             return ACKNOWLEDGE
         return await self._ended(task, "successful", settled)
+
+    async def _scrape_patiently(
+        self, task: Task, template: Template, started: int, throttled: Throttled
+    ) -> Succeeded:
+        """Scrape; while the gateway refuses for load, wait with the permit in hand, so that the
+        message need not be received again. Raises ScrapeFailed."""
+        for call in itertools.count(1):
+            try:
+                return await self._scrape(task, template, started)
+            except ScrapeFailed as failure:
+                if failure.burns_attempt:
+                    raise
+                throttled()
+                pause = self._backoff.pause(failure, task, call)
+                if call >= PATIENCE or pause is None or pause > PATIENT_PAUSE:
+                    raise
+                self._observer.gateway_called("retry")
+                await self._clock.sleep(pause)
+                if await self._binding.runs.dispatchable_run(task.run_id) is None:
+                    raise
+        raise AssertionError("unreachable")
 
     async def _scrape(self, task: Task, template: Template, started: int) -> Succeeded:
         job = template.job
@@ -224,7 +251,7 @@ class TaskHandler:
         if settled.run_status not in LIVE_RUN_STATES:
             return ACKNOWLEDGE
         delay = max(0.0, (verdict.not_before - self._clock.now()) / 1000)
-        return Outcome(hide_for=delay, throttled=not failure.burns_attempt)
+        return Outcome(hide_for=delay)
 
     async def _unreadable_key(self, task: Task, started: int) -> Outcome:
         failure = unreadable_key()

@@ -37,17 +37,30 @@ class Backoff:
                 return final
             step = event.attempt
         else:
-            if now - task.created_at >= self._rate_limit_deadline * 1000:
+            if self._too_late(task, now):
                 return Failed(event, failure.problem, TaskFailure.RATE_LIMITED)
             step = receives
-        delay = retry_delay(
+        delay = self._delay(failure, step)
+        return Retry(event, now + int(delay * 1000), failure.burns_attempt)
+
+    def pause(self, failure: ScrapeFailed, task: Task, call: int) -> float | None:
+        """Seconds to wait after so many calls that were refused for load; None past the
+        deadline."""
+        if self._too_late(task, self._clock.now()):
+            return None
+        return self._delay(failure, call)
+
+    def _too_late(self, task: Task, now: int) -> bool:
+        return now - task.created_at >= self._rate_limit_deadline * 1000
+
+    def _delay(self, failure: ScrapeFailed, step: int) -> float:
+        return retry_delay(
             step,
             base=self._base,
             cap=self._cap,
             jitter=self._clock.random(),
             at_least=failure.retry_after,
         )
-        return Retry(event, now + int(delay * 1000), failure.burns_attempt)
 
 
 def internal_failure() -> ScrapeFailed:

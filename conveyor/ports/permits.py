@@ -1,28 +1,67 @@
-"""The permits port: the ceiling of gateway calls in flight a job, over the whole fleet."""
+"""The permits port: the ceiling of gateway calls in flight a job, over the whole fleet.
+
+A ledger keeps one entry a job and holder: a count under a lease. One method moves it. A call states
+the count that the holder wants to have from now on rather than a difference, and carries a sequence
+number, so that a call whose answer was lost, that arrives late, or twice, can never make the ledger
+believe in fewer permits than a holder uses.
+
+No wall clock is believed. The ledger measures leases on a clock of its own, a holder on its own
+monotonic clock from the moment *before* its call, and nobody compares the two.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a holder says about its permits of one job.
+
+    `count`: how many it wants to have from now on. `before`: how many it has by its own knowledge;
+    a count above it asks for more, one equal to it renews, one below it gives back.
+    `sequence`: greater in each call of this holder for this job. `wants`: it would like more than
+    it can get, so others shall hand over what exceeds their fair share.
+    """
+
+    job_id: str
+    holder: str
+    count: int
+    before: int
+    sequence: int
+    wants: bool = False
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's entries after a call.
+
+    `granted`: the holder has the count it asked for, under a fresh lease. Where it is False nothing
+    was changed and nothing renewed. `free`: permits that nobody holds; 0 while a ledger that came
+    back empty cannot know. `holders`: how many hold some, `wanting`: how many want more; the caller
+    is among them where it does.
+    """
+
+    granted: bool
+    free: int
+    holders: int
+    wanting: int
+
 
 class Permits(Protocol):
-    """A ledger of counts, one a job and holder. The sum of live counts never exceeds the limit."""
+    """A ledger of permits. The sum of counts under unexpired leases never exceeds the limit."""
 
-    async def grow(self, job_id: str, holder: str, count: int, *, limit: int, lease: float) -> int:
-        """Take up to `count` more permits; how many were granted, 0 when full.
+    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+        """Let a holder have `holding.count` permits under a lease of `lease` seconds, or change
+        nothing: never a part of it.
 
-        Renews the holder's lease on the job for `lease` seconds.
+        Granted where the sum of all unexpired counts stays within `limit`, and whenever the count
+        is not above what the ledger knows this holder to have under an unexpired lease. Refused
+        where `sequence` is not greater than the last one seen of an unexpired entry.
+        Raises ValueError where `count` is below zero.
+
+        A ledger that may have lost its entries (it comes back empty) grants for one lease no more
+        than `before` to anybody, and takes that as true: so holders announce again what they have,
+        and nobody gets what another still uses.
         """
-        ...
-
-    async def give_back(self, job_id: str, holder: str, count: int) -> None:
-        """Return permits; more than are held returns them all."""
-        ...
-
-    async def renew(self, holder: str, job_ids: list[str], *, lease: float) -> list[str]:
-        """Extend leases by `lease` seconds from now; the jobs whose lease had lapsed already."""
-        ...
-
-    async def release(self, holder: str) -> None:
-        """Return everything that a holder has."""
         ...

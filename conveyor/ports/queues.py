@@ -11,10 +11,15 @@ from typing import Protocol
 
 import msgspec
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
+
 MESSAGE_VERSION = 1
 MAX_BATCH = 10
 """Most messages that one receive returns, one send or one delete takes in an adapter's batch."""
 CONTROL_QUEUE = "control"
+DEAD_LETTER_QUEUE = "dead-letter"
+"""Where a queue moves what was received too often: a backstop, since attempts are counted in the
+store."""
 
 
 def run_queue(run_id: str) -> str:
@@ -55,11 +60,28 @@ class Delivery(msgspec.Struct, frozen=True):
     receive_count: int
 
 
+class QueueMissing(ConveyorError):
+    """A run's queue that was asked for messages does not exist."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(ErrorCode.NOT_FOUND, f"there is no queue {queue}")
+
+
 class Queues(Protocol):
-    """Queues by name. A queue comes into being with its first message or by `open_run`."""
+    """Queues by name. A run's queue comes into being with its first message or by `open_run`; the
+    others are always there.
+
+    With a receive limit, a message that was received that often and is visible again moves to the
+    dead-letter queue instead of being received once more.
+    """
 
     async def open_run(self, job_id: str, run_id: str) -> None:
         """Make a run's queue ready; without effect where it is."""
+        ...
+
+    async def remake_run(self, job_id: str, run_id: str) -> None:
+        """Make a missing queue again and refill it with references to every row of the run that is
+        not terminal. Some may come twice. Without effect where the queue is there."""
         ...
 
     async def drop_run(self, run_id: str) -> None:
@@ -79,8 +101,8 @@ class Queues(Protocol):
     ) -> list[Delivery]:
         """Up to `limit` messages (at most MAX_BATCH), each hidden for `visibility` seconds.
 
-        With nothing to give it waits up to `wait` seconds for the first. A queue that does not
-        exist gives nothing.
+        With nothing to give it waits up to `wait` seconds for the first. A cancelled receive takes
+        nothing: what is on its way by then is given back. Raises QueueMissing.
         """
         ...
 

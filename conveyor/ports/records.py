@@ -57,6 +57,13 @@ class Rerun(msgspec.Struct, frozen=True):
     inherited: int
 
 
+class DispatchChange(msgspec.Struct, frozen=True):
+    """A run that may have become dispatchable, or ceased to be: `run` is None where it is not."""
+
+    run_id: str
+    run: DispatchableRun | None
+
+
 class Jobs(Protocol):
     """Jobs of callers. `caller` is the keyed hash of an API key; another caller's job is absent."""
 
@@ -128,8 +135,28 @@ class Jobs(Protocol):
         ...
 
 
-class Runs(Protocol):
-    """Runs of jobs, and which of them may have work."""
+class Dispatchable(Protocol):
+    """Which runs may have work: what a worker discovers."""
+
+    async def dispatchable_runs(self) -> list[DispatchableRun]:
+        """Every run that is running and not paused."""
+        ...
+
+    async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
+        """Runs whose status or pause was changed at or after `since`, as they are now.
+
+        `since` is compared with the clocks of those who wrote: a reader leaves a margin. Runs whose
+        tombstone has been removed meanwhile are not among them.
+        """
+        ...
+
+    async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
+        """One run, if it is running and not paused."""
+        ...
+
+
+class Runs(Dispatchable, Protocol):
+    """Runs of jobs."""
 
     async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
         """A run by id, deleted ones included; with None, the latest that is not deleted."""
@@ -193,14 +220,6 @@ class Runs(Protocol):
 
     async def purge_run(self, run_id: str) -> None:
         """Remove the tombstone of a deleted run. Without effect where it is gone."""
-        ...
-
-    async def dispatchable_runs(self) -> list[DispatchableRun]:
-        """Every run that is running and not paused."""
-        ...
-
-    async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
-        """One run, if it is running and not paused."""
         ...
 
     async def deleted_runs(self) -> list[tuple[str, str]]:

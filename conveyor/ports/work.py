@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -10,22 +11,21 @@ from conveyor.ports.queues import Delivery
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What becomes of a message: acknowledged, or hidden for `hide_for` seconds.
-
-    `throttled` tells that the gateway refused for load: the job has to slow down.
-    """
+    """What becomes of a message: acknowledged, or hidden for `hide_for` seconds."""
 
     hide_for: float | None = None
-    throttled: bool = False
 
 
 ACKNOWLEDGE = Outcome()
+
+Throttled = Callable[[], None]
+"""Called by a handler each time the gateway refused for load: the job has to slow down."""
 
 
 class Handler(Protocol):
     """The work that one kind of message means."""
 
-    async def handle(self, delivery: Delivery) -> Outcome:
+    async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
         """Do the work. Cancelled at shutdown, it leaves everything as if never begun."""
         ...
 

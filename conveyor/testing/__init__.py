@@ -1,1 +1,2 @@
-"""What tests of Conveyor, and of programs that use it, build on. The product imports none of it."""
+"""What tests of Conveyor, and of programs that use it, build on. Of the product only the command
+`simulate` imports any of it."""

@@ -15,7 +15,8 @@ class DuplicatingQueues:
 
     A second copy waits as soon as a message is received, so that it comes while the first is in
     work; a third is sent once one of them has been acknowledged. Only a queue that is dropped takes
-    its copies along. `deliveries` counts how often each message was received.
+    its copies along, and has no more of them when it is made again. `deliveries` counts how often
+    each message was received.
     """
 
     def __init__(self, queues: Queues) -> None:
@@ -30,6 +31,11 @@ class DuplicatingQueues:
         """Make a run's queue ready."""
         self._dropped.discard(run_queue(run_id))
         await self._queues.open_run(job_id, run_id)
+
+    async def remake_run(self, job_id: str, run_id: str) -> None:
+        """Make a missing queue again, filled from the rows."""
+        self._dropped.discard(run_queue(run_id))
+        await self._queues.remake_run(job_id, run_id)
 
     async def drop_run(self, run_id: str) -> None:
         """Remove a run's queue with whatever is in it."""

@@ -2,226 +2,333 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
+import anyio
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from conveyor.dev.permits import MemoryPermits
-from conveyor.ports.permits import Permits
-from conveyor.testing.clock import FakeClock
+from tests.conformance.permit_ledgers import (
+    LEASE,
+    LEDGERS,
+    LIMIT,
+    OTHER_JOB,
+    Bench,
+    over,
+)
 
-JOB, OTHER_JOB = "JOB", "OTHER"
-
-
-@dataclass
-class Bench:
-    """An adapter under test and the clock that its leases run by.
-
-    `wall_clock_free`: leases do not care when the machine's clock is set.
-    """
-
-    permits: Permits
-    clock: FakeClock
-    wall_clock_free: bool
-
-    async def grow(self, holder: str, count: int, *, limit: int = 10, job_id: str = JOB) -> int:
-        return await self.permits.grow(job_id, holder, count, limit=limit, lease=30)
-
-    async def free(self, *, limit: int = 10, job_id: str = JOB) -> int:
-        """How many permits are left; takes none for good."""
-        granted = await self.grow("probe", limit, limit=limit, job_id=job_id)
-        await self.permits.release("probe")
-        return granted
+sequenced = over(lambda ledger: ledger.sequenced)
+keeps_wants = over(lambda ledger: ledger.keeps_wants)
+atomic = over(lambda ledger: ledger.atomic)
+racing = over(lambda ledger: not ledger.atomic)
 
 
-def _memory() -> Bench:
-    clock = FakeClock()
-    return Bench(MemoryPermits(clock), clock, wall_clock_free=True)
-
-
-BINDINGS: dict[str, Callable[[], Bench]] = {"memory": _memory}
-
-
-@pytest.fixture(params=BINDINGS)
+@pytest.fixture(params=LEDGERS)
 def bench(request: pytest.FixtureRequest) -> Bench:
-    return BINDINGS[request.param]()
+    return LEDGERS[request.param].open()
 
 
-async def test_growing_grants_up_to_the_limit_and_then_nothing(bench: Bench) -> None:
-    assert await bench.grow("a", 4) == 4
-    assert await bench.grow("a", 4) == 4
-    assert await bench.grow("a", 4) == 2
-    assert await bench.grow("a", 4) == 0
+# Granted where the sum of all unexpired counts stays within the limit, or nothing is changed.
+
+
+async def test_a_count_that_fits_is_granted_and_the_rest_is_free(bench: Bench) -> None:
+    standing = await bench.hold("a", 4)
+    assert (standing.granted, standing.free, standing.holders) == (True, 6, 1)
+    standing = await bench.hold("a", LIMIT)
+    assert (standing.granted, standing.free, standing.holders) == (True, 0, 1)
+
+
+async def test_a_count_that_does_not_fit_is_refused_whole(bench: Bench) -> None:
+    await bench.hold("a", 4)
+    standing = await bench.hold("b", 7)
+    assert (standing.granted, standing.free, standing.holders) == (False, 6, 1)
+    standing = await bench.hold("b", 6)
+    assert (standing.granted, standing.free, standing.holders) == (True, 0, 2)
+
+
+async def test_a_refused_growth_leaves_what_was_held(bench: Bench) -> None:
+    await bench.hold("a", 4)
+    await bench.hold("b", 5)
+    assert not await bench.asks("a", 6)
+    assert await bench.total() == 9
+    assert await bench.asks("a", 5)
+
+
+async def test_a_refused_growth_renews_nothing(bench: Bench) -> None:
+    await bench.hold("a", 4)
+    await bench.clock.advance(20)
+    assert not await bench.asks("a", LIMIT + 1)
+    await bench.clock.advance(10)
+    assert await bench.total() == 0
 
 
 async def test_the_limit_is_over_all_holders_together(bench: Bench) -> None:
-    assert await bench.grow("a", 7) == 7
-    assert await bench.grow("b", 7) == 3
-    assert await bench.grow("c", 7) == 0
+    assert [await bench.asks(holder, 4) for holder in "abc"] == [True, True, False]
+    assert [await bench.asks(holder, 2) for holder in "cd"] == [True, False]
 
 
 async def test_jobs_do_not_share_a_limit(bench: Bench) -> None:
-    assert await bench.grow("a", 10) == 10
-    assert await bench.grow("a", 10, job_id=OTHER_JOB) == 10
+    assert (await bench.hold("a", LIMIT)).granted
+    assert (await bench.hold("a", LIMIT, job_id=OTHER_JOB)).granted
+    await bench.hold("a", 3)
+    assert (await bench.total(), await bench.total(OTHER_JOB)) == (3, LIMIT)
 
 
-async def test_asking_for_nothing_grants_nothing(bench: Bench) -> None:
-    assert await bench.grow("a", 0) == 0
-    assert await bench.free() == 10
+async def test_a_limit_of_nothing_grants_nothing(bench: Bench) -> None:
+    standing = await bench.hold("a", 1, limit=0)
+    assert (standing.granted, standing.free, standing.holders) == (False, 0, 0)
+    assert (await bench.hold("a", 0, limit=0)).granted
 
 
-async def test_what_is_given_back_can_be_taken_again(bench: Bench) -> None:
-    await bench.grow("a", 10)
-    await bench.permits.give_back(JOB, "a", 3)
-    assert await bench.grow("b", 10) == 3
+async def test_a_negative_count_is_an_error_and_changes_nothing(bench: Bench) -> None:
+    await bench.hold("a", 4)
+    with pytest.raises(ValueError, match="not negative"):
+        await bench.hold("a", -1)
+    assert await bench.total() == 4
 
 
-async def test_giving_back_more_than_held_returns_all_and_no_more(bench: Bench) -> None:
-    await bench.grow("a", 2)
-    await bench.grow("b", 3)
-    await bench.permits.give_back(JOB, "a", 100)
-    await bench.permits.give_back(JOB, "nobody", 100)
-    await bench.permits.give_back(OTHER_JOB, "b", 100)
-    assert await bench.free() == 7
+# A count equal to `before` renews; one below it gives back.
 
 
-async def test_a_lower_limit_takes_nothing_away_and_grants_nothing(bench: Bench) -> None:
-    assert await bench.grow("a", 8) == 8
-    assert await bench.grow("b", 5, limit=5) == 0
-    await bench.permits.give_back(JOB, "a", 4)
-    assert await bench.grow("b", 5, limit=5) == 1
+async def test_the_same_count_renews_the_lease(bench: Bench) -> None:
+    await bench.hold("a", LIMIT)
+    for _ in range(10):
+        await bench.clock.advance(20)
+        assert await bench.asks("a", LIMIT)
+    assert not await bench.asks("b", 1)
+
+
+async def test_growth_renews_what_was_held_before(bench: Bench) -> None:
+    await bench.hold("a", 4)
+    await bench.clock.advance(20)
+    await bench.hold("a", 5)
+    await bench.clock.advance(20)
+    assert await bench.total() == 5
+
+
+async def test_a_smaller_count_gives_back_and_renews_the_rest(bench: Bench) -> None:
+    await bench.hold("a", LIMIT)
+    await bench.clock.advance(20)
+    standing = await bench.hold("a", 7)
+    assert (standing.granted, standing.free, standing.holders) == (True, 3, 1)
+    await bench.clock.advance(20)
+    assert not await bench.asks("b", 4)
+    assert await bench.asks("b", 3)
+
+
+async def test_a_count_given_back_before_the_call_is_given_back_all_the_same(bench: Bench) -> None:
+    await bench.hold("a", LIMIT)
+    assert (await bench.hold("a", 7, before=7)).free == 3
+
+
+async def test_a_count_of_nothing_gives_all_back(bench: Bench) -> None:
+    await bench.hold("a", LIMIT)
+    standing = await bench.hold("a", 0)
+    assert (standing.granted, standing.free, standing.holders) == (True, LIMIT, 0)
+    assert await bench.asks("b", LIMIT)
+
+
+async def test_who_has_nothing_may_always_have_nothing(bench: Bench) -> None:
+    await bench.hold("a", LIMIT)
+    standing = await bench.hold("b", 0, limit=5)
+    assert (standing.granted, standing.free, standing.holders) == (True, 0, 1)
+
+
+# Never above what the ledger knows: granted, whatever the limit.
+
+
+async def test_a_lowered_limit_takes_nothing_away_and_grants_nothing_more(bench: Bench) -> None:
+    await bench.hold("a", 8)
+    assert (await bench.hold("a", 8, limit=5)).granted
+    assert not (await bench.hold("a", 9, limit=5)).granted
+    assert not (await bench.hold("b", 1, limit=5)).granted
+    standing = await bench.hold("a", 6, limit=5)
+    assert (standing.granted, standing.free) == (True, 0)
+    await bench.hold("a", 4, limit=5)
+    assert not (await bench.hold("b", 2, limit=5)).granted
+    assert (await bench.hold("b", 1, limit=5)).granted
+
+
+async def test_a_raised_limit_grants_more(bench: Bench) -> None:
+    await bench.hold("a", LIMIT)
+    assert (await bench.hold("b", 5, limit=15)).granted
+    assert not (await bench.hold("c", 1, limit=15)).granted
+
+
+async def test_growth_whose_answer_was_lost_is_granted_again(bench: Bench) -> None:
+    await bench.hold("a", 2)
+    await bench.hold("a", 8)
+    assert (await bench.hold("a", 7, before=2, limit=5)).granted
+    assert await bench.total() == 7
+
+
+# Leases: unexpired counts alone are summed.
 
 
 async def test_permits_fall_free_when_their_lease_lapses(bench: Bench) -> None:
-    await bench.grow("a", 10)
-    await bench.clock.advance(29)
-    assert await bench.grow("b", 10) == 0
-    await bench.clock.advance(1)
-    assert await bench.grow("b", 10) == 10
-
-
-async def test_growing_renews_the_lease_even_when_full(bench: Bench) -> None:
-    await bench.grow("a", 10)
-    await bench.clock.advance(20)
-    assert await bench.grow("a", 1) == 0
-    await bench.clock.advance(20)
-    assert await bench.grow("b", 1) == 0
-
-
-async def test_renewing_extends_leases_from_now_and_reports_none_lapsed(bench: Bench) -> None:
-    await bench.grow("a", 10)
-    await bench.grow("a", 5, job_id=OTHER_JOB)
-    for _ in range(10):
-        await bench.clock.advance(20)
-        assert await bench.permits.renew("a", [JOB, OTHER_JOB], lease=30) == []
-    assert (await bench.free(), await bench.free(job_id=OTHER_JOB)) == (0, 5)
-
-
-async def test_renewing_reports_what_had_lapsed_and_does_not_revive_it(bench: Bench) -> None:
-    await bench.grow("a", 10)
-    await bench.clock.advance(20)
-    await bench.grow("a", 5, job_id=OTHER_JOB)
-    await bench.clock.advance(15)
-    assert await bench.permits.renew("a", [JOB, OTHER_JOB], lease=30) == [JOB]
-    assert await bench.grow("b", 10) == 10
-
-
-async def test_a_holder_that_gave_all_back_has_not_lapsed(bench: Bench) -> None:
-    await bench.grow("a", 10)
-    await bench.permits.give_back(JOB, "a", 10)
-    assert await bench.permits.renew("a", [JOB], lease=30) == []
-    assert await bench.free() == 10
+    await bench.hold("a", LIMIT)
+    await bench.clock.advance(LEASE - 0.001)
+    assert not await bench.asks("b", 1)
+    await bench.clock.advance(0.001)
+    assert await bench.asks("b", LIMIT)
 
 
 async def test_one_holders_lease_does_not_carry_another(bench: Bench) -> None:
-    await bench.grow("a", 4)
-    await bench.grow("b", 4)
+    await bench.hold("a", 4)
+    await bench.hold("b", 4)
     await bench.clock.advance(20)
-    await bench.permits.renew("b", [JOB], lease=30)
+    await bench.hold("b", 4)
     await bench.clock.advance(15)
-    assert await bench.grow("c", 10) == 6
+    standing = await bench.look()
+    assert (standing.free, standing.holders) == (6, 1)
 
 
-async def test_releasing_returns_all_that_a_holder_has_and_only_that(bench: Bench) -> None:
-    await bench.grow("a", 4)
-    await bench.grow("b", 3)
-    await bench.grow("a", 6, job_id=OTHER_JOB)
-    await bench.permits.release("a")
-    assert (await bench.free(), await bench.free(job_id=OTHER_JOB)) == (7, 10)
+async def test_each_call_sets_its_own_lease_shorter_or_longer(bench: Bench) -> None:
+    await bench.hold("a", 4, lease=60)
+    await bench.hold("b", 3, lease=10)
+    await bench.hold("a", 4, lease=5)
+    await bench.hold("b", 3, lease=20)
+    await bench.clock.advance(5)
+    assert await bench.total() == 3
+    await bench.clock.advance(15)
+    assert await bench.total() == 0
 
 
-async def test_setting_the_wall_clock_ends_no_lease(bench: Bench) -> None:
-    if not bench.wall_clock_free:
-        pytest.skip("leases run by the wall clock here")
-    await bench.grow("a", 10)
-    bench.clock.shift(3_600)
-    assert await bench.grow("b", 1) == 0
-    bench.clock.shift(-7_200)
-    await bench.clock.advance(30)
-    assert await bench.grow("b", 1) == 1
+async def test_a_lapsed_holder_renews_where_there_is_still_room(bench: Bench) -> None:
+    await bench.hold("a", 6)
+    await bench.clock.advance(LEASE)
+    await bench.hold("b", 4)
+    assert await bench.asks("a", 6)
+    assert await bench.total() == LIMIT
 
 
-async def test_the_memory_ledger_forgets_jobs_that_nobody_asks_about() -> None:
-    clock = FakeClock()
-    permits = MemoryPermits(clock)
-    for number in range(5_000):
-        await permits.grow(f"job-{number}", "a", 1, limit=1, lease=30)
-        await clock.advance(1)
-    assert len(permits._jobs) <= 2 * 31 + 64
+async def test_a_lapsed_holder_is_refused_whole_where_there_is_no_room(bench: Bench) -> None:
+    await bench.hold("a", 6)
+    await bench.clock.advance(LEASE)
+    await bench.hold("b", 5)
+    standing = await bench.hold("a", 6)
+    assert (standing.granted, standing.free, standing.holders) == (False, 5, 1)
 
 
-@dataclass
-class Ledger:
-    """What holders may believe to have: grants under a lease that has not lapsed."""
-
-    shares: dict[str, tuple[int, float]] = field(default_factory=dict)
-
-    def held(self, now: float) -> int:
-        return sum(count for count, lapses_at in self.shares.values() if lapses_at > now)
-
-
-STEPS = ("grow", "grow", "give back", "renew", "release", "pass time")
+async def test_clocks_set_back_and_forth_end_no_lease_and_lengthen_none(bench: Bench) -> None:
+    await bench.hold("a", LIMIT)
+    for shift in (30, -60, 30):
+        bench.clock.shift(shift)
+        await bench.clock.advance(9)
+        assert not await bench.asks("b", 1)
+    bench.clock.shift(-30)
+    await bench.clock.advance(3)
+    assert await bench.asks("b", LIMIT)
 
 
-@pytest.mark.parametrize("binding", BINDINGS)
-@settings(max_examples=60, deadline=None)
-@given(steps=st.lists(st.sampled_from(STEPS), max_size=60), seed=st.integers(0, 2**32))
-def test_grants_never_exceed_the_limit(binding: str, steps: list[str], seed: int) -> None:
-    async def scenario() -> None:
-        bench, ledger, draw = BINDINGS[binding](), Ledger(), random.Random(seed)
-        for step in steps:
-            holder = draw.choice("abc")
-            await _step(step, holder, bench, ledger, draw)
-            assert ledger.held(bench.clock.monotonic()) <= 10
-
-    asyncio.run(scenario())
+# Refused where `sequence` is not greater than the last one seen of an unexpired entry.
 
 
-async def _step(step: str, holder: str, bench: Bench, ledger: Ledger, draw: random.Random) -> None:
-    now = bench.clock.monotonic()
-    count, lapses_at = ledger.shares.get(holder, (0, 0.0))
-    count = count if lapses_at > now else 0
-    if step == "grow":
-        held, wanted = ledger.held(now), draw.randint(0, 12)
-        granted = await bench.grow(holder, wanted)
-        assert granted == min(wanted, 10 - held)
-        ledger.shares[holder] = (count + granted, now + 30)
-    elif step == "give back":
-        returned = draw.randint(0, 12)
-        await bench.permits.give_back(JOB, holder, returned)
-        ledger.shares[holder] = (max(count - returned, 0), lapses_at)
-    elif step == "renew":
-        lapsed = await bench.permits.renew(holder, [JOB], lease=30)
-        if not lapsed:
-            ledger.shares[holder] = (count, now + 30)
-        assert not (lapsed and count)
-    elif step == "release":
-        await bench.permits.release(holder)
-        ledger.shares.pop(holder, None)
-    else:
-        await bench.clock.advance(draw.choice((1, 10, 29, 31)))
+@sequenced
+async def test_a_call_that_arrives_twice_is_refused_and_changes_nothing(bench: Bench) -> None:
+    await bench.hold("a", 4, sequence=1)
+    await bench.clock.advance(20)
+    standing = await bench.hold("a", 4, sequence=1)
+    assert (standing.granted, standing.free, standing.holders) == (False, 6, 1)
+    await bench.clock.advance(10)
+    assert await bench.total() == 0
+
+
+@sequenced
+async def test_late_growth_does_not_undo_a_giving_back(bench: Bench) -> None:
+    await bench.hold("a", 2, sequence=1)
+    await bench.hold("a", 0, sequence=3)
+    assert not (await bench.hold("a", 8, before=2, sequence=2)).granted
+    assert await bench.total() == 0
+
+
+@sequenced
+async def test_a_late_giving_back_does_not_undo_growth(bench: Bench) -> None:
+    await bench.hold("a", 6, sequence=1)
+    await bench.hold("a", 9, sequence=8)
+    assert not (await bench.hold("a", 2, before=6, sequence=2)).granted
+    assert not await bench.asks("b", 2)
+
+
+@sequenced
+async def test_a_refused_call_leaves_the_sequence_where_it_was(bench: Bench) -> None:
+    await bench.hold("a", 4, sequence=1)
+    assert not (await bench.hold("a", LIMIT + 1, sequence=9)).granted
+    assert (await bench.hold("a", 5, sequence=2)).granted
+
+
+@sequenced
+async def test_sequences_are_counted_by_job_and_holder(bench: Bench) -> None:
+    await bench.hold("a", 1, sequence=9)
+    assert (await bench.hold("b", 1, sequence=1)).granted
+    assert (await bench.hold("a", 1, sequence=1, job_id=OTHER_JOB)).granted
+
+
+@sequenced
+async def test_the_sequence_goes_with_the_entry(bench: Bench) -> None:
+    await bench.hold("a", 4, sequence=9)
+    await bench.clock.advance(LEASE)
+    assert (await bench.hold("a", 4, sequence=1)).granted
+
+
+# Wants.
+
+
+@keeps_wants
+async def test_wants_are_counted_with_and_without_permits(bench: Bench) -> None:
+    await bench.hold("a", LIMIT)
+    assert (await bench.hold("b", 0, wants=True)).wanting == 1
+    standing = await bench.hold("a", LIMIT, wants=True)
+    assert (standing.holders, standing.wanting) == (1, 2)
+
+
+@keeps_wants
+async def test_a_want_ends_with_a_call_without_it(bench: Bench) -> None:
+    await bench.hold("a", 3, wants=True)
+    await bench.hold("b", 0, wants=True)
+    assert [(await bench.hold("a", 3)).wanting for _ in range(2)] == [1, 1]
+    assert [(await bench.hold("b", 0)).wanting for _ in range(2)] == [0, 0]
+
+
+@keeps_wants
+async def test_a_want_lapses_with_its_lease(bench: Bench) -> None:
+    await bench.hold("b", 0, wants=True)
+    await bench.clock.advance(20)
+    await bench.hold("a", 0, wants=True)
+    assert (await bench.look()).wanting == 2
+    await bench.clock.advance(10)
+    assert (await bench.look()).wanting == 1
+
+
+@keeps_wants
+async def test_a_refused_call_neither_leaves_a_want_nor_ends_one(bench: Bench) -> None:
+    await bench.hold("a", LIMIT)
+    assert (await bench.hold("b", 1, wants=True)).wanting == 0
+    await bench.hold("b", 0, wants=True)
+    assert (await bench.hold("b", 1, wants=False)).wanting == 1
+
+
+# Calls that overlap.
+
+
+async def _all_at_once(bench: Bench, holders: int) -> int:
+    """How many of so many holders get one permit, where all ask before any has an answer."""
+    granted: list[str] = []
+
+    async def ask(holder: str) -> None:
+        if await bench.asks(holder, 1):
+            granted.append(holder)
+
+    async with anyio.create_task_group() as group:
+        for number in range(holders):
+            group.start_soon(ask, f"holder-{number}")
+    return len(granted)
+
+
+@atomic
+async def test_calls_that_overlap_never_get_more_than_the_limit(bench: Bench) -> None:
+    assert await _all_at_once(bench, 50) == LIMIT
+    assert await bench.total() == LIMIT
+
+
+@racing
+async def test_counting_before_inserting_breaks_the_limit(bench: Bench) -> None:
+    assert await _all_at_once(bench, 50) == 50
+    assert await bench.total() == 50

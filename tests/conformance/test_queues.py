@@ -2,112 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.dev.queues import MemoryQueues
+from conveyor.domain.errors import ErrorCode
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
+    DEAD_LETTER_QUEUE,
     MAX_BATCH,
-    DeleteMessage,
-    Delivery,
-    Message,
-    Queues,
+    QueueMissing,
     TaskMessage,
     run_queue,
 )
-from conveyor.testing.clock import FakeClock
-
-pytestmark = pytest.mark.parametrize(
-    "anyio_backend", [pytest.param(("asyncio", {}), id="asyncio"), pytest.param("trio", id="trio")]
+from tests.conformance.queue_benches import (
+    JOB,
+    OTHER_RUN,
+    QUEUE,
+    RUN,
+    Adapter,
+    Bench,
+    Waiter,
+    deletion,
+    fixtures,
+    indexes_of,
+    those_that,
 )
 
-JOB, RUN, OTHER_RUN = "JOB", "RUN", "OTHER"
-QUEUE = run_queue(RUN)
+adapter, anyio_backend, bench = fixtures(max_receives=None)
 
-
-@dataclass
-class Rows:
-    """A stand-in for the task rows: what is written and not yet finished."""
-
-    rows: dict[str, dict[int, str]] = field(default_factory=dict)
-    refusals: int = 0
-
-    def write(self, run_id: str, *indexes: int) -> list[tuple[int, str]]:
-        tasks = [(index, f"{run_id}-{index}") for index in indexes]
-        self.rows.setdefault(run_id, {}).update(tasks)
-        return tasks
-
-    async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        await anyio.lowlevel.checkpoint()
-        if self.refusals:
-            self.refusals -= 1
-            raise ConnectionError
-        rows = self.rows.get(run_id, {})
-        return [(index, rows[index]) for index in sorted(rows) if index > after][:limit]
-
-
-@dataclass
-class Bench:
-    """An adapter under test, and what it can do beyond the port.
-
-    `ordered`: messages come in the order sent. `exact_depth`: `depth` is not approximate.
-    """
-
-    queues: Queues
-    clock: FakeClock
-    rows: Rows
-    ordered: bool
-    exact_depth: bool
-
-    async def fill(self, *indexes: int, run_id: str = RUN) -> None:
-        await self.queues.open_run(JOB, run_id)
-        await self.queues.send_tasks(JOB, run_id, self.rows.write(run_id, *indexes))
-
-    async def receive(self, queue: str = QUEUE, *, visibility: float = 60) -> list[Delivery]:
-        return await self.queues.receive(queue, limit=MAX_BATCH, visibility=visibility)
-
-    async def drain(self, queue: str = QUEUE) -> list[Delivery]:
-        """Everything that is visible, received and deleted."""
-        drained: list[Delivery] = []
-        while batch := await self.receive(queue):
-            drained += batch
-            await self.queues.delete(queue, [delivery.receipt for delivery in batch])
-        return drained
-
-
-def _memory(*, reorder: int) -> Bench:
-    clock, rows = FakeClock(), Rows()
-    queues = MemoryQueues(rows.unfinished_after, clock, window=50, reorder=reorder)
-    return Bench(queues, clock, rows, ordered=not reorder, exact_depth=True)
-
-
-BINDINGS: dict[str, Callable[[], Bench]] = {
-    "memory": lambda: _memory(reorder=0),
-    "memory-out-of-order": lambda: _memory(reorder=4),
-}
-
-
-@pytest.fixture(params=BINDINGS)
-def bench(request: pytest.FixtureRequest) -> Bench:
-    return BINDINGS[request.param]()
-
-
-def _indexes(deliveries: list[Delivery]) -> list[int]:
-    return [int(_task(delivery.message).rpartition("-")[2]) for delivery in deliveries]
-
-
-def _task(message: Message) -> str:
-    assert isinstance(message, TaskMessage)
-    return message.task_id
-
-
-def _deletion(run_id: str) -> DeleteMessage:
-    return DeleteMessage(JOB, run_id)
+ordered = those_that(lambda adapter: adapter.ordered)
+exact_depth = those_that(lambda adapter: adapter.exact_depth)
+reads_rows = those_that(lambda adapter: adapter.reads_rows)
 
 
 async def test_a_reference_comes_as_a_task_message_with_its_ids(bench: Bench) -> None:
@@ -119,10 +45,14 @@ async def test_a_reference_comes_as_a_task_message_with_its_ids(bench: Bench) ->
 
 async def test_every_reference_sent_comes_once(bench: Bench) -> None:
     await bench.fill(*range(33))
-    indexes = _indexes(await bench.drain())
+    indexes = indexes_of(await bench.drain())
     assert sorted(indexes) == list(range(33))
-    if bench.ordered:
-        assert indexes == list(range(33))
+
+
+@ordered
+async def test_references_come_in_the_order_sent(bench: Bench) -> None:
+    await bench.fill(*range(33))
+    assert indexes_of(await bench.drain()) == list(range(33))
 
 
 async def test_a_receive_returns_at_most_its_limit_and_never_more_than_a_batch(
@@ -181,14 +111,14 @@ async def test_a_receipt_is_void_once_the_message_was_received_again(bench: Benc
     assert (third.message, third.receive_count) == (second.message, 3)
 
 
-async def test_deleting_twice_is_harmless(bench: Bench) -> None:
+async def test_deleting_twice_is_harmless(bench: Bench, adapter: Adapter) -> None:
     await bench.fill(0, 1)
     first, second = await bench.receive()
     await bench.queues.delete(QUEUE, [first.receipt])
     await bench.queues.delete(QUEUE, [first.receipt, second.receipt])
-    if bench.exact_depth:
-        bench.rows.rows[RUN].clear()
-        assert await bench.receive() == []
+    bench.rows.rows[RUN].clear()
+    assert await bench.receive() == []
+    if adapter.exact_depth:
         assert bench.queues.depth(QUEUE) == 0
 
 
@@ -215,32 +145,32 @@ async def test_visibility_of_nothing_gives_the_message_back(bench: Bench) -> Non
 
 
 async def test_a_delayed_message_is_seen_after_its_delay(bench: Bench) -> None:
-    await bench.queues.send(CONTROL_QUEUE, _deletion("later"), delay=30)
-    await bench.queues.send(CONTROL_QUEUE, _deletion("now"))
+    await bench.queues.send(CONTROL_QUEUE, deletion("later"), delay=30)
+    await bench.queues.send(CONTROL_QUEUE, deletion("now"))
     [now] = await bench.receive(CONTROL_QUEUE)
-    assert now.message == _deletion("now")
+    assert now.message == deletion("now")
     await bench.clock.advance(29)
     assert await bench.receive(CONTROL_QUEUE) == []
     await bench.clock.advance(1)
     [later] = await bench.receive(CONTROL_QUEUE)
-    assert (later.message, later.receive_count) == (_deletion("later"), 1)
+    assert (later.message, later.receive_count) == (deletion("later"), 1)
 
 
 async def test_a_run_queue_takes_single_messages_too(bench: Bench) -> None:
     await bench.queues.send(QUEUE, TaskMessage(JOB, RUN, f"{RUN}-7"), delay=5)
     assert await bench.receive() == []
     await bench.clock.advance(5)
-    assert _indexes(await bench.receive()) == [7]
+    assert indexes_of(await bench.receive()) == [7]
 
 
 async def test_queues_are_apart(bench: Bench) -> None:
     await bench.fill(0, 1)
     await bench.fill(5, run_id=OTHER_RUN)
-    await bench.queues.send(CONTROL_QUEUE, _deletion(RUN))
+    await bench.queues.send(CONTROL_QUEUE, deletion(RUN))
     other = await bench.receive(run_queue(OTHER_RUN))
-    assert _indexes(other) == [5]
+    assert indexes_of(other) == [5]
     await bench.queues.delete(QUEUE, [delivery.receipt for delivery in other])
-    assert sorted(_indexes(await bench.receive())) == [0, 1]
+    assert sorted(indexes_of(await bench.receive())) == [0, 1]
     assert len(await bench.receive(CONTROL_QUEUE)) == 1
 
 
@@ -252,48 +182,79 @@ async def test_sending_opens_a_run_and_opening_again_changes_nothing(bench: Benc
     assert await bench.receive() == []
 
 
-async def test_a_queue_that_does_not_exist_gives_nothing(bench: Bench) -> None:
-    assert await bench.queues.receive(QUEUE, limit=1, visibility=1, wait=20) == []
+@pytest.mark.parametrize("wait", [0.0, 20.0])
+async def test_a_run_queue_that_does_not_exist_is_missing(bench: Bench, wait: float) -> None:
+    with pytest.raises(QueueMissing, match=QUEUE) as missing:
+        await bench.queues.receive(QUEUE, limit=1, visibility=1, wait=wait)
+    assert missing.value.code is ErrorCode.NOT_FOUND
+    assert bench.clock.monotonic() == 0
     await bench.queues.delete(QUEUE, ["1"])
     await bench.queues.change_visibility(QUEUE, ["1"], visibility=1)
     assert bench.queues.depth(QUEUE) == 0
+
+
+@pytest.mark.parametrize("queue", [CONTROL_QUEUE, DEAD_LETTER_QUEUE])
+async def test_the_other_queues_are_always_there(bench: Bench, queue: str) -> None:
+    assert await bench.receive(queue) == []
+    await bench.queues.send(queue, deletion(RUN))
+    assert [delivery.message for delivery in await bench.receive(queue)] == [deletion(RUN)]
 
 
 async def test_a_dropped_queue_is_gone_with_its_messages_and_receipts(bench: Bench) -> None:
     await bench.fill(0, 1)
     old = await bench.receive()
     await bench.queues.drop_run(RUN)
-    assert await bench.receive() == []
+    with pytest.raises(QueueMissing):
+        await bench.receive()
     bench.rows.rows[RUN].clear()
     await bench.fill(8, 9)
     fresh = await bench.receive(visibility=30)
-    assert sorted(_indexes(fresh)) == [8, 9]
+    assert sorted(indexes_of(fresh)) == [8, 9]
     await bench.queues.delete(QUEUE, [delivery.receipt for delivery in old])
     await bench.clock.advance(30)
-    assert sorted(_indexes(await bench.receive())) == [8, 9]
+    assert sorted(indexes_of(await bench.receive())) == [8, 9]
 
 
+async def test_a_missing_queue_is_made_again_from_the_rows_that_are_not_finished(
+    bench: Bench,
+) -> None:
+    await bench.fill(*range(25))
+    old = await bench.receive()
+    for index in range(5):
+        del bench.rows.rows[RUN][index]
+    await bench.queues.drop_run(RUN)
+    await bench.queues.remake_run(JOB, RUN)
+    await bench.queues.delete(QUEUE, [delivery.receipt for delivery in old])
+    drained = await bench.drain()
+    assert set(indexes_of(drained)) == set(range(5, 25))
+    assert {delivery.receive_count for delivery in drained} == {1}
+
+
+async def test_a_run_never_seen_is_made_from_the_rows_too(bench: Bench) -> None:
+    bench.rows.write(RUN, 3, 7, 40)
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(bench.queues.remake_run, JOB, RUN)
+    assert set(indexes_of(await bench.drain())) == {3, 7, 40}
+
+
+async def test_making_a_queue_again_that_is_there_changes_nothing(bench: Bench) -> None:
+    await bench.fill(0, 1, 2)
+    [first] = await bench.queues.receive(QUEUE, limit=1, visibility=30)
+    await bench.queues.remake_run(JOB, RUN)
+    rest = await bench.drain()
+    assert sorted(indexes_of([first, *rest])) == [0, 1, 2]
+    await bench.clock.advance(30)
+    [again] = await bench.receive()
+    assert (again.message, again.receive_count) == (first.message, 2)
+
+
+@exact_depth
 async def test_depth_counts_waiting_and_hidden_messages(bench: Bench) -> None:
     await bench.fill(0, 1, 2)
-    await bench.queues.send(CONTROL_QUEUE, _deletion(RUN), delay=60)
+    await bench.queues.send(CONTROL_QUEUE, deletion(RUN), delay=60)
     await bench.queues.receive(QUEUE, limit=1, visibility=60)
-    if bench.exact_depth:
-        assert (bench.queues.depth(QUEUE), bench.queues.depth(CONTROL_QUEUE)) == (3, 1)
-
-
-class Waiter:
-    """One receive that runs beside the test; `result` is None until it has returned."""
-
-    def __init__(self, bench: Bench, queue: str, *, wait: float) -> None:
-        self.bench, self.queue, self.wait = bench, queue, wait
-        self.result: list[Delivery] | None = None
-        self.returned_at = -1.0
-
-    async def __call__(self) -> None:
-        self.result = await self.bench.queues.receive(
-            self.queue, limit=MAX_BATCH, visibility=60, wait=self.wait
-        )
-        self.returned_at = self.bench.clock.monotonic()
+    assert (bench.queues.depth(QUEUE), bench.queues.depth(CONTROL_QUEUE)) == (3, 1)
 
 
 async def test_a_receive_waits_so_long_and_then_gives_nothing(bench: Bench) -> None:
@@ -314,14 +275,14 @@ async def test_a_waiting_receive_returns_with_the_first_message(bench: Bench) ->
         group.start_soon(control)
         group.start_soon(run)
         await bench.clock.advance(3)
-        await bench.queues.send(CONTROL_QUEUE, _deletion(RUN))
+        await bench.queues.send(CONTROL_QUEUE, deletion(RUN))
         await bench.clock.advance(1)
         assert control.result is not None
         assert (len(control.result), control.returned_at, run.result) == (1, 3.0, None)
         await bench.fill(0)
         await bench.clock.advance(0)
         assert run.result is not None
-        assert (_indexes(run.result), run.returned_at) == ([0], 4.0)
+        assert (indexes_of(run.result), run.returned_at) == ([0], 4.0)
     assert bench.clock.pending == 0
 
 
@@ -329,7 +290,7 @@ async def test_a_waiting_receive_returns_with_the_first_message(bench: Bench) ->
 async def test_a_waiting_receive_returns_when_a_message_becomes_visible(
     bench: Bench, how: str
 ) -> None:
-    await bench.queues.send(CONTROL_QUEUE, _deletion(RUN), delay=5 if how == "delay" else 0)
+    await bench.queues.send(CONTROL_QUEUE, deletion(RUN), delay=5 if how == "delay" else 0)
     receipts = [held.receipt for held in await bench.receive(CONTROL_QUEUE, visibility=5)]
     waiter = Waiter(bench, CONTROL_QUEUE, wait=20)
     async with anyio.create_task_group() as group:
@@ -353,7 +314,9 @@ async def test_a_waiting_receive_ends_with_its_queue(bench: Bench) -> None:
         await bench.clock.advance(1)
         await bench.queues.drop_run(RUN)
         await bench.clock.advance(0)
-        assert waiter.result == []
+        assert waiter.missing is not None
+        assert (waiter.result, waiter.returned_at) == (None, 1.0)
+    assert bench.clock.pending == 0
 
 
 async def test_several_waiters_share_what_comes(bench: Bench) -> None:
@@ -365,7 +328,7 @@ async def test_several_waiters_share_what_comes(bench: Bench) -> None:
         await bench.clock.advance(1)
         await bench.fill(*range(15))
         await bench.clock.advance(30)
-    received = [_indexes(waiter.result or []) for waiter in waiters]
+    received = [indexes_of(waiter.result or []) for waiter in waiters]
     assert sorted(index for indexes in received for index in indexes) == list(range(15))
     assert sorted(map(len, received)) == [0, 5, 10]
 
@@ -385,10 +348,11 @@ async def test_a_cancelled_receive_loses_nothing(
         for _ in range(turns_after):
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
-    assert _indexes((waiter.result or []) + await bench.receive()) == [0]
+    assert indexes_of((waiter.result or []) + await bench.receive()) == [0]
     assert bench.clock.pending == 0
 
 
+@reads_rows
 async def test_what_the_store_refuses_reaches_the_receiver_and_loses_nothing(
     bench: Bench,
 ) -> None:
@@ -397,4 +361,4 @@ async def test_what_the_store_refuses_reaches_the_receiver_and_loses_nothing(
     bench.rows.refusals = 1
     with pytest.raises(ConnectionError):
         await bench.receive()
-    assert _indexes(await bench.receive()) == [0]
+    assert indexes_of(await bench.receive()) == [0]

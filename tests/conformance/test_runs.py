@@ -8,7 +8,6 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import (
-    DispatchableRun,
     JobStatus,
     RunFailure,
     RunStatus,
@@ -124,27 +123,6 @@ async def test_an_account_failure_ends_a_live_run_once(world: World, runs: Runs)
     assert not await runs.fail_run(run_id, reason=other, detail="", now=now)
     assert await world.run(job_id) == run
     assert not await runs.fail_run(world.clock.new_id(), reason=other, detail="", now=now)
-
-
-async def test_only_running_unpaused_runs_are_dispatchable(
-    world: World, jobs: Jobs, runs: Runs
-) -> None:
-    job_id, run_id = await world.submit(1, priority=9, max_inflight=3)
-    waiting, waiting_run = await world.submit(0, closed=False)
-    stopped, stopped_run = await world.submit(1)
-    await runs.stop_run(CALLER, stopped, now=world.now)
-    expected = DispatchableRun(run_id=run_id, job_id=job_id, priority=9, max_inflight=3)
-    assert await runs.dispatchable_runs() == [expected]
-    assert await runs.dispatchable_run(run_id) == expected
-    for other in (waiting_run, stopped_run, world.clock.new_id()):
-        assert await runs.dispatchable_run(other) is None
-    await runs.pause_run(CALLER, job_id, paused=True, now=world.now)
-    assert await runs.dispatchable_runs() == []
-    assert await runs.dispatchable_run(run_id) is None
-    await world.append(waiting, 1)
-    assert [run.run_id for run in await runs.dispatchable_runs()] == [waiting_run]
-    await jobs.delete_job(CALLER, waiting, now=world.now)
-    assert await runs.dispatchable_runs() == []
 
 
 async def test_a_full_rerun_starts_every_task_afresh(world: World, tasks: Tasks) -> None:

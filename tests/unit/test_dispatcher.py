@@ -1,128 +1,20 @@
-"""The loop over real in-memory queues and permits, in virtual time, on asyncio and trio."""
+"""The dispatcher in virtual time: what it receives, in which order, and what it gives back."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import pytest
 
-from conveyor.dev.permits import MemoryPermits
-from conveyor.dev.queues import MemoryQueues
 from conveyor.domain.ids import task_id
-from conveyor.domain.model import DispatchableRun
-from conveyor.engine.dispatcher import Dispatcher
-from conveyor.engine.reserve import ReservePolicy
-from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, TaskMessage
 from conveyor.ports.work import ACKNOWLEDGE, Outcome
-from conveyor.testing.clock import FakeClock
-
-GRACE = 2.0
+from tests.unit.dispatch_world import World
 
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
-
-
-class Work:
-    """A handler that takes virtual time and keeps count."""
-
-    def __init__(self, clock: FakeClock, duration: Callable[[Delivery], float]) -> None:
-        self.clock = clock
-        self.duration = duration
-        self.outcome: Callable[[Delivery], Outcome] = lambda _delivery: ACKNOWLEDGE
-        self.in_flight: Counter[str] = Counter()
-        self.peak: Counter[str] = Counter()
-        self.done: list[str] = []
-        self.finished_at: dict[str, float] = {}
-        self.cancelled = 0
-
-    async def handle(self, delivery: Delivery) -> Outcome:
-        self.in_flight[delivery.queue] += 1
-        for name, count in (
-            (delivery.queue, self.in_flight[delivery.queue]),
-            ("all", self.in_flight.total()),
-        ):
-            self.peak[name] = max(self.peak[name], count)
-        try:
-            await self.clock.sleep(self.duration(delivery))
-        except BaseException:
-            self.cancelled += 1
-            raise
-        finally:
-            self.in_flight[delivery.queue] -= 1
-        outcome = self.outcome(delivery)
-        if outcome.hide_for is None:
-            message = delivery.message
-            self.done.append(message.task_id if isinstance(message, TaskMessage) else "control")
-            self.finished_at[delivery.queue] = self.clock.monotonic()
-        return outcome
-
-    async def renew(self) -> None:
-        """Nothing is held."""
-
-
-class World:
-    """One worker over queues whose rows are lists."""
-
-    def __init__(self, *, slots: int, duration: Callable[[Delivery], float]) -> None:
-        self.clock = FakeClock(seed=7)
-        self.rows: dict[str, list[tuple[int, str]]] = {}
-        self.read_time = 0.0
-        self.queues = MemoryQueues(self._unfinished, self.clock, window=100)
-        self.permits = MemoryPermits(self.clock)
-        self.telemetry = Telemetry()
-        self.tasks = Work(self.clock, duration)
-        self.control = Work(self.clock, lambda _delivery: 0.0)
-        self.dispatcher = Dispatcher(
-            self.queues,
-            ReservePolicy(self.permits, self.clock, holder="w", lease=30.0),
-            self.clock,
-            task_handler=self.tasks,
-            control_handler=self.control,
-            telemetry=self.telemetry,
-            slots=slots,
-            visibility=60.0,
-        )
-
-    async def _unfinished(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        await self.clock.sleep(self.read_time)
-        return [row for row in self.rows[run_id] if row[0] > after][:limit]
-
-    async def submit(
-        self, name: str, count: int, *, limit: int = 100, priority: int = 5
-    ) -> DispatchableRun:
-        self.rows[name] = [(index, task_id(name, index)) for index in range(count)]
-        run = DispatchableRun(
-            run_id=name, job_id=f"job-{name}", priority=priority, max_inflight=limit
-        )
-        await self.queues.open_run(run.job_id, name)
-        await self.queues.send_tasks(run.job_id, name, self.rows[name])
-        await self.dispatcher.open_lane(run)
-        return run
-
-    async def granted(self, name: str) -> int:
-        """Permits in the ledger: all that a second worker cannot have."""
-        free = await self.permits.grow(f"job-{name}", "probe", 1_000, limit=1_000, lease=1.0)
-        await self.permits.give_back(f"job-{name}", "probe", free)
-        return 1_000 - free
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as group:
-
-            async def run() -> None:
-                await self.dispatcher.run(grace=GRACE)
-
-            group.start_soon(run)
-            yield
-            self.dispatcher.stop()
-            await self.clock.advance(GRACE + 2.0)
 
 
 async def test_every_message_is_received_once_and_the_limit_holds() -> None:
@@ -225,7 +117,8 @@ async def test_control_is_worked_while_every_slot_is_taken() -> None:
 
 async def test_throttling_lowers_the_calls_in_flight() -> None:
     world = World(slots=20, duration=lambda _delivery: 1.0)
-    world.tasks.outcome = lambda _delivery: Outcome(hide_for=2.0, throttled=True)
+    world.tasks.outcome = lambda _delivery: Outcome(hide_for=2.0)
+    world.tasks.refuses = lambda _delivery: True
     async with world.running():
         await world.submit("a", 100, limit=20)
         await world.clock.advance(1.5)
@@ -239,10 +132,10 @@ async def test_a_closed_lane_gives_its_permits_back() -> None:
     async with world.running():
         await world.submit("a", 10)
         await world.clock.advance(0.5)
-        assert await world.granted("a") == 4
+        assert world.granted("a") == 4
         await world.dispatcher.close_lane("a")
         await world.clock.advance(2)
-        assert await world.granted("a") == 0
+        assert world.granted("a") == 0
         assert len(world.tasks.done) == 4
         assert world.dispatcher.lanes.get("a") is None
 
@@ -254,7 +147,7 @@ async def test_stop_lets_work_in_hand_end_and_receives_nothing_more() -> None:
         await world.clock.advance(0.5)
     assert len(world.tasks.done) == 4
     assert world.tasks.cancelled == 0
-    assert await world.granted("a") == 0
+    assert world.granted("a") == 0
 
 
 async def test_after_the_grace_work_is_cancelled_and_given_back_at_once() -> None:
@@ -264,7 +157,7 @@ async def test_after_the_grace_work_is_cancelled_and_given_back_at_once() -> Non
         await world.clock.advance(0.5)
     assert world.tasks.done == []
     assert world.tasks.cancelled == 4
-    assert await world.granted("a") == 0
+    assert world.granted("a") == 0
     again = []
     while batch := await world.queues.receive("run-a", limit=10, visibility=60.0):
         again += batch
@@ -277,7 +170,6 @@ async def test_renewal_keeps_long_work_hidden() -> None:
         await world.submit("a", 1)
         for _ in range(25):
             await world.clock.advance(10)
-            await world.dispatcher.renew()
     assert len(world.tasks.done) == 1
     assert world.telemetry.counts["deliveries"] == 1
 

@@ -1,10 +1,20 @@
-"""The weaknesses that tests can switch on in the queues of memory."""
+"""The weaknesses that tests can switch on in the queues of memory, or put around any queues."""
 
 from __future__ import annotations
 
+import pytest
+
 from conveyor.dev.queues import MemoryQueues
-from conveyor.ports.queues import TaskMessage, run_queue
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DEAD_LETTER_QUEUE,
+    DeleteMessage,
+    QueueMissing,
+    TaskMessage,
+    run_queue,
+)
 from conveyor.testing.clock import FakeClock
+from conveyor.testing.faults import DuplicatingQueues
 
 JOB, RUN = "JOB", "RUN"
 QUEUE = run_queue(RUN)
@@ -49,3 +59,45 @@ async def test_messages_out_of_order_stay_near_their_place() -> None:
 
 async def test_without_them_every_message_comes_once_and_in_order() -> None:
     assert await _send_and_drain(200) == list(range(200))
+
+
+@pytest.mark.parametrize(("max_receives", "expected"), [(1, [1]), (2, [1, 2, 2])])
+async def test_both_copies_of_a_message_become_dead_letters(
+    max_receives: int, expected: list[int]
+) -> None:
+    clock = FakeClock()
+    queues = MemoryQueues(_no_rows, clock, duplicates=1.0, max_receives=max_receives)
+    await queues.send(CONTROL_QUEUE, DeleteMessage(JOB, RUN))
+    counts = []
+    while batch := await queues.receive(CONTROL_QUEUE, limit=10, visibility=1):
+        counts += [delivery.receive_count for delivery in batch]
+        await clock.advance(1)
+    assert counts == expected
+    assert (queues.depth(CONTROL_QUEUE), queues.depth(DEAD_LETTER_QUEUE)) == (0, 2)
+
+
+async def _every_row(_run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+    return [(index, str(index)) for index in range(after + 1, 5)][:limit]
+
+
+async def test_a_dropped_queue_gets_no_copies_until_it_is_made_again() -> None:
+    queues = DuplicatingQueues(MemoryQueues(_every_row, FakeClock()))
+    await queues.open_run(JOB, RUN)
+    batch = await queues.receive(QUEUE, limit=10, visibility=60)
+    await queues.drop_run(RUN)
+    await queues.delete(QUEUE, [batch[0].receipt])
+    with pytest.raises(QueueMissing):
+        await queues.receive(QUEUE, limit=10, visibility=60)
+    await queues.remake_run(JOB, RUN)
+    again = await queues.receive(QUEUE, limit=10, visibility=60)
+    assert {delivery.message for delivery in again} == {delivery.message for delivery in batch}
+    await queues.delete(QUEUE, [delivery.receipt for delivery in again])
+    copies = await queues.receive(QUEUE, limit=10, visibility=60)
+    assert [delivery.message for delivery in copies] == [delivery.message for delivery in again]
+
+
+async def test_a_message_for_a_queue_of_neither_kind_is_refused() -> None:
+    queues = MemoryQueues(_no_rows, FakeClock())
+    with pytest.raises(QueueMissing):
+        await queues.send("no such queue", DeleteMessage(JOB, RUN))
+    assert queues.depth(QUEUE) == 0

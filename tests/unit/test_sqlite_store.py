@@ -266,7 +266,7 @@ async def test_no_statement_on_tasks_scans_a_table_or_sorts(store: SqliteStore, 
 
 
 def test_there_are_statements_to_look_at() -> None:
-    assert len(MANY_ROWS) == 10
+    assert len(MANY_ROWS) == 11
 
 
 async def test_a_page_costs_what_it_returns(store: SqliteStore, world: World) -> None:
@@ -302,12 +302,12 @@ async def test_expired_keys_go_when_the_store_is_opened(path: Path) -> None:
     await store.aclose()
 
 
-def build_version_1(path: Path) -> None:
-    """A file as schema 1 left it: a run that inherits a row, and nothing that pins its source."""
+def build_older(path: Path, version: int) -> None:
+    """A file as an older schema left it: a run that inherits a row of another one."""
     connection = sqlite3.connect(path)
     for statement in STEPS[0]:
         connection.execute(statement)
-    connection.execute("PRAGMA user_version = 1")
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.execute(
         "INSERT INTO jobs VALUES ('JOB', ?, 'closed', 1, 1, NULL, NULL, NULL, '{}', 'html', "
         "100, 5, 3, 14, 1, 'stripe', x'', 'SECOND', 2, 1)",
@@ -324,18 +324,25 @@ def build_version_1(path: Path) -> None:
             'spec) VALUES (? << 35, 1, ?, 1, 1, ?, \'{"url":"http://a/"}\')',
             (sequence, ids.task_id("FIRST", 0), "FIRST" if sequence == 2 else None),
         )
+    for step in STEPS[1:version]:
+        for statement in step:
+            connection.execute(statement)
     connection.commit()
     connection.close()
 
 
-async def test_an_older_file_is_upgraded_in_place(path: Path) -> None:
-    build_version_1(path)
+@pytest.mark.parametrize("version", range(1, len(STEPS)))
+async def test_an_older_file_is_upgraded_in_place(path: Path, version: int) -> None:
+    build_older(path, version)
     store = await open_store(path, now=0)
     page = await store.tasks.page_tasks("SECOND", statuses=None, after=None, limit=10)
     assert [(task.source_run_id, task.spec.url) for task in page.tasks] == [("FIRST", "http://a/")]
     with pytest.raises(ConveyorError) as refusal:
         await store.runs.delete_run(CALLER, "JOB", "FIRST", now=1)
     assert refusal.value.code is ErrorCode.RUN_HAS_DESCENDANTS
+    changes = await store.runs.dispatch_changes(since=1)
+    assert [change.run_id for change in changes] == ["FIRST", "SECOND"]
+    assert await store.runs.dispatch_changes(since=2) == []
     await store.aclose()
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (len(STEPS),)
@@ -377,7 +384,7 @@ async def test_what_is_no_database_is_refused_without_its_path(path: Path, kind:
 async def test_a_step_that_fails_leaves_the_older_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_version_1(path)
+    build_older(path, 1)
     broken = (STEPS[0], (*STEPS[1], "SELECT no_such_function()"))
     monkeypatch.setattr("conveyor.dev.sqlite.schema.STEPS", broken)
     with pytest.raises(ConveyorError):

@@ -24,6 +24,11 @@ from tests.unit.http_api import Api, open_api
 MAX_INTERRUPTIONS = 4
 
 
+def calm() -> None:
+    """The gateway refuses nothing for load here."""
+    raise AssertionError("throttled")
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
@@ -97,7 +102,7 @@ async def handle_all(
     outcomes: dict[int, Outcome] = {}
 
     async def handle(number: int) -> None:
-        outcomes[number] = await handler.handle(deliveries[number])
+        outcomes[number] = await handler.handle(deliveries[number], calm)
 
     deadline = anyio.current_time() + 10
     async with anyio.create_task_group() as group:
@@ -130,7 +135,7 @@ async def test_tasks_whose_claims_lapsed_often_are_worked_one_at_a_time(api: Api
     assert {task.interruptions for task in tasks} == {MAX_INTERRUPTIONS // 2}
     for delivery, outcome in zip(deliveries, outcomes, strict=True):
         if outcome != ACKNOWLEDGE:
-            assert await handler.handle(delivery) == ACKNOWLEDGE
+            assert await handler.handle(delivery, calm) == ACKNOWLEDGE
     assert len(gateway.calls) == 3
 
 
@@ -149,7 +154,7 @@ async def test_a_claim_made_while_being_cancelled_is_undone(api: Api) -> None:
     handler = handler_over(api, gateway)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(handler.handle, delivery)
+        group.start_soon(handler.handle, delivery, calm)
         await anyio.lowlevel.checkpoint()  # the claim is on its way to the store
         group.cancel_scope.cancel()
 
@@ -165,12 +170,12 @@ async def test_a_claim_that_failed_undoes_no_other_of_the_same_worker(api: Api) 
     handler = handler_over(api, gateway)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(handler.handle, delivery)
+        group.start_soon(handler.handle, delivery, calm)
         while not gateway.calls:
             await anyio.lowlevel.checkpoint()
         async with anyio.create_task_group() as twin:
             # The same message once more, cut off while its claim is on its way.
-            twin.start_soon(handler.handle, delivery)
+            twin.start_soon(handler.handle, delivery, calm)
             await anyio.lowlevel.checkpoint()
             twin.cancel_scope.cancel()
         [task] = await api.tasks_of(delivery.message.run_id)
@@ -191,7 +196,7 @@ async def test_a_task_that_its_claims_end_is_counted_and_its_run_is_over(api: Ap
     queue = run_queue(delivery.message.run_id)
     assert await api.binding.queues.receive(queue, limit=1, visibility=60.0)
 
-    assert await handler.handle(delivery) == ACKNOWLEDGE
+    assert await handler.handle(delivery, calm) == ACKNOWLEDGE
 
     assert telemetry.tasks == {"failed": 1}
     assert gateway.calls == []

@@ -12,6 +12,7 @@ from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.inserts import insert_tasks
 from conveyor.dev.sqlite.rows import SELECT_VIEW, insert_job, insert_run, view_from
 from conveyor.dev.sqlite.states import (
+    RUN_CHANGED,
     end_of_tasks,
     find_job,
     find_view,
@@ -126,9 +127,9 @@ class SqliteJobs:
             job = need_view(connection, caller, job_id).job
             move_job(connection, job, JobStatus.DELETED, now=now)
             connection.execute(
-                "UPDATE runs SET status = 'deleted', updated_at = max(updated_at, ?), "
-                "version = version + 1 WHERE job_id = ? AND status <> 'deleted'",
-                (now, job_id),
+                f"UPDATE runs SET status = 'deleted', {RUN_CHANGED} "
+                "WHERE job_id = :job_id AND status <> 'deleted'",
+                {"now": now, "job_id": job_id},
             )
             rows = connection.execute(
                 "SELECT run_id FROM runs WHERE job_id = ? ORDER BY run_sequence", (job_id,)

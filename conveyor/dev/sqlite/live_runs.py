@@ -16,16 +16,25 @@ _SELECT = KeyStatement(
     "r.failure_reasons, r.credits, r.cost, r.version, j.status <> 'open' "
     "FROM runs r JOIN jobs j USING (job_id) WHERE r.run_id IN ({keys})"
 )
-_UPDATE = RowsStatement(
+COUNT = RowsStatement(
     """
     WITH written AS ({rows})
-    UPDATE runs SET status = column2, updated_at = column3, successful = column4,
-        failed = column5, failure_reasons = column6, credits = column7, cost = column8,
-        version = column9
+    UPDATE runs SET updated_at = column2, successful = column3, failed = column4,
+        failure_reasons = column5, credits = column6, cost = column7
     FROM written WHERE runs.run_no = written.column1
     """,
-    width=9,
+    width=7,
 )
+"""Names no column of an index, so that a run that merely counts costs its row and nothing else."""
+_MOVE = RowsStatement(
+    """
+    WITH written AS ({rows})
+    UPDATE runs SET status = column2, version = column3, dispatch_changed_at = updated_at
+    FROM written WHERE runs.run_no = written.column1
+    """,
+    width=3,
+)
+"""Follows COUNT, which has written `updated_at`."""
 
 
 NOTHING = Spend()
@@ -47,6 +56,7 @@ class LiveRun:
     version: int
     job_closed: bool
     changed: bool = False
+    moved: bool = False
 
     @property
     def live(self) -> bool:
@@ -85,6 +95,7 @@ class LiveRun:
         if status is not self.status:
             self.status = status
             self.version += 1
+            self.moved = True
 
 
 def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[str, LiveRun]:
@@ -110,21 +121,23 @@ def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[st
 
 
 def write_runs(connection: sqlite3.Connection, runs: Iterable[LiveRun]) -> None:
-    """Write the counters and states of those that changed."""
-    rows = [
-        (
-            run.run_no,
-            run.status,
-            run.updated_at,
-            run.successful,
-            run.failed,
-            to_json(run.failure_reasons),
-            run.credits,
-            run.cost,
-            run.version,
-        )
-        for run in runs
-        if run.changed
-    ]
-    if rows:
-        _UPDATE.execute(connection, rows)
+    """Write the counters of those that changed, and the states of those that moved on."""
+    changed = [run for run in runs if run.changed]
+    if not changed:
+        return
+    COUNT.execute(connection, [_counters(run) for run in changed])
+    moved = [(run.run_no, run.status, run.version) for run in changed if run.moved]
+    if moved:
+        _MOVE.execute(connection, moved)
+
+
+def _counters(run: LiveRun) -> tuple[object, ...]:
+    return (
+        run.run_no,
+        run.updated_at,
+        run.successful,
+        run.failed,
+        to_json(run.failure_reasons),
+        run.credits,
+        run.cost,
+    )

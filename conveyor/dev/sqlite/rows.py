@@ -181,9 +181,12 @@ def insert_run(connection: sqlite3.Connection, run: Run) -> int:
         run.failure_detail,
         run.rerun_of,
         run.version,
+        run.updated_at,
     )
-    marks = ",".join("?" * RUN_WIDTH)
-    cursor = connection.execute(f"INSERT INTO runs ({RUN_COLUMNS}) VALUES ({marks})", values)
+    marks = ",".join("?" * len(values))
+    cursor = connection.execute(
+        f"INSERT INTO runs ({RUN_COLUMNS}, dispatch_changed_at) VALUES ({marks})", values
+    )
     assert cursor.lastrowid is not None
     return cursor.lastrowid
 

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.rerun import RerunRequest, make_rerun
 from conveyor.dev.sqlite.rows import SELECT_RUN, run_from
-from conveyor.dev.sqlite.states import find_run, move_run, need_latest_run, need_view
+from conveyor.dev.sqlite.states import (
+    RUN_CHANGED,
+    find_run,
+    move_run,
+    need_latest_run,
+    need_view,
+)
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import DispatchableRun, Run, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.ports.records import Answer, Once, Rerun
+from conveyor.ports.records import Answer, DispatchChange, Once, Rerun
 
 _OF_CALLER = f"{SELECT_RUN} JOIN jobs USING (job_id) WHERE jobs.caller = ? AND jobs.job_id = ?"
+_DISPATCH_COLUMNS = "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at"
+_MAY_HAVE_WORK = "runs.status = 'running' AND NOT runs.paused"
 _DISPATCHABLE = (
-    "SELECT runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight "
-    "FROM runs JOIN jobs USING (job_id) WHERE runs.status = 'running' AND NOT runs.paused"
+    f"SELECT {_DISPATCH_COLUMNS} FROM runs JOIN jobs USING (job_id) WHERE {_MAY_HAVE_WORK}"
 )
+CHANGES = f"""
+    SELECT {_MAY_HAVE_WORK}, {_DISPATCH_COLUMNS}
+    FROM runs INDEXED BY runs_by_dispatch_change CROSS JOIN jobs USING (job_id)
+    WHERE runs.dispatch_changed_at >= ? ORDER BY runs.dispatch_changed_at
+"""
 
 
 class SqliteRuns:
@@ -77,9 +90,8 @@ class SqliteRuns:
             if run.paused is paused:
                 return run
             connection.execute(
-                "UPDATE runs SET paused = ?, updated_at = max(updated_at, ?), "
-                "version = version + 1 WHERE run_id = ?",
-                (paused, now, run.run_id),
+                f"UPDATE runs SET paused = :paused, {RUN_CHANGED} WHERE run_id = :run_id",
+                {"paused": paused, "now": now, "run_id": run.run_id},
             )
             return need_latest_run(connection, caller, job_id)
 
@@ -156,6 +168,16 @@ class SqliteRuns:
         rows = await self._database.read(lambda reader: reader.execute(_DISPATCHABLE).fetchall())
         return [_dispatchable(row) for row in rows]
 
+    async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
+        """Runs whose status or pause was changed at or after `since`, as they are now."""
+        rows = await self._database.read(
+            lambda reader: reader.execute(CHANGES, (since,)).fetchall()
+        )
+        return [
+            DispatchChange(run[0], _dispatchable(run) if may_have_work else None)
+            for may_have_work, *run in rows
+        ]
+
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
         """One run, if it is running and not paused."""
         sql = f"{_DISPATCHABLE} AND runs.run_id = ?"
@@ -180,8 +202,12 @@ def _refuse_pinned(connection: sqlite3.Connection, run_id: str) -> None:
         )
 
 
-def _dispatchable(row: tuple[str, str, int, int]) -> DispatchableRun:
-    run_id, job_id, priority, max_inflight = row
+def _dispatchable(row: Sequence[Any]) -> DispatchableRun:
+    run_id, job_id, priority, max_inflight, created_at = row
     return DispatchableRun(
-        run_id=run_id, job_id=job_id, priority=priority, max_inflight=max_inflight
+        run_id=run_id,
+        job_id=job_id,
+        priority=priority,
+        max_inflight=max_inflight,
+        created_at=created_at,
     )

@@ -133,7 +133,13 @@ PINS = (
     """,
 )
 
-STEPS = (TABLES, PINS)
+DISPATCH_CHANGES = (
+    "ALTER TABLE runs ADD COLUMN dispatch_changed_at INTEGER NOT NULL DEFAULT 0",
+    "UPDATE runs SET dispatch_changed_at = updated_at",
+    "CREATE INDEX runs_by_dispatch_change ON runs (dispatch_changed_at)",
+)
+
+STEPS = (TABLES, PINS, DISPATCH_CHANGES)
 """What leads from version n to n + 1. Steps are added at the end and never changed."""
 
 

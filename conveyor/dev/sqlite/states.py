@@ -17,6 +17,17 @@ from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, Run, RunStatus
 from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS, live_run_status
 
+# `dispatch_changed_at` is `updated_at` as it was at the last change of status or pause: never below
+# the clock of that writer. A reader in the same process takes its marks from the same clock, before
+# it looks, so that its margin has to cover how long a write may wait, and nothing else. Where the
+# clock is set back, the mark of before lies ahead. A run that was at work within the margin keeps
+# its higher time, and the first look names it; any other is named by the second look, whose mark is
+# of the clock as it is then. In return, a time ahead of the clock is named by every look until the
+# clock has caught up.
+RUN_CHANGED = """updated_at = max(updated_at, :now), version = version + 1,
+    dispatch_changed_at = max(updated_at, :now)"""
+"""What a write to `runs` sets that changes a status or a pause; `:now` is the writer's clock."""
+
 
 def find_view(connection: sqlite3.Connection, caller: str, job_id: str) -> JobView | None:
     """A caller's job with its latest run."""
@@ -77,9 +88,8 @@ def move_run(connection: sqlite3.Connection, run: Run, status: RunStatus, *, now
     if status not in RUN_TRANSITIONS[run.status]:
         return False
     connection.execute(
-        "UPDATE runs SET status = ?, updated_at = max(updated_at, ?), version = version + 1 "
-        "WHERE run_id = ?",
-        (status, now, run.run_id),
+        f"UPDATE runs SET status = :status, {RUN_CHANGED} WHERE run_id = :run_id",
+        {"status": status, "now": now, "run_id": run.run_id},
     )
     return True
 

@@ -1,0 +1,40 @@
+"""What the ledger costs a call: a worker grows, renews and gives back, among others of its job."""
+
+from __future__ import annotations
+
+import anyio
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from conveyor.clock import SystemClock
+from conveyor.dev.permits import MemoryPermits
+from conveyor.ports.permits import Holding
+
+CALLS = 10_000
+HOLDERS = 10
+LIMIT = 100
+LEASE = 30.0
+
+
+async def work() -> int:
+    """Every holder moves between one permit and ten; how many calls were granted."""
+    permits = MemoryPermits(SystemClock())
+    counts = [0] * HOLDERS
+    granted = 0
+    for call in range(CALLS):
+        place = call % HOLDERS
+        count = 1 + call // HOLDERS % 10
+        holding = Holding(
+            job_id="job",
+            holder=f"worker-{place}",
+            count=count,
+            before=counts[place],
+            sequence=call + 1,
+        )
+        standing = await permits.hold(holding, limit=LIMIT, lease=LEASE)
+        counts[place] = count if standing.granted else counts[place]
+        granted += standing.granted
+    return granted
+
+
+def test_hold(benchmark: BenchmarkFixture) -> None:
+    assert benchmark(lambda: anyio.run(work)) == CALLS

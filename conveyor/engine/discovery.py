@@ -1,0 +1,150 @@
+"""Which runs have lanes: everything at the start and now and then, changes in between, hints at
+once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import DispatchableRun
+from conveyor.engine.dispatcher import Dispatcher
+from conveyor.ports.clock import Clock
+from conveyor.ports.queues import Queues
+from conveyor.ports.records import Dispatchable
+from conveyor.ports.signals import Signals
+
+CHANGES_MARGIN = 60_000
+"""Milliseconds that looks for changes overlap: clocks of those who wrote may be so far apart."""
+YOUNG_QUEUE = 60_000
+"""Milliseconds within which a queue may still be coming into being, or its name be blocked."""
+
+_log = logging.getLogger("conveyor.engine")
+
+
+class Discovery:
+    """Opens and closes a dispatcher's lanes. All intervals in seconds."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        runs: Dispatchable,
+        queues: Queues,
+        signals: Signals,
+        clock: Clock,
+        *,
+        interval: float,
+        resync: float,
+        evict_after: float,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._runs = runs
+        self._queues = queues
+        self._signals = signals
+        self._clock = clock
+        self._interval = interval
+        self._resync = resync
+        self._evict_after = evict_after
+        self._missing: set[str] = set()
+        self._some_missing = anyio.Event()
+        self._stopped = False
+        dispatcher.queue_missing = self._report_missing
+
+    async def run(self) -> None:
+        """Discover until cancelled."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._look_around)
+            group.start_soon(self._listen)
+            group.start_soon(self._look_after_missing)
+
+    def stop(self) -> None:
+        """Open no lane any more."""
+        self._stopped = True
+
+    async def _look_around(self) -> None:
+        seen = await self._try(self._scan)
+        scanned_at = self._clock.monotonic() if seen is not None else None
+        since = seen or 0
+        while True:
+            await self._clock.sleep(self._interval)
+            now = self._clock.monotonic()
+            if scanned_at is None or now - scanned_at >= self._resync:
+                seen = await self._try(self._scan)
+                scanned_at = now if seen is not None else None
+            else:
+                seen = await self._try(self._changes, since)
+            since = since if seen is None else seen
+            await self._dispatcher.evict_lanes(empty_for=self._evict_after)
+
+    async def _try(self, look: Callable[..., Awaitable[int]], *args: int) -> int | None:
+        """A look that fails waits for the next turn."""
+        try:
+            return await look(*args)
+        except ConveyorError:
+            _log.exception("a look for runs with work failed")
+            return None
+
+    async def _scan(self) -> int:
+        """The whole truth: open lanes of runs with work, close the others."""
+        began = self._clock.now()
+        found = await self._runs.dispatchable_runs()
+        for run_id in self._dispatcher.lanes.missing_from([run.run_id for run in found]):
+            # What was opened while the answer was on its way is not in it.
+            await self._apply(run_id, await self._runs.dispatchable_run(run_id))
+        for run in found:
+            await self._apply(run.run_id, run)
+        return began
+
+    async def _changes(self, since: int) -> int:
+        began = self._clock.now()
+        for change in await self._runs.dispatch_changes(since=since - CHANGES_MARGIN):
+            await self._apply(change.run_id, change.run)
+        return began
+
+    async def _apply(self, run_id: str, run: DispatchableRun | None) -> None:
+        if run is None:
+            await self._dispatcher.close_lane(run_id)
+            return
+        lane = self._dispatcher.lanes.get(run_id)
+        if not self._stopped and (lane is None or lane.closed):
+            await self._dispatcher.open_lane(run)
+
+    async def _listen(self) -> None:
+        """Hints make discovery immediate within one process."""
+        while True:
+            for run_id in await self._signals.wait():
+                try:
+                    run = await self._runs.dispatchable_run(run_id)
+                    if run is None:
+                        await self._dispatcher.close_lane(run_id)
+                    elif not self._stopped:
+                        await self._dispatcher.open_lane(run)
+                except ConveyorError:
+                    _log.exception("a changed run could not be read")
+
+    def _report_missing(self, run_id: str) -> None:
+        self._missing.add(run_id)
+        self._some_missing.set()
+
+    async def _look_after_missing(self) -> None:
+        while True:
+            await self._some_missing.wait()
+            self._some_missing = anyio.Event()
+            missing, self._missing = self._missing, set()
+            for run_id in missing:
+                try:
+                    await self._look_after(run_id)
+                except ConveyorError:
+                    _log.exception("a missing queue could not be looked after")
+
+    async def _look_after(self, run_id: str) -> None:
+        """A missing queue ends a lane only where its run has ended: a queue is no place to lose
+        work. A young one is asked again; an older one is made again and refilled."""
+        run = await self._runs.dispatchable_run(run_id)
+        if run is None:
+            await self._dispatcher.close_lane(run_id)
+        elif self._clock.now() - run.created_at >= YOUNG_QUEUE:
+            _log.warning("the queue of run %s was gone and is made again", run_id)
+            await self._queues.remake_run(run.job_id, run_id)

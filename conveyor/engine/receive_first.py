@@ -1,0 +1,183 @@
+"""The permit policies that receive first: a message is here, and then a permit is asked for.
+
+What gets none is hidden again: bounced. `off` asks whatever there is. `local` looks first whether
+this worker has fewer messages under permits than the job allows: the gate of the published design,
+with its race, since pollers pass it before any of them has its permit. `local-exact` counts what
+was asked for instead. None of them knows of other workers, which is why `reserve` is the default.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.engine.lanes import Lane
+from conveyor.engine.policy import Spawn
+from conveyor.ports.clock import Clock
+from conveyor.ports.permits import Holding, Permits
+from conveyor.ports.queues import Delivery
+
+Gate = Callable[[Lane], int]
+"""How many messages a lane's queue may be asked for, before slots and batches are looked at."""
+
+ANY_NUMBER = 1_000_000
+_RECEIVES_MAX = 30
+
+_log = logging.getLogger("conveyor.engine")
+
+
+def no_gate(_lane: Lane) -> int:
+    """`off`: whatever there is."""
+    return ANY_NUMBER
+
+
+def local_gate(lane: Lane) -> int:
+    """`local`: whatever there is, while fewer messages than the limit have their permit."""
+    return ANY_NUMBER if lane.admitted < lane.limit else 0
+
+
+def exact_local_gate(lane: Lane) -> int:
+    """`local-exact`: no more than the limit leaves room for, those asked for included."""
+    return max(0, lane.limit - lane.busy)
+
+
+class ReceiveFirstPolicy:
+    """One permit a message, each under a name of its own. All times in seconds."""
+
+    def __init__(
+        self,
+        permits: Permits,
+        clock: Clock,
+        *,
+        gate: Gate,
+        holder: str,
+        lease: float,
+        heartbeat: float,
+        cooldown: float,
+        bounce: float,
+        bounce_cap: float,
+    ) -> None:
+        self._ledger = permits
+        self._clock = clock
+        self._gate = gate
+        self._holder = holder
+        self._lease = lease
+        self._heartbeat = heartbeat
+        self._cooldown = cooldown
+        self._bounce = bounce
+        self._bounce_cap = bounce_cap
+        self._held: dict[str, tuple[Holding, int]] = {}
+        self._leaving: set[str] = set()
+        self._asked = 0
+        self._renewed_at = clock.monotonic()
+        self.draining = False
+
+    @property
+    def held(self) -> int:
+        """Permits in hand, over all jobs."""
+        return len(self._held)
+
+    def may_start(self, lane: Lane, now: float) -> bool:
+        """Nothing is buffered, so nothing waits to be started."""
+        return False
+
+    def may_receive(self, lane: Lane, now: float) -> int:
+        """What the gate lets through."""
+        return self._gate(lane)
+
+    def may_buffer(self, lane: Lane, asked: int, now: float) -> int:
+        """Nothing: there is no permit that could be waited for."""
+        return 0
+
+    def may_acquire(self, lane: Lane, free: int, now: float) -> int:
+        """Nothing: permits are asked for message by message."""
+        return 0
+
+    async def acquire(self, lane: Lane, count: int) -> None:
+        """Nothing is acquired ahead of messages."""
+
+    async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
+        """Ask the ledger for this message's permit."""
+        self._asked += 1
+        holding = Holding(
+            job_id=lane.job_id,
+            holder=f"{self._holder}/{self._asked}",
+            count=1,
+            before=0,
+            sequence=1,
+        )
+        standing = await self._ledger.hold(holding, limit=lane.limit, lease=self._lease)
+        if not standing.granted:
+            return None
+        self._held[holding.holder] = (holding, lane.limit)
+        lane.admitted += 1
+        return holding.holder
+
+    async def discharge(self, lane: Lane, permit: str) -> None:
+        """Give the message's permit back."""
+        lane.admitted -= 1
+        await self._give_back(permit)
+
+    def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
+        """Hide it for longer each time it comes, and let its queue rest."""
+        if self._cooldown > 0:
+            lane.not_before = max(lane.not_before, now + self._cooldown)
+        doubled = self._bounce * 2.0 ** min(delivery.receive_count - 1, _RECEIVES_MAX)
+        return min(self._bounce_cap, doubled)
+
+    def next_due(self, lane: Lane, now: float) -> float | None:
+        """Nothing is waited for."""
+        return None
+
+    def tend(self, now: float, spawn: Spawn) -> list[Lane]:
+        """Renew every permit once a heartbeat; nothing is fenced, as in the published design."""
+        if now - self._renewed_at >= self._heartbeat:
+            self._renewed_at = now
+            for permit in list(self._held):
+                spawn(partial(self._renew, permit))
+        return []
+
+    async def leave(self, lane: Lane) -> None:
+        """Nothing is held beyond the messages at work."""
+
+    async def release(self) -> None:
+        """Give back what was left behind."""
+        async with anyio.create_task_group() as group:
+            for permit in list(self._held):
+                group.start_soon(self._give_back, permit)
+
+    async def _renew(self, permit: str) -> None:
+        if permit in self._held and permit not in self._leaving:
+            holding, limit = self._held[permit]
+            renewal = self._next(holding, count=1)
+            self._held[permit] = (renewal, limit)
+            await self._say(renewal, limit)
+
+    async def _give_back(self, permit: str) -> None:
+        if permit in self._held:
+            holding, limit = self._held[permit]
+            self._leaving.add(permit)
+            await self._say(self._next(holding, count=0), limit)
+            self._leaving.discard(permit)
+            del self._held[permit]
+
+    @staticmethod
+    def _next(holding: Holding, *, count: int) -> Holding:
+        return Holding(
+            job_id=holding.job_id,
+            holder=holding.holder,
+            count=count,
+            before=1,
+            sequence=holding.sequence + 1,
+        )
+
+    async def _say(self, holding: Holding, limit: int) -> None:
+        """What the ledger does not hear lapses with its lease."""
+        try:
+            await self._ledger.hold(holding, limit=limit, lease=self._lease)
+        except ConveyorError:
+            _log.warning("a permit of job %s was not updated", holding.job_id, exc_info=True)

@@ -1,0 +1,59 @@
+"""The fleet in virtual time: the production worker over simulated queues, stores and gateway.
+
+`simulate(Scenario(world=REALISTIC, policy="reserve", jobs=(JobPlan(tasks=1_000, cap=100),),
+workers=4))` runs hours of a fleet in seconds. The same scenario gives the same report.
+"""
+
+from conveyor.testing.simulation.faults import (
+    Duplicates,
+    Fault,
+    GatewayLimit,
+    GatewaySlow,
+    Kill,
+    LostAcks,
+    Pause,
+    PermitsDown,
+    PermitsRestartEmpty,
+    QueueLost,
+    RollingRestart,
+    YoungQueues,
+    random_faults,
+)
+from conveyor.testing.simulation.latency import Latency
+from conveyor.testing.simulation.report import Report
+from conveyor.testing.simulation.scenario import POLICIES, JobPlan, Scenario
+from conveyor.testing.simulation.simulate import simulate
+from conveyor.testing.simulation.world import (
+    PUBLISHED,
+    REALISTIC,
+    REALISTIC_COOL,
+    WORLDS,
+    World,
+)
+
+__all__ = [
+    "POLICIES",
+    "PUBLISHED",
+    "REALISTIC",
+    "REALISTIC_COOL",
+    "WORLDS",
+    "Duplicates",
+    "Fault",
+    "GatewayLimit",
+    "GatewaySlow",
+    "JobPlan",
+    "Kill",
+    "Latency",
+    "LostAcks",
+    "Pause",
+    "PermitsDown",
+    "PermitsRestartEmpty",
+    "QueueLost",
+    "Report",
+    "RollingRestart",
+    "Scenario",
+    "World",
+    "YoungQueues",
+    "random_faults",
+    "simulate",
+]

@@ -1,0 +1,224 @@
+"""What goes wrong in a simulation, and when. All times are virtual seconds from its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conveyor.testing.simulation.fleet import Fleet
+from conveyor.testing.simulation.latency import stream
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL for a worker (from 0); a new process takes its place after `back_after`, or none."""
+
+    worker: int
+    at: float
+    back_after: float | None = None
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Kill, and start again."""
+        await fleet.until(self.at)
+        fleet.workers[self.worker].kill()
+        if self.back_after is not None:
+            await fleet.time.sleep(self.back_after)
+            fleet.start(self.worker)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """SIGSTOP for a worker (from 0), and SIGCONT after `seconds`: a machine that was suspended."""
+
+    worker: int
+    at: float
+    seconds: float
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Pause."""
+        await fleet.until(self.at)
+        await fleet.workers[self.worker].pause(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RollingRestart:
+    """One worker after the other, `every` so many seconds, is stopped gracefully or killed; a new
+    process takes its place at once."""
+
+    at: float
+    every: float
+    graceful: bool = True
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Restart all of them."""
+        for number, worker in enumerate(fleet.workers):
+            await fleet.until(self.at + number * self.every)
+            if self.graceful:
+                await worker.stop()
+            else:
+                worker.kill()
+            fleet.start(number)
+
+
+@dataclass(frozen=True, slots=True)
+class PermitsDown:
+    """The permit store answers no call for so long; some are applied all the same."""
+
+    at: float
+    seconds: float
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Away, and back."""
+        await fleet.until(self.at)
+        fleet.permits.down += 1
+        await fleet.time.sleep(self.seconds)
+        fleet.permits.down -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class PermitsRestartEmpty:
+    """The permit store is away for `down` seconds and comes back without its entries."""
+
+    at: float
+    down: float = 1.0
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Away, and back with nothing."""
+        await fleet.until(self.at)
+        fleet.permits.down += 1
+        await fleet.time.sleep(self.down)
+        fleet.permits.restart_empty()
+        fleet.permits.down -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySlow:
+    """Calls that start within `seconds` take `factor` times as long."""
+
+    at: float
+    seconds: float
+    factor: float
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Slow, and as before."""
+        await fleet.until(self.at)
+        fleet.gateway.slowness *= self.factor
+        await fleet.time.sleep(self.seconds)
+        fleet.gateway.slowness /= self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimit:
+    """The gateway refuses calls beyond `limit` at a time with 429; `seconds` None: to the end."""
+
+    limit: int
+    at: float = 0.0
+    seconds: float | None = None
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Refuse, and stop refusing."""
+        await fleet.until(self.at)
+        fleet.gateway.limit = self.limit
+        if self.seconds is not None:
+            await fleet.time.sleep(self.seconds)
+            fleet.gateway.limit = None
+
+
+@dataclass(frozen=True, slots=True)
+class LostAcks:
+    """That share of acknowledgements and visibility changes gets an error for an answer; half of
+    them are applied all the same."""
+
+    share: float
+
+    async def happen(self, fleet: Fleet) -> None:
+        """From now on."""
+        fleet.queues.lost_answers = self.share
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """After that share of receipts the message comes once more."""
+
+    share: float
+
+    async def happen(self, fleet: Fleet) -> None:
+        """From now on."""
+        fleet.queues.duplicates = self.share
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLost:
+    """The queue of a job (from 0) is gone with all its messages."""
+
+    at: float
+    job: int = 0
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Once."""
+        await fleet.until(self.at)
+        fleet.queues.drop(fleet.run_ids[self.job])
+
+
+@dataclass(frozen=True, slots=True)
+class YoungQueues:
+    """A queue exists only so many seconds after it was made."""
+
+    seconds: float
+
+    async def happen(self, fleet: Fleet) -> None:
+        """From now on."""
+        fleet.queues.young = self.seconds
+
+
+Fault = (
+    Kill
+    | Pause
+    | RollingRestart
+    | PermitsDown
+    | PermitsRestartEmpty
+    | GatewaySlow
+    | GatewayLimit
+    | LostAcks
+    | Duplicates
+    | QueueLost
+    | YoungQueues
+)
+
+
+def random_faults(
+    seed: int, *, workers: int, duration: float, cap: int, lease: float = 30.0
+) -> tuple[Fault, ...]:
+    """A bad day, the same for the same seed: workers killed and paused beyond their leases, the
+    permit store away, the gateway slow or refusing, answers lost, messages doubled.
+
+    `duration`: the seconds over which it is spread.
+    """
+    draw = stream(seed, "faults")
+    faults: list[Fault] = []
+    for _ in range(draw.randint(1, 2 * workers)):
+        at, worker = draw.uniform(0, duration), draw.randrange(workers)
+        faults.append(Kill(worker, at, back_after=draw.uniform(0, 2 * lease)))
+    for _ in range(draw.randint(0, workers)):
+        at, worker = draw.uniform(0, duration), draw.randrange(workers)
+        faults.append(Pause(worker, at, draw.uniform(0, 2 * lease)))
+    faults.extend(
+        PermitsDown(draw.uniform(0, duration), draw.uniform(1, 2 * lease))
+        for _ in range(draw.randint(0, 3))
+    )
+    if draw.random() < 0.3:
+        faults.append(PermitsRestartEmpty(draw.uniform(0, duration), draw.uniform(0, lease)))
+    if draw.random() < 0.5:
+        slow_at, slow_for = draw.uniform(0, duration), draw.uniform(5, 60)
+        faults.append(GatewaySlow(slow_at, slow_for, draw.uniform(2, 8)))
+    if draw.random() < 0.5:
+        limit = max(1, int(cap * draw.uniform(0.3, 0.9)))
+        faults.append(GatewayLimit(limit, draw.uniform(0, duration), draw.uniform(5, 60)))
+    if draw.random() < 0.5:
+        faults.append(LostAcks(draw.uniform(0.01, 0.3)))
+    if draw.random() < 0.5:
+        faults.append(Duplicates(draw.uniform(0.01, 0.5)))
+    if draw.random() < 0.2:
+        faults.append(QueueLost(draw.uniform(0, duration)))
+    if draw.random() < 0.3:
+        faults.append(RollingRestart(draw.uniform(0, duration), draw.uniform(1, 10)))
+    return tuple(faults)

@@ -1,0 +1,199 @@
+"""How simulations are shown on a terminal: a table, and bars on a logarithmic scale.
+
+Both read rows as `Report.row()` makes them. Rows that differ in nothing but their seed are shown as
+one line: minimum / mean / maximum where they differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from conveyor.client.output import duration
+
+Row = Mapping[str, str | int | float | None]
+"""The figures of one simulation by name, in the order of `Report.row()`."""
+Group = Sequence[Row]
+"""Rows that differ in their seed alone; at least one."""
+
+ALIKE = ("world", "policy", "permit_store", "workers", "cap", "tasks")
+NONE = "–"
+
+
+class Glyphs(NamedTuple):
+    """What the bars are drawn with."""
+
+    bar: str = "█"
+    axis: str = "│"
+    none: str = NONE
+
+
+BLOCKS = Glyphs()
+ASCII = Glyphs("#", "|", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure: the words above it in short lines, what it means, and how a group shows it."""
+
+    title: str
+    meaning: str
+    show: Callable[[Group], str]
+
+
+def groups(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows that differ in nothing but their seed, together; in the order of their first ones."""
+    found: dict[tuple[str | int | float | None, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in ALIKE), []).append(row)
+    return list(found.values())
+
+
+def numbers(group: Group, name: str) -> list[float]:
+    """A figure of every row that has it."""
+    return [float(value) for row in group if isinstance(value := row[name], int | float)]
+
+
+def unfinished(row: Row) -> bool:
+    """Whether a simulation was cut off by its window."""
+    (completed,), (tasks,) = numbers([row], "completed"), numbers([row], "tasks")
+    return completed < tasks
+
+
+def spread(values: Sequence[float], text: Callable[[float], str]) -> str:
+    """Minimum / mean / maximum, as one number where all read the same."""
+    if not values:
+        return NONE
+    shown = [text(value) for value in (min(values), sum(values) / len(values), max(values))]
+    return shown[0] if len(set(shown)) == 1 else " / ".join(shown)
+
+
+def digits(value: float) -> str:
+    """A number with about three digits."""
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def factor(value: float) -> str:
+    """A ratio to two decimals, which three digits would hide near 1; without them from 100 on."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _figure(name: str, text: Callable[[float], str] = digits) -> Callable[[Group], str]:
+    return lambda group: spread(numbers(group, name), text)
+
+
+def _word(name: str) -> Callable[[Group], str]:
+    return lambda group: str(group[0][name])
+
+
+def _calls(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3f}" if value < 1 else f"{value:.2f}"
+
+
+def _time(group: Group) -> str:
+    text = spread(numbers(group, "elapsed_s"), duration)
+    return f"> {text}" if any(unfinished(row) for row in group) else text
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+POLICY = Column(
+    "policy", "How permits and receives are brought together (see --policy).", _word("policy")
+)
+PERMITS = Column("permits in", "The kind of permit store.", _word("permit_store"))
+WORLD = Column("world", "Latencies, polling and visibility.", _word("world"))
+WORKERS = Column("workers", "Worker processes.", _word("workers"))
+CAP = Column("cap", "Most gateway calls in flight that the job allows.", _word("cap"))
+WORDS = (POLICY, PERMITS, WORLD)
+FIGURES = (
+    Column("done", "Tasks completed: not all where it was cut off.", _figure("completed")),
+    Column(
+        "received\na task",
+        "Messages received for each task done: 1 is none in vain.",
+        _figure("amplification", factor),
+    ),
+    Column(
+        "receive\ncalls\na task",
+        "Calls to the queue for messages, empty answers included.",
+        _figure("receive_calls_per_task", _calls),
+    ),
+    Column(
+        "permit\ncalls\na task",
+        "Calls to the permit store, renewals included.",
+        _figure("permit_calls_per_task", _calls),
+    ),
+    Column("bounced", "Messages hidden again because no permit was free.", _figure("bounces")),
+    Column("in\nflight", "Most gateway calls at a time.", _figure("peak_in_flight")),
+    Column(
+        "over\ncap, s", "Seconds with more gateway calls than the cap.", _figure("seconds_over_cap")
+    ),
+    Column(
+        "cap\nused",
+        "Gateway calls in flight against the cap, until the last task has started.",
+        _figure("utilisation_steady", _percent),
+    ),
+    Column("time", "Simulated time to the end; > where it was cut off.", _time),
+)
+
+
+def table(shown: Sequence[Group], columns: Sequence[Column]) -> Table:
+    """A line a group. Where there is no room, words are folded and figures are not."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
+    for column in columns:
+        if column in WORDS:
+            made.add_column(column.title, vertical="bottom", overflow="fold")
+        else:
+            made.add_column(column.title, justify="right", vertical="bottom", no_wrap=True)
+    for group in shown:
+        made.add_row(*(column.show(group) for column in columns))
+    return made
+
+
+def width_of(made: Table) -> int:
+    """The columns of the terminal that a table needs."""
+    wide = Console(width=10_000)
+    return Measurement.get(wide, wide.options, made).maximum
+
+
+def bars(shown: Sequence[Group], *, width: int, glyphs: Glyphs = BLOCKS) -> list[str]:
+    """Messages received a task by policy, in lines of at most `width` columns (40 at least).
+
+    The scale is logarithmic and begins at 1, so that a policy that receives nothing in vain has no
+    bar at all.
+    """
+    labels = [str(group[0]["policy"]) for group in shown]
+    means = [_mean(numbers(group, "amplification")) for group in shown]
+    texts = [glyphs.none if mean is None else factor(mean) for mean in means]
+    room = max(width, 40) - max(map(len, labels)) - max(map(len, texts)) - 3
+    top = 10 ** max(1, math.ceil(math.log10(max([*filter(None, means), 1.0])) - 1e-9))
+    lines = []
+    for label, mean, text in zip(labels, means, texts, strict=True):
+        length = 0 if mean is None else round(room * math.log(max(mean, 1.0)) / math.log(top))
+        bar = glyphs.bar * length
+        gap = " " if bar else ""
+        lines.append(f"{label:<{max(map(len, labels))}} {glyphs.axis}{bar}{gap}{text}")
+    return [*lines, " " * (max(map(len, labels)) + 1) + _ticks(top, room)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _ticks(top: float, room: int) -> str:
+    """The numbers below the axis: 1, 10, 100 …"""
+    line = ""
+    for power in range(round(math.log10(top)) + 1):
+        place = round(room * power / math.log10(top))
+        line = line.ljust(place) + f"{10**power:,}"
+    return line

@@ -1,0 +1,124 @@
+"""The permit ledgers that the conformance tests run over: one entry each, with what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from conveyor.dev.permits import MemoryPermits
+from conveyor.ports.permits import Holding, Permits, Standing
+from conveyor.testing.clock import FakeClock
+from conveyor.testing.lease_rows import AtomicLeaseRows, CountThenInsertPermits, LeaseRows
+
+JOB, OTHER_JOB = "JOB", "OTHER"
+LIMIT = 10
+LEASE = 30.0
+_ANY_NUMBER = 1_000_000
+
+
+@dataclass
+class Bench:
+    """A ledger under test and the clock that its leases run by.
+
+    `reopen` makes it lose its entries and know it, closed for a lease of `LEASE`; None where an
+    adapter has no such thing. Remembers for each job and holder what it was granted and the last
+    sequence, so that a test names only what it is about.
+    """
+
+    permits: Permits
+    clock: FakeClock
+    reopen: Callable[[], Permits] | None = None
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    sequences: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    async def hold(
+        self,
+        holder: str,
+        count: int,
+        *,
+        before: int | None = None,
+        sequence: int | None = None,
+        wants: bool = False,
+        job_id: str = JOB,
+        limit: int = LIMIT,
+        lease: float = LEASE,
+    ) -> Standing:
+        """One call; `before` is what was granted last and `sequence` the next, unless told."""
+        key = (job_id, holder)
+        if sequence is None:
+            sequence = self.sequences.get(key, 0) + 1
+        self.sequences[key] = max(sequence, self.sequences.get(key, 0))
+        holding = Holding(
+            job_id=job_id,
+            holder=holder,
+            count=count,
+            before=self.counts.get(key, 0) if before is None else before,
+            sequence=sequence,
+            wants=wants,
+        )
+        standing = await self.permits.hold(holding, limit=limit, lease=lease)
+        if standing.granted:
+            self.counts[key] = count
+        return standing
+
+    async def asks(self, holder: str, count: int, *, before: int | None = None) -> bool:
+        """Whether a call is granted."""
+        return (await self.hold(holder, count, before=before)).granted
+
+    async def look(self, *, job_id: str = JOB, limit: int = LIMIT) -> Standing:
+        """How things stand, asked by one who wants nothing."""
+        return await self.hold("onlooker", 0, job_id=job_id, limit=limit)
+
+    async def total(self, job_id: str = JOB) -> int:
+        """The sum of unexpired counts; of no use while the ledger is closed."""
+        return _ANY_NUMBER - (await self.look(job_id=job_id, limit=_ANY_NUMBER)).free
+
+    async def come_back_empty(self) -> None:
+        """Lose every entry."""
+        assert self.reopen is not None
+        self.permits = self.reopen()
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """An adapter. `atomic`: the limit holds where calls overlap. `keeps_wants`: `wants` count.
+    `sequenced`: late and repeated calls are turned away. `can_reopen_empty`: it knows that it may
+    have lost entries."""
+
+    open: Callable[[], Bench]
+    atomic: bool = True
+    keeps_wants: bool = True
+    sequenced: bool = True
+    can_reopen_empty: bool = True
+
+
+def _memory() -> Bench:
+    clock = FakeClock()
+    return Bench(MemoryPermits(clock), clock, lambda: MemoryPermits(clock, closed_for=LEASE))
+
+
+def _atomic_rows() -> Bench:
+    clock = FakeClock()
+    return Bench(AtomicLeaseRows(LeaseRows(clock, lambda: clock.sleep(0))), clock)
+
+
+def _count_then_insert() -> Bench:
+    clock = FakeClock()
+    return Bench(CountThenInsertPermits(LeaseRows(clock, lambda: clock.sleep(0))), clock)
+
+
+LEDGERS: dict[str, Ledger] = {
+    "memory": Ledger(_memory),
+    "atomic-rows": Ledger(_atomic_rows, keeps_wants=False, sequenced=False, can_reopen_empty=False),
+    "count-then-insert": Ledger(
+        _count_then_insert, atomic=False, keeps_wants=False, sequenced=False, can_reopen_empty=False
+    ),
+}
+
+
+def over(able: Callable[[Ledger], bool]) -> pytest.MarkDecorator:
+    """Marks a test to run over the ledgers that are able to, as its `bench`."""
+    names = [name for name, ledger in LEDGERS.items() if able(ledger)]
+    return pytest.mark.parametrize("bench", names, indirect=True)

@@ -1,0 +1,200 @@
+"""A dispatcher in virtual time: one worker or more over in-memory queues whose rows are lists."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+
+from conveyor.bootstrap import build_policy
+from conveyor.dev.permits import MemoryPermits
+from conveyor.dev.queues import MemoryQueues
+from conveyor.domain.ids import task_id
+from conveyor.domain.model import DispatchableRun
+from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.polling import Polling
+from conveyor.engine.telemetry import Telemetry
+from conveyor.engine.worker import TICK
+from conveyor.ports.permits import Holding, Permits
+from conveyor.ports.queues import Delivery, TaskMessage
+from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
+from conveyor.settings import Settings
+from conveyor.testing.clock import FakeClock
+
+GRACE = 2.0
+
+
+class Work:
+    """A handler that takes virtual time and keeps count."""
+
+    def __init__(self, clock: FakeClock, duration: Callable[[Delivery], float]) -> None:
+        self.clock = clock
+        self.duration = duration
+        self.outcome: Callable[[Delivery], Outcome] = lambda _delivery: ACKNOWLEDGE
+        self.refuses: Callable[[Delivery], bool] = lambda _delivery: False
+        self.in_flight: Counter[str] = Counter()
+        self.peak: Counter[str] = Counter()
+        self.done: list[str] = []
+        self.finished_at: dict[str, float] = {}
+        self.cancelled = 0
+
+    async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
+        self.in_flight[delivery.queue] += 1
+        for name, count in (
+            (delivery.queue, self.in_flight[delivery.queue]),
+            ("all", self.in_flight.total()),
+        ):
+            self.peak[name] = max(self.peak[name], count)
+        try:
+            await self.clock.sleep(self.duration(delivery))
+        except BaseException:
+            self.cancelled += 1
+            raise
+        finally:
+            self.in_flight[delivery.queue] -= 1
+        outcome = self.outcome(delivery)
+        if self.refuses(delivery):
+            throttled()
+        if outcome.hide_for is None:
+            message = delivery.message
+            self.done.append(message.task_id if isinstance(message, TaskMessage) else "control")
+            self.finished_at[delivery.queue] = self.clock.monotonic()
+        return outcome
+
+    async def renew(self) -> None:
+        """Nothing is held."""
+
+
+class Member:
+    """One worker of a fleet: a dispatcher that is tended and renewed as a worker does it."""
+
+    def __init__(
+        self, world: World, name: str, settings: Settings, *, slots: int, polling: Polling
+    ) -> None:
+        self.telemetry = Telemetry()
+        self._clock = world.clock
+        self._heartbeat = settings.heartbeat
+        self.policy = build_policy(
+            settings,
+            world.ledger,
+            world.clock,
+            holder=name,
+            heartbeat=settings.heartbeat,
+            batch=polling.batch,
+        )
+        self.dispatcher = Dispatcher(
+            world.queues,
+            self.policy,
+            world.clock,
+            task_handler=world.tasks,
+            control_handler=world.control,
+            telemetry=self.telemetry,
+            slots=slots,
+            visibility=60.0,
+            polling=polling,
+            max_receives=settings.max_receives,
+        )
+
+    async def run(self) -> None:
+        """Work until the dispatcher is stopped."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._tick)
+            group.start_soon(self._beat)
+            await self.dispatcher.run(grace=GRACE)
+            group.cancel_scope.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep(TICK)
+            self.dispatcher.tend()
+
+    async def _beat(self) -> None:
+        while True:
+            await self._clock.sleep(self._heartbeat)
+            await self.dispatcher.renew()
+
+
+class World:
+    """Workers over queues whose rows are lists. `dispatcher` and `telemetry` are the first one's.
+
+    `ledger` is handed to the policies, and may be put around `permits` to disturb them.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        duration: Callable[[Delivery], float],
+        workers: int = 1,
+        polling: Polling = Polling(wait=1.0),  # noqa: B008  (frozen)
+        ledger: Callable[[Permits, FakeClock], Permits] = lambda permits, _clock: permits,
+        redrive: int | None = None,
+        **settings: object,
+    ) -> None:
+        self.clock = FakeClock(seed=7)
+        self.rows: dict[str, list[tuple[int, str]]] = {}
+        self.read_time = 0.0
+        self.queues = MemoryQueues(self._unfinished, self.clock, window=100, max_receives=redrive)
+        self.permits = MemoryPermits(self.clock)
+        self.ledger = ledger(self.permits, self.clock)
+        self.tasks = Work(self.clock, duration)
+        self.control = Work(self.clock, lambda _delivery: 0.0)
+        chosen = Settings(**{"workers": slots, **settings})  # type: ignore[arg-type]
+        self.members = [
+            Member(self, f"w{number}", chosen, slots=slots, polling=polling)
+            for number in range(workers)
+        ]
+        self.dispatcher = self.members[0].dispatcher
+        self.telemetry = self.members[0].telemetry
+
+    async def _unfinished(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+        await self.clock.sleep(self.read_time)
+        return [row for row in self.rows[run_id] if row[0] > after][:limit]
+
+    async def submit(
+        self, name: str, count: int, *, limit: int = 100, priority: int = 5
+    ) -> DispatchableRun:
+        """Enqueue a run and open its lane at every worker."""
+        self.rows[name] = [(index, task_id(name, index)) for index in range(count)]
+        run = DispatchableRun(
+            run_id=name,
+            job_id=f"job-{name}",
+            priority=priority,
+            max_inflight=limit,
+            created_at=self.clock.now(),
+        )
+        await self.queues.open_run(run.job_id, name)
+        await self.queues.send_tasks(run.job_id, name, self.rows[name])
+        for member in self.members:
+            await member.dispatcher.open_lane(run)
+        return run
+
+    def granted(self, name: str) -> int:
+        """Permits in the ledger: all that another worker cannot have."""
+        return self.permits.total(f"job-{name}")
+
+    async def take(self, name: str, count: int, *, limit: int = 100) -> bool:
+        """Let somebody from outside take permits."""
+        holding = Holding(job_id=f"job-{name}", holder="other", count=count, before=0, sequence=1)
+        return (await self.permits.hold(holding, limit=limit, lease=1e6)).granted
+
+    def received(self) -> int:
+        """Messages received by all workers."""
+        return sum(member.telemetry.counts["deliveries"] for member in self.members)
+
+    def bounced(self) -> int:
+        """Messages hidden again by all workers."""
+        return sum(member.telemetry.counts["bounces"] for member in self.members)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Every worker at work; stopped at the end."""
+        async with anyio.create_task_group() as group:
+            for member in self.members:
+                group.start_soon(member.run)
+            yield
+            for member in self.members:
+                member.dispatcher.stop()
+            await self.clock.advance(GRACE + 2.0)

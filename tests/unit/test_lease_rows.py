@@ -1,0 +1,100 @@
+"""What lease rows cost, and what a store that does not answer leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.permits import Holding, Standing
+from conveyor.testing.clock import FakeClock
+from conveyor.testing.lease_rows import AtomicLeaseRows, CountThenInsertPermits, LeaseRows
+
+Kind = type[CountThenInsertPermits]
+BOTH = pytest.mark.parametrize("kind", [CountThenInsertPermits, AtomicLeaseRows])
+GROWTH = {CountThenInsertPermits: {"count": 1, "insert": 1}, AtomicLeaseRows: {"insert": 1}}
+REFUSAL = {CountThenInsertPermits: {"count": 1}, AtomicLeaseRows: {"insert": 1}}
+
+
+class Costs:
+    """An adapter over a store that can be told not to answer; what each call cost."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.clock = FakeClock()
+        self.down = False
+        self.pauses = 0
+        self.permits = kind(LeaseRows(self.clock, self._pause))
+
+    async def _pause(self) -> None:
+        self.pauses += 1
+        if self.down:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "the store is down")
+
+    async def hold(self, holder: str, count: int, *, before: int) -> Standing:
+        self.permits.calls.clear()
+        holding = Holding(job_id="job", holder=holder, count=count, before=before, sequence=1)
+        return await self.permits.hold(holding, limit=3, lease=30)
+
+    async def cost(self, holder: str, count: int, *, before: int) -> dict[str, int]:
+        await self.hold(holder, count, before=before)
+        return dict(self.permits.calls)
+
+
+@BOTH
+async def test_growing_costs_a_count_and_an_insert_unless_it_is_one_call(kind: Kind) -> None:
+    costs = Costs(kind)
+    assert await costs.cost("a", 1, before=0) == GROWTH[kind]
+    assert await costs.cost("a", 3, before=1) == GROWTH[kind]
+    assert costs.permits.total("job") == 3
+
+
+@BOTH
+async def test_being_refused_costs_one_call(kind: Kind) -> None:
+    costs = Costs(kind)
+    await costs.hold("a", 3, before=0)
+    assert await costs.cost("b", 1, before=0) == REFUSAL[kind]
+
+
+@BOTH
+async def test_renewing_and_giving_back_cost_one_call(kind: Kind) -> None:
+    costs = Costs(kind)
+    await costs.hold("a", 3, before=0)
+    assert await costs.cost("a", 3, before=3) == {"renew": 1}
+    assert await costs.cost("a", 2, before=3) == {"renew": 1}
+    assert await costs.cost("a", 0, before=2) == {"delete": 1}
+    assert costs.permits.total("job") == 0
+
+
+@BOTH
+async def test_renewing_what_has_lapsed_is_growing_again(kind: Kind) -> None:
+    costs = Costs(kind)
+    await costs.hold("a", 3, before=0)
+    await costs.clock.advance(30)
+    assert await costs.cost("a", 3, before=3) == {"renew": 1} | GROWTH[kind]
+
+
+@BOTH
+async def test_every_store_call_pauses_once(kind: Kind) -> None:
+    costs = Costs(kind)
+    calls = 0
+    for count, before in ((3, 0), (3, 3), (2, 3), (4, 2), (0, 2)):
+        calls += sum((await costs.cost("a", count, before=before)).values())
+    assert costs.pauses == calls > 0
+
+
+@BOTH
+async def test_a_store_that_does_not_answer_changes_nothing(kind: Kind) -> None:
+    costs = Costs(kind)
+    await costs.hold("a", 2, before=0)
+    costs.down = True
+    for count in (3, 2, 1, 0):
+        with pytest.raises(ConveyorError):
+            await costs.hold("a", count, before=2)
+    assert costs.permits.total("job") == 2
+
+
+@BOTH
+async def test_wants_and_sequences_are_not_known(kind: Kind) -> None:
+    costs = Costs(kind)
+    holding = Holding(job_id="job", holder="a", count=1, before=0, sequence=1, wants=True)
+    standings = [await costs.permits.hold(holding, limit=3, lease=30) for _ in range(2)]
+    assert [(standing.granted, standing.wanting) for standing in standings] == [(True, 0)] * 2

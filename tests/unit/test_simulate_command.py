@@ -1,0 +1,221 @@
+"""`conveyor simulate`: what it prints, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from conveyor import cli
+from conveyor.testing.simulation_view import FIGURES
+from conveyor.testing.what_if import (
+    PATIENCE,
+    Question,
+    real_seconds,
+    refusal,
+    remarks,
+    scenarios,
+)
+from tests.unit.simulated_rows import FIELDS, row
+
+SMALL = ("--tasks", "60", "--cap", "5", "--workers", "2", "--slots", "10", "--latency", "0.5")
+QUESTION = Question(
+    tasks=10_000,
+    cap=100,
+    workers=4,
+    slots=50,
+    latency=2.0,
+    sigma=0.6,
+    policies=("reserve", "local", "off"),
+    seed=0,
+)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["simulate", *arguments])
+    shown = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, shown.out, shown.err
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "nan", "", "many", "1000001", "9" * 5_000])
+@pytest.mark.parametrize("flag", ["--tasks", "--cap", "--workers", "--slots"])
+def test_a_bad_number_is_one_line(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
+    code, out, err = run(capsys, flag, value)
+
+    assert (code, out) == (2, "")
+    assert err.startswith(f"conveyor: Invalid value for '{flag}': must be a whole number from 1 to")
+    assert err.count("\n") == 1
+    assert len(err) < 200
+
+
+@pytest.mark.parametrize("value", ["0", "-2", "nan", "inf", "-inf", "1e400", "61", "2s", "\x1b[2J"])
+def test_a_bad_latency_is_one_line(capsys: pytest.CaptureFixture[str], value: str) -> None:
+    code, out, err = run(capsys, "--latency", value)
+
+    assert (code, out) == (2, "")
+    assert "'--latency': must be a number of seconds from 0.001 to 60, not" in err
+    assert err.count("\n") == 1
+    assert "\x1b" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--sigma", "nan"), ("--sigma", "-1"), ("--sigma", "3"), ("--seed", "-1"), ("--policy", "x")],
+)
+def test_other_bad_values_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]
+) -> None:
+    code, out, err = run(capsys, *arguments)
+
+    assert (code, out) == (2, "")
+    assert f"'{arguments[0]}'" in err
+    assert err.count("\n") == 1
+
+
+def test_the_table_the_bars_and_what_to_say(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *SMALL)
+    lines = out.splitlines()
+
+    assert (code, err) == (0, "")
+    assert lines[0] == "60 tasks, at most 5 at a time; 2 workers of 10 slots."
+    said = lines.index("At best the job takes 7.2 s.")
+    assert [
+        line.split()[0] for line in lines[:said] if line.startswith(("reserve ", "local ", "off "))
+    ] == [
+        *("reserve", "local", "off"),
+        *("reserve", "local", "off"),
+    ]
+    assert "Messages received a task done, logarithmic:" in lines
+
+
+def test_one_object_a_policy_with_the_fields_in_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _err = run(capsys, *SMALL, "--json", "--policy", "reserve", "--policy", "off")
+    rows = [json.loads(line) for line in out.splitlines()]
+
+    assert code == 0
+    assert [made["policy"] for made in rows] == ["reserve", "off"]
+    assert all(tuple(made) == FIELDS for made in rows)
+    reserve = rows[0]
+    assert reserve["completed"] == reserve["receives"] == 60
+    assert (reserve["bounces"], reserve["seconds_over_cap"]) == (0, 0)
+    assert reserve["peak_in_flight"] <= 5
+
+
+def test_the_same_seed_gives_the_same_output(capsys: pytest.CaptureFixture[str]) -> None:
+    first = run(capsys, *SMALL, "--json", "--seed", "7")
+    again = run(capsys, *SMALL, "--json", "--seed", "7")
+    other = run(capsys, *SMALL, "--json", "--seed", "8")
+
+    assert first == again
+    assert first != other
+
+
+def test_help_explains_every_column(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _err = run(capsys, "--help")
+    shown = " ".join(out.split())
+
+    assert code == 0
+    for column in FIGURES:
+        assert f"{' '.join(column.title.split())} {column.meaning}" in shown
+
+
+def test_what_would_take_too_long_is_refused_with_what_to_change(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, err = run(capsys, "--tasks", "1000000")
+    advice = re.fullmatch(r"conveyor: simulating that takes about .+: try --tasks (\d+)\n", err)
+
+    assert (code, out) == (2, "")
+    assert advice is not None
+    assert refusal(replace(QUESTION, tasks=int(advice[1]))) is None
+
+
+@pytest.mark.parametrize("workers", [1, 4, 100])
+@pytest.mark.parametrize("slots", [1, 50, 1_000])
+@pytest.mark.parametrize("latency", [0.001, 2.0, 60.0])
+@pytest.mark.parametrize("cap", [1, 100, 100_000])
+@pytest.mark.parametrize("tasks", [1, 10_000, 1_000_000])
+def test_advice_can_always_be_followed(
+    tasks: int, cap: int, latency: float, slots: int, workers: int
+) -> None:
+    question = replace(
+        QUESTION, tasks=tasks, cap=cap, latency=latency, slots=slots, workers=workers
+    )
+    problem = refusal(question)
+    if problem is not None:
+        advice = re.findall(r"--(\w+) (\d+)", problem.partition("try ")[2])
+        assert advice
+        question = replace(question, **{flag: int(number) for flag, number in advice})  # type: ignore[arg-type]
+
+    assert real_seconds(question) <= PATIENCE
+
+
+def test_policies_are_compared_on_the_same_work() -> None:
+    made = scenarios(QUESTION)
+
+    assert len({(scenario.world, scenario.jobs, scenario.seed) for scenario in made}) == 1
+    assert [scenario.window is None for scenario in made] == [True, False, False]
+    assert {scenario.permit_store for scenario in made[1:]} == {"atomic-rows"}
+
+
+def test_what_was_cut_off_and_what_did_nothing_is_said() -> None:
+    cut = {"completed": 5, "window_s": 90.0}
+    said = " ".join(
+        remarks(QUESTION, [row(), row(policy="local", **cut), row(policy="off", **cut)])
+    )
+
+    assert "Cut off after 1 min 30 s: local, off." in said
+    assert "local did exactly what off did" in said
+
+
+def test_nothing_is_said_of_a_gate_that_did_something() -> None:
+    said = " ".join(remarks(QUESTION, [row(policy="local"), row(policy="off", trace_hash="b")]))
+
+    assert "local did exactly" not in said
+    assert "Cut off" not in said
+
+
+def test_a_cap_that_the_slots_never_reach_is_told() -> None:
+    assert "The cap is never reached: there are 200 slots in all." in " ".join(
+        remarks(replace(QUESTION, cap=201), [row()])
+    )
+    assert "never reached" not in " ".join(remarks(replace(QUESTION, cap=200), [row()]))
+
+
+def test_calls_that_time_out_are_told() -> None:
+    slow = replace(QUESTION, latency=60.0, sigma=1.0)
+
+    assert "13.6% of the calls time out after 180 s and are repeated." in remarks(slow, [row()])
+    assert not [line for line in remarks(QUESTION, [row()]) if "time out" in line]
+    assert not [line for line in remarks(replace(slow, sigma=0), [row()]) if "time out" in line]
+
+
+def test_an_interrupt_is_one_line_and_its_exit_code() -> None:
+    command = [sys.executable, "-m", "conveyor", "simulate", "--tasks", "200000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stderr is not None
+        assert child.stdout is not None
+        try:
+            assert child.stderr.readline().startswith("simulating reserve, 1 of 3")
+            child.send_signal(signal.SIGINT)
+            out, err = child.communicate(timeout=30)
+        finally:
+            child.kill()
+
+    assert (child.returncode, out) == (130, "")
+    assert [line for line in err.splitlines() if not line.startswith("simulating")] == [
+        "conveyor: interrupted"
+    ]
