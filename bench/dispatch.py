@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.dispatch_fairness import cases, compare, fairness_markdown, fairness_rows
 from bench.dispatch_grid import FLEET_TASKS, Cell, fleet, head_to_head, measure, measure_all
 from bench.dispatch_summary import findings, machine_line, markdown, plot_of, split
 from bench.harness import DEFAULT_WORK, ROOT, fresh_work
@@ -41,6 +42,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--real-time", action="store_true", help="on the machine's own clock")
     other.add_argument("--simulator-speed", action="store_true", help="tasks a real second")
+    other.add_argument("--fairness", action="store_true", help="small runs beside a giant one")
     return parser.parse_args(arguments)
 
 
@@ -50,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     line = machine_line()
     if options.simulator_speed:
         return _simulator_speed(line)
+    if options.fairness:
+        return _fairness(line, processes=options.processes, as_json=options.json)
     if options.real_time:
         return _real_time(line, as_json=options.json)
     cells = head_to_head(options.seeds)
@@ -122,6 +126,16 @@ def _simulator_speed(line: str) -> int:
         f"{cell.tasks / seconds:,.0f} tasks a real second: {cell.tasks:,} tasks on 4 workers, "
         f"cap 100, reserve, in {seconds:.1f} s  ({line})"
     )
+    return 0
+
+
+def _fairness(line: str, *, processes: int | None, as_json: bool) -> int:
+    rows = fairness_rows(compare(cases(), processes=processes))
+    if as_json:
+        _print_json(rows)
+        print(line, file=sys.stderr)
+    else:
+        print(f"{line}\n\n{fairness_markdown(rows)}")
     return 0
 
 

@@ -31,11 +31,11 @@ FLEET_WORKERS = (1, 4, 10)
 SMALL_CAP_WINDOW = 1_200.0
 """Virtual seconds of a job whose cap of 5 would take it 9,600."""
 WINDOWS = {
-    "realistic": {1: 60.0, 4: 10.0, 10: 7.5},
-    "realistic-cool": {1: 120.0, 4: 90.0, 10: 60.0},
+    "realistic": {1: 20.0, 4: 5.0, 10: 5.0},
+    "realistic-cool": {1: 120.0, 4: 60.0, 10: 30.0},
 }
 """Virtual seconds by world and workers where messages come before permits: what can be waited for,
-since every idle slot costs up to thirty messages a second."""
+since every idle slot costs tens of messages a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

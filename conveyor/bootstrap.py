@@ -16,6 +16,7 @@ from conveyor.domain.sealing import KeySealer, secret_bytes
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
 from conveyor.engine.policy import Policy
+from conveyor.engine.picking import LeastInFlight, Picking
 from conveyor.engine.polling import Polling
 from conveyor.engine.receive_first import (
     ReceiveFirstPolicy,
@@ -133,8 +134,9 @@ def build_worker(
     telemetry: Telemetry,
     older_secrets: tuple[bytes, ...] = (),
     polling: Polling = POLLING,
+    picking: Picking | None = None,
 ) -> Worker:
-    """The loop over a binding: the same for every one of them."""
+    """The loop over a binding: the same for every one of them. `picking` None: fewest in flight."""
     name = clock.new_id()
     tasks = TaskHandler(
         binding,
@@ -175,6 +177,7 @@ def build_worker(
         slots=settings.workers,
         visibility=settings.visibility_timeout,
         polling=polling,
+        picking=picking or LeastInFlight(),
         max_receives=settings.max_receives,
     )
     telemetry.gauge("queue_depth", "Messages waiting in this worker's queues", dispatcher.depth)

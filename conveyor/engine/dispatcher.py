@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -20,9 +21,11 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.acknowledging import Acknowledger
 from conveyor.engine.lanes import Lane, Lanes
-from conveyor.engine.plans import CONTROL_SLOTS, Acquire, Plan, Planner, Receive, Start
+from conveyor.engine.picking import Picking
+from conveyor.engine.plans import CONTROL_SLOTS, Acquire, Planner, Receive, Start
 from conveyor.engine.policy import Policy
 from conveyor.engine.polling import Polling
+from conveyor.engine.returns import Returns
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.waiting import wait_at_most
 from conveyor.ports.clock import Clock
@@ -54,6 +57,7 @@ class Dispatcher:
         slots: int,
         visibility: float,
         polling: Polling,
+        picking: Picking,
         max_receives: int,
     ) -> None:
         self._queues = queues
@@ -65,10 +69,10 @@ class Dispatcher:
         self._slots = slots
         self._visibility = visibility
         self._polling = polling
-        self._renew_message_at = max_receives // 2
+        self._returns = Returns(queues, telemetry, max_receives=max_receives)
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
         self.queue_missing: Callable[[str], None] = lambda _run_id: None
-        self._planner = Planner(self.lanes, policy, polling, slots=slots)
+        self._planner = Planner(self.lanes, policy, polling, slots=slots, picking=picking)
         self._acknowledger = Acknowledger(queues, clock)
         self._ready: deque[tuple[Lane, Delivery]] = deque()
         self._parked: deque[anyio.Event] = deque()
@@ -124,7 +128,7 @@ class Dispatcher:
                 self._workers = None
                 outer.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
-                await self._hand_back([delivery for _, delivery in self._ready])
+                await self._returns.give_back([delivery for _, delivery in self._ready])
                 self._ready.clear()
                 for lane in self.lanes:
                     await self._empty_buffer(lane)
@@ -169,14 +173,14 @@ class Dispatcher:
         oldest = now - min(BUFFER_AGE, self._visibility / 3)
         for lane in self.lanes:
             if lane.buffer and lane.buffer[0][1] <= oldest:
-                self._spawn(lambda lane=lane: self._empty_buffer(lane))  # type: ignore[misc]
+                self._spawn(partial(self._empty_buffer, lane))
 
     def _fence(self, lane: Lane) -> None:
         """End the calls of a lane whose permits may be given to others soon."""
         self._telemetry.fenced(len(lane.scopes))
         for scope in list(lane.scopes):
             scope.cancel()
-        self._spawn(lambda: self._empty_buffer(lane))
+        self._spawn(partial(self._empty_buffer, lane))
 
     def _spawn(self, act: Callable[[], Awaitable[None]]) -> None:
         if self._workers is not None:
@@ -189,33 +193,37 @@ class Dispatcher:
     # -- slots --
 
     async def _slot(self) -> None:
+        """The fence cuts off what a slot works by cancelling it; the slot goes on."""
+        while not self._stopping:
+            with anyio.CancelScope() as scope:
+                await self._serve(scope)
+
+    async def _serve(self, scope: anyio.CancelScope) -> None:
         woken = False
         while not self._stopping:
             if self._ready:
-                await self._work(*self._ready.popleft())
-                # Slots that end in the same turn are counted before one of them asks for more:
-                # one receive of ten instead of ten of one.
-                await anyio.lowlevel.checkpoint()
-                woken = False
-                continue
-            plan = self._planner.plan(self._clock.monotonic())
-            if plan is None:
-                await self._park()
-                woken = True
-                continue
-            if woken or not isinstance(plan, Start):
-                self._wake_one()
-            await self._carry_out(plan)
+                await self._work(*self._ready.popleft(), scope)
+            else:
+                plan = self._planner.plan(self._clock.monotonic())
+                if plan is None:
+                    await self._park()
+                    woken = True
+                    continue
+                if woken or not isinstance(plan, Start):
+                    self._wake_one()
+                if not isinstance(plan, Start):
+                    await self._ask(plan)
+                    woken = False
+                    continue
+                if plan.refill is not None:
+                    self._spawn(partial(self._ask, plan.refill))
+                await self._work(plan.lane, plan.delivery, scope)
             woken = False
-
-    async def _carry_out(self, plan: Plan) -> None:
-        if isinstance(plan, Start):
-            if plan.refill is not None:
-                refill = plan.refill
-                self._spawn(lambda: self._carry_out(refill))
-            await self._work(plan.lane, plan.delivery)
+            # Slots that end in the same turn are counted before one of them asks for more: one
+            # receive of ten instead of ten of one.
             await anyio.lowlevel.checkpoint()
-            return
+
+    async def _ask(self, plan: Receive | Acquire) -> None:
         try:
             if isinstance(plan, Acquire):
                 await self._policy.acquire(plan.lane, plan.count)
@@ -271,7 +279,7 @@ class Dispatcher:
         if lane.closed:
             # The run was paused, or ended, while its queue was being asked.
             self._planner.free(lane, min(len(received), plan.count))
-            await self._hand_back(received)
+            await self._returns.give_back(received)
             await self._tidy(lane)
             return
         if plan.extra and len(received) < plan.count + plan.extra:
@@ -282,7 +290,7 @@ class Dispatcher:
         for _ in range(len(received) - (1 if plan.count else 0)):
             self._wake_one()
 
-    async def _work(self, lane: Lane, delivery: Delivery) -> None:
+    async def _work(self, lane: Lane, delivery: Delivery, scope: anyio.CancelScope) -> None:
         handler = self._control_handler if lane.is_control else self._task_handler
         permit = ""
         try:
@@ -290,21 +298,21 @@ class Dispatcher:
                 admitted = await self._policy.admit(lane, delivery)
                 if admitted is None:
                     now = self._clock.monotonic()
-                    await self._hide(delivery, self._policy.bounce_for(lane, delivery, now))
+                    await self._returns.hide(delivery, self._policy.bounce_for(lane, delivery, now))
                     self._timer_wake.set()
                     return
                 permit = admitted
             began = self._clock.monotonic()
-            outcome = await self._handled(lane, handler, delivery)
+            outcome = await self._handled(lane, handler, delivery, scope)
             await self._conclude(lane, delivery, outcome, began)
         except ConveyorError:
             _log.exception("the ledger did not answer")
             lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
-            await self._hand_back([delivery])
+            await self._returns.give_back([delivery])
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._hand_back([delivery])
+                await self._returns.give_back([delivery])
             raise
         finally:
             try:
@@ -313,25 +321,23 @@ class Dispatcher:
             finally:
                 self._planner.free(lane, 1)
                 if lane.closed:
-                    await self._tidy(lane)
+                    with anyio.CancelScope(shield=True):
+                        await self._tidy(lane)
 
-    async def _handled(self, lane: Lane, handler: Handler, delivery: Delivery) -> Outcome:
-        """A handler that breaks costs its own message a pause, never the worker. One that is cut
-        off by the fence gives its message back at once."""
+    async def _handled(
+        self, lane: Lane, handler: Handler, delivery: Delivery, scope: anyio.CancelScope
+    ) -> Outcome:
+        """A handler that breaks costs its own message a pause, never the worker."""
         self._working[delivery.receipt] = delivery
-        with anyio.CancelScope() as scope:
-            lane.scopes.add(scope)
-            try:
-                return await handler.handle(
-                    delivery, lambda: lane.throttle(self._clock.monotonic())
-                )
-            except Exception:
-                _log.exception("handler failed", extra={"queue": delivery.queue})
-                return Outcome(hide_for=ERROR_PAUSE * 2.0 ** min(delivery.receive_count, 8))
-            finally:
-                lane.scopes.discard(scope)
-                self._working.pop(delivery.receipt, None)
-        return Outcome(hide_for=0.0)
+        lane.scopes.add(scope)
+        try:
+            return await handler.handle(delivery, lambda: lane.throttle(self._clock.monotonic()))
+        except Exception:
+            _log.exception("handler failed", extra={"queue": delivery.queue})
+            return Outcome(hide_for=ERROR_PAUSE * 2.0 ** min(delivery.receive_count, 8))
+        finally:
+            lane.scopes.discard(scope)
+            self._working.pop(delivery.receipt, None)
 
     async def _conclude(
         self, lane: Lane, delivery: Delivery, outcome: Outcome, began: float
@@ -341,39 +347,13 @@ class Dispatcher:
             lane.took(self._clock.monotonic() - began)
             await self._acknowledger.add(delivery.queue, delivery.receipt)
         else:
-            await self._hide(delivery, outcome.hide_for)
-
-    async def _hide(self, delivery: Delivery, seconds: float) -> None:
-        """Hide a message again. Before the queue's receive limit could end it, a fresh copy takes
-        its place: attempts are counted in the store, where bounces count for nothing."""
-        self._telemetry.hidden()
-        queue, receipt = delivery.queue, delivery.receipt
-        worn = delivery.receive_count >= self._renew_message_at
-        try:
-            if worn and queue != self.lanes.control.queue:
-                await self._queues.send(queue, delivery.message, delay=seconds)
-                await self._queues.delete(queue, (receipt,))
-            else:
-                await self._queues.change_visibility(queue, (receipt,), visibility=seconds)
-        except ConveyorError:
-            # The message comes back by itself when its visibility lapses.
-            _log.warning("a message was not hidden", exc_info=True)
-
-    async def _hand_back(self, deliveries: Iterable[Delivery]) -> None:
-        receipts: dict[str, list[str]] = {}
-        for delivery in deliveries:
-            receipts.setdefault(delivery.queue, []).append(delivery.receipt)
-        for queue, batch in receipts.items():
-            try:
-                await self._queues.change_visibility(queue, batch, visibility=0.0)
-            except ConveyorError:
-                _log.warning("messages were not given back", exc_info=True)
+            await self._returns.hide(delivery, outcome.hide_for)
 
     async def _empty_buffer(self, lane: Lane) -> None:
         if lane.buffer:
             deliveries = [delivery for delivery, _ in lane.buffer]
             lane.buffer.clear()
-            await self._hand_back(deliveries)
+            await self._returns.give_back(deliveries)
 
     async def _tidy(self, lane: Lane) -> None:
         """A closed lane gives its idle permits back, and goes with its last message."""

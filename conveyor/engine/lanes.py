@@ -6,7 +6,7 @@ Only the dispatcher's own coroutines touch a lane, between two awaits, so no loc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from anyio import CancelScope
 
@@ -140,7 +140,6 @@ class Lanes:
             queue=CONTROL_QUEUE, run_id="", job_id="", limit=control_limit, priority=9
         )
         self._runs: dict[str, Lane] = {}
-        self._turns = 0
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._runs.values())
@@ -148,25 +147,6 @@ class Lanes:
     def get(self, run_id: str) -> Lane | None:
         """The lane of a run."""
         return self._runs.get(run_id)
-
-    def pick(self, eligible: Callable[[Lane], bool]) -> Lane | None:
-        """The eligible lane with the fewest messages in hand for its weight.
-
-        Among equals it is the one that was picked longest ago, so that with more runs than slots
-        each still gets its turn.
-        """
-        best: Lane | None = None
-        least = 0.0
-        for lane in self._runs.values():
-            load = lane.busy / lane.weight
-            if best is not None and (load > least or (load == least and lane.turn > best.turn)):
-                continue
-            if eligible(lane):
-                best, least = lane, load
-        if best is not None:
-            self._turns += 1
-            best.turn = self._turns
-        return best
 
     def open(self, run: DispatchableRun) -> Lane:
         """The lane of a run that may have work, made or refreshed; it is polled at once."""

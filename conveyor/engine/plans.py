@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conveyor.engine.lanes import Lane, Lanes
+from conveyor.engine.picking import Picking
 from conveyor.engine.policy import Policy
 from conveyor.engine.polling import Polling
 from conveyor.ports.queues import Delivery
@@ -52,11 +53,14 @@ Plan = Receive | Start | Acquire
 class Planner:
     """Keeps count of what is in hand, and chooses."""
 
-    def __init__(self, lanes: Lanes, policy: Policy, polling: Polling, *, slots: int) -> None:
+    def __init__(
+        self, lanes: Lanes, policy: Policy, polling: Polling, *, slots: int, picking: Picking
+    ) -> None:
         self._lanes = lanes
         self._policy = policy
         self._polling = polling
         self._slots = slots
+        self._picking = picking
         self._busy = 0
         self._probes = 0
 
@@ -79,7 +83,7 @@ class Planner:
                 return False
             return policy.may_receive(lane, now) > 0 or policy.may_acquire(lane, free, now) > 0
 
-        lane = self._lanes.pick(eligible)
+        lane = self._picking.pick(self._lanes, eligible)
         if lane is None:
             return None
         if lane.buffer and policy.may_start(lane, now):

@@ -57,6 +57,7 @@ class ReservePolicy:
         self._batch = batch
         self._buffer = 0 if strict else BUFFER
         self._shares: dict[str, Share] = {}
+        self._by_lane: dict[Lane, Share] = {}
         self.draining = False
 
     @property
@@ -152,8 +153,10 @@ class ReservePolicy:
             share.shed_idle(self._clock.monotonic(), keep=0, after=0.0)
         if lane.idle:
             share.lanes.remove(lane)
-            if not share.lanes:
+            del self._by_lane[lane]
+            if not share.lanes and share.wants:
                 share.wants = False
+                share.dirty = True
         if share.dirty and not share.calling:
             share.calling = True
             await self._renew(share)
@@ -171,11 +174,13 @@ class ReservePolicy:
         await self._renew(share)
 
     def _share(self, lane: Lane) -> Share:
-        share = self._shares.get(lane.job_id)
+        share = self._by_lane.get(lane)
         if share is None:
-            share = self._shares[lane.job_id] = Share(lane.job_id, lane.limit)
-        if lane not in share.lanes:
+            share = self._shares.get(lane.job_id)
+            if share is None:
+                share = self._shares[lane.job_id] = Share(lane.job_id, lane.limit)
             share.lanes.append(lane)
+            self._by_lane[lane] = share
         return share
 
     def _usable_at(self, share: Share, now: float) -> bool:

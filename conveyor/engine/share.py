@@ -77,6 +77,8 @@ class Share:
     @property
     def busy(self) -> int:
         """Messages that use a permit, or were asked for under one."""
+        if len(self.lanes) == 1:
+            return self.lanes[0].busy
         return sum(lane.busy for lane in self.lanes)
 
     @property

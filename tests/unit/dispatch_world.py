@@ -14,6 +14,7 @@ from conveyor.dev.queues import MemoryQueues
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.picking import LeastInFlight
 from conveyor.engine.polling import Polling
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import TICK
@@ -94,6 +95,7 @@ class Member:
             slots=slots,
             visibility=60.0,
             polling=polling,
+            picking=LeastInFlight(),
             max_receives=settings.max_receives,
         )
 

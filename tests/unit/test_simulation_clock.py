@@ -91,6 +91,28 @@ def test_a_paused_process_wakes_when_it_is_resumed() -> None:
     _in_time(main)
 
 
+def test_a_process_paused_again_before_it_has_run_stays_paused() -> None:
+    async def main(time: VirtualTime) -> None:
+        gate = Gate()
+        passed: list[float] = []
+
+        async def passer() -> None:
+            await gate.passed()
+            passed.append(time.seconds())
+
+        gate.pause()
+        async with anyio.create_task_group() as group:
+            group.start_soon(passer)
+            await time.sleep(1.0)
+            gate.resume()
+            gate.pause()
+            await time.sleep(1.0)
+            gate.resume()
+        assert passed == [2.0]
+
+    _in_time(main)
+
+
 @pytest.mark.parametrize("paused_before", [False, True])
 def test_a_killed_process_never_wakes(paused_before: bool) -> None:
     async def main(time: VirtualTime) -> None:

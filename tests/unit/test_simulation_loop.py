@@ -109,9 +109,9 @@ def test_the_same_seed_gives_the_same_order(backend: str) -> None:
 def test_on_trio_another_seed_gives_another_order_and_chance_comes_back() -> None:
     assert _race("trio", 1) != _race("trio", 2)
     scheduler = sys.modules["trio._core._run"]
-    before = scheduler._r.getstate()  # type: ignore[attr-defined]
+    before = scheduler._r.getstate()
     _race("trio", 3)
-    assert scheduler._r.getstate() == before  # type: ignore[attr-defined]
+    assert scheduler._r.getstate() == before
 
 
 def test_cancelled_tasks_wake_in_the_order_of_their_making() -> None:

@@ -20,6 +20,7 @@ from conveyor.testing.simulation.faults import (
     random_faults,
 )
 from conveyor.testing.simulation.latency import Latency
+from conveyor.testing.simulation.picking import PICKINGS
 from conveyor.testing.simulation.report import Report
 from conveyor.testing.simulation.scenario import POLICIES, JobPlan, Scenario
 from conveyor.testing.simulation.simulate import simulate
@@ -32,6 +33,7 @@ from conveyor.testing.simulation.world import (
 )
 
 __all__ = [
+    "PICKINGS",
     "POLICIES",
     "PUBLISHED",
     "REALISTIC",

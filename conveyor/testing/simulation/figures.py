@@ -26,7 +26,7 @@ def measure(scenario: Scenario, fleet: Fleet, *, finished_at: Sequence[float | N
         workers=scenario.workers,
         cap=cap,
         tasks=tasks,
-        window_s=scenario.window,
+        window_s=scenario.window if None in finished_at else None,
         completed=store.completed,
         receives=queues.received,
         amplification=queues.received / each,

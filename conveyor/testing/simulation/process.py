@@ -20,6 +20,7 @@ from conveyor.testing.simulation.latency import Latency, stream
 from conveyor.testing.simulation.link import Link
 from conveyor.testing.simulation.loop import VirtualTime
 from conveyor.testing.simulation.permits import PermitService, SimulatedPermits
+from conveyor.testing.simulation.picking import picking
 from conveyor.testing.simulation.queues import SimulatedQueues
 from conveyor.testing.simulation.sqs import QueueService
 from conveyor.testing.simulation.store import (
@@ -43,6 +44,7 @@ class Services:
     time: VirtualTime
     trace: Trace
     world: World
+    picking: str
     seed: int
     store: Store
     blobs: dict[str, int]
@@ -87,6 +89,7 @@ class _Boot:
             clock,
             telemetry=self.telemetry,
             polling=world.polling(),
+            picking=picking(services.picking, clock),
         )
 
     def _link(self, service: str, latency: Latency) -> Link:

@@ -8,6 +8,7 @@ from conveyor.testing.simulation.faults import Fault
 from conveyor.testing.simulation.latency import Latency
 from conveyor.testing.simulation.loop import BACKENDS
 from conveyor.testing.simulation.permits import LEDGER, PERMIT_STORES
+from conveyor.testing.simulation.picking import LEAST_IN_FLIGHT, PICKINGS
 from conveyor.testing.simulation.world import World
 
 POLICIES = ("reserve", "reserve-strict", "local-exact", "local", "off")
@@ -41,6 +42,7 @@ class Scenario:
     jobs: tuple[JobPlan, ...]
     workers: int
     permit_store: str = LEDGER
+    picking: str = LEAST_IN_FLIGHT
     window: float | None = None
     seed: int = 0
     backend: str = "asyncio"
@@ -51,6 +53,7 @@ class Scenario:
         for word, known in (
             (self.policy, POLICIES),
             (self.permit_store, PERMIT_STORES),
+            (self.picking, PICKINGS),
             (self.backend, BACKENDS),
         ):
             if word not in known:

@@ -82,6 +82,7 @@ class _Simulation:
             scenario.world,
             policy=scenario.policy,
             permit_store=scenario.permit_store,
+            picking=scenario.picking,
             workers=scenario.workers,
             seed=scenario.seed,
             clock_skew=scenario.clock_skew,

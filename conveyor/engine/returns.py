@@ -1,0 +1,49 @@
+"""Messages that go back to their queue: hidden for a while, or for others at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.engine.telemetry import Telemetry
+from conveyor.ports.queues import CONTROL_QUEUE, Delivery, Queues
+
+_log = logging.getLogger("conveyor.engine")
+
+
+class Returns:
+    """Gives messages back. What a queue does not hear comes back when its visibility lapses."""
+
+    def __init__(self, queues: Queues, telemetry: Telemetry, *, max_receives: int) -> None:
+        self._queues = queues
+        self._telemetry = telemetry
+        self._worn_from = max_receives // 2
+
+    async def hide(self, delivery: Delivery, seconds: float) -> None:
+        """Hide a message for so many seconds from now.
+
+        Before the queue's receive limit could end it, a fresh copy takes the place of one that is
+        worn: attempts are counted in the store, where bounces count for nothing.
+        """
+        self._telemetry.hidden()
+        queue, receipt = delivery.queue, delivery.receipt
+        try:
+            if delivery.receive_count >= self._worn_from and queue != CONTROL_QUEUE:
+                await self._queues.send(queue, delivery.message, delay=seconds)
+                await self._queues.delete(queue, (receipt,))
+            else:
+                await self._queues.change_visibility(queue, (receipt,), visibility=seconds)
+        except ConveyorError:
+            _log.warning("a message was not hidden", exc_info=True)
+
+    async def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Let others receive messages at once."""
+        receipts: dict[str, list[str]] = {}
+        for delivery in deliveries:
+            receipts.setdefault(delivery.queue, []).append(delivery.receipt)
+        for queue, batch in receipts.items():
+            try:
+                await self._queues.change_visibility(queue, batch, visibility=0.0)
+            except ConveyorError:
+                _log.warning("messages were not given back", exc_info=True)

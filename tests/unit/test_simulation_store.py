@@ -1,0 +1,320 @@
+"""The simulated store against the development binding's: the same calls, the same answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conveyor.dev.sqlite import open_store
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.ids import task_id
+from conveyor.domain.model import (
+    Event,
+    EventKind,
+    Format,
+    Job,
+    JobStatus,
+    NewTask,
+    Problem,
+    ResultBody,
+    Run,
+    RunFailure,
+    RunStats,
+    RunStatus,
+    Spend,
+    TaskFailure,
+    TaskSpec,
+)
+from conveyor.ports.records import Answer, Jobs, Runs
+from conveyor.ports.tasks import Failed, Retry, Settlement, Succeeded, Tasks, Undone
+from conveyor.testing.clock import START
+from conveyor.testing.simulation.gate import Gate
+from conveyor.testing.simulation.latency import Latency, stream
+from conveyor.testing.simulation.link import Link
+from conveyor.testing.simulation.store import (
+    SimulatedBlobs,
+    SimulatedJobs,
+    SimulatedRuns,
+    SimulatedTasks,
+    Store,
+)
+from conveyor.testing.simulation.trace import Trace
+from conveyor.testing.simulation.unsimulated import UnsimulatedIdempotency
+
+CALLER = "caller"
+PROBLEM = Problem(code="timeout", title="Timeout", status=504)
+TASKS = 4
+MAX_INTERRUPTIONS = 2
+RUNS = ("RUN0", "RUN1")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The development store belongs to asyncio."""
+    return "asyncio"
+
+
+@dataclass
+class Ports:
+    """One store's ports."""
+
+    jobs: Jobs
+    runs: Runs
+    tasks: Tasks
+
+
+async def _no_sleep(_seconds: float) -> None:
+    """Nothing takes time here."""
+
+
+def _link() -> Link:
+    return Link(
+        process="w",
+        gate=Gate(),
+        trace=Trace(lambda: 0.0),
+        seconds=lambda: 0.0,
+        sleep=_no_sleep,
+        latency=Latency(0.0),
+        stream=stream(0, "w"),
+    )
+
+
+def _simulated(store: Store) -> Ports:
+    link = _link()
+    return Ports(
+        SimulatedJobs(store, link), SimulatedRuns(store, link), SimulatedTasks(store, link)
+    )
+
+
+async def _submit(ports: Ports, run_id: str) -> None:
+    job = Job(
+        job_id=f"JOB-{run_id}",
+        caller=CALLER,
+        status=JobStatus.CLOSED,
+        created_at=START,
+        updated_at=START,
+        latest_run_id=run_id,
+        run_count=1,
+    )
+    run = Run(
+        run_id=run_id,
+        job_id=job.job_id,
+        run_sequence=1,
+        status=RunStatus.RUNNING,
+        created_at=START,
+        updated_at=START,
+        last_batch_received=True,
+        next_index=TASKS,
+        stats=RunStats(total=TASKS),
+    )
+    tasks = [
+        NewTask(index, task_id(run_id, index), TaskSpec(url=f"https://a.example/{index}"))
+        for index in range(TASKS)
+    ]
+    await ports.jobs.create_job(job, run, tasks, answer=Answer(201, b"{}"), once=None)
+
+
+class Script:
+    """Random calls, made of both stores; what each answers is kept side by side."""
+
+    def __init__(self, seed: int, real: Ports, simulated: Ports) -> None:
+        self.draw = random.Random(seed)
+        self.both = (real, simulated)
+        self.now = START
+
+    async def same(self, *calls: Awaitable[Any]) -> Any:
+        """The answer, which must be the same."""
+        answers = []
+        for call in calls:
+            try:
+                answers.append(await call)
+            except ConveyorError as error:
+                answers.append((error.code, error.detail))
+        assert answers[0] == answers[1]
+        return answers[1]
+
+    async def step(self) -> None:
+        """One call."""
+        draw, now = self.draw, self.now
+        self.now += draw.choice((0, 1, 5_000, 40_000))
+        run_id = draw.choice((*RUNS, *RUNS, "GONE"))
+        name = task_id(run_id, draw.randrange(TASKS))
+        number = draw.randint(1, 4)
+        worker = draw.choice(("a", "b"))
+        kind = draw.choice(("claim",) * 6 + ("settle",) * 6 + ("release", "renew", "renew"))
+        tasks = [ports.tasks for ports in self.both]
+        if kind == "claim":
+            await self.same(
+                *(
+                    port.claim_task(
+                        run_id,
+                        name,
+                        worker=worker,
+                        now=now,
+                        claimed_until=now + 30_000,
+                        max_interruptions=MAX_INTERRUPTIONS,
+                    )
+                    for port in tasks
+                )
+            )
+        elif kind == "settle":
+            settlement = self._settlement(name)
+            await self.same(
+                *(port.settle_task(run_id, name, number, settlement, now=now) for port in tasks)
+            )
+        elif kind == "release":
+            await self.same(*(port.release_claim(run_id, name, worker=worker) for port in tasks))
+        else:
+            claims, until = [(run_id, name, number)], now + draw.choice((10_000, 50_000))
+            await self.same(*(port.renew_claims(claims, claimed_until=until) for port in tasks))
+
+    def _settlement(self, name: str) -> Settlement:
+        event = Event(
+            kind=EventKind.ATTEMPT,
+            attempt=1,
+            started_at=self.now,
+            ended_at=self.now,
+            spend=Spend(1, 0.25),
+        )
+        body = ResultBody(f"blob/{name}", 3, "text/html", Format.HTML)
+        return self.draw.choice(
+            (
+                Succeeded(event, body),
+                Failed(event, PROBLEM, TaskFailure.TIMEOUT),
+                Retry(event, self.now + 10_000, burns_attempt=self.draw.random() < 0.5),
+                Retry(event, self.now),
+                Undone(),
+            )
+        )
+
+    async def compare(self) -> None:
+        """Everything that can be read."""
+        for run_id in (*RUNS, "GONE"):
+            job_id = f"JOB-{run_id}"
+            for index in range(TASKS):
+                name = task_id(run_id, index)
+                await self.same(*(ports.tasks.get_task(run_id, name) for ports in self.both))
+                await self.same(*(ports.tasks.task_history(run_id, name) for ports in self.both))
+            await self.same(*(ports.tasks.unfinished_after(run_id, 0, 2) for ports in self.both))
+            await self.same(*(ports.runs.dispatchable_run(run_id) for ports in self.both))
+            run = [await ports.runs.get_run(CALLER, job_id, None) for ports in self.both]
+            assert [one and (one.status, one.stats, one.updated_at) for one in run[:1]] == [
+                one and (one.status, one.stats, one.updated_at) for one in run[1:]
+            ]
+        await self.same(*(ports.runs.dispatchable_runs() for ports in self.both))
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_random_calls_are_answered_as_by_the_development_store(
+    seed: int, tmp_path: Path
+) -> None:
+    opened = await open_store(tmp_path / "conveyor.db", now=START)
+    try:
+        script = Script(seed, Ports(opened.jobs, opened.runs, opened.tasks), _simulated(Store()))
+        for run_id in RUNS:
+            for ports in script.both:
+                await _submit(ports, run_id)
+        for _ in range(150):
+            await script.step()
+        await script.compare()
+    finally:
+        await opened.aclose()
+
+
+async def test_stopping_pausing_and_failing_are_as_in_the_development_store(
+    tmp_path: Path,
+) -> None:
+    opened = await open_store(tmp_path / "conveyor.db", now=START)
+    try:
+        script = Script(0, Ports(opened.jobs, opened.runs, opened.tasks), _simulated(Store()))
+        for run_id in RUNS:
+            for ports in script.both:
+                await _submit(ports, run_id)
+        both = [ports.runs for ports in script.both]
+        job_id, other = (f"JOB-{run_id}" for run_id in RUNS)
+        for paused, now in ((True, START + 1), (False, START + 2)):
+            for port in both:
+                assert (
+                    await port.pause_run(CALLER, job_id, paused=paused, now=now)
+                ).paused is paused
+            await script.compare()
+            for since in (START, START + 1, START + 2, START + 3):
+                changes = [await port.dispatch_changes(since=since) for port in both]
+                assert sorted(changes[0], key=lambda one: one.run_id) == sorted(
+                    changes[1], key=lambda one: one.run_id
+                )
+        for _ in range(2):
+            statuses = [
+                (await port.stop_run(CALLER, job_id, now=START + 9)).status for port in both
+            ]
+            assert statuses == [RunStatus.STOPPED] * 2
+        reason = RunFailure.INSUFFICIENT_CREDITS
+        for expected in (True, False):
+            ended = await script.same(
+                *(port.fail_run(RUNS[1], reason=reason, detail="x", now=START) for port in both)
+            )
+            assert ended is expected
+        await script.same(*(port.stop_run(CALLER, other, now=START) for port in both))
+        await script.same(*(port.pause_run(CALLER, other, paused=True, now=START) for port in both))
+        await script.same(*(port.stop_run("another", job_id, now=START) for port in both))
+        await script.compare()
+    finally:
+        await opened.aclose()
+
+
+async def test_what_only_an_api_asks_for_is_refused_in_words() -> None:
+    ports = _simulated(Store())
+    with pytest.raises(ConveyorError, match="not simulated") as refused:
+        await ports.jobs.close_job(CALLER, "JOB", now=START)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    with pytest.raises(ConveyorError, match="not simulated"):
+        await UnsimulatedIdempotency().release_idempotency_key("scope")
+
+
+async def test_an_ending_is_counted_once_and_work_in_vain_apart() -> None:
+    store = Store()
+    ports = _simulated(store)
+    await _submit(ports, RUNS[0])
+    ended: list[str] = []
+    store.on_ended = lambda run: ended.append(run.run.run_id)
+    script = Script(0, ports, ports)
+    name = task_id(RUNS[0], 0)
+    for number, now in ((1, START), (2, START + 60_000)):
+        await ports.tasks.claim_task(
+            RUNS[0],
+            name,
+            worker=str(number),
+            now=now,
+            claimed_until=now + 30_000,
+            max_interruptions=MAX_INTERRUPTIONS,
+        )
+    success = Succeeded(
+        Event(kind=EventKind.ATTEMPT, attempt=1, started_at=START, ended_at=START),
+        ResultBody("key", 1, "text/html", Format.HTML),
+    )
+    for number in (1, 2, 2):
+        await ports.tasks.settle_task(RUNS[0], name, number, success, now=script.now)
+    assert (store.completed, store.duplicates, ended) == (1, 2, [])
+    assert [row.endings for row in store.runs[RUNS[0]].rows.values()] == [1, 0, 0, 0]
+
+
+async def test_blobs_keep_their_sizes() -> None:
+    blobs = SimulatedBlobs({}, _link())
+
+    async def pieces() -> Any:
+        yield b"abc"
+        yield b"de"
+
+    assert await blobs.put("run/a", pieces()) == 5
+    assert await blobs.put("run/b", b"x") == 1
+    body = await blobs.open("run/a")
+    assert body is not None
+    assert [piece async for piece in body] == [bytes(5)]
+    await blobs.delete("run/b")
+    assert await blobs.open("run/b") is None
+    assert await blobs.delete_prefix("run/") == 1
