@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from conveyor.domain.sealing import KeySealer, secret_bytes
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
-from conveyor.engine.policy import Policy
 from conveyor.engine.picking import LeastInFlight, Picking
+from conveyor.engine.policy import Policy
 from conveyor.engine.polling import Polling
 from conveyor.engine.receive_first import (
     ReceiveFirstPolicy,

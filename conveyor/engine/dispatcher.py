@@ -141,6 +141,8 @@ class Dispatcher:
         self._policy.draining = True
         self._drained.set()
         self._timer_wake.set()
+        for lane in self.lanes:
+            self._spawn(partial(self._empty_buffer, lane))
         for scope in self._waiting_receives:
             scope.cancel()
         while self._parked:
@@ -276,8 +278,8 @@ class Dispatcher:
         """What was asked for under permits goes to the slots, the rest into the buffer."""
         lane = plan.lane
         lane.found()
-        if lane.closed:
-            # The run was paused, or ended, while its queue was being asked.
+        if lane.closed or self._stopping:
+            # The run was paused, or ended, or this worker stops, while its queue was being asked.
             self._planner.free(lane, min(len(received), plan.count))
             await self._returns.give_back(received)
             await self._tidy(lane)

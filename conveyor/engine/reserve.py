@@ -101,7 +101,10 @@ class ReservePolicy:
                 share.served(self._slots)
                 return
             if 0 < standing.free < count:
-                await self._hold(share, share.permits + standing.free)
+                standing = await self._hold(share, share.permits + standing.free)
+                if standing.granted:
+                    # Permits are falling free just now: the next ones are not far.
+                    share.misses = 0
             elif share.permits == 0 and share.limit >= WANT_FROM and not share.wants:
                 share.wants = True
                 await self._hold(share, 0)

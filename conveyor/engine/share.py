@@ -16,8 +16,8 @@ SETTLING_IN = 1.0
 """Seconds within which workers that start together keep to their fair share."""
 IDLE_AFTER = 0.5
 REFUSAL_BASE = 0.2
-REFUSAL_CAP = 5.0
-REFUSAL_CAP_PER_WORKER = 2.0
+REFUSAL_CAP = 2.5
+REFUSAL_CAP_PER_WORKER = 0.8
 """The more workers ask at a full ledger, the less often each of them does."""
 WANT_FROM = 2 * FULL_BATCH
 """Limits below this are never handed over: it would cost more calls than it gains."""

@@ -68,15 +68,19 @@ class QueueMissing(ConveyorError):
 
 
 class Queues(Protocol):
-    """Queues by name. A run's queue comes into being with its first message or by `open_run`; the
-    others are always there.
+    """Queues by name. A run's queue comes into being by `send_tasks`, with its first references;
+    the others are always there.
 
     With a receive limit, a message that was received that often and is visible again moves to the
     dead-letter queue instead of being received once more.
     """
 
     async def open_run(self, job_id: str, run_id: str) -> None:
-        """Make a run's queue ready; without effect where it is."""
+        """Get ready to receive from a run's queue.
+
+        This never puts an empty queue in the place of one that was lost: a queue that lives in this
+        process comes back from the rows, one that lives elsewhere stays missing.
+        """
         ...
 
     async def remake_run(self, job_id: str, run_id: str) -> None:
@@ -93,7 +97,11 @@ class Queues(Protocol):
         ...
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
-        """Enqueue one message, to be seen after `delay` seconds."""
+        """Enqueue one message, to be seen after `delay` seconds.
+
+        Raises QueueMissing where the queue of a run is missing and would be made without its other
+        messages.
+        """
         ...
 
     async def receive(

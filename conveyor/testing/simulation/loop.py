@@ -231,7 +231,12 @@ def _run_on_trio(main: Callable[[VirtualTime], Awaitable[T]], seed: int) -> T:
 
     clock = testing.MockClock(autojump_threshold=0)
     with _in_order(scheduler, seed):
-        return anyio.run(on_trio, backend="trio", backend_options={"clock": clock})
+        try:
+            return anyio.run(on_trio, backend="trio", backend_options={"clock": clock})
+        except BaseExceptionGroup as group:
+            if group.subgroup(KeyboardInterrupt) is not None:
+                raise KeyboardInterrupt from None
+            raise
 
 
 @contextmanager

@@ -190,6 +190,8 @@ class QueueService:
         """Enqueue one message, to be seen after `delay` seconds."""
         queue = self._queues.get(name)
         if queue is None:
+            if name not in (CONTROL_QUEUE, DEAD_LETTER_QUEUE):
+                raise QueueMissing(name)
             queue = self._make(name)
         self._numbers += 1
         item = _Item(message, self._numbers, queue.next_partition)

@@ -109,8 +109,8 @@ REALISTIC = World(
     partitions=4,
     partitions_asked=2,
 )
-"""A cloud's queue and permit store, and a gateway whose calls differ. The bounce was fitted: with 5 s
-the 20,000 messages of one job would all be hidden, and their number would bound what is received."""
+"""A cloud's queue and permit store, and a gateway whose calls differ. The bounce was fitted: at 5 s
+all 20,000 messages of a job would be hidden soon, and that would bound what is received."""
 
 REALISTIC_COOL = replace(
     REALISTIC, name="realistic-cool", bounce=5.0, bounce_cap=300.0, cooldown=1.0

@@ -1,0 +1,76 @@
+"""What restarts, kills and bounces cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from conveyor.engine.share import REFUSAL_CAP_PER_WORKER
+from conveyor.testing.simulation import (
+    REALISTIC,
+    JobPlan,
+    Kill,
+    Report,
+    RollingRestart,
+    Scenario,
+    simulate,
+)
+from conveyor.testing.simulation.faults import Fault
+
+WORKERS, CAP, TASKS = 4, 100, 4_000
+CALL = 2.4
+"""Mean seconds of a gateway call in the realistic world."""
+
+
+def run(seed: int, *faults: Fault) -> Report:
+    """A job that takes about 100 s, worked by four workers."""
+    return simulate(
+        Scenario(
+            world=REALISTIC,
+            policy="reserve",
+            jobs=(JobPlan(tasks=TASKS, cap=CAP),),
+            workers=WORKERS,
+            seed=seed,
+            faults=faults,
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rolling_restart_that_drains_costs_no_utilisation(seed: int) -> None:
+    report = run(seed, RollingRestart(at=20.0, every=15.0))
+    assert report.completed == TASKS
+    assert report.gateway_calls == TASKS
+    assert report.seconds_over_cap == 0.0
+    assert report.utilisation_steady >= 0.99
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_killed_worker_costs_its_share_for_one_expiry_at_most(seed: int) -> None:
+    """The last task starts later by the calls that its permits would have made until they fell
+    free, were found free, and the calls that it took along were made again."""
+    undisturbed, killed = run(seed), run(seed, Kill(worker=1, at=20.0))
+    share = CAP / WORKERS
+    longest = REALISTIC.permit_lease + 2 * REFUSAL_CAP_PER_WORKER * WORKERS + 2 * CALL
+    less = undisturbed.utilisation_steady - killed.utilisation_steady
+    assert killed.completed == TASKS
+    assert killed.seconds_over_cap == 0.0
+    assert less * CAP * killed.elapsed_s <= share * longest
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_that_only_bounce_become_no_dead_letters(seed: int) -> None:
+    world = replace(REALISTIC, name="worn", max_receives=6, bounce=1.0, bounce_cap=1.0, slots=20)
+    report = simulate(
+        Scenario(
+            world=world,
+            policy="off",
+            jobs=(JobPlan(tasks=40, cap=1),),
+            workers=2,
+            permit_store="atomic-rows",
+            seed=seed,
+        )
+    )
+    assert report.bounces > 6 * 40
+    assert (report.completed, report.lost, report.dead_lettered) == (40, 0, 0)

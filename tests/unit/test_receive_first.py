@@ -1,0 +1,138 @@
+"""The policies that receive first: what each gate lets through, and what a bounce costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conveyor.engine.polling import Polling
+from conveyor.ports.permits import Permits
+from conveyor.ports.queues import DEAD_LETTER_QUEUE
+from conveyor.testing.clock import FakeClock
+from conveyor.testing.lease_rows import AtomicLeaseRows, LeaseRows
+from tests.unit.dispatch_world import World
+
+POLLERS = Polling(batch=1, wait=0.0, pause=0.05, pause_cap=0.05)
+BRIEF = {"bounce_visibility": 0.2, "bounce_visibility_cap": 0.2, "throttle_cooldown": 0.0}
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def slow_rows(_permits: Permits, clock: FakeClock) -> Permits:
+    """A ledger whose every call takes a while, so that pollers pass the gate together."""
+
+    async def pause() -> None:
+        await clock.sleep(0.005)
+
+    return AtomicLeaseRows(LeaseRows(clock, pause))
+
+
+def world(policy: str, **settings: object) -> World:
+    """Twenty pollers of one worker."""
+    return World(
+        slots=20,
+        duration=lambda _delivery: 0.5,
+        polling=POLLERS,
+        ledger=slow_rows,
+        permit_policy=policy,
+        **settings,
+    )
+
+
+async def bounces(policy: str) -> int:
+    """Bounces of forty messages under a limit of four."""
+    it = world(policy, **BRIEF)
+    async with it.running():
+        await it.submit("a", 40, limit=4)
+        await it.clock.advance(30)
+        assert len(it.tasks.done) == 40
+    assert it.tasks.peak["run-a"] == 4
+    assert it.received() == 40 + it.bounced()
+    return it.bounced()
+
+
+async def test_the_tighter_the_gate_the_fewer_bounces_and_every_one_keeps_the_limit() -> None:
+    assert await bounces("local-exact") == 0
+    assert 0 < await bounces("local") < await bounces("off")
+
+
+async def test_a_bounced_message_is_hidden_twice_as_long_each_time_up_to_the_cap() -> None:
+    it = World(
+        slots=1,
+        duration=lambda _delivery: 0.1,
+        polling=POLLERS,
+        permit_policy="off",
+        bounce_visibility=5.0,
+        bounce_visibility_cap=20.0,
+        throttle_cooldown=0.0,
+    )
+    assert await it.take("a", 1, limit=1)
+    received_at = []
+    async with it.running():
+        await it.submit("a", 1, limit=1)
+        for second in range(100):
+            before = it.received()
+            await it.clock.advance(1)
+            if it.received() > before:
+                received_at.append(second)
+    waits = [later - earlier for earlier, later in zip(received_at, received_at[1:], strict=False)]
+    assert waits[:4] == [5, 10, 20, 20]
+
+
+async def test_a_queue_rests_after_a_refused_permit() -> None:
+    it = World(
+        slots=20,
+        duration=lambda _delivery: 0.5,
+        polling=POLLERS,
+        permit_policy="off",
+        bounce_visibility=0.0,
+        bounce_visibility_cap=0.0,
+        throttle_cooldown=2.0,
+    )
+    assert await it.take("a", 1, limit=1)
+    async with it.running():
+        await it.submit("a", 1, limit=1)
+        await it.clock.advance(20.5)
+        assert 8 <= it.received() <= 14
+
+
+async def test_permits_of_long_calls_are_renewed_and_given_back() -> None:
+    it = World(slots=4, duration=lambda _delivery: 100.0, permit_policy="local-exact")
+    async with it.running():
+        await it.submit("a", 4, limit=4)
+        await it.clock.advance(99)
+        assert it.granted("a") == 4
+        await it.clock.advance(5)
+        assert len(it.tasks.done) == 4
+        assert it.granted("a") == 0
+
+
+async def test_a_stopped_worker_leaves_no_permit_behind() -> None:
+    it = World(slots=4, duration=lambda _delivery: 1_000.0, permit_policy="local")
+    async with it.running():
+        await it.submit("a", 4, limit=4)
+        await it.clock.advance(1)
+        assert it.granted("a") == 4
+    assert it.granted("a") == 0
+
+
+async def test_bouncing_makes_no_dead_letters() -> None:
+    it = World(
+        slots=10,
+        duration=lambda _delivery: 1.0,
+        polling=POLLERS,
+        permit_policy="off",
+        redrive=5,
+        max_receives=5,
+        **BRIEF,
+    )
+    async with it.running():
+        await it.submit("a", 30, limit=1)
+        await it.clock.advance(60)
+        assert sorted(set(it.tasks.done)) == [task for _, task in it.rows["a"]]
+    assert it.bounced() > 5 * 30
+    assert it.queues.depth(DEAD_LETTER_QUEUE) == 0
