@@ -14,7 +14,11 @@ from conveyor.testing.lease_rows import AtomicLeaseRows, LeaseRows
 from tests.unit.dispatch_world import World
 
 POLLERS = Polling(batch=1, wait=0.0, pause=0.05, pause_cap=0.05)
-BRIEF = {"bounce_visibility": 0.2, "bounce_visibility_cap": 0.2, "throttle_cooldown": 0.0}
+BRIEF: dict[str, Any] = {
+    "bounce_visibility": 0.2,
+    "bounce_visibility_cap": 0.2,
+    "throttle_cooldown": 0.0,
+}
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -31,7 +35,7 @@ def slow_rows(_permits: Permits, clock: FakeClock) -> Permits:
     return AtomicLeaseRows(LeaseRows(clock, pause))
 
 
-def world(policy: str, **settings: object) -> World:
+def world(policy: str, **settings: Any) -> World:
     """Twenty pollers of one worker."""
     return World(
         slots=20,
