@@ -21,6 +21,8 @@ REFUSAL_CAP_PER_WORKER = 0.8
 """The more workers ask at a full ledger, the less often each of them does."""
 WANT_FROM = 2 * FULL_BATCH
 """Limits below this are never handed over: it would cost more calls than it gains."""
+SMALL_LIMIT_PATIENCE = 2.5
+"""At such limits refusals are the rule for all workers but one: they ask so many times less."""
 
 
 class Share:
@@ -117,6 +119,8 @@ class Share:
         """The ledger is full: leave it alone for a while, growing with each refusal."""
         workers = self.holders + self.others_want + (0 if self.permits else 1)
         cap = max(REFUSAL_CAP, REFUSAL_CAP_PER_WORKER * workers)
+        if self.limit < WANT_FROM:
+            cap *= SMALL_LIMIT_PATIENCE
         pause = min(cap, REFUSAL_BASE * 2.0 ** min(self.misses, 20))
         self.misses += 1
         self.cool_until = now + pause * (0.5 + jitter)
