@@ -146,7 +146,7 @@ def _spread(cells: Sequence[Cell], processes: int) -> Iterator[tuple[int, Row]]:
 
 
 def _weight(cell: Cell) -> float:
-    return float(cell.tasks * cell.workers * (1 if cell.window is None else 0.5))
+    return float(cell.tasks * cell.workers * (1 if cell.policy in RESERVING else 10))
 
 
 def _progress(done: int, of: int) -> None:

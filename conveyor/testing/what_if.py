@@ -18,11 +18,11 @@ TIMEOUT = Settings().gateway_timeout
 PATIENCE = 300.0
 """Real seconds that the command may take; more is refused with what to change."""
 
-_TASK_COST = 1 / 1_500
+_TASK_COST = 1 / 3_500
 """Real seconds that one task costs, whatever the policy."""
-_WORKER_COST = 1 / 1_500
+_WORKER_COST = 1 / 2_500
 """Real seconds that one worker costs in a virtual second: timers, renewals, looks for runs."""
-_SLOT_COST = 1 / 2_500
+_SLOT_COST = 1 / 4_000
 """Real seconds that one free slot costs in a virtual second where messages come before permits."""
 _WINDOW_COST = 5.0
 """Real seconds to spend on a policy that receives first."""
