@@ -27,23 +27,36 @@ class Returns:
         worn: attempts are counted in the store, where bounces count for nothing.
         """
         self._telemetry.hidden()
-        queue, receipt = delivery.queue, delivery.receipt
+        if self._is_worn(delivery):
+            await self._replace(delivery, seconds)
+            return
         try:
-            if delivery.receive_count >= self._worn_from and queue != CONTROL_QUEUE:
-                await self._queues.send(queue, delivery.message, delay=seconds)
-                await self._queues.delete(queue, (receipt,))
-            else:
-                await self._queues.change_visibility(queue, (receipt,), visibility=seconds)
+            await self._queues.change_visibility(
+                delivery.queue, (delivery.receipt,), visibility=seconds
+            )
         except ConveyorError:
             _log.warning("a message was not hidden", exc_info=True)
 
     async def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Let others receive messages at once."""
+        """Let others receive messages at once; worn ones as fresh copies."""
         receipts: dict[str, list[str]] = {}
         for delivery in deliveries:
-            receipts.setdefault(delivery.queue, []).append(delivery.receipt)
+            if self._is_worn(delivery):
+                await self._replace(delivery, 0.0)
+            else:
+                receipts.setdefault(delivery.queue, []).append(delivery.receipt)
         for queue, batch in receipts.items():
             try:
                 await self._queues.change_visibility(queue, batch, visibility=0.0)
             except ConveyorError:
                 _log.warning("messages were not given back", exc_info=True)
+
+    def _is_worn(self, delivery: Delivery) -> bool:
+        return delivery.receive_count >= self._worn_from and delivery.queue != CONTROL_QUEUE
+
+    async def _replace(self, delivery: Delivery, delay: float) -> None:
+        try:
+            await self._queues.send(delivery.queue, delivery.message, delay=delay)
+            await self._queues.delete(delivery.queue, (delivery.receipt,))
+        except ConveyorError:
+            _log.warning("a worn message was not replaced", exc_info=True)

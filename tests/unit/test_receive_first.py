@@ -64,6 +64,23 @@ async def test_the_tighter_the_gate_the_fewer_bounces_and_every_one_keeps_the_li
     assert 0 < await bounces("local") < await bounces("off")
 
 
+async def asked_in_one_burst(policy: str) -> int:
+    """Messages received at once by twenty pollers under a limit of four, nothing being done yet."""
+    it = world(policy, bounce_visibility=60.0, bounce_visibility_cap=60.0, throttle_cooldown=0.0)
+    async with it.running():
+        await it.submit("a", 40, limit=4)
+        await it.clock.advance(0.4)
+        assert it.tasks.in_flight["run-a"] == 4
+        received = it.received()
+    return received
+
+
+async def test_pollers_pass_the_local_gate_together_and_the_exact_one_never() -> None:
+    """`local` checks first and counts later; `local-exact` counts what it asks for."""
+    assert await asked_in_one_burst("local-exact") == 4
+    assert await asked_in_one_burst("local") > 4
+
+
 async def test_a_bounced_message_is_hidden_twice_as_long_each_time_up_to_the_cap() -> None:
     it = World(
         slots=1,
