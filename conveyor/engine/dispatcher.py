@@ -241,6 +241,7 @@ class Dispatcher:
         lane = plan.lane
         began = self._clock.monotonic()
         received: list[Delivery] = []
+        missing = False
         with anyio.CancelScope() as scope:
             if plan.wait:
                 self._waiting_receives.add(scope)
@@ -253,13 +254,16 @@ class Dispatcher:
                 )
             except QueueMissing:
                 lane.not_before = began + ERROR_PAUSE
-                self.queue_missing(lane.run_id)
-                self._timer_wake.set()
-                return
+                missing = True
             finally:
                 self._waiting_receives.discard(scope)
                 self._planner.received(plan, min(len(received), plan.count))
         if scope.cancelled_caught:
+            return
+        if missing:
+            self.queue_missing(lane.run_id)
+            self._timer_wake.set()
+            await self._tidy(lane)
             return
         self._telemetry.received(len(received))
         now = self._clock.monotonic()

@@ -1,8 +1,6 @@
-"""What restarts, kills and bounces cost."""
+"""What restarts and kills cost."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
@@ -63,20 +61,3 @@ def test_a_killed_worker_costs_its_share_for_one_expiry_at_most(seed: int) -> No
 @pytest.mark.parametrize("seed", range(3, 33))
 def test_a_killed_worker_costs_its_share_for_one_expiry_at_most_often(seed: int) -> None:
     test_a_killed_worker_costs_its_share_for_one_expiry_at_most(seed)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_messages_that_only_bounce_become_no_dead_letters(seed: int) -> None:
-    world = replace(REALISTIC, name="worn", max_receives=6, bounce=1.0, bounce_cap=1.0, slots=20)
-    report = simulate(
-        Scenario(
-            world=world,
-            policy="off",
-            jobs=(JobPlan(tasks=40, cap=1),),
-            workers=2,
-            permit_store="atomic-rows",
-            seed=seed,
-        )
-    )
-    assert report.bounces > 6 * 40
-    assert (report.completed, report.lost, report.dead_lettered) == (40, 0, 0)

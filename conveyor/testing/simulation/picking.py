@@ -1,14 +1,54 @@
-"""The picking rules that a simulation can compare, by name."""
+"""The picking rules that a simulation can compare, by name: the one in use, and two to hold against
+it."""
 
 from __future__ import annotations
 
-from conveyor.engine.picking import LeastInFlight, Picking, Random, RoundRobin
+from collections.abc import Callable, Iterable
+
+from conveyor.engine.lanes import Lane
+from conveyor.engine.picking import Eligible, LeastInFlight, Picking
 from conveyor.ports.clock import Clock
 
 LEAST_IN_FLIGHT = "least in flight"
 ROUND_ROBIN = "round robin"
 RANDOM = "random"
 PICKINGS = (RANDOM, ROUND_ROBIN, LEAST_IN_FLIGHT)
+
+
+class RoundRobin:
+    """The lane that was picked longest ago, whatever it has in hand and whatever its weight."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+
+    def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
+        """One after the other."""
+        best: Lane | None = None
+        for lane in lanes:
+            if (best is None or lane.turn < best.turn) and eligible(lane):
+                best = lane
+        if best is not None:
+            self._turns += 1
+            best.turn = self._turns
+        return best
+
+
+class Random:
+    """Any of the lanes, each as likely as the other. `random` gives numbers in [0, 1)."""
+
+    def __init__(self, random: Callable[[], float]) -> None:
+        self._random = random
+
+    def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
+        """Draws until an eligible one comes."""
+        left = list(lanes)
+        while left:
+            place = int(self._random() * len(left))
+            lane, left[place] = left[place], left[-1]
+            left.pop()
+            if eligible(lane):
+                return lane
+        return None
 
 
 def picking(name: str, clock: Clock) -> Picking:
