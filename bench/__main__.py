@@ -21,11 +21,15 @@ from bench.servers import MissingProgram
 NAMES = (
     "drain",
     "submit",
+    "intake",
+    "ingest",
     "accounting",
     "results_page",
+    "reads",
     "boot",
     "fairness",
     "gateway_engine",
+    "delete",
 )
 
 

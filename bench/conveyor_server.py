@@ -48,8 +48,8 @@ class ConveyorServer:
             },
             stdout=subprocess.PIPE,
         )
-        self._address = self._read_address()
-        self._connection = http.client.HTTPConnection(self._address, timeout=120)
+        self.address = self._read_address()
+        self._connection = http.client.HTTPConnection(self.address, timeout=120)
         self._last_used = 0.0
         wait_until(self._is_ready, seconds=READY_SECONDS, pause=0.002)
         self.ready_seconds = time.perf_counter() - started

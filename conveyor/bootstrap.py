@@ -26,9 +26,14 @@ from conveyor.engine.receive_first import (
 )
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Telemetry
+from conveyor.engine.ticker import Ticker
 from conveyor.engine.worker import Worker
 from conveyor.gateway import open_gateway
+from conveyor.handlers.control import ControlHandler
 from conveyor.handlers.delete import DeleteHandler
+from conveyor.handlers.export import ExportHandler
+from conveyor.handlers.ingest import IngestHandler
+from conveyor.handlers.sweep import Sweeper, SweepOptions
 from conveyor.handlers.task import TaskHandler, TaskOptions
 from conveyor.handlers.templates import Templates
 from conveyor.handlers.verdict import Backoff
@@ -38,6 +43,7 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.permits import Permits
+from conveyor.ports.queues import DeleteMessage, ExportMessage, IngestMessage
 from conveyor.service.options import ServiceOptions
 from conveyor.service.service import Service
 from conveyor.settings import Settings
@@ -105,9 +111,9 @@ async def open_dev(
     worker = build_worker(
         binding.ports, engine, settings, clock, telemetry=telemetry, older_secrets=older
     )
-    _measure(telemetry, binding, worker)
-    readiness = Readiness()
     service = Service(binding.ports, _service_options(settings, origin, older), clock)
+    _measure(telemetry, binding, worker, service)
+    readiness = Readiness()
     app = create_app(
         service,
         registry=telemetry.registry(),
@@ -163,6 +169,13 @@ def build_worker(
         settings.visibility_timeout / RENEWALS,
         settings.permit_lease / RENEWALS,
     )
+    control = ControlHandler(
+        {
+            DeleteMessage: DeleteHandler(binding, clock, visibility=settings.visibility_timeout),
+            IngestMessage: IngestHandler(binding, clock),
+            ExportMessage: ExportHandler(binding, clock, max_bytes=settings.max_export_bytes),
+        }
+    )
     policy = build_policy(
         settings, binding.permits, clock, holder=name, heartbeat=heartbeat, batch=polling.batch
     )
@@ -172,7 +185,7 @@ def build_worker(
         policy,
         clock,
         task_handler=tasks,
-        control_handler=DeleteHandler(binding, visibility=settings.visibility_timeout),
+        control_handler=control,
         telemetry=telemetry,
         slots=settings.workers,
         visibility=settings.visibility_timeout,
@@ -191,7 +204,17 @@ def build_worker(
         resync=settings.resync_interval,
         evict_after=settings.evict_after,
     )
-    return Worker(dispatcher, discovery, clock, heartbeat=heartbeat)
+    sweeper = Sweeper(
+        binding,
+        clock,
+        options=SweepOptions(
+            interval=settings.sweep_interval,
+            quiet_after=settings.quiet_after,
+            row_retention_days=settings.row_retention_days,
+        ),
+    )
+    sweeping = Ticker(sweeper.sweep, clock, interval=settings.sweep_interval, what="the sweep")
+    return Worker(dispatcher, discovery, clock, heartbeat=heartbeat, tickers=(sweeping,))
 
 
 def build_policy(
@@ -233,10 +256,14 @@ def build_policy(
     )
 
 
-def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker) -> None:
-    store = binding.store
+def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service: Service) -> None:
+    store, results = binding.store, service.results
     telemetry.total("store_rows_read", "Task rows read for pages", lambda: store.rows_read)
-    telemetry.total("store_rows_returned", "Task rows returned", lambda: store.rows_returned)
+    telemetry.total(
+        "store_rows_returned",
+        "Task rows returned",
+        lambda: store.rows_returned - results.rows_discarded,
+    )
     telemetry.gauge("wal_bytes", "Size of the database's write-ahead log", store.wal_size)
     telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lambda: worker.loop_lag)
 
@@ -255,5 +282,14 @@ def _service_options(
         idempotency_ttl=settings.idempotency_ttl,
         result_url_ttl=settings.result_url_ttl,
         partial_rerun_window_days=settings.partial_rerun_window_days,
+        task_shard_count=settings.task_shard_count,
+        shard_scheme=settings.shard_scheme,
+        max_input_rows=settings.max_input_rows,
+        max_input_bytes=settings.max_input_bytes,
+        max_validation_seconds=settings.max_validation_seconds,
+        input_upload_ttl=settings.input_upload_ttl,
+        input_ttl=settings.input_ttl,
+        export_ttl=settings.export_ttl,
+        max_export_bytes=settings.max_export_bytes,
         older_secrets=older_secrets,
     )

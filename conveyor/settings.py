@@ -64,6 +64,18 @@ class Settings:
     idempotency_ttl: float = 86_400.0
     result_url_ttl: float = 7_200.0
     partial_rerun_window_days: int = 10
+    task_shard_count: int = 8
+    shard_scheme: str = "stripe"
+    max_input_rows: int = 100_000
+    max_input_bytes: int = 52_428_800
+    max_validation_seconds: float = 20.0
+    input_upload_ttl: float = 1_800.0
+    input_ttl: float = 86_400.0
+    export_ttl: float = 43_200.0
+    max_export_bytes: int = 107_374_182_400
+    sweep_interval: float = 60.0
+    quiet_after: float = 300.0
+    row_retention_days: int = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +201,32 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("result_url_ttl", "seconds that a signed result link works", _at_least(1)),
     Setting(
         "partial_rerun_window_days", "days within which a run can be partially rerun", _at_least(1)
+    ),
+    Setting(
+        "task_shard_count",
+        "partitions of the rows of large, open and heavy jobs; 1 keeps every job in one",
+        _between(1, 64),
+    ),
+    Setting("shard_scheme", "how rows go into partitions", _one_of("stripe", "fnv32a")),
+    Setting("max_input_rows", "most tasks in an uploaded file", _at_least(1)),
+    Setting("max_input_bytes", "most bytes of an uploaded file, also unpacked", _at_least(1)),
+    Setting(
+        "max_validation_seconds",
+        "a list of tasks that would take longer to check is refused",
+        _at_least(1),
+    ),
+    Setting("input_upload_ttl", "seconds that an upload link works", _at_least(1)),
+    Setting("input_ttl", "seconds that a slot for a file lives", _at_least(1)),
+    Setting("export_ttl", "seconds that an export is kept", _at_least(1)),
+    Setting("max_export_bytes", "most bytes of result bodies in an export", _at_least(1)),
+    Setting("sweep_interval", "seconds between looks for what was left behind", _at_least(0.1)),
+    Setting(
+        "quiet_after", "seconds without progress after which a run is looked after", _at_least(1)
+    ),
+    Setting(
+        "row_retention_days",
+        "days that an ended run is kept beyond its last result; 0 keeps it",
+        _at_least(0),
     ),
 )
 

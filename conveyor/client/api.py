@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
@@ -13,6 +13,8 @@ import msgspec
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import printable
 from conveyor.client.wire import (
+    ExportReply,
+    InputReply,
     JobReply,
     JobsPage,
     RawResultsPage,
@@ -21,6 +23,7 @@ from conveyor.client.wire import (
     ResultRow,
     RunReply,
     SubmitReply,
+    UploadReply,
 )
 
 ATTEMPTS = 4
@@ -112,6 +115,41 @@ class Api:
         replayed = response.headers.get("Idempotency-Replayed") == "true"
         return self._decode(response, SubmitReply), replayed
 
+    async def create_input(self, slot: Mapping[str, Any]) -> InputReply:
+        """A slot for a file of tasks; one that is never filled goes away by itself."""
+        return self._decode(await self._send("POST", "/job_inputs", body=slot), InputReply)
+
+    async def upload(
+        self, upload: UploadReply, size: int, content: Callable[[], AsyncIterator[bytes]]
+    ) -> None:
+        """Send a file of `size` bytes to its slot; `content` gives it from its start, each time.
+
+        The key is not sent.
+        """
+
+        def build() -> httpx.Request:
+            return self._fetcher().build_request(
+                upload.method,
+                upload.url,
+                content=content(),
+                headers={**upload.headers, "Content-Length": str(size)},
+            )
+
+        try:
+            await self._exchange(build, self._fetcher(), _upload_refusal)
+        except httpx.InvalidURL:
+            raise ClientError("the upload link is not a URL") from None
+
+    async def start_export(self, job_id: str, run_id: str, *, form: str) -> ExportReply:
+        """Have an export of a run made, in the form zip, jsonl, csv or parquet."""
+        path = f"{_run_path(job_id, run_id)}/exports"
+        return self._decode(await self._send("POST", path, query={"format": form}), ExportReply)
+
+    async def export(self, job_id: str, run_id: str, export_id: str) -> ExportReply:
+        """An export as it is now."""
+        path = f"{_run_path(job_id, run_id)}/exports/{_quoted(export_id)}"
+        return self._decode(await self._send("GET", path), ExportReply)
+
     async def add_tasks(
         self, job_id: str, body: Mapping[str, Any], *, idempotency_key: str
     ) -> None:
@@ -130,8 +168,7 @@ class Api:
 
     async def run(self, job_id: str, run_id: str) -> RunReply:
         """A run with its counters."""
-        path = f"/jobs/{_quoted(job_id)}/runs/{_quoted(run_id)}"
-        return self._decode(await self._send("GET", path), RunReply)
+        return self._decode(await self._send("GET", _run_path(job_id, run_id)), RunReply)
 
     async def change_run(self, job_id: str, verb: str) -> RunReply:
         """Stop, pause or resume the latest run."""
@@ -153,11 +190,12 @@ class Api:
         self, job_id: str, *, run_id: str | None = None, status: str | None = None
     ) -> AsyncIterator[tuple[ResultRow, bytes]]:
         """Every row of a run (the latest by default) in submission order, and its JSON."""
-        path = f"/jobs/{_quoted(job_id)}"
-        path += f"/runs/{_quoted(run_id)}/results" if run_id else "/results"
+        path = _run_path(job_id, run_id) if run_id else f"/jobs/{_quoted(job_id)}"
         query = {"status": status, "limit": "1000", "cursor": None}
         while True:
-            page = self._decode(await self._send("GET", path, query=query), RawResultsPage)
+            page = self._decode(
+                await self._send("GET", f"{path}/results", query=query), RawResultsPage
+            )
             for raw in page.results:
                 yield self._parse(bytes(raw), ResultRow), bytes(raw)
             if not page.next_cursor:
@@ -205,29 +243,38 @@ class Api:
             content = msgspec.json.encode(body)
         if idempotency_key is not None:
             headers["Idempotency-Key"] = idempotency_key
+        params = {name: value for name, value in (query or {}).items() if value is not None}
         request = self._keyed.build_request(
-            method,
-            self.address + path,
-            params={name: value for name, value in (query or {}).items() if value is not None},
-            content=content,
-            headers=headers,
+            method, self.address + path, params=params, content=content, headers=headers
         )
-        # Every operation may be repeated: those that create something carry an idempotency key.
+        return await self._exchange(lambda: request, self._keyed, self._refusal)
+
+    async def _exchange(
+        self,
+        build: Callable[[], httpx.Request],
+        through: httpx.AsyncClient,
+        refused: Callable[[httpx.Response], ClientError],
+    ) -> httpx.Response:
+        """Send what `build` gives, again where that may help, and its good answer."""
+        # Every operation may be repeated: those that create something carry an idempotency key, and
+        # a slot or an export too many goes away by itself.
         for attempt in range(1, ATTEMPTS + 1):
-            response = await self._once(request, last=attempt == ATTEMPTS)
+            response = await self._once(build(), through, last=attempt == ATTEMPTS)
             if response is not None and response.is_success:
                 return response
             if response is not None:
-                refusal = self._refusal(response)
+                refusal = refused(response)
                 if not _transient(refusal) or attempt == ATTEMPTS:
                     raise refusal
             await self.pace.sleep(_wait(response, attempt))
         raise AssertionError("the last attempt returns or raises")
 
-    async def _once(self, request: httpx.Request, *, last: bool) -> httpx.Response | None:
+    async def _once(
+        self, request: httpx.Request, through: httpx.AsyncClient, *, last: bool
+    ) -> httpx.Response | None:
         """One exchange; None where it broke on the way and may be tried again."""
         try:
-            return await self._keyed.send(request)
+            return await through.send(request, follow_redirects=False)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise ServerUnreachable(
                 f"cannot reach {printable(self.address)}: is conveyor-dev running?"
@@ -242,23 +289,14 @@ class Api:
             return None
 
     def _refusal(self, response: httpx.Response) -> ClientError:
-        status = response.status_code
-        try:
-            problem = msgspec.json.decode(response.content, type=RefusalReply)
-        except (msgspec.DecodeError, RecursionError):
+        problem = _problem(response)
+        if problem is None:
             # Whatever stands before a server may be in trouble, and say so in its own way.
-            if status != 429 and status < 500:
+            if response.status_code != 429 and response.status_code < 500:
                 return self._stranger()
             title = f"{printable(self.address)} answered without a reason"
             problem = RefusalReply(title=title, code="internal")
-        sentence = printable(problem.detail or problem.title or problem.code)
-        code = "" if sentence.endswith(")") else f" ({status} {printable(problem.code)})"
-        return ServerRefused(
-            sentence + code,
-            code=problem.code,
-            status=status,
-            invalid_tasks=tuple(problem.invalid_tasks or ()),
-        )
+        return _refused(response.status_code, problem)
 
     def _stranger(self) -> ClientError:
         return ClientError(f"{printable(self.address)} is not a Conveyor server")
@@ -271,6 +309,31 @@ class Api:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.DecodeError, RecursionError):
             raise self._stranger() from None
+
+
+def _problem(response: httpx.Response) -> RefusalReply | None:
+    try:
+        return msgspec.json.decode(response.content, type=RefusalReply)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _refused(status: int, problem: RefusalReply) -> ServerRefused:
+    sentence = printable(problem.detail or problem.title or problem.code)
+    code = "" if sentence.endswith(")") else f" ({status} {printable(problem.code)})"
+    return ServerRefused(
+        sentence + code,
+        code=problem.code,
+        status=status,
+        invalid_tasks=tuple(problem.invalid_tasks or ()),
+    )
+
+
+def _upload_refusal(response: httpx.Response) -> ClientError:
+    """A store that is no Conveyor server may take the file, and refuses it in its own way."""
+    status = response.status_code
+    title = f"the upload link answered {status}"
+    return _refused(status, _problem(response) or RefusalReply(title=title, code="internal"))
 
 
 def _transient(refusal: ClientError) -> bool:
@@ -289,6 +352,10 @@ def _wait(response: httpx.Response | None, attempt: int) -> float:
     backoff = 0.25 * 2.0 ** (attempt - 1)
     told = str(response.headers.get("Retry-After", "")) if response is not None else ""
     return min(max(backoff, float(told)), MAX_WAIT) if told.isdecimal() else backoff
+
+
+def _run_path(job_id: str, run_id: str) -> str:
+    return f"/jobs/{_quoted(job_id)}/runs/{_quoted(run_id)}"
 
 
 def _quoted(text: str) -> str:

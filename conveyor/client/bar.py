@@ -85,24 +85,33 @@ class BarView:
 def line(run: RunReply, rate: float, *, state: str, width: int, glyphs: Glyphs) -> Text:
     """The line for `width` columns: what counts less is left out where there is no room."""
     stats = run.stats
-    shown = Part(state, "bold")
     counts = Part(f"{stats.completed:,}/{stats.total:,}")
     good = Part(f"{stats.successful:,} ok", "green")
     bad = Part(f"{stats.failed:,} failed", "red" if stats.failed else "")
     speed = [Part(f"{rate:,.1f}/s")] if run.live else []
     left = [Part(f"{time_left(run, rate)} left", "cyan")] if run.live else []
-    for parts in ([counts, good, bad, *speed, *left], [counts, good, bad, *left], [counts, bad]):
+    choices = [[counts, good, bad, *speed, *left], [counts, good, bad, *left], [counts, bad]]
+    share = stats.completed / stats.total if stats.total else 0.0
+    return fitted(state, share, choices, width=width, glyphs=glyphs)
+
+
+def fitted(
+    state: str, share: float, choices: list[list[Part]], *, width: int, glyphs: Glyphs
+) -> Text:
+    """A state, a bar of which `share` (0 to 1) is done, and the first choice of words that leaves
+    room for it; the last choice without a bar where none does."""
+    shown = Part(state, "bold")
+    for parts in choices:
         room = width - sum(cell_len(part.text) + 1 for part in [shown, *parts])
         if room >= LEAST_BAR:
-            return _joined([[shown], _bar(run, room, glyphs), *([part] for part in parts)])
-    text = _joined([[shown], [counts], [bad]])
+            return _joined([[shown], _bar(share, room, glyphs), *([part] for part in parts)])
+    text = _joined([[shown], *([part] for part in choices[-1])])
     text.truncate(width, overflow="crop")
     return text
 
 
-def _bar(run: RunReply, width: int, glyphs: Glyphs) -> list[Part]:
-    total = run.stats.total
-    done = width * run.stats.completed // total if total else 0
+def _bar(share: float, width: int, glyphs: Glyphs) -> list[Part]:
+    done = int(width * share)
     return [Part(glyphs.done * done, "green"), Part(glyphs.open * (width - done), "dim")]
 
 

@@ -12,13 +12,16 @@ import msgspec
 from conveyor.client.api import Api, Pace, connect
 from conveyor.client.download import download, prepare
 from conveyor.client.errors import ClientError, ServerRefused
+from conveyor.client.file_input import OpenInput
 from conveyor.client.hints import command
 from conveyor.client.inputs import SourcedTask
 from conveyor.client.output import clean, clean_json, count, mask_credentials, printable, shorten
 from conveyor.client.progress import describe, view_for
 from conveyor.client.submit import JobOptions, submit
+from conveyor.client.transfer import meter_for
+from conveyor.client.upload import submit_file
 from conveyor.client.watch import failure_line, follow, latest_run, summary
-from conveyor.client.wire import JobReply, ResultRow, RunReply
+from conveyor.client.wire import JobReply, ResultRow, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
 
 SUCCEEDED = 0
@@ -33,13 +36,15 @@ JOBS_HEADER = f"{'job':<26}  {'created, UTC':<19}  {'state':<10}  tasks, name"
 class Target(msgspec.Struct, frozen=True):
     """The server to talk to, the key to show it, and the clock to wait by.
 
-    `named` is the server as the command line gave it, None where it gave none.
+    `named` is the server as the command line gave it, None where it gave none. One that does not
+    last is not there for another command.
     """
 
     server: str
     api_key: str
     pace: Pace
     named: str | None = None
+    lasts: bool = True
 
     def __repr__(self) -> str:
         return f"Target({printable(self.server)})"
@@ -76,36 +81,57 @@ class Terminal:
 async def submit_tasks(
     target: Target,
     terminal: Terminal,
-    tasks: Sequence[SourcedTask],
+    tasks: Sequence[SourcedTask] | OpenInput,
     options: JobOptions,
     *,
     idempotency_key: str | None = None,
     watch: bool = False,
     out: Path | None = None,
 ) -> int:
-    """Create a job; with `watch` or `out` follow it to its end, with `out` bring its results."""
+    """Create a job over tasks, or over those of a file; with `watch` or `out` follow it to its end,
+    with `out` bring its results."""
     _prepare(out)
-    terminal.farewell = "interrupted before the job was whole"
     async with connect(target.server, target.api_key, target.pace) as api:
-
-        def sent(number: int) -> None:
-            if number < len(tasks):
-                terminal.warn(f"{number:,} of {len(tasks):,} tasks sent")
-
-        reply = await submit(api, tasks, options, idempotency_key=idempotency_key, on_sent=sent)
-        terminal.say(f"job {clean(reply.job_id)}: {count(reply.accepted_tasks, 'task')} accepted")
+        reply = await make_job(api, terminal, tasks, options, idempotency_key=idempotency_key)
         if not watch and out is None:
             return SUCCEEDED
-        return await _follow(api, target, terminal, reply.latest_run, _watching(reply.job_id, out))
+        return await follow_to_end(
+            api, target, terminal, reply.latest_run, _watching(reply.job_id, out)
+        )
+
+
+async def make_job(
+    api: Api,
+    terminal: Terminal,
+    tasks: Sequence[SourcedTask] | OpenInput,
+    options: JobOptions,
+    *,
+    idempotency_key: str | None = None,
+) -> SubmitReply:
+    """Create a job and say so."""
+    terminal.farewell = "interrupted before the job was whole"
+    if isinstance(tasks, OpenInput):
+        with meter_for(sys.stderr, api.pace) as meter:
+            reply = await submit_file(api, tasks, options, meter, idempotency_key=idempotency_key)
+    else:
+        whole = len(tasks)
+
+        def sent(number: int) -> None:
+            if number < whole:
+                terminal.warn(f"{number:,} of {whole:,} tasks sent")
+
+        reply = await submit(api, tasks, options, idempotency_key=idempotency_key, on_sent=sent)
+    terminal.say(f"job {clean(reply.job_id)}: {count(reply.accepted_tasks, 'task')} accepted")
+    return reply
 
 
 async def watch_job(target: Target, terminal: Terminal, job_id: str, out: Path | None) -> int:
     """Follow the latest run of a job to its end."""
     _prepare(out)
     async with connect(target.server, target.api_key, target.pace) as api:
-        with _about(job_id):
+        with about(job_id):
             run = await latest_run(api, job_id)
-        return await _follow(api, target, terminal, run, _watching(job_id, out))
+        return await follow_to_end(api, target, terminal, run, _watching(job_id, out))
 
 
 async def rerun_job(
@@ -121,14 +147,14 @@ async def rerun_job(
     _prepare(out)
     async with connect(target.server, target.api_key, target.pace) as api:
         key = target.pace.token(16).hex()
-        with _about(job_id):
+        with about(job_id):
             reply = await api.rerun(job_id, status=status, idempotency_key=key)
         kept = f", {reply.inherited_tasks:,} kept" if reply.inherited_tasks else ""
         again = count(reply.retried_tasks, "task")
         terminal.say(f"job {clean(reply.job_id)}: {again} to run again{kept}")
         if not watch and out is None:
             return SUCCEEDED
-        return await _follow(api, target, terminal, reply.latest_run, _watching(job_id, out))
+        return await follow_to_end(api, target, terminal, reply.latest_run, _watching(job_id, out))
 
 
 def _prepare(out: Path | None) -> None:
@@ -138,7 +164,7 @@ def _prepare(out: Path | None) -> None:
 
 
 @contextmanager
-def _about(job_id: str) -> Iterator[None]:
+def about(job_id: str) -> Iterator[None]:
     """Have refusals name the job."""
     shown = printable(job_id) or "''"
     if not job_id.strip("."):
@@ -156,9 +182,11 @@ def _watching(job_id: str, out: Path | None) -> Following:
     return Following(words=("watch", job_id), out=out)
 
 
-async def _follow(
+async def follow_to_end(
     api: Api, target: Target, terminal: Terminal, run: RunReply, end: Following
 ) -> int:
+    """Watch a run until it is over, say how it ended and do what is to be done then; the exit
+    code."""
     back = target.command(*end.words, out=end.out)
     terminal.farewell = f"interrupted; the job goes on. Come back with: {back}"
     started = api.pace.monotonic()
@@ -186,7 +214,9 @@ async def _warn_of_failures(api: Api, target: Target, terminal: Terminal, run: R
             break
         terminal.warn(failure_line(row))
         shown += 1
-    if run.stats.failed > shown:
+    if run.stats.failed > shown and not target.lasts:
+        terminal.warn(f"and {run.stats.failed - shown:,} more")
+    elif run.stats.failed > shown:
         listing = target.command("results", run.job_id, "--status", "failed")
         terminal.warn(f"all of them: {listing}")
 
@@ -212,7 +242,7 @@ async def show_results(
     """List the rows of the latest run as they are now."""
     all_succeeded = True
     async with connect(target.server, target.api_key, target.pace) as api:
-        with _about(job_id):
+        with about(job_id):
             async for row, raw in api.results(job_id, status=status):
                 all_succeeded = all_succeeded and row.succeeded
                 print(_json_line(raw) if jsonl else _row_line(row))
@@ -227,10 +257,10 @@ async def fetch_results(
     only = () if status is None else ("--status", status)
     end = Following(words=("results", job_id, *only), out=out, status=status)
     async with connect(target.server, target.api_key, target.pace) as api:
-        with _about(job_id):
+        with about(job_id):
             run = await latest_run(api, job_id)
         if run.live:
-            return await _follow(api, target, terminal, run, end)
+            return await follow_to_end(api, target, terminal, run, end)
         return await _bring(api, target, terminal, run, end)
 
 
@@ -287,7 +317,7 @@ async def change_runs(target: Target, terminal: Terminal, job_ids: Sequence[str]
     """Stop, pause or resume the latest run of each job, in order, until one refuses."""
     async with connect(target.server, target.api_key, target.pace) as api:
         for job_id in job_ids:
-            with _about(job_id):
+            with about(job_id):
                 run = await api.change_run(job_id, verb)
             done = f"{run.stats.completed:,}/{run.stats.total:,} done"
             terminal.say(f"job {printable(job_id)}: {describe(run)}, {done}")
@@ -298,7 +328,7 @@ async def remove_jobs(target: Target, terminal: Terminal, job_ids: Sequence[str]
     """Delete jobs with everything they hold."""
     async with connect(target.server, target.api_key, target.pace) as api:
         for job_id in job_ids:
-            with _about(job_id):
+            with about(job_id):
                 await api.delete_job(job_id)
             terminal.say(f"job {printable(job_id)}: deleted")
     return SUCCEEDED

@@ -61,6 +61,18 @@ def duration(seconds: float) -> str:
     return f"{whole // 3_600} h {whole % 3_600 // 60} min"
 
 
+def size(number: int) -> str:
+    """Bytes as a person reads them, by thousands: 12 B, 4.0 kB, 1.5 GB."""
+    if number < 1_000:
+        return f"{number} B"
+    value = float(number)
+    for unit in ("kB", "MB", "GB"):
+        value /= 1_000
+        if value < 999.95:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1_000:,.1f} TB"
+
+
 def count(number: int, noun: str) -> str:
     """A number with its noun: 1 file, 2,000 files."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

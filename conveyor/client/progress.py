@@ -60,6 +60,8 @@ def describe(run: RunReply) -> str:
     """The state of a run in a word or two."""
     if run.paused:
         return "paused"
+    if run.ingesting:
+        return "ingesting"
     if run.idle:
         return "waiting for tasks"
     return printable(run.status)

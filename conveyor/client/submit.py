@@ -48,7 +48,7 @@ async def submit(
     key = idempotency_key or api.pace.token(16).hex()
     batches = list(_batches(tasks))
     if len(batches) == 1 and len(tasks) <= ONE_REQUEST_TASKS:
-        body = {**_fields(options), "tasks": batches[0]}
+        body = {**job_fields(options), "tasks": batches[0]}
         try:
             reply, _replayed = await api.submit(body, idempotency_key=key)
         except ServerRefused as refusal:
@@ -67,7 +67,7 @@ async def _submit_open(
     key: str,
     on_sent: Callable[[int], None],
 ) -> SubmitReply:
-    opening = {**_fields(options), "status": "open", "tasks": []}
+    opening = {**job_fields(options), "status": "open", "tasks": []}
     reply, replayed = await api.submit(opening, idempotency_key=key)
     try:
         if not replayed:
@@ -108,7 +108,8 @@ async def _discard(api: Api, job_id: str) -> None:
         return
 
 
-def _fields(options: JobOptions) -> dict[str, Any]:
+def job_fields(options: JobOptions) -> dict[str, Any]:
+    """The options as fields of a submit."""
     fields: dict[str, Any] = msgspec.to_builtins(options)
     return fields
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from conveyor.domain.model import RunStatus
+from conveyor.domain.model import IngestStatus, RunStatus
 
 LIVE = frozenset({RunStatus.RUNNING.value, RunStatus.PENDING.value})
 
@@ -30,8 +30,14 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     stats: StatsReply = StatsReply()
     pause_state: str | None = None
+    ingest_status: str | None = None
     failure_reason: str | None = None
     failure_detail: str | None = None
+
+    @property
+    def ingesting(self) -> bool:
+        """Whether some of the run's tasks are still being written."""
+        return self.live and self.ingest_status == IngestStatus.PENDING.value
 
     @property
     def live(self) -> bool:
@@ -94,12 +100,42 @@ class RerunReply(msgspec.Struct, frozen=True, kw_only=True):
     inherited_tasks: int
 
 
+class UploadReply(msgspec.Struct, frozen=True):
+    """Where a file goes: a signed address that takes it once it carries the headers."""
+
+    url: str
+    method: str = "PUT"
+    headers: dict[str, str] = {}
+
+
+class InputReply(msgspec.Struct, frozen=True):
+    """A slot for a file of tasks."""
+
+    file_input_id: str
+    upload: UploadReply
+
+
+class ExportReply(msgspec.Struct, frozen=True, kw_only=True):
+    """An export. `download_url` is signed, fresh with each answer, and there once completed."""
+
+    export_id: str
+    status: str
+    error: str | None = None
+    download_url: str | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether it is still being made."""
+        return self.status in ("pending", "running")
+
+
 class InvalidTaskReply(msgspec.Struct, frozen=True):
-    """One refused task: its index in the list sent, and why."""
+    """One refused task: its index in the list sent, why, and the line of the file where it is."""
 
     index: int
     reason: str
     value: str | None = None
+    line: int | None = None
 
 
 class ProblemReply(msgspec.Struct, frozen=True):

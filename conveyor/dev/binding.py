@@ -7,6 +7,7 @@ from pathlib import Path
 
 from conveyor.dev.directory import DataDirectory
 from conveyor.dev.files import FileBlobs
+from conveyor.dev.leftovers import remove_unnamed, runs_to_scrub
 from conveyor.dev.permits import MemoryPermits
 from conveyor.dev.queues import MemoryQueues
 from conveyor.dev.signals import LocalSignals
@@ -14,7 +15,10 @@ from conveyor.dev.sqlite import SqliteStore, open_store
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage
+from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, ExportMessage, IngestMessage
+
+FOREVER = 1 << 62
+"""An instant after all others, also where the clock was set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,10 @@ async def open_binding(
         runs=store.runs,
         idempotency=store.idempotency,
         tasks=store.tasks,
+        ingestion=store.ingestion,
+        inputs=store.inputs,
+        exports=store.exports,
+        sweeping=store.sweeping,
         queues=queues,
         blobs=blobs,
         permits=MemoryPermits(clock),
@@ -73,18 +81,12 @@ async def open_binding(
         aclose=close,
     )
     await store.void_claims(clock.now())
-    for job_id, run_id in await _to_scrub(store, blobs):
+    for job_id, run_id in await store.ingestion.stuck_ingests(before=FOREVER):
+        await queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))
+    await remove_unnamed(store, blobs)
+    for job_id, run_id in await runs_to_scrub(store, blobs):
         await queues.send(CONTROL_QUEUE, DeleteMessage(job_id, run_id))
+    for export in await store.exports.unfinished_exports(before=FOREVER):
+        message = ExportMessage(export.job_id, export.run_id, export.export_id)
+        await queues.send(CONTROL_QUEUE, message)
     return DevBinding(binding, directory, store, queues)
-
-
-async def _to_scrub(store: SqliteStore, blobs: FileBlobs) -> list[tuple[str, str]]:
-    """Runs whose deletion an earlier process left unfinished: tombstones, and bodies of no run.
-
-    A process that is killed between a body and its settlement leaves a file that no row names;
-    where the run was deleted meanwhile, nothing else would ever find it.
-    """
-    deleted = await store.runs.deleted_runs()
-    known = await store.known_runs()
-    orphans = [run for run in await blobs.result_runs() if run[1] not in known]
-    return deleted + orphans

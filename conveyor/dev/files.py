@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import aiofiles
@@ -26,6 +27,11 @@ _TEMPORARIES = "tmp"
 _NAME = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]+"
 _KEY = re.compile(rf"(?!{_TEMPORARIES}(?:/|\Z)){_NAME}(?:/{_NAME})*")
 _REMOVALS_AT_A_TIME = 256
+
+# <job>/<run> at the end of each, as `conveyor.ports.blobs` lays them out.
+_STAGED = "staged/*/*"
+_OF_RUNS = ("results/*/*/*", "exports/*/*", _STAGED)
+_INPUTS = "inputs"
 
 
 class FileBlobs:
@@ -74,24 +80,40 @@ class FileBlobs:
         with _DISK:
             await to_thread.run_sync(_unlink, self._path(key))
 
-    async def delete_prefix(self, prefix: str) -> int:
-        """Remove every body below a prefix, and its directories; how many bodies went.
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        """Remove the bodies below a prefix, and directories left empty; how many bodies went.
 
         Done in portions off the event loop, so that a large prefix holds up nobody.
         """
         if not prefix.endswith("/"):
             raise ValueError("a prefix ends in a slash")
         removals = _removals(self._path(prefix[:-1]), self._root)
+        most = sys.maxsize if limit is None else limit
         removed = 0
         with _DISK:
-            while portion := await to_thread.run_sync(_remove_some, removals):
+            while removed < most:
+                size = min(_REMOVALS_AT_A_TIME, most - removed)
+                portion = await to_thread.run_sync(_remove_some, removals, size)
+                if not portion:
+                    break
                 removed += sum(portion)
         return removed
 
-    async def result_runs(self) -> list[tuple[str, str]]:
-        """(job_id, run_id) of every run that has a directory of results."""
+    async def runs(self) -> set[tuple[str, str]]:
+        """(job_id, run_id) of every run that has a directory of results, exports or staged
+        tasks."""
         with _DISK:
-            return await to_thread.run_sync(_result_runs, self._root)
+            return await to_thread.run_sync(_runs, self._root, _OF_RUNS)
+
+    async def staged_runs(self) -> set[tuple[str, str]]:
+        """(job_id, run_id) of every run that has a directory of staged tasks."""
+        with _DISK:
+            return await to_thread.run_sync(_runs, self._root, (_STAGED,))
+
+    async def input_ids(self) -> list[str]:
+        """The ids of all files of tasks that were uploaded."""
+        with _DISK:
+            return await to_thread.run_sync(_names, f"{self._root}/{_INPUTS}")
 
     async def _put_large(self, target: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
         temporary = self._temporary()
@@ -114,10 +136,16 @@ class FileBlobs:
         return f"{self._root}/{key}"
 
 
-def _result_runs(root: str) -> list[tuple[str, str]]:
-    # results/<lifecycle class>/<job>/<run>, as `conveyor.ports.blobs` lays them out.
-    found = Path(root).glob("results/*/*/*")
-    return [(path.parent.name, path.name) for path in found if path.is_dir()]
+def _runs(root: str, patterns: Iterable[str]) -> set[tuple[str, str]]:
+    found = (path for pattern in patterns for path in Path(root).glob(pattern))
+    return {(path.parent.name, path.name) for path in found if path.is_dir()}
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
 
 
 class _Disk:
@@ -247,5 +275,5 @@ def _remove_empty(directory: str) -> bool:
     return True
 
 
-def _remove_some(removals: Iterator[bool]) -> list[bool]:
-    return list(itertools.islice(removals, _REMOVALS_AT_A_TIME))
+def _remove_some(removals: Iterator[bool], most: int) -> list[bool]:
+    return list(itertools.islice(removals, most))

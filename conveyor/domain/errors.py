@@ -36,6 +36,9 @@ class ErrorCode(StrEnum):
     TASK_NOT_READY = "task_not_ready"
     PARTIAL_RERUN_WINDOW_EXPIRED = "partial_rerun_window_expired"
     RESULT_EXPIRED = "result_expired"
+    FILE_INPUT_NOT_FOUND = "file_input_not_found"
+    FILE_INPUT_NOT_UPLOADED = "file_input_not_uploaded"
+    FILE_INPUT_UNSUPPORTED_FOR_JOB_TYPE = "file_input_unsupported_for_job_type"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
@@ -65,11 +68,15 @@ class InvalidTaskReason(StrEnum):
 
 
 class InvalidTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One refused task: its index in the list sent, why, and the offending value, shortened."""
+    """One refused task: its index in the list sent, why, and the offending value, shortened.
+
+    `line` is the line of a file, from 1, on which its record begins.
+    """
 
     index: int
     reason: InvalidTaskReason
     value: str | None = None
+    line: int | None = None
 
 
 class ConveyorError(Exception):

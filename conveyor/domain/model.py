@@ -62,11 +62,12 @@ class TaskFailure(StrEnum):
 
 
 class RunFailure(StrEnum):
-    """The account-level cause that ends a whole run."""
+    """What ends a whole run: an account-level cause, or a list of tasks that cannot be written."""
 
     INSUFFICIENT_CREDITS = "insufficient_credits"
     SUBSCRIPTION_INACTIVE = "subscription_inactive"
     API_KEY_CAP_REACHED = "api_key_cap_reached"
+    INGEST_FAILED = "ingest_failed"
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -137,6 +138,28 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
 
 
+class IngestStatus(StrEnum):
+    """Whether the rows of a large run are still being written: pending → done."""
+
+    PENDING = "pending"
+    DONE = "done"
+
+
+class Ingest(msgspec.Struct, frozen=True, kw_only=True):
+    """How the rows of a large run come into being, and how far that is.
+
+    The run will have indexes below `end`; rows below `next_index` have been written. A submit's
+    rows are staged in chunks, whose first indexes `chunks` names; a rerun has none and copies the
+    rows of `Run.rerun_of`: those of `statuses` afresh (None: all), other terminal ones as they are.
+    """
+
+    status: IngestStatus
+    end: int
+    next_index: int = 0
+    chunks: tuple[int, ...] = ()
+    statuses: frozenset[TaskStatus] | None = None
+
+
 class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of a run: a cache of its task rows. completed = successful + failed ≤ total."""
 
@@ -156,6 +179,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One drain of a job.
 
     `next_index` is the index that the next added task gets; `rerun_of` names the run replayed.
+    `ingest` is set on runs whose rows are not written by the request that makes them.
     """
 
     run_id: str
@@ -172,7 +196,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure_reason: RunFailure | None = None
     failure_detail: str | None = None
     rerun_of: str | None = None
+    ingest: Ingest | None = None
     version: int = 1
+
+    @property
+    def ingesting(self) -> bool:
+        """Whether further rows are still being written."""
+        return self.ingest is not None and self.ingest.status is IngestStatus.PENDING
 
 
 class JobView(msgspec.Struct, frozen=True):

@@ -56,13 +56,14 @@ TERMINAL_TASK_STATES = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
 """States that a task never leaves."""
 
 
-def live_run_status(stats: RunStats, *, job_closed: bool) -> RunStatus:
+def live_run_status(stats: RunStats, *, job_closed: bool, ingesting: bool = False) -> RunStatus:
     """Where a live run stands, told by its counters.
 
-    `job_closed` says that no task can come any more. Every writer that can be the last one (a
+    `job_closed` says that no task can come any more, `ingesting` that rows of the total are still
+    being written. Every writer that can be the last one (a
     settled task, a close, a last batch) decides with this function on the counters that its own
     write returned, so that two of them crossing never leave a run hanging.
     """
-    if stats.completed < stats.total:
+    if ingesting or stats.completed < stats.total:
         return RunStatus.RUNNING
     return RunStatus.COMPLETED if job_closed else RunStatus.PENDING

@@ -60,11 +60,16 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
     """The job that a submit asks for. Fields that are not known are ignored, null is absent.
 
     Raises ConveyorError(invalid_argument), naming the field, or with every bad task listed;
-    quota_exceeded for more tasks than an open job may hold.
+    quota_exceeded for more tasks than an open job may hold; file_input_unsupported_for_job_type.
     """
     fields = _fields(document)
     job_type = _choice(fields, "type", ("regular", "scheduled"))
     is_open = _choice(fields, "status", ("closed", "open")) == "open"
+    if fields.get("file_input_id") is not None and (is_open or job_type != "regular"):
+        raise ConveyorError(
+            ErrorCode.FILE_INPUT_UNSUPPORTED_FOR_JOB_TYPE,
+            "file_input_id: only a regular job that is closed takes its tasks from a file",
+        )
     job_params = _params(fields)
     return JobRequest(
         type=job_type,

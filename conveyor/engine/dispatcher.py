@@ -295,6 +295,10 @@ class Dispatcher:
         lane.buffer.extend((delivery, now) for delivery in received[plan.count :])
         for _ in range(len(received) - (1 if plan.count else 0)):
             self._wake_one()
+        if lane.is_control:
+            # It was asked for one message and may hold more, and this one may take long: another
+            # slot asks on.
+            self._wake_one()
 
     async def _work(self, lane: Lane, delivery: Delivery, scope: anyio.CancelScope) -> None:
         handler = self._control_handler if lane.is_control else self._task_handler

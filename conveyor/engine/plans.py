@@ -11,7 +11,8 @@ from conveyor.engine.policy import Policy
 from conveyor.engine.polling import Polling
 from conveyor.ports.queues import Delivery
 
-CONTROL_SLOTS = 2
+CONTROL_SLOTS = 4
+"""Control messages worked at a time; long ones bound themselves to fewer, by their kind."""
 PROBE_SHARE = 10
 """One slot in so many may wait on empty queues."""
 

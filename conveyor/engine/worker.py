@@ -1,14 +1,16 @@
-"""A worker: the dispatcher with its siblings, discovery of runs and the heartbeat."""
+"""A worker: the dispatcher with its siblings, discovery of runs, the heartbeat and tickers."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import anyio
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.ticker import Ticker
 from conveyor.ports.clock import Clock
 
 TICK = 0.25
@@ -21,12 +23,19 @@ class Worker:
     """Runs one dispatcher until it is stopped. `loop_lag` is the latest lag seen, in seconds."""
 
     def __init__(
-        self, dispatcher: Dispatcher, discovery: Discovery, clock: Clock, *, heartbeat: float
+        self,
+        dispatcher: Dispatcher,
+        discovery: Discovery,
+        clock: Clock,
+        *,
+        heartbeat: float,
+        tickers: Sequence[Ticker] = (),
     ) -> None:
         self._dispatcher = dispatcher
         self._discovery = discovery
         self._clock = clock
         self._heartbeat = heartbeat
+        self._tickers = tickers
         self.loop_lag = 0.0
 
     async def run(self, *, grace: float) -> None:
@@ -35,6 +44,8 @@ class Worker:
             siblings.start_soon(self._discovery.run)
             siblings.start_soon(self._beat)
             siblings.start_soon(self._tick)
+            for ticker in self._tickers:
+                siblings.start_soon(ticker.run)
             await self._dispatcher.run(grace=grace)
             siblings.cancel_scope.cancel()
 

@@ -1,37 +1,50 @@
-"""Scrubbing a deleted run: its rows in bounded steps, its bodies by prefix, its tombstone at
-last."""
+"""Scrubbing a deleted run: its rows and its bodies in paced steps, its tombstone at last."""
 
 from __future__ import annotations
 
+from functools import partial
+
+from conveyor.handlers.pacing import BODIES_A_STEP, ROWS_A_STEP, Pace, Remove, bodies_below
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import LIFECYCLE_DAYS, run_prefix
+from conveyor.ports.blobs import LIFECYCLE_DAYS, export_prefix, run_prefix, staged_prefix
+from conveyor.ports.clock import Clock
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery
 from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
 
-ROWS_A_STEP = 1_000
+MOST_LONG = 2
+"""Long deletions at a time in one worker: the control lane keeps slots for what cannot wait."""
+PAUSE = 5.0
+"""Seconds until a deletion that had to stand back is tried again."""
 
 
 class DeleteHandler:
     """The handler of delete messages.
 
-    A second pass, one visibility timeout after the first, takes what a worker that was killed
-    between body and settlement has left. Doing any of it twice is harmless.
+    Ingestions and exports under way find the tombstone at their next step and end. A second pass,
+    one visibility timeout after the first, takes what they left, and what a worker left that was
+    killed between body and settlement. Doing any of it twice, or at the same time, is harmless.
     """
 
-    def __init__(self, binding: Binding, *, visibility: float) -> None:
+    def __init__(self, binding: Binding, clock: Clock, *, visibility: float) -> None:
         self._binding = binding
+        self._pace = Pace(clock)
         self._visibility = visibility
+        self._under_way: set[str] = set()
+        self._long = 0
 
     async def handle(self, delivery: Delivery, _throttled: Throttled) -> Outcome:
-        """Remove everything of one run."""
+        """Remove everything of one run, or a step of it where too many long ones are under way."""
         message = delivery.message
         assert isinstance(message, DeleteMessage)
-        await self._binding.queues.drop_run(message.run_id)
-        while await self._binding.tasks.scrub_tasks(message.run_id, ROWS_A_STEP) > 0:
-            pass
-        for days in LIFECYCLE_DAYS:
-            prefix = run_prefix(message.job_id, message.run_id, days)
-            await self._binding.blobs.delete_prefix(prefix)
+        if message.run_id in self._under_way:
+            return await self._later(message)
+        self._under_way.add(message.run_id)
+        try:
+            await self._binding.queues.drop_run(message.run_id)
+            if not await self._scrub(message):
+                return await self._later(message)
+        finally:
+            self._under_way.discard(message.run_id)
         if not message.final:
             again = DeleteMessage(message.job_id, message.run_id, final=True)
             await self._binding.queues.send(CONTROL_QUEUE, again, delay=self._visibility)
@@ -42,3 +55,36 @@ class DeleteHandler:
 
     async def renew(self) -> None:
         """Nothing is held beside the message itself."""
+
+    async def _later(self, message: DeleteMessage) -> Outcome:
+        """Send a fresh copy: standing back again and again wears no message out."""
+        await self._binding.queues.send(CONTROL_QUEUE, message, delay=PAUSE)
+        return ACKNOWLEDGE
+
+    async def _scrub(self, message: DeleteMessage) -> bool:
+        """Remove rows and bodies; False where that takes long, and there is no place for it."""
+        is_long = False
+        try:
+            for remove, size in self._removals(message):
+                while await self._pace.step(remove, size):
+                    if not is_long and self._long >= MOST_LONG:
+                        return False
+                    if not is_long:
+                        self._long += 1
+                        is_long = True
+            return True
+        finally:
+            self._long -= is_long
+
+    def _removals(self, message: DeleteMessage) -> list[tuple[Remove, int]]:
+        job_id, run_id = message.job_id, message.run_id
+        prefixes = [
+            staged_prefix(job_id, run_id),
+            export_prefix(job_id, run_id),
+            *(run_prefix(job_id, run_id, days) for days in LIFECYCLE_DAYS),
+        ]
+        blobs = self._binding.blobs
+        return [
+            (partial(self._binding.tasks.scrub_tasks, run_id), ROWS_A_STEP),
+            *((bodies_below(blobs, prefix), BODIES_A_STEP) for prefix in prefixes),
+        ]

@@ -12,24 +12,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from conveyor.http import routes_jobs, routes_runs, unbuilt
+from conveyor.http import routes_exports, routes_inputs, routes_jobs, routes_runs, unbuilt
 from conveyor.http.access_log import AccessLog
 from conveyor.http.auth import authenticate
 from conveyor.http.blobs import read_link
-from conveyor.http.body import BodyLimit
 from conveyor.http.call import Call, Handler
 from conveyor.http.failures import Failures, routing_problem
 from conveyor.http.head import HeadOnly
 from conveyor.http.origins import Origins
 from conveyor.http.request_id import RequestId
 from conveyor.http.routes_server import server_routes
+from conveyor.http.uploads import BodyLimits, receive_upload
 from conveyor.ports.clock import Clock
-from conveyor.service import links
+from conveyor.service import export_links, links, upload_links
 from conveyor.service.service import Service
 
 V1_ROUTES: dict[str, dict[str, Handler]] = {
     **routes_jobs.ROUTES,
     **routes_runs.ROUTES,
+    **routes_inputs.ROUTES,
+    **routes_exports.ROUTES,
     **unbuilt.ROUTES,
 }
 """Every path that needs a key, and what serves each of its methods."""
@@ -61,7 +63,7 @@ def create_app(
                 allowed_hosts=allowed_hosts,
                 public_origin=service.options.public_origin,
             ),
-            Middleware(BodyLimit, limit=max_request_bytes),
+            Middleware(BodyLimits, limit=max_request_bytes),
         ],
         exception_handlers={HTTPException: routing_problem},
     )
@@ -75,11 +77,19 @@ def _routes(
     async def signed(request: Request) -> Response:
         return await read_link(request, service)
 
+    async def exported(request: Request) -> Response:
+        return await routes_exports.read_download(request, service)
+
+    async def uploaded(request: Request) -> Response:
+        return await receive_upload(request, service)
+
     routes = [
         Route(path, _endpoint(service, handlers), methods=list(handlers))
         for path, handlers in V1_ROUTES.items()
     ]
     routes.append(Route(links.PATH, signed, methods=["GET"]))
+    routes.append(Route(export_links.PATH, exported, methods=["GET"]))
+    routes.append(Route(upload_links.PATH, uploaded, methods=["PUT"]))
     for path, answer in server_routes(registry, ready).items():
         routes.append(Route(path, answer, methods=["GET"]))
     return routes

@@ -24,7 +24,7 @@ _FALLBACK_TYPE = "application/octet-stream"
 
 # The bytes are a stranger's: a browser is told to give them no origin and no script, and not to
 # guess at their type.
-_HEADERS = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
+STRANGERS_HEADERS = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
 
 
 class BodyResponse(Response):
@@ -72,11 +72,18 @@ async def content_response(found: Content | ProblemBody, *, method: str) -> Resp
     content_type = found.content_type
     if not _FIELD_VALUE.fullmatch(content_type):
         content_type = _FALLBACK_TYPE
-    headers = {**_HEADERS, "Content-Length": str(found.size), "Content-Type": content_type}
+    headers = {**STRANGERS_HEADERS, "Content-Length": str(found.size), "Content-Type": content_type}
+    return await stored_response(found.pieces, headers=headers, method=method)
+
+
+async def stored_response(
+    pieces: AsyncIterator[bytes], *, headers: Mapping[str, str], method: str
+) -> Response:
+    """What is stored, under these headers; to HEAD, only the headers."""
     if method == "HEAD":
-        await _close(found.pieces)
+        await _close(pieces)
         return Response(headers=headers)
-    return BodyResponse(found.pieces, headers=headers)
+    return BodyResponse(pieces, headers=headers)
 
 
 async def _close(pieces: AsyncIterator[bytes]) -> None:

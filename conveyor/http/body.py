@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
+
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,7 +13,19 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 
 
 class ClientGone(Exception):
-    """The client hung up before its body had arrived: there is nobody to answer."""
+    """The client has hung up: there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The raw bytes of a body as they came, in pieces, and their sha256."""
+
+    pieces: list[bytes]
+    digest: bytes
+
+    def joined(self) -> bytes:
+        """All of it in one piece."""
+        return b"".join(self.pieces)
 
 
 class BodyLimit:
@@ -46,8 +61,8 @@ class BodyLimit:
         )
 
 
-async def read_json_body(request: Request) -> bytes:
-    """The raw bytes of a body that says it is JSON.
+async def read_json_body(request: Request) -> Body:
+    """A body that says it is JSON.
 
     Raises ConveyorError(unsupported_media_type); ClientGone.
     """
@@ -60,16 +75,19 @@ async def read_json_body(request: Request) -> bytes:
     return await read_body(request)
 
 
-async def read_body(request: Request) -> bytes:
-    """The raw bytes of a body. Raises ClientGone."""
-    pieces = []
+async def read_body(request: Request) -> Body:
+    """A body, whatever it is. Raises ClientGone."""
+    pieces: list[bytes] = []
+    digest = hashlib.sha256()
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        pieces.append(message.get("body", b""))
+        piece = message.get("body", b"")
+        pieces.append(piece)
+        digest.update(piece)
         if not message.get("more_body", False):
-            return b"".join(pieces)
+            return Body(pieces, digest.digest())
 
 
 def _is_utf8(parameters: str) -> bool:

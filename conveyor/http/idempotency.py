@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.http.body import Body
 from conveyor.service.once import Given, KeyedRequest
 
 HEADER = "Idempotency-Key"
@@ -18,7 +19,7 @@ MAX_LENGTH = 128
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{MAX_LENGTH}}}")
 
 
-def keyed_request(request: Request, caller_id: str, body: bytes) -> KeyedRequest | None:
+def keyed_request(request: Request, caller_id: str, body: Body) -> KeyedRequest | None:
     """The use of a key that a request makes, None without the header.
 
     Raises ConveyorError(invalid_argument) for a key that is no such thing.
@@ -33,7 +34,7 @@ def keyed_request(request: Request, caller_id: str, body: bytes) -> KeyedRequest
         )
     target = request.url.path + "?" + request.url.query
     scope = "\n".join((caller_id, request.method, target, keys[0]))
-    return KeyedRequest(hashlib.sha256(scope.encode()).hexdigest(), hashlib.sha256(body).digest())
+    return KeyedRequest(hashlib.sha256(scope.encode()).hexdigest(), body.digest)
 
 
 def given_response(given: Given) -> Response:

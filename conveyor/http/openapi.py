@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from conveyor import __version__
-from conveyor.http import problems
+from conveyor.http import openapi_exports, openapi_inputs, problems
 from conveyor.http.openapi_operations import OPERATIONS, Operation
 from conveyor.http.openapi_parameters import PARAMETERS
 from conveyor.http.openapi_schemas import SCHEMAS, ref
@@ -17,7 +17,7 @@ _COMMON_ERRORS = (403, 500, 503)
 def document() -> dict[str, Any]:
     """The whole document."""
     paths: dict[str, Any] = {}
-    for operation in OPERATIONS:
+    for operation in OPERATIONS + openapi_inputs.OPERATIONS + openapi_exports.OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return {
         "openapi": "3.1.0",
@@ -38,8 +38,8 @@ def document() -> dict[str, Any]:
                     "description": "The only place a key is taken from.",
                 }
             },
-            "schemas": SCHEMAS,
-            "parameters": PARAMETERS,
+            "schemas": SCHEMAS | openapi_inputs.SCHEMAS | openapi_exports.SCHEMAS,
+            "parameters": PARAMETERS | openapi_inputs.PARAMETERS | openapi_exports.PARAMETERS,
             "responses": {f"Problem{status}": _problem(status) for status in _statuses()},
         },
     }
@@ -62,6 +62,11 @@ def _described(operation: Operation) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": {"schema": ref(operation.body)}},
         }
+    if operation.uploads:
+        described["requestBody"] = {
+            "required": True,
+            "content": {media_type: {"schema": {}} for media_type in operation.uploads},
+        }
     if operation.open:
         described["security"] = []
     return described
@@ -74,6 +79,8 @@ def _responses(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     if operation.success < 400:
         responses[str(operation.success)] = _success(operation)
+        if operation.later:
+            responses["202"] = _success(operation)
     else:
         statuses.add(operation.success)
     for status in sorted(statuses):
@@ -93,7 +100,7 @@ def _success(operation: Operation) -> dict[str, Any]:
     }
     if operation.answer is not None:
         response["content"] = {operation.media_type: {"schema": ref(operation.answer)}}
-    elif operation.success == 200:
+    elif operation.success == 200 and operation.media_type is not None:
         response["content"] = {operation.media_type: {}}
     return response
 

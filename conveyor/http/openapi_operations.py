@@ -8,16 +8,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path. `errors` are statuses beyond those that any operation may answer."""
+    """One method of one path. `errors` are statuses beyond those that any operation may answer.
+
+    `media_type` None: the answer is empty. `uploads` are the types of a file that the body may be.
+    `later`: the answer is 202, and otherwise the same, where the rows of a run come after it.
+    """
 
     method: str
     path: str
     id: str
     summary: str
     success: int = 200
+    later: bool = False
     answer: str | None = None
-    media_type: str = "application/json"
+    media_type: str | None = "application/json"
     body: str | None = None
+    uploads: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     errors: tuple[int, ...] = ()
     open: bool = False
@@ -31,12 +37,13 @@ _ON_JOBS = (
         method="post",
         path="/v1/jobs",
         id="submitJob",
-        summary="Create a job and its first run; all of it is written before the answer",
+        summary="Create a job and its first run",
         success=201,
+        later=True,
         answer="Submitted",
         body="SubmitJob",
         parameters=("IdempotencyKey",),
-        errors=(400, 409, 413, 415, 429, 501),
+        errors=(400, 404, 409, 413, 415, 429, 501),
     ),
     Operation(
         method="get",
@@ -114,6 +121,7 @@ _ON_JOBS = (
         id="rerunJob",
         summary="Make a new run of the latest one: all of it, or only tasks in some states",
         success=201,
+        later=True,
         answer="Rerun",
         parameters=("RerunStatus", "IdempotencyKey"),
         errors=(400, 404, 409),
@@ -212,14 +220,11 @@ def _reserved(method: str, path: str, operation_id: str) -> Operation:
 
 
 _RESERVED = (
-    _reserved("post", "/v1/job_inputs", "createJobInput"),
     _reserved("put", f"{_JOB}/schedule", "replaceSchedule"),
     _reserved("post", f"{_JOB}/schedule/state", "setScheduleState"),
     _reserved("get", f"{_JOB}/webhook", "getWebhook"),
     _reserved("put", f"{_JOB}/webhook", "replaceWebhook"),
     _reserved("delete", f"{_JOB}/webhook", "deleteWebhook"),
-    _reserved("post", f"{_RUN}/exports", "startExport"),
-    _reserved("get", f"{_RUN}/exports/{{export_id}}", "getExport"),
     _reserved("get", "/v1/hmac/keys", "listKeys"),
     _reserved("post", "/v1/hmac/keys/rotate", "rotateKey"),
     _reserved("delete", "/v1/hmac/keys/rotate", "cancelRotation"),

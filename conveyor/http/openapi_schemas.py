@@ -9,6 +9,7 @@ from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.domain.model import (
     EventKind,
     Format,
+    IngestStatus,
     JobStatus,
     RunFailure,
     RunStatus,
@@ -126,9 +127,10 @@ _TASK: Schema = _object(
     },
     "One URL to scrape.",
 )
-_CLOSED_WITH_TASKS_OR_OPEN: list[Schema] = [
+_WHERE_TASKS_COME_FROM: list[Schema] = [
     {"required": ["tasks"], "properties": {"tasks": {"minItems": 1}}},
     {"required": ["status"], "properties": {"status": {"const": "open"}}},
+    {"required": ["file_input_id"]},
 ]
 _LISTED_TASKS: Schema = {"type": "array", "items": ref("Task")}
 
@@ -147,7 +149,7 @@ _REQUESTS: dict[str, Schema] = {
             ),
             "tasks": {
                 **_LISTED_TASKS,
-                "description": "At least one, unless the job is open.",
+                "description": "At least one, unless the job is open or a file has them.",
             },
             "zenrows_params": ref("Params"),
             "external_id": _EXTERNAL_ID,
@@ -157,11 +159,16 @@ _REQUESTS: dict[str, Schema] = {
             "priority": _between(0, 9, 5, "Two steps up double the job's share of the workers."),
             "max_attempts": _between(1, 10, 3, "Attempts at a task before it fails."),
             "result_ttl_days": _between(1, 365, 14, "Days that result bodies are kept."),
-            "async": {"type": "boolean", "default": False, "description": "`true` is reserved."},
+            "file_input_id": _ulid("An uploaded file with the tasks of a closed job."),
+            "async": {
+                "type": "boolean",
+                "default": False,
+                "description": "Whether the tasks may be written after the answer, which is 202.",
+            },
         },
         "A job to create.",
     )
-    | {"anyOf": _CLOSED_WITH_TASKS_OR_OPEN},
+    | {"anyOf": _WHERE_TASKS_COME_FROM},
     "AddTasks": _object(
         "tasks",
         {
@@ -217,6 +224,10 @@ _RUNS: dict[str, Schema] = {
                 "description": "Told of first runs: whether no further task can come.",
             },
             "pause_state": _text("There while the run is paused.", enum=["paused"]),
+            "ingest_status": _words(
+                IngestStatus,
+                "There where the tasks are written after the answer: `pending` until all are.",
+            ),
             "created_at": _instant("When the run was made."),
             "updated_at": _instant("When it last changed."),
             "failure_reason": _words(RunFailure, "Why the whole run failed."),
@@ -353,6 +364,7 @@ _RESULTS: dict[str, Schema] = {
             "index": _count("The place in the list that was sent, from 0."),
             "reason": _words(InvalidTaskReason, "Why it was refused."),
             "value": _text("What was at fault, shortened and without credentials."),
+            "line": _count("The line of an uploaded file on which it begins, from 1."),
         },
         "A task that was refused.",
     ),

@@ -9,6 +9,7 @@ from conveyor.domain.model import JobStatus
 from conveyor.http import query
 from conveyor.http.body import read_body, read_json_body
 from conveyor.http.call import Call, Handler, json_response
+from conveyor.http.connected import WhileConnected
 from conveyor.http.idempotency import given_response, keyed_request
 from conveyor.service.listing import DEFAULT_PAGE, JOB_TYPES, MAX_PAGE
 from conveyor.service.reruns import parse_statuses
@@ -18,7 +19,11 @@ async def submit(call: Call) -> Response:
     """Create a job."""
     body = await read_json_body(call.request)
     keyed = keyed_request(call.request, call.caller_id, body)
-    return given_response(await call.service.submissions.submit(call.caller, body, keyed=keyed))
+    return given_response(
+        await call.service.submissions.submit(
+            call.caller, body.pieces, keyed=keyed, attended=WhileConnected(call.request)
+        )
+    )
 
 
 async def list_jobs(call: Call) -> Response:
@@ -52,7 +57,7 @@ async def add_tasks(call: Call) -> Response:
     body = await read_json_body(call.request)
     keyed = keyed_request(call.request, call.caller_id, body)
     return given_response(
-        await call.service.additions.add_tasks(call.caller_id, job_id, body, keyed=keyed)
+        await call.service.additions.add_tasks(call.caller_id, job_id, body.joined(), keyed=keyed)
     )
 
 
@@ -85,7 +90,7 @@ async def rerun(call: Call) -> Response:
     job_id = call.job_id
     statuses = parse_statuses(query.text(call.request.query_params, "status"))
     body = await read_body(call.request)
-    if body.strip() not in (b"", b"{}"):
+    if body.joined().strip() not in (b"", b"{}"):
         raise ConveyorError(
             ErrorCode.INVALID_ARGUMENT, "a rerun takes no body: its filter goes into ?status="
         )

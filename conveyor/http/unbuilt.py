@@ -20,19 +20,14 @@ def _reserved(what: str) -> Handler:
     return refuse
 
 
-_exports = _reserved("exports")
-_inputs = _reserved("file inputs")
 _keys = _reserved("signing keys")
 _schedules = _reserved("schedules")
 _webhooks = _reserved("webhooks")
 
 ROUTES: dict[str, dict[str, Handler]] = {
-    "/v1/job_inputs": {"POST": _inputs},
     "/v1/jobs/{job_id}/schedule": {"PUT": _schedules},
     "/v1/jobs/{job_id}/schedule/state": {"POST": _schedules},
     "/v1/jobs/{job_id}/webhook": {"GET": _webhooks, "PUT": _webhooks, "DELETE": _webhooks},
-    "/v1/jobs/{job_id}/runs/{run_id}/exports": {"POST": _exports},
-    "/v1/jobs/{job_id}/runs/{run_id}/exports/{export_id}": {"GET": _exports},
     "/v1/hmac/keys": {"GET": _keys},
     "/v1/hmac/keys/rotate": {"POST": _keys, "DELETE": _keys},
     "/v1/hmac/keys/rotate/finalize": {"POST": _keys},

@@ -6,10 +6,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from conveyor.ports.blobs import Blobs
+from conveyor.ports.exports import Exports
+from conveyor.ports.ingestion import Ingestion
+from conveyor.ports.inputs import Inputs
 from conveyor.ports.permits import Permits
 from conveyor.ports.queues import Queues
 from conveyor.ports.records import Idempotency, Jobs, Runs
 from conveyor.ports.signals import Signals
+from conveyor.ports.sweeping import Sweeping
 from conveyor.ports.tasks import Tasks
 
 
@@ -24,6 +28,10 @@ class Binding:
     runs: Runs
     idempotency: Idempotency
     tasks: Tasks
+    ingestion: Ingestion
+    inputs: Inputs
+    exports: Exports
+    sweeping: Sweeping
     queues: Queues
     blobs: Blobs
     permits: Permits

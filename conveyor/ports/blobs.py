@@ -27,8 +27,9 @@ class Blobs(Protocol):
         """Remove one body; without effect where there is none."""
         ...
 
-    async def delete_prefix(self, prefix: str) -> int:
-        """Remove every body whose key starts with `prefix` (which ends in "/"); how many went."""
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        """Remove the bodies whose keys start with `prefix` (which ends in "/"), at most `limit` of
+        them; how many went. Fewer than `limit` tells that none was left."""
         ...
 
 
@@ -51,3 +52,28 @@ LIFECYCLE_DAYS = (30, 90, 400)
 def lifecycle_class(result_ttl_days: int) -> int:
     """The smallest lifecycle class, in days, that outlives the results of a job."""
     return next(days for days in LIFECYCLE_DAYS if result_ttl_days <= days)
+
+
+def staged_prefix(job_id: str, run_id: str) -> str:
+    """The prefix of the task list of a large run, while it waits to be written."""
+    return f"staged/{job_id}/{run_id}/"
+
+
+def staged_key(job_id: str, run_id: str, first_index: int) -> str:
+    """The key of one chunk of a staged list, named by the index of its first task."""
+    return f"{staged_prefix(job_id, run_id)}{first_index:011}"
+
+
+def input_key(input_id: str) -> str:
+    """The key of an uploaded file of tasks."""
+    return f"inputs/{input_id}"
+
+
+def export_key(job_id: str, run_id: str, export_id: str) -> str:
+    """The key of a finished export."""
+    return f"{export_prefix(job_id, run_id)}{export_id}"
+
+
+def export_prefix(job_id: str, run_id: str) -> str:
+    """The prefix that holds every export of a run."""
+    return f"exports/{job_id}/{run_id}/"

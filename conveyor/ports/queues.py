@@ -48,7 +48,29 @@ class DeleteMessage(msgspec.Struct, frozen=True, tag="delete"):
     version: int = MESSAGE_VERSION
 
 
-Message = TaskMessage | DeleteMessage
+class IngestMessage(msgspec.Struct, frozen=True, tag="ingest"):
+    """Write the rows of a large run: staged ones, or copies of another run's.
+
+    `reason` says, in the dead-letter queue, why it could not be done.
+    """
+
+    job_id: str
+    run_id: str
+    reason: str = ""
+    version: int = MESSAGE_VERSION
+
+
+class ExportMessage(msgspec.Struct, frozen=True, tag="export"):
+    """Produce an export of a run. `reason` as of an ingest message."""
+
+    job_id: str
+    run_id: str
+    export_id: str
+    reason: str = ""
+    version: int = MESSAGE_VERSION
+
+
+Message = TaskMessage | DeleteMessage | IngestMessage | ExportMessage
 
 
 class Delivery(msgspec.Struct, frozen=True):

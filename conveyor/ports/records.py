@@ -72,6 +72,8 @@ class Jobs(Protocol):
     ) -> None:
         """Write job, first run, every task and, under `once`, the answer. All, or nothing.
 
+        A run with an `ingest` comes without tasks.
+
         Writing a job_id a second time raises ConveyorError(conflict) and changes nothing.
         """
         ...
@@ -111,8 +113,9 @@ class Jobs(Protocol):
 
         Indexes are given out in order and never twice, however many callers add at once. The answer
         is rendered from what this very write made, and stored under `once` in the same step.
-        Raises ConveyorError: not_found; job_not_open; last_batch_received; quota_exceeded where the
-        run would hold more than `max_tasks`.
+        Raises ConveyorError: not_found; job_not_open; last_batch_received; run_not_terminal while
+        rows of the run are being ingested; quota_exceeded where the run would hold more than
+        `max_tasks`.
         """
         ...
 
@@ -195,18 +198,23 @@ class Runs(Dispatchable, Protocol):
         *,
         statuses: frozenset[TaskStatus] | None,
         window_start: int,
+        large_from: int,
         now: int,
         answer: Callable[[Rerun], Answer],
         once: Once | None,
     ) -> Answer:
         """Make the new run `run_id` from the latest one, and close the job.
 
+        Where the latest run has `large_from` tasks or more, no row is written here: the new run
+        has an `ingest` to be done, and the totals that it will have.
+
         With None every task starts afresh under its old id. With statuses, matching rows start
         afresh, other terminal rows are copied with the run that owns their body in source_run_id,
         and other rows are left out; the new run pins the runs it draws bodies from.
-        Raises ConveyorError: not_found; run_not_terminal; no_prior_run; no_matching_tasks;
-        partial_rerun_window_expired where statuses are given and the source run was created before
-        `window_start`. A run_id that exists already is answered, not made again.
+        Raises ConveyorError: not_found; run_not_terminal, also while rows of the latest run are
+        still being written; no_prior_run; no_matching_tasks; partial_rerun_window_expired where
+        statuses are given and the source run was created before `window_start`. A run_id that
+        exists already is answered, not made again.
         """
         ...
 

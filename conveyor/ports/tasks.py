@@ -83,9 +83,11 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class TaskPage(msgspec.Struct, frozen=True):
-    """Rows in submission order; `next_index` is the index to go on after, None at the end.
+    """Rows of one shard in submission order; `next_index` is the index to go on after, None at the
+    shard's end.
 
-    `rows_read` counts store rows touched, for the read-amplification metric.
+    `rows_read` counts store rows touched, for the read-amplification metric. A page that was cut
+    off at its bound of rows read goes on after the last row that was read, returned or not.
     """
 
     tasks: list[Task]
@@ -144,11 +146,17 @@ class Tasks(Protocol):
         self,
         run_id: str,
         *,
+        shard: int = 0,
         statuses: frozenset[TaskStatus] | None,
         after: int | None,
         limit: int,
+        most_read: int | None = None,
     ) -> TaskPage:
-        """At most `limit` rows with an index above `after`; None as statuses means all."""
+        """At most `limit` rows of a shard with an index above `after`; None as statuses means all.
+
+        At most `most_read` rows of the store are read for it (None: as many as it takes), so that
+        a rare status cannot make one page read a whole run.
+        """
         ...
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None:

@@ -28,7 +28,7 @@ class Additions:
         """Add tasks to an open job, all of them or none.
 
         Raises ConveyorError: invalid_argument; not_found; job_not_open; last_batch_received;
-        quota_exceeded; idempotency_key_conflict.
+        run_not_terminal; quota_exceeded; idempotency_key_conflict.
         """
 
         async def work(ticket: Ticket) -> Answer:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 
 from conveyor.domain.errors import ConveyorError
-from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Queues
+from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, ExportMessage, IngestMessage, Queues
 from conveyor.ports.signals import Signals
 from conveyor.ports.tasks import Tasks
 
@@ -37,6 +37,17 @@ class Announcer:
     async def run_made(self, job_id: str, run_id: str) -> None:
         """A rerun was written, with rows in it that nobody has enqueued yet."""
         await self._guard(self._send_unfinished(job_id, run_id), run_id)
+        self._signals.run_changed(run_id)
+
+    async def ingest_due(self, job_id: str, run_id: str) -> None:
+        """A run was written whose rows are still to come."""
+        await self._guard(self._queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id)), run_id)
+        self._signals.run_changed(run_id)
+
+    async def export_due(self, job_id: str, run_id: str, export_id: str) -> None:
+        """An export was written that is still to be made."""
+        message = ExportMessage(job_id, run_id, export_id)
+        await self._guard(self._queues.send(CONTROL_QUEUE, message), run_id)
         self._signals.run_changed(run_id)
 
     async def run_ended(self, run_id: str) -> None:

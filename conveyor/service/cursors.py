@@ -1,10 +1,20 @@
-"""Page cursors under the service's keys."""
+"""Page cursors under the service's keys, and what the cursor of a list of results may say."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conveyor.domain.cursor import decode_cursor, encode_cursor
+import msgspec
+
+from conveyor.domain import ids
+from conveyor.domain.cursor import (
+    COMPOSITE,
+    decode_cursor,
+    decode_positions,
+    encode_cursor,
+    encode_positions,
+    is_composite,
+)
 from conveyor.domain.errors import ConveyorError, ErrorCode
 
 
@@ -26,6 +36,57 @@ class Cursors:
             except ConveyorError:
                 continue
         return decode_cursor(text, scope=scope, key=self._keys[-1])
+
+
+class RunPosition(msgspec.Struct, frozen=True):
+    """Where a list of results goes on: in which run (None: a task id was given, which names none),
+    and after which index of each shard."""
+
+    run_id: str | None
+    after: tuple[int, ...]
+    composite: bool = False
+
+    def in_shards(self, count: int) -> tuple[int, ...]:
+        """The positions, for a run of so many shards. Raises ConveyorError(invalid_argument) where
+        the cursor was made for another number of them."""
+        if self.composite != (count > 1) or len(self.after) != count:
+            raise bad_cursor()
+        return self.after
+
+
+def encode_run_position(cursors: Cursors, run_id: str, after: Sequence[int], *, scope: str) -> str:
+    """The cursor that goes on in a run after one index a shard; a composite one where there are
+    many."""
+    if len(after) == 1:
+        return cursors.encode(f"{run_id}.{after[0]}", scope=scope)
+    position = encode_positions(run_id, after)
+    return COMPOSITE + cursors.encode(position, scope=f"{COMPOSITE}{scope}")
+
+
+def decode_run_position(cursors: Cursors, text: str, *, scope: str) -> RunPosition:
+    """The position that a cursor holds, or a plain task id. Raises
+    ConveyorError(invalid_argument) for any other text."""
+    if is_composite(text):
+        return _composite(cursors, text, scope)
+    try:
+        position = cursors.decode(text, scope=scope)
+    except ConveyorError:
+        if ids.is_task_id(text):
+            return RunPosition(None, (ids.task_index(text),))
+        raise
+    run_id, _, index = position.partition(".")
+    if not index.isdecimal():
+        raise bad_cursor()
+    return RunPosition(run_id, (int(index),))
+
+
+def _composite(cursors: Cursors, text: str, scope: str) -> RunPosition:
+    position = cursors.decode(text.removeprefix(COMPOSITE), scope=f"{COMPOSITE}{scope}")
+    try:
+        run_id, after = decode_positions(position)
+    except ValueError:
+        raise bad_cursor() from None
+    return RunPosition(run_id, after, composite=True)
 
 
 def bad_cursor() -> ConveyorError:

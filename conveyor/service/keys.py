@@ -19,6 +19,8 @@ class Keyring:
     callers: bytes
     cursors: tuple[bytes, ...]
     links: tuple[bytes, ...]
+    uploads: tuple[bytes, ...]
+    exports: tuple[bytes, ...]
     sealer: KeySealer
 
 
@@ -28,5 +30,7 @@ def derive_keyring(root_secrets: Sequence[bytes]) -> Keyring:
         callers=derive_key(root_secrets[-1], "callers"),
         cursors=tuple(derive_key(secret, "cursors") for secret in root_secrets),
         links=tuple(derive_key(secret, "links") for secret in root_secrets),
+        uploads=tuple(derive_key(secret, "uploads") for secret in root_secrets),
+        exports=tuple(derive_key(secret, "exports") for secret in root_secrets),
         sealer=KeySealer(root_secrets),
     )

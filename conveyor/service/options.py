@@ -24,4 +24,13 @@ class ServiceOptions:
     idempotency_ttl: float = 86_400.0
     result_url_ttl: float = 7_200.0
     partial_rerun_window_days: int = 10
+    task_shard_count: int = 8
+    shard_scheme: str = "stripe"
+    max_input_rows: int = 100_000
+    max_input_bytes: int = 52_428_800
+    max_validation_seconds: float = 20.0
+    input_upload_ttl: float = 1_800.0
+    input_ttl: float = 86_400.0
+    export_ttl: float = 43_200.0
+    max_export_bytes: int = 107_374_182_400
     older_secrets: tuple[bytes, ...] = field(default=(), repr=False)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Run, RunStatus, TaskStatus
+from conveyor.domain.model import JobView, RunStatus, TaskStatus
+from conveyor.domain.shards import shards_of
 from conveyor.ports.records import Answer, Rerun
 from conveyor.service.announcing import Announcer
 from conveyor.service.context import Context
 from conveyor.service.once import Given, KeyedRequest, OnceOnly, Ticket
-from conveyor.service.wire import encode, rerun_body
+from conveyor.service.wire import encode, made_run, rerun_body
 
 CLAIM_WAIT = 5.0
 """Seconds that a rerun waits for the calls in flight of the run it replays."""
+
+LATER = 202
+"""The status of a rerun whose rows are written after the answer."""
 
 _CLAIM_POLL = 0.05
 _CLAIM_PAGE = 1_000
@@ -34,7 +38,7 @@ class Reruns:
         statuses: frozenset[TaskStatus] | None,
         keyed: KeyedRequest | None,
     ) -> Given:
-        """Make the new run; None as statuses replays everything.
+        """Make the new run; None as statuses replays everything. 202 where its rows come later.
 
         Raises ConveyorError as `Runs.rerun` does, idempotency_key_conflict besides.
         """
@@ -52,8 +56,7 @@ class Reruns:
         ticket: Ticket,
     ) -> Answer:
         view = await self._context.live_job(caller_id, job_id)
-        if view.latest_run is not None:
-            await self._wait_for_claims(view.latest_run)
+        await self._wait_for_claims(view)
         now = self._context.clock.now()
         answer = await self._context.binding.runs.rerun(
             caller_id,
@@ -61,31 +64,38 @@ class Reruns:
             ticket.created_id,
             statuses=statuses,
             window_start=now - self._context.options.partial_rerun_window_days * _DAY,
+            large_from=self._context.options.async_threshold,
             now=now,
             answer=_answer,
             once=ticket.once,
         )
-        await self._announcer.run_made(job_id, ticket.created_id)
+        if answer.status == LATER:
+            await self._announcer.ingest_due(job_id, ticket.created_id)
+        else:
+            await self._announcer.run_made(job_id, ticket.created_id)
         return answer
 
-    async def _wait_for_claims(self, run: Run) -> None:
+    async def _wait_for_claims(self, view: JobView) -> None:
         """Calls in flight of a run cut short still settle, and would be missed or copied twice."""
-        if run.status not in (RunStatus.STOPPED, RunStatus.FAILED):
+        run = view.latest_run
+        if run is None or run.status not in (RunStatus.STOPPED, RunStatus.FAILED):
             return
         clock = self._context.clock
         deadline = clock.monotonic() + CLAIM_WAIT
-        while await self._has_live_claim(run.run_id):
+        shards = range(shards_of(view.job).count)
+        while any([await self._has_live_claim(run.run_id, shard) for shard in shards]):
             if clock.monotonic() >= deadline:
                 raise ConveyorError(
                     ErrorCode.RUN_NOT_TERMINAL, "calls in flight of the stopped run have not ended"
                 )
             await clock.sleep(_CLAIM_POLL)
 
-    async def _has_live_claim(self, run_id: str) -> bool:
+    async def _has_live_claim(self, run_id: str, shard: int) -> bool:
         after: int | None = None
         while True:
             page = await self._context.binding.tasks.page_tasks(
                 run_id,
+                shard=shard,
                 statuses=frozenset({TaskStatus.PROCESSING}),
                 after=after,
                 limit=_CLAIM_PAGE,
@@ -112,4 +122,5 @@ def parse_statuses(text: str | None) -> frozenset[TaskStatus] | None:
 
 
 def _answer(rerun: Rerun) -> Answer:
-    return Answer(201, encode(rerun_body(rerun)))
+    later = made_run(rerun.view).ingest is not None
+    return Answer(LATER if later else 201, encode(rerun_body(rerun)))

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
-from conveyor.domain.model import ResultBody, Task, TaskStatus
+from conveyor.domain.gather import START, Gathered, gather_page
+from conveyor.domain.model import Job, ResultBody, Run, Task, TaskStatus
+from conveyor.domain.shards import shards_of
+from conveyor.ports.expiry import Expiry
+from conveyor.ports.reading import task_reader
 from conveyor.service.context import Context
-from conveyor.service.cursors import Cursors, bad_cursor
-from conveyor.service.expiry import Expiry
+from conveyor.service.cursors import (
+    Cursors,
+    RunPosition,
+    bad_cursor,
+    decode_run_position,
+    encode_run_position,
+)
 from conveyor.service.links import LinkSigner, LinkTarget
 from conveyor.service.shapes import HistoryBody, ProblemBody, ResultsPage
+from conveyor.service.shapes import ResultBody as ResultItem
 from conveyor.service.wire import history_body, problem_body, result_body
 
 MAX_PAGE = 1_000
 DEFAULT_PAGE = 100
+LEAST_READ = 2_000
+READ_PER_ROW = 4
+"""A filtered page reads at most 2,000 rows of the store, or four for each row asked for where that
+is more; then it is short, or empty, and goes on with its cursor."""
 
 FILTERS: dict[str, frozenset[TaskStatus] | None] = {
     "all": None,
@@ -37,7 +50,10 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Results:
-    """What became of the tasks of a run."""
+    """What became of the tasks of a run.
+
+    `rows_discarded` counts rows that were read for pages and are on none.
+    """
 
     def __init__(self, context: Context, cursors: Cursors, links: LinkSigner) -> None:
         self._context = context
@@ -45,6 +61,7 @@ class Results:
         self._cursors = cursors
         self._links = links
         self._expiry = Expiry(context.binding.tasks)
+        self.rows_discarded = 0
 
     async def page(
         self,
@@ -62,28 +79,19 @@ class Results:
         Raises ConveyorError: not_found; invalid_argument for a bad cursor.
         """
         scope = f"results:{job_id}:{status}"
-        after = None
+        position = None
         if cursor is not None:
-            run_id, after = self._position(cursor, scope=scope, run_id=run_id)
+            position = decode_run_position(self._cursors, cursor, scope=scope)
+            if run_id is not None and position.run_id not in (None, run_id):
+                raise bad_cursor()
+            run_id = position.run_id or run_id
         view, run = await self._context.live_run(caller_id, job_id, run_id)
-        page = await self._tasks.page_tasks(
-            run.run_id, statuses=FILTERS[status], after=after, limit=limit
-        )
+        page = await self._gather(view.job, run, position, statuses=FILTERS[status], limit=limit)
+        self.rows_discarded += page.discarded
         following = None
-        if page.next_index is not None:
-            following = self._cursors.encode(f"{run.run_id}.{page.next_index}", scope=scope)
-        now = self._context.clock.now()
-        link_end = now + round(self._context.options.result_url_ttl * 1_000)
-        ends = await self._expiry.of(page.tasks, view.job.result_ttl_days, horizon=link_end)
-        rows = []
-        for task, end in zip(page.tasks, ends, strict=True):
-            expired = end is not None and end <= now
-            link = None
-            if end is not None and not expired:
-                target = LinkTarget(job_id, task.run_id, task.task_id)
-                link = self._links.link(target, expires_at=min(link_end, end))
-            rows.append(result_body(task, expired=expired, result_url=link))
-        return ResultsPage(rows, following)
+        if page.more:
+            following = encode_run_position(self._cursors, run.run_id, page.positions, scope=scope)
+        return ResultsPage(await self._bodies(view.job, page.rows), following)
 
     async def content(
         self, caller_id: str, job_id: str, run_id: str | None, task_id: str
@@ -125,18 +133,39 @@ class Results:
             raise not_found("task")
         return history_body(events)
 
-    def _position(self, cursor: str, *, scope: str, run_id: str | None) -> tuple[str | None, int]:
-        """The run and the index that a cursor names; a plain task id names only the index."""
-        try:
-            position = self._cursors.decode(cursor, scope=scope)
-        except ConveyorError:
-            if ids.is_task_id(cursor):
-                return run_id, ids.task_index(cursor)
-            raise
-        named, _, index = position.partition(".")
-        if not index.isdecimal() or run_id not in (None, named):
-            raise bad_cursor()
-        return named, int(index)
+    async def _gather(
+        self,
+        job: Job,
+        run: Run,
+        position: RunPosition | None,
+        *,
+        statuses: frozenset[TaskStatus] | None,
+        limit: int,
+    ) -> Gathered[Task]:
+        shards = shards_of(job)
+        after = (START,) * shards.count if position is None else position.in_shards(shards.count)
+        return await gather_page(
+            task_reader(self._tasks, run.run_id, statuses=statuses),
+            shards,
+            after,
+            limit,
+            end=run.ingest.next_index if run.ingest and run.ingesting else run.next_index,
+            most_read=None if statuses is None else max(LEAST_READ, READ_PER_ROW * limit),
+        )
+
+    async def _bodies(self, job: Job, tasks: Sequence[Task]) -> list[ResultItem]:
+        now = self._context.clock.now()
+        link_end = now + round(self._context.options.result_url_ttl * 1_000)
+        ends = await self._expiry.of(tasks, job.result_ttl_days, horizon=link_end)
+        rows = []
+        for task, end in zip(tasks, ends, strict=True):
+            expired = end is not None and end <= now
+            link = None
+            if end is not None and not expired:
+                target = LinkTarget(job.job_id, task.run_id, task.task_id)
+                link = self._links.link(target, expires_at=min(link_end, end))
+            rows.append(result_body(task, expired=expired, result_url=link))
+        return rows
 
     async def _open(self, task: Task, result: ResultBody, *, ttl_days: int) -> Content:
         now = self._context.clock.now()

@@ -10,6 +10,9 @@ from conveyor.service.announcing import Announcer
 from conveyor.service.callers import Caller, identify
 from conveyor.service.context import Context
 from conveyor.service.cursors import Cursors
+from conveyor.service.export_links import ExportLinks
+from conveyor.service.exports import RunExports
+from conveyor.service.inputs import FileInputs
 from conveyor.service.keys import derive_keyring
 from conveyor.service.lifecycle import Lifecycle
 from conveyor.service.links import LinkSigner
@@ -19,13 +22,15 @@ from conveyor.service.options import ServiceOptions
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Results
 from conveyor.service.submit import Submissions
+from conveyor.service.upload_links import UploadSigner
 
 
 class Service:
     """The operations of the API, grouped by what they are about.
 
     `submissions` and `additions` bring tasks in, `reruns` brings them back, `lifecycle` changes
-    states, `listing` reads jobs and runs, `results` reads what became of tasks.
+    states, `listing` reads jobs and runs, `results` reads what became of tasks, `inputs` takes
+    files of tasks, `exports` makes archives of results.
     """
 
     def __init__(self, binding: Binding, options: ServiceOptions, clock: Clock) -> None:
@@ -52,6 +57,10 @@ class Service:
         self.lifecycle = Lifecycle(context, announcer)
         self.listing = Listing(context, cursors)
         self.results = Results(context, cursors, links)
+        uploads = UploadSigner(self._keyring.uploads, origin=options.public_origin)
+        self.inputs = FileInputs(context, uploads)
+        downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
+        self.exports = RunExports(context, downloads, announcer)
 
     def identify(self, api_key: str | None) -> Caller:
         """The caller that an API key stands for. Raises ConveyorError(unauthenticated)."""

@@ -24,7 +24,8 @@ class StatsBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class RunBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A run. `last_batch_received` is told of first runs, `pause_state` while paused."""
+    """A run. `last_batch_received` is told of first runs, `pause_state` while paused,
+    `ingest_status` where the rows come after the run."""
 
     run_id: str
     job_id: str
@@ -34,6 +35,7 @@ class RunBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stats: StatsBody
     last_batch_received: bool | None = None
     pause_state: str | None = None
+    ingest_status: str | None = None
     created_at: str
     updated_at: str
     failure_reason: str | None = None

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from conveyor.domain import ids, strict_json
-from conveyor.domain.model import Job, JobStatus, NewTask, Run, RunStats
+from collections.abc import Sequence
+
+from conveyor.domain import strict_json
+from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats
 from conveyor.domain.sealing import NONCE_LENGTH
+from conveyor.domain.shards import Shards, ShardScheme, layout
 from conveyor.domain.states import live_run_status
 from conveyor.domain.submission import JobRequest, Limits, parse_job
 from conveyor.ports.records import Answer
 from conveyor.service.announcing import Announcer
+from conveyor.service.attended import Attended, unattended
 from conveyor.service.callers import Caller
 from conveyor.service.context import Context
 from conveyor.service.once import Given, KeyedRequest, OnceOnly, Ticket
 from conveyor.service.quota import ActiveJobQuota
-from conveyor.service.unbuilt import refuse_large, refuse_unbuilt
+from conveyor.service.task_lists import Destination, TaskList, TaskLists
+from conveyor.service.unbuilt import refuse_unbuilt
 from conveyor.service.wire import encode, submit_body
+
+READ_HERE = 262_144
+"""Bytes of a document up to which it is checked by this process, on its event loop."""
 
 
 class Submissions:
@@ -27,67 +35,115 @@ class Submissions:
         self._announcer = announcer
         self._once = once
         self._limits = limits
+        self._lists = TaskLists(context.binding, context.options, context.clock)
         self._quota = ActiveJobQuota(context.binding.jobs, limit=context.options.max_active_jobs)
 
-    async def submit(self, caller: Caller, body: bytes, *, keyed: KeyedRequest | None) -> Given:
-        """Create a job from a JSON document, all of it or nothing.
+    async def submit(
+        self,
+        caller: Caller,
+        body: Sequence[bytes],
+        *,
+        keyed: KeyedRequest | None,
+        attended: Attended = unattended,
+    ) -> Given:
+        """Create a job from a JSON document in pieces, all of it or nothing.
 
+        The answer is 201 with every row written, or 202 for a list that is long, or said to be
+        written later. A long check of the list is `attended`; what follows it is not cut short.
         Raises ConveyorError: invalid_argument, with every bad task listed; quota_exceeded;
-        not_implemented; idempotency_key_conflict.
+        not_implemented; idempotency_key_conflict; file_input_not_found, file_input_not_uploaded,
+        file_input_unsupported_for_job_type; payload_too_large; unavailable.
         """
 
         async def work(ticket: Ticket) -> Answer:
-            return await self._create(caller, self._parse(body), ticket)
+            return await self._create(caller, body, ticket, attended)
 
         async def found(ticket: Ticket) -> Answer:
             return await self._created_before(caller.caller_id, ticket.created_id)
 
         return await self._once.answer(keyed, work, found=found)
 
-    def _parse(self, body: bytes) -> JobRequest:
-        document = strict_json.decode(body)
-        options = self._context.options
-        refuse_large(
-            document,
-            async_threshold=options.async_threshold,
-            max_inline_tasks=options.max_inline_tasks,
+    async def _create(
+        self, caller: Caller, body: Sequence[bytes], ticket: Ticket, attended: Attended
+    ) -> Answer:
+        to = Destination(
+            self._context.binding.blobs,
+            job_id=ticket.created_id,
+            run_id=self._context.clock.new_id(),
         )
-        request = parse_job(document, self._limits)
-        refuse_unbuilt(request)
-        return request
-
-    async def _create(self, caller: Caller, request: JobRequest, ticket: Ticket) -> Answer:
-        job, run = self._new_job(caller, request, ticket.created_id)
-        tasks = [
-            NewTask(index, ids.task_id(run.run_id, index), spec)
-            for index, spec in enumerate(request.specs)
-        ]
-        answer = Answer(201, encode(submit_body(job, run, accepted=len(tasks))))
-        async with self._quota.room_for_one(caller.caller_id):
-            await self._context.binding.jobs.create_job(
-                job, run, tasks, answer=answer, once=ticket.once
-            )
-        references = [(task.index, task.task_id) for task in tasks]
-        await self._announcer.tasks_added(job.job_id, run.run_id, references)
+        try:
+            request, tasks = await self._checked(caller.caller_id, body, to, attended)
+        except BaseException:
+            await to.discard()
+            raise
+        job, run = self._new_job(caller, request, to, tasks)
+        status = 202 if tasks.staged else 201
+        answer = Answer(status, encode(submit_body(job, run, accepted=tasks.rows)))
+        try:
+            async with self._quota.room_for_one(caller.caller_id):
+                await self._context.binding.jobs.create_job(
+                    job, run, tasks.tasks, answer=answer, once=ticket.once
+                )
+        except Exception:
+            await self._discard_unless_written(to)
+            raise
+        if tasks.staged:
+            await self._announcer.ingest_due(job.job_id, run.run_id)
+        else:
+            references = [(task.index, task.task_id) for task in tasks.tasks]
+            await self._announcer.tasks_added(job.job_id, run.run_id, references)
         return answer
 
-    def _new_job(self, caller: Caller, request: JobRequest, job_id: str) -> tuple[Job, Run]:
+    async def _checked(
+        self, caller_id: str, body: Sequence[bytes], to: Destination, attended: Attended
+    ) -> tuple[JobRequest, TaskList]:
+        """What a document asks for, and its tasks or those of the file that it names."""
+        size = sum(map(len, body))
+        if size > READ_HERE:
+            request, tasks = await attended(
+                lambda: self._lists.from_document(to, body, self._limits)
+            )
+        else:
+            request = parse_job(strict_json.decode(b"".join(body)), self._limits)
+            refuse_unbuilt(request)
+            if request.file_input_id is None:
+                return request, await self._lists.from_specs(to, request, size)
+        if request.file_input_id is not None:
+            tasks = await attended(lambda: self._lists.from_file(to, request, caller_id))
+        return request, tasks
+
+    def _new_job(
+        self, caller: Caller, request: JobRequest, to: Destination, tasks: TaskList
+    ) -> tuple[Job, Run]:
         clock = self._context.clock
+        options = self._context.options
         now = clock.now()
-        stats = RunStats(total=len(request.specs))
+        stats = RunStats(total=tasks.rows)
+        ingest = None
+        if tasks.chunks is not None:
+            ingest = Ingest(status=IngestStatus.PENDING, end=tasks.rows, chunks=tasks.chunks)
         run = Run(
-            run_id=clock.new_id(),
-            job_id=job_id,
+            run_id=to.run_id,
+            job_id=to.job_id,
             run_sequence=1,
-            status=live_run_status(stats, job_closed=not request.open),
+            status=live_run_status(
+                stats, job_closed=not request.open, ingesting=ingest is not None
+            ),
             created_at=now,
             updated_at=now,
             last_batch_received=not request.open,
-            next_index=stats.total,
+            next_index=tasks.rows,
             stats=stats,
+            ingest=ingest,
+        )
+        shards = layout(
+            Shards(options.task_shard_count, ShardScheme(options.shard_scheme)),
+            large=tasks.rows >= options.async_threshold,
+            is_open=request.open,
+            units=tasks.units,
         )
         job = Job(
-            job_id=job_id,
+            job_id=to.job_id,
             caller=caller.caller_id,
             status=JobStatus.OPEN if request.open else JobStatus.CLOSED,
             created_at=now,
@@ -101,6 +157,8 @@ class Submissions:
             priority=request.priority,
             max_attempts=request.max_attempts,
             result_ttl_days=request.result_ttl_days,
+            task_shard_count=shards.count,
+            shard_scheme=shards.scheme.value,
             sealed_key=self._context.keyring.sealer.seal(
                 caller.api_key, caller=caller.caller_id, nonce=clock.token(NONCE_LENGTH)
             ),
@@ -109,9 +167,16 @@ class Submissions:
         )
         return job, run
 
+    async def _discard_unless_written(self, to: Destination) -> None:
+        """A write that failed may have happened all the same, and needs what was staged then."""
+        job = await self._context.binding.jobs.find_job(to.job_id) if to.chunks else None
+        if job is None or job.latest_run_id != to.run_id:
+            await to.discard()
+
     async def _created_before(self, caller_id: str, job_id: str) -> Answer:
         """The job that the request whose claim was taken over made after all."""
         view = await self._context.live_job(caller_id, job_id)
         run = view.latest_run
         accepted = run.stats.total if run is not None else 0
-        return Answer(201, encode(submit_body(view.job, run, accepted=accepted)))
+        status = 202 if run is not None and run.ingest is not None else 201
+        return Answer(status, encode(submit_body(view.job, run, accepted=accepted)))

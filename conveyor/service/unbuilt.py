@@ -11,22 +11,11 @@ def not_implemented(what: str) -> ConveyorError:
     return ConveyorError(ErrorCode.NOT_IMPLEMENTED, f"{what} are not implemented yet")
 
 
-def refuse_large(document: object, *, async_threshold: int, max_inline_tasks: int) -> None:
-    """Raises ConveyorError(not_implemented) for a list so long that it is not worth checking."""
-    tasks = document.get("tasks") if isinstance(document, dict) else None
-    if isinstance(tasks, list) and async_threshold <= len(tasks) <= max_inline_tasks:
-        raise not_implemented(f"submits of {async_threshold} tasks and more")
-
-
 def refuse_unbuilt(request: JobRequest) -> None:
     """Raises ConveyorError(not_implemented) for the first reserved feature that is asked for."""
     if request.type != "regular" or request.has_schedule:
         raise not_implemented("scheduled jobs")
-    if request.file_input_id is not None:
-        raise not_implemented("file inputs")
     if request.has_webhook:
         raise not_implemented("webhooks")
     if request.has_callback:
         raise not_implemented("callbacks")
-    if request.force_async:
-        raise not_implemented("asynchronous submits")

@@ -80,6 +80,7 @@ def run_body(run: Run) -> RunBody:
         stats=_stats_body(run.stats),
         last_batch_received=run.last_batch_received if run.run_sequence == 1 else None,
         pause_state="paused" if run.paused and run.status in LIVE_RUN_STATES else None,
+        ingest_status=run.ingest.status.value if run.ingest is not None else None,
         created_at=rfc3339(run.created_at),
         updated_at=rfc3339(run.updated_at),
         failure_reason=run.failure_reason.value if failed and run.failure_reason else None,

@@ -19,6 +19,7 @@ from conveyor.engine.telemetry import Telemetry
 from conveyor.gateway.fake import FakeGateway
 from conveyor.http.app import create_app
 from conveyor.ports.binding import Binding
+from conveyor.ports.clock import Clock
 from conveyor.service import Service, ServiceOptions
 from conveyor.settings import load
 from tests.acceptance.support_wire import KEY
@@ -72,11 +73,12 @@ async def inside(
     change: Callable[[Binding], Binding],
     *,
     crews: int = 1,
+    clock: Clock | None = None,
     **settings: object,
 ) -> AsyncIterator[Inside]:
     """A server over ports that `change` has made of the development ones, with so many workers;
     `settings` are fields of `Settings`."""
-    clock = SystemClock()
+    clock = clock or SystemClock()
     gateway = FakeGateway(clock)
     chosen = load({}, data_dir=str(data_dir), **settings)
     dev = await open_binding(data_dir, clock)

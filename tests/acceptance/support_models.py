@@ -19,6 +19,7 @@ _RUN = f"{_JOB}/runs/{_ID}"
 MODELS: dict[tuple[str, str], type[BaseModel] | None] = {
     ("POST", "/v1/jobs"): models.SubmitJobResponse,
     ("GET", "/v1/jobs"): models.ListJobsResponse,
+    ("POST", "/v1/job_inputs"): models.CreateJobInputResponse,
     ("GET", _JOB): models.Job,
     ("DELETE", _JOB): None,
     ("POST", f"{_JOB}/tasks"): models.AddTasksResponse,
@@ -31,6 +32,8 @@ MODELS: dict[tuple[str, str], type[BaseModel] | None] = {
     ("GET", f"{_JOB}/runs"): models.ListJobRunsResponse,
     ("GET", _RUN): models.Run,
     ("DELETE", _RUN): None,
+    ("POST", f"{_RUN}/exports"): models.StartExportResponse,
+    ("GET", f"{_RUN}/exports/{_ID}"): models.Export,
     ("GET", f"{_JOB}/results"): models.ListResultsResponse,
     ("GET", f"{_RUN}/results"): models.ListResultsResponse,
     ("GET", f"{_JOB}/tasks/{_ID}/history"): models.TaskHistoryResponse,

@@ -110,8 +110,10 @@ def interrupted(server: ConveyorServer, *arguments: str) -> Iterator[list[str]]:
 def test_fetching_results_waits_for_the_end_and_tells_how_to_come_back(
     server: ConveyorServer, tmp_path: Path
 ) -> None:
-    urls = [server.url(f"wait{number}", delay=0.4) for number in range(4)]
+    urls = [server.url(f"wait{number}", delay=1) for number in range(4)]
     job_id = conveyor(server, "submit", *urls, "--max-inflight", "1").job_id
+    # However slow the machine, it is not over when the interrupt comes.
+    conveyor(server, "pause", job_id)
     out = str(tmp_path / "a b")
     flags = (job_id, "--status", "successful", "--out", out, "--server", server.base_url)
     with interrupted(server, "results", *flags, "--api-key", server.api_key) as shown:
@@ -119,6 +121,7 @@ def test_fetching_results_waits_for_the_end_and_tells_how_to_come_back(
             "conveyor: interrupted; the job goes on. Come back with: conveyor results "
             f"{job_id} --status successful --server {server.base_url} --out '{out}'"
         ]
+    conveyor(server, "resume", job_id)
     ran = conveyor(server, "results", *flags)
     assert (ran.code, ran.err) == (0, [])
     assert ran.out[-1] == f"4 files in {out}"

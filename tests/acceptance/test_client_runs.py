@@ -16,7 +16,6 @@ from conveyor.gateway.script import expected_body
 from tests.acceptance.support_boot import Booted
 from tests.acceptance.support_calls import problem_of
 from tests.acceptance.support_client import (
-    NOWHERE,
     added,
     client_server,
     finish,
@@ -165,12 +164,7 @@ def test_what_is_not_built_yet_says_so(client: ZenRowsBatchClient) -> None:
     daily = JobScheduleDict(rate={"every": 1, "unit": "day"})
     for act in (
         lambda: client.submit_regular(pages(1), webhook=hook),
-        lambda: client.submit_regular(pages(10_000)),
-        lambda: client.submit_regular(file_input_id=NOWHERE),
         lambda: client.submit_scheduled(daily, pages(1)),
-        lambda: client.upload_csv("https://a.test/", fields={"url": 0}),
-        lambda: client.start_results_export(job.job_id, job.run.load().run_id),
-        lambda: client.get_results_export(job.job_id, NOWHERE, NOWHERE),
         lambda: client.put_job_webhook(job.job_id, hook),
         lambda: client.get_job_webhook(job.job_id),
         lambda: client.delete_job_webhook(job.job_id),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ async def test_every_message_delivered_again_changes_no_counter(tmp_path: Path) 
         made.append(DuplicatingQueues(ports.queues))
         return replace(ports, queues=made[0])
 
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "visibility_timeout": VISIBILITY,
         "heartbeat": 0.2,
         "discovery_interval": 0.2,

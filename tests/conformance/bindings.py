@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from conveyor.dev.sqlite import open_store
+from conveyor.ports.exports import Exports
+from conveyor.ports.ingestion import Ingestion
+from conveyor.ports.inputs import Inputs
 from conveyor.ports.records import Idempotency, Jobs, Runs
+from conveyor.ports.sweeping import Sweeping
 from conveyor.ports.tasks import Tasks
 
 
@@ -26,6 +30,18 @@ class Store(Protocol):
 
     @property
     def tasks(self) -> Tasks: ...
+
+    @property
+    def ingestion(self) -> Ingestion: ...
+
+    @property
+    def inputs(self) -> Inputs: ...
+
+    @property
+    def exports(self) -> Exports: ...
+
+    @property
+    def sweeping(self) -> Sweeping: ...
 
     async def aclose(self) -> None: ...
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from conveyor.ports.exports import Exports
+from conveyor.ports.inputs import Inputs
 from conveyor.ports.records import Idempotency, Jobs, Runs
 from conveyor.ports.tasks import Tasks
 from conveyor.testing.clock import FakeClock
@@ -65,6 +67,18 @@ def idempotency(store: Store) -> Idempotency:
 def tasks(store: Store) -> Tasks:
     """Its tasks."""
     return store.tasks
+
+
+@pytest.fixture
+def inputs(store: Store) -> Inputs:
+    """Its slots for files."""
+    return store.inputs
+
+
+@pytest.fixture
+def exports(store: Store) -> Exports:
+    """Its exports."""
+    return store.exports
 
 
 @pytest.fixture

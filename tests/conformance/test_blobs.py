@@ -184,6 +184,15 @@ async def test_a_prefix_is_removed_whole_and_counted(bench: Bench) -> None:
     assert await bench.read(other) == b"mine"
 
 
+async def test_a_prefix_is_removed_in_portions_of_a_bounded_size(bench: Bench) -> None:
+    keys = [result_key("JOB", "RUN", f"{number:07}ABC", 1, 30) for number in range(0, 6_000, 10)]
+    for key in keys:
+        await bench.blobs.put(key, b"x")
+    went = [await bench.blobs.delete_prefix(PREFIX, limit=290) for _ in range(4)]
+    assert went == [290, 290, 20, 0]
+    assert [key for key in keys if await bench.read(key) is not None] == []
+
+
 async def test_a_removed_prefix_can_be_written_again(bench: Bench) -> None:
     for body in (b"one", b"two", _body(PIECE + 5)):
         await bench.blobs.put(KEY, body)

@@ -140,6 +140,7 @@ async def test_another_callers_job_is_absent(world: World, jobs: Jobs, runs: Run
             world.clock.new_id(),
             statuses=None,
             window_start=0,
+            large_from=10_000,
             now=now,
             answer=lambda made: Answer(200, b""),
             once=None,

@@ -369,6 +369,7 @@ async def test_an_answer_that_cannot_be_rendered_undoes_the_rerun(world: World, 
             world.clock.new_id(),
             statuses=None,
             window_start=0,
+            large_from=10_000,
             now=world.now,
             answer=broken,  # type: ignore[arg-type]
             once=None,

@@ -97,10 +97,15 @@ class World:
         assert run is not None
         return run
 
-    async def rows(self, run_id: str) -> list[Task]:
-        """Every task of a run."""
-        page = await self.store.tasks.page_tasks(run_id, statuses=None, after=None, limit=10_000)
-        return page.tasks
+    async def rows(self, run_id: str, shards: int = 1) -> list[Task]:
+        """Every task of a run, in order."""
+        found: list[Task] = []
+        for shard in range(shards):
+            page = await self.store.tasks.page_tasks(
+                run_id, shard=shard, statuses=None, after=None, limit=10_000
+            )
+            found += page.tasks
+        return sorted(found, key=lambda task: task.index)
 
     async def append(
         self,
@@ -129,6 +134,7 @@ class World:
         *statuses: TaskStatus,
         run_id: str | None = None,
         window_start: int = 0,
+        large_from: int = 10_000,
         once: Once | None = None,
     ) -> tuple[str, str]:
         """Rerun in full, or those in the statuses; the new run and "retried inherited source"."""
@@ -139,6 +145,7 @@ class World:
             new_id,
             statuses=frozenset(statuses) or None,
             window_start=window_start,
+            large_from=large_from,
             now=self.now,
             answer=_rerun,
             once=once,

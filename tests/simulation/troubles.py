@@ -74,9 +74,10 @@ def received_again(report: Report) -> bool:
     return report.receives > report.tasks
 
 
-def called_again(report: Report) -> bool:
-    """Some call was lost with its process and made again."""
-    return report.gateway_calls > report.tasks
+def killed_at_work(report: Report) -> bool:
+    """Some call was lost with its process and made again, or permits that had just been granted lay
+    idle until their lease was over."""
+    return report.gateway_calls > report.tasks or report.utilisation_steady < 0.9
 
 
 def cut_off(report: Report) -> bool:
@@ -86,10 +87,10 @@ def cut_off(report: Report) -> bool:
 
 TROUBLES: dict[str, Trouble] = {
     "clocks apart": Trouble(lambda _at: ()),
-    "one killed": Trouble(lambda at: [Kill(1, at)], called_again),
-    "three killed": Trouble(lambda at: [Kill(w, at + w) for w in range(3)], called_again),
+    "one killed": Trouble(lambda at: [Kill(1, at)], killed_at_work),
+    "three killed": Trouble(lambda at: [Kill(w, at + w) for w in range(3)], killed_at_work),
     "killed and back": Trouble(
-        lambda at: [Kill(w, at + w, back_after=10.0) for w in range(3)], called_again
+        lambda at: [Kill(w, at + w, back_after=10.0) for w in range(3)], killed_at_work
     ),
     "stopped for a moment": Trouble(lambda at: [Pause(0, at, 8.0)]),
     "stopped beyond the lease": Trouble(lambda at: [Pause(0, at, LEASE + 20.0)], received_again),
@@ -124,7 +125,7 @@ TROUBLES: dict[str, Trouble] = {
     "acknowledgements lost": Trouble(lambda _at: [LostAcks(0.2)], received_again),
     "messages doubled": Trouble(lambda _at: [Duplicates(0.3)], received_again),
     "queue lost": Trouble(lambda at: [QueueLost(at - 9.0)], lambda report: report.elapsed_s > 60.0),
-    "restarted hard": Trouble(lambda at: [RollingRestart(at, 8.0, graceful=False)], called_again),
+    "restarted hard": Trouble(lambda at: [RollingRestart(at, 8.0, graceful=False)], killed_at_work),
     "restarted gently": Trouble(lambda at: [RollingRestart(at, 8.0)]),
 }
 

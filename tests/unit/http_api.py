@@ -30,6 +30,7 @@ from conveyor.domain.model import (
     Task,
     TaskFailure,
 )
+from conveyor.domain.shards import MAX_SHARDS
 from conveyor.http.app import create_app
 from conveyor.http.openapi import document
 from conveyor.ports.binding import Binding
@@ -70,8 +71,13 @@ class Api:
 
     async def tasks_of(self, run_id: str) -> list[Task]:
         """The rows of a run."""
-        page = await self.binding.tasks.page_tasks(run_id, statuses=None, after=None, limit=1_000)
-        return page.tasks
+        found: list[Task] = []
+        for shard in range(MAX_SHARDS):
+            page = await self.binding.tasks.page_tasks(
+                run_id, shard=shard, statuses=None, after=None, limit=1_000
+            )
+            found += page.tasks
+        return sorted(found, key=lambda task: task.index)
 
     async def claim(self, run_id: str, task_id: str, *, seconds: float = 60.0) -> Task:
         """Claim a task, as a worker does."""

@@ -35,6 +35,17 @@ def run(
         ["results", "J", "--jsonl", "--out", "d"],
         ["jobs", "--limit", "0"],
         ["submit", "http://a/", "--out", ""],
+        ["submit", "a.csv", "--field", "url"],
+        ["submit", "a.csv", "--field", "name=1"],
+        ["submit", "a.csv", "--delimiter", "ab"],
+        ["submit", "a.csv", "--quote", ""],
+        ["submit", "a.csv", "--type", "xml"],
+        ["export", "J"],
+        ["export", "J", "-o", "x", "--format", "tar"],
+        ["run", "http://a/"],
+        ["run", "http://a/", "-o", ""],
+        ["run", "http://a/", "-o", "out", "--workers", "0"],
+        ["run", "http://a/", "-o", "out", "--gateway", "bogus"],
         ["stop"],
     ],
 )
@@ -65,6 +76,14 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(
         (["jobs", "--api-key", "schlüssel"], "the API key must be printable ASCII"),
         (["submit", "no-such-file"], "no such file: no-such-file"),
         (["submit", "."], "cannot read .: "),
+        (["submit", "no-such.csv"], "no such file: no-such.csv"),
+        (["submit", "a.csv", "http://a/"], "a.csv is sent as a file, and so alone"),
+        (["submit", "http://a/", "--header"], "--field, --header, --delimiter and --quote are for"),
+        (["export", "J", "-o", "/dev/null/x"], "cannot write into /dev/null: "),
+        (["export", "J", "-o", "/dev/null"], "/dev/null is there already (--force replaces it)"),
+        (["export", "J", "-o", "."], ". is a directory"),
+        (["run", "no-such-file", "-o", "/dev/null/x"], "no such file: no-such-file"),
+        (["run", "http://a/", "-o", "/dev/null/x"], "cannot write into /dev/null/x: "),
     ],
 )
 def test_what_cannot_work_is_one_line_and_exit_code_1(
@@ -139,3 +158,12 @@ def test_the_client_takes_its_server_and_key_from_the_environment(
     assert client_environment().api_key == "k"
     monkeypatch.setenv("CONVEYOR_URL", "http://conveyor.test/v1")
     assert client_environment().server == "http://conveyor.test/v1"
+
+
+def test_an_export_is_not_written_to_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, _out, err = run(capsys, "export", "J", "-o", "-")
+    assert code == 2
+    assert err == "conveyor: an export is not for a terminal: name a file, or redirect it\n"

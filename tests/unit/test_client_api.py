@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import io
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from anyio import create_task_group, create_tcp_listener
 from anyio.abc import SocketAttribute, SocketStream
 
-from conveyor.client.api import ATTEMPTS, Api, base_url, connect
+from conveyor.client.api import ATTEMPTS, base_url, connect
 from conveyor.client.download import download, prepare
 from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused, ServerUnreachable
 from conveyor.client.inputs import ARGUMENT, SourcedTask
@@ -25,106 +20,7 @@ from conveyor.client.submit import JobOptions, submit
 from conveyor.client.watch import follow
 from conveyor.client.wire import InvalidTaskReply, RunReply
 from conveyor.domain.errors import InvalidTaskReason
-
-KEY = "the-key"
-RUN = {"run_id": "R", "job_id": "J", "status": "running", "stats": {"total": 1}}
-Answer = tuple[int, dict[str, str], bytes]
-
-
-class Told(msgspec.Struct):
-    """A request as it came in."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-
-class Script(ThreadingHTTPServer):
-    """Answers in the order given, the last one for ever; an empty status breaks the connection."""
-
-    daemon_threads = True
-
-    def __init__(self, answers: list[Answer]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers = answers
-        self.told: list[Told] = []
-
-    @property
-    def origin(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Script
-
-    def answer(self) -> None:
-        length = int(self.headers.get("Content-Length", "0"))
-        told = Told(self.command, self.path, dict(self.headers), self.rfile.read(length))
-        self.server.told.append(told)
-        answers = self.server.answers
-        status, headers, body = answers.pop(0) if len(answers) > 1 else answers[0]
-        if not status:
-            self.close_connection = True
-            return
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-        self.close_connection = "Content-Length" in headers
-
-    do_GET = do_POST = do_DELETE = answer
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-class Pace:
-    """A clock whose sleeps cost nothing, and are remembered."""
-
-    def __init__(self) -> None:
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return sum(self.slept)
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-
-    def token(self, length: int) -> bytes:
-        return b"\x07" * length
-
-
-@contextmanager
-def scripted(*answers: Answer) -> Iterator[Script]:
-    server = Script(list(answers))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@asynccontextmanager
-async def asked(*answers: Answer) -> AsyncIterator[tuple[Api, Script, Pace]]:
-    pace = Pace()
-    with scripted(*answers) as server:
-        async with connect(server.origin, KEY, pace) as api:
-            yield api, server, pace
-
-
-def ok(document: object, **headers: str) -> Answer:
-    return 200, headers, msgspec.json.encode(document)
-
-
-def problem(status: int, code: str, **fields: object) -> Answer:
-    body = {"type": "about:blank", "title": code, "status": status, "code": code, **fields}
-    return status, {}, msgspec.json.encode(body)
+from tests.unit.scripted_server import KEY, RUN, Answer, Pace, asked, ok, problem, scripted
 
 
 def result_row(**fields: object) -> dict[str, object]:

@@ -56,6 +56,9 @@ def test_states_are_described_and_unknown_ones_escaped() -> None:
     assert describe(run(1, pause_state="paused")) == "paused"
     assert describe(run(1, status="completed", pause_state="paused")) == "completed"
     assert describe(run(1, status="pending")) == "waiting for tasks"
+    assert describe(run(1, status="pending", ingest_status="pending")) == "ingesting"
+    assert describe(run(1, status="stopped", ingest_status="pending")) == "stopped"
+    assert describe(run(1, ingest_status="done")) == "running"
     assert describe(run(1, status="new\x1b[2J")) == "new\\x1b[2J"
 
 

@@ -115,6 +115,18 @@ async def test_control_is_worked_while_every_slot_is_taken() -> None:
         assert world.control.done == ["control"]
 
 
+async def test_a_control_message_that_takes_long_keeps_no_other_waiting() -> None:
+    world = World(slots=3, duration=lambda _delivery: 1.0)
+    world.control.duration = lambda delivery: 600.0 if "long" in str(delivery.message) else 0.0
+    async with world.running():
+        await world.clock.advance(30)  # the idle lane is asked for one message at a time
+        for name in ("long", "a", "b"):
+            await world.queues.send(CONTROL_QUEUE, DeleteMessage("job", name))
+        await world.clock.advance(1)
+        assert world.control.done == ["control"] * 2
+        assert world.control.in_flight[CONTROL_QUEUE] == 1
+
+
 async def test_throttling_lowers_the_calls_in_flight() -> None:
     world = World(slots=20, duration=lambda _delivery: 1.0)
     world.tasks.outcome = lambda _delivery: Outcome(hide_for=2.0)

@@ -21,11 +21,12 @@ from conveyor.clock import SystemClock
 from conveyor.domain import params
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.engine.telemetry import COUNTERS, LABELLED_COUNTERS
+from conveyor.http import openapi_exports, openapi_inputs
 from conveyor.http.openapi_operations import OPERATIONS
 from conveyor.http.problems import PROBLEMS
-from conveyor.service import shapes
+from conveyor.service import export_shapes, input_shapes, shapes
 from conveyor.settings import PREFIX, SETTINGS, Settings, load
-from tests.unit.spec_document import ROOT, SPEC, name, names, once, table
+from tests.unit.spec_document import ROOT, SPEC, name, names, once, section, table
 
 CLIENT_VARIABLES = {"CONVEYOR_URL"}
 EVERYWHERE = {403, 500, 503}
@@ -134,6 +135,7 @@ async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncCl
         "run_id": job["latest_run"]["run_id"],
         "task_id": "0" * 26,
         "export_id": job["job_id"],
+        "input_id": job["job_id"],
     }
     marked = {(row[0], name(row[1])) for row in table("Method", "Path") if row[2].startswith("501")}
     answered = set()
@@ -165,11 +167,16 @@ def test_every_route_stands_with_its_answers() -> None:
     assert told == {
         (operation.method.upper(), operation.path): {
             operation.success,
+            *((202,) if operation.later else ()),
             *operation.errors,
             *EVERYWHERE,
             *(() if operation.open else (401,)),
         }
-        for operation in OPERATIONS
+        for operation in (
+            *OPERATIONS,
+            *openapi_inputs.OPERATIONS,
+            *openapi_exports.OPERATIONS,
+        )
     }
 
 
@@ -194,18 +201,23 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "results": shapes.ResultsPage,
     "event": shapes.EventBody,
     "history": shapes.HistoryBody,
+    "upload": input_shapes.UploadBody,
+    "file input": input_shapes.JobInputBody,
+    "export begun": export_shapes.StartExportBody,
+    "export": export_shapes.ExportBody,
 }
 
 
 def test_every_field_of_every_answer_stands() -> None:
     described = {
         value
-        for value in vars(shapes).values()
-        if isinstance(value, type) and issubclass(value, msgspec.Struct)
+        for module in (shapes, input_shapes, export_shapes)
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
     }
     rows = {row[0]: names(row[1]) for row in table("Answer", "Fields")}
 
-    assert set(ANSWERS.values()) == described - {msgspec.Struct}
+    assert set(ANSWERS.values()) == described
     assert rows == {answer: list(shape.__struct_fields__) for answer, shape in ANSWERS.items()}
 
 
@@ -283,6 +295,8 @@ def test_every_dependency_stands_with_its_reason() -> None:
 
     assert once(name(row[0]) for row in rows) == required
     assert all(row[1] for row in rows)
+    extras = set(project["optional-dependencies"]) - {"dev"}
+    assert extras <= set(names(section("16. Dependencies")))
 
 
 def _room(path: Path) -> str:

@@ -19,11 +19,15 @@ from conveyor.gateway.transport import Trouble
 from conveyor.ports import (
     blobs,
     clock,
+    exports,
     gateway,
+    ingestion,
+    inputs,
     permits,
     queues,
     records,
     signals,
+    sweeping,
     tasks,
     work,
 )
@@ -69,7 +73,9 @@ def test_every_reason_in_the_roll_up_has_its_verdicts() -> None:
     }
 
     assert reasons == set(TaskFailure)
-    assert set(RunFailure) <= set(names(verdicts))
+    of_an_account = set(RunFailure) - {RunFailure.INGEST_FAILED}
+    assert of_an_account <= set(names(verdicts))
+    assert RunFailure.INGEST_FAILED in names(section("Ingesting"))
 
 
 def test_what_breaks_a_scrape_has_the_verdict_told() -> None:
@@ -118,8 +124,13 @@ def test_every_word_of_the_fake_gateway_stands() -> None:
 PORTS: dict[str, type] = {
     "Jobs": records.Jobs,
     "Runs": records.Runs,
+    "Dispatchable": records.Dispatchable,
     "Idempotency": records.Idempotency,
     "Tasks": tasks.Tasks,
+    "Ingestion": ingestion.Ingestion,
+    "Inputs": inputs.Inputs,
+    "Exports": exports.Exports,
+    "Sweeping": sweeping.Sweeping,
     "Queues": queues.Queues,
     "Blobs": blobs.Blobs,
     "Permits": permits.Permits,

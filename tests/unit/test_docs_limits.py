@@ -6,17 +6,22 @@ import re
 
 from conveyor.domain import (
     cursor,
+    input_spec,
     params,
+    shards,
     strict_json,
     submission,
     task_input,
     text_rules,
     urls,
 )
+from conveyor.engine import plans
 from conveyor.gateway import decode, engine, headers, problems
+from conveyor.handlers import delete
 from conveyor.http import idempotency, malformed
+from conveyor.intake import csv_records, document, file_tasks, frames, lines
 from conveyor.ports import queues
-from conveyor.service import callers, listing, reruns, results
+from conveyor.service import callers, listing, reruns, results, staging, submit, task_lists
 from conveyor.settings import Settings
 from tests.unit.spec_document import table
 
@@ -32,7 +37,30 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "digits of a whole number": (strict_json.MAX_DIGITS,),
     "inline tasks in a submit": (DEFAULTS.max_inline_tasks,),
-    "tasks of a submit that is served synchronously": (DEFAULTS.async_threshold,),
+    "tasks of a submit or rerun whose rows are written before the answer": (
+        DEFAULTS.async_threshold,
+    ),
+    "rows of such a submit, held in memory": (task_lists.MOST_HELD,),
+    "document that the server checks without a child": (submit.READ_HERE,),
+    "lists checked at a time": (staging.CHILDREN,),
+    "estimated time of a check": (int(DEFAULTS.max_validation_seconds),),
+    "bad tasks listed, of a longer document and of a file": (
+        document.MAX_LISTED,
+        file_tasks.MAX_LISTED,
+    ),
+    "uploaded file, also unpacked": (DEFAULTS.max_input_bytes,),
+    "tasks in an uploaded file": (DEFAULTS.max_input_rows,),
+    "line of a file, record of CSV": (lines.MAX_LINE_BYTES, csv_records.MAX_RECORD),
+    "index of a CSV column, name of one": (input_spec.MAX_COLUMN, input_spec.MAX_COLUMN_NAME),
+    "upload link": (int(DEFAULTS.input_upload_ttl) // 60,),
+    "file input": (int(DEFAULTS.input_ttl) // 3_600,),
+    "rows in a staged line, rows and bytes in a chunk": (
+        frames.LINE_ROWS,
+        frames.CHUNK_ROWS,
+        frames.CHUNK_BYTES,
+    ),
+    "shards of a job": (1, shards.MAX_SHARDS, DEFAULTS.task_shard_count),
+    "write units of a small job in one shard": (shards.MOST_UNITS_IN_ONE_SHARD,),
     "tasks in one add": (1, DEFAULTS.max_add_tasks),
     "tasks in an open job": (DEFAULTS.max_open_job_tasks,),
     "unfinished jobs of a caller": (),
@@ -53,6 +81,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "cursor": (cursor.MAX_LENGTH,),
     "page of jobs or runs": (1, listing.MAX_PAGE, listing.DEFAULT_PAGE),
     "page of results": (1, results.MAX_PAGE, results.DEFAULT_PAGE),
+    "rows read for a filtered page": (results.LEAST_READ, results.READ_PER_ROW),
     "decoded result body": (DEFAULTS.max_result_bytes,),
     "content codings of an answer": (problems.MAX_CODINGS,),
     "members of a gzip stream": (decode.MAX_MEMBERS,),
@@ -63,8 +92,15 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "wait of a rerun for calls in flight": (int(reruns.CLAIM_WAIT),),
     "partial rerun": (DEFAULTS.partial_rerun_window_days,),
     "result retention": (JOB.result_ttl_days,),
+    "row retention": (DEFAULTS.row_retention_days,),
+    "bodies in an export": (DEFAULTS.max_export_bytes,),
+    "export": (int(DEFAULTS.export_ttl) // 3_600,),
     "stored idempotent answer": (int(DEFAULTS.idempotency_ttl) // 3_600,),
     "messages in a batch": (queues.MAX_BATCH,),
+    "control messages in work, long deletions among them": (
+        plans.CONTROL_SLOTS,
+        delete.MOST_LONG,
+    ),
     "references of a run in memory": (DEFAULTS.queue_window,),
 }
 

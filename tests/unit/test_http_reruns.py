@@ -11,6 +11,7 @@ import httpx
 import pytest
 from zenrows.batch.models import RerunJobResponse
 
+from conveyor.domain import ids
 from conveyor.domain.model import TaskStatus
 from conveyor.ports.queues import run_queue
 from conveyor.ports.tasks import Undone
@@ -176,6 +177,26 @@ async def test_a_rerun_gives_up_on_calls_that_never_end(api: Api) -> None:
     problem_of(answers[0], status=409, code="run_not_terminal")
     assert 5 <= api.clock.monotonic() < 6
     assert len((await api.client.get(f"/v1/jobs/{job['job_id']}/runs")).json()["runs"]) == 1
+
+
+async def test_a_rerun_waits_for_calls_in_flight_in_every_shard(api: Api) -> None:
+    job = await api.submit(3, status="open")
+    run_id = job["latest_run"]["run_id"]
+    claimed = await api.claim(run_id, ids.task_id(run_id, 2))
+    await api.client.post(f"/v1/jobs/{job['job_id']}/stop")
+    answers: list[httpx.Response] = []
+
+    async def ask() -> None:
+        answers.append(await rerun(api, job))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await until_asleep(api)
+        assert not answers
+        await api.settle(claimed, Undone())
+        await api.clock.advance(1)
+
+    assert answers[0].json()["retried_tasks"] == 3
 
 
 async def test_a_claim_that_has_lapsed_holds_up_nothing(api: Api) -> None:

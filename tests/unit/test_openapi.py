@@ -23,7 +23,11 @@ from tests.unit.http_api import DOCUMENT, Api, open_api
 
 Request = Case[Any]
 SERVER_PATHS = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
-LINK_PATH = "/v1/blobs/{job_id}/{run_id}/{task_id}"
+LINK_PATHS = {
+    "/v1/blobs/{job_id}/{run_id}/{task_id}",
+    "/v1/exports/{job_id}/{run_id}/{export_id}",
+}
+UPLOAD_PATH = "/v1/job_inputs/{input_id}/content"
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 OPERATIONS = {
     f"{result.ok().method.upper()} {result.ok().path}": result.ok()
@@ -61,7 +65,8 @@ def test_every_route_is_described_and_nothing_else() -> None:
     }
 
     served = {(method, path) for path, methods in V1_ROUTES.items() for method in methods}
-    served |= {("GET", path) for path in SERVER_PATHS | {LINK_PATH}}
+    served |= {("GET", path) for path in SERVER_PATHS | LINK_PATHS}
+    served.add(("PUT", UPLOAD_PATH))
     assert described == served
 
 
@@ -142,6 +147,7 @@ async def point_at_something(api: Api, case: Request) -> None:
             "run_id": job["latest_run"]["run_id"],
             "task_id": drained[1].task_id,
             "export_id": job["job_id"],
+            "input_id": job["job_id"],
         }
         if case.path.endswith("/rerun"):
             await api.client.post(f"/v1/jobs/{job['job_id']}/stop")

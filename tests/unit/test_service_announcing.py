@@ -50,7 +50,7 @@ async def test_a_queue_that_is_down_fails_no_request(
     caller = service.identify(KEY)
     body = b'{"tasks": [{"url": "https://a.test/"}], "status": "open"}'
 
-    given = await service.submissions.submit(caller, body, keyed=None)
+    given = await service.submissions.submit(caller, [body], keyed=None)
     [view] = await binding.jobs.list_jobs(caller.caller_id, status=None, before=None, limit=10)
     job_id = view.job.job_id
     added = await service.additions.add_tasks(caller.caller_id, job_id, body, keyed=None)

@@ -6,6 +6,9 @@ prints the same comparison for three picking rules.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import fmean
+
 import pytest
 
 from bench.dispatch_fairness import (
@@ -28,27 +31,37 @@ ENOUGH_FOR_THE_WINDOW = 9_000
 """Tasks that the fleet cannot get done before the small runs have."""
 
 
-def assert_within_limits(*, small_runs: int, giant: int, pickings: tuple[str, ...]) -> None:
-    outcomes = compare(cases(small_runs=small_runs, giant=giant, pickings=pickings), processes=1)
-    for found in outcomes:
-        assert max(found.report.peaks) <= CAP
-        assert found.report.bounces == 0
-        if found.case.giant:
-            assert found.report.finished_at[-1] is None, "the giant was no giant"
-    rows = [row for row in fairness_rows(outcomes) if row["picking"] == LEAST_IN_FLIGHT]
-    for row in rows:
-        (times,) = numbers([row], "times_alone")
-        assert times <= LIMITS[str(row["arrival"])], row
+def assert_within_limits(
+    *, small_runs: int, giant: int, pickings: tuple[str, ...], seeds: int
+) -> None:
+    times: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        drawn = cases(small_runs=small_runs, giant=giant, pickings=pickings)
+        outcomes = compare([replace(case, seed=seed) for case in drawn], processes=1)
+        for found in outcomes:
+            assert max(found.report.peaks) <= CAP
+            assert found.report.bounces == 0
+            if found.case.giant:
+                assert found.report.finished_at[-1] is None, "the giant was no giant"
+        for row in fairness_rows(outcomes):
+            if row["picking"] == LEAST_IN_FLIGHT:
+                times.setdefault(str(row["arrival"]), []).extend(numbers([row], "times_alone"))
+    assert times.keys() == LIMITS.keys()
+    for arrival, found_times in times.items():
+        assert fmean(found_times) <= LIMITS[arrival], (arrival, found_times)
 
 
 def test_a_giant_does_not_starve_small_runs() -> None:
-    assert_within_limits(small_runs=15, giant=ENOUGH_FOR_THE_WINDOW, pickings=(LEAST_IN_FLIGHT,))
+    """So few runs tell little by themselves: the mean of some seeds does."""
+    assert_within_limits(
+        small_runs=15, giant=ENOUGH_FOR_THE_WINDOW, pickings=(LEAST_IN_FLIGHT,), seeds=4
+    )
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_giant_of_100_000_tasks_does_not_starve_fifty_runs_of_20() -> None:
-    assert_within_limits(small_runs=SMALL_RUNS, giant=GIANT_TASKS, pickings=PICKINGS)
+    assert_within_limits(small_runs=SMALL_RUNS, giant=GIANT_TASKS, pickings=PICKINGS, seeds=1)
 
 
 def test_long_tasks_of_a_giant_tell_the_rules_apart() -> None:

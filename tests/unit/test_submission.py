@@ -53,7 +53,7 @@ def test_defaults() -> None:
 def test_every_field() -> None:
     request = parse_job(
         {
-            "type": "scheduled",
+            "type": "regular",
             "status": "closed",
             "name": "n" * 100,
             "external_id": "nightly",
@@ -72,7 +72,7 @@ def test_every_field() -> None:
         LIMITS,
     )
     assert request == JobRequest(
-        type="scheduled",
+        type="regular",
         open=False,
         name="n" * 100,
         external_id="nightly",
@@ -250,6 +250,10 @@ def test_an_empty_open_job_is_accepted(extra: dict[str, Any]) -> None:
 def test_tasks_and_a_file_exclude_one_another() -> None:
     assert refusal({"tasks": [TASK], "file_input_id": "x"}).detail.startswith("file_input_id: ")
     assert parse_job({"tasks": [], "file_input_id": "x"}, LIMITS).file_input_id == "x"
+    for fields in ({"status": "open"}, {"type": "scheduled"}):
+        with pytest.raises(ConveyorError) as caught:
+            parse_job({"file_input_id": "x", **fields}, LIMITS)
+        assert caught.value.code is ErrorCode.FILE_INPUT_UNSUPPORTED_FOR_JOB_TYPE
 
 
 def test_a_scheduled_job_cannot_be_open() -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import aiosqlite
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.shards import fnv32a
 
 T = TypeVar("T")
 
@@ -54,6 +55,7 @@ async def open_writer(path: Path, prepare: Callable[[sqlite3.Connection], None])
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}").fetchone()
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT}").fetchone()
         connection.execute(f"PRAGMA cache_size = -{_WRITER_CACHE_KIB}")
+        connection.create_function("fnv32a", 1, fnv32a, deterministic=True)
         prepare(connection)
 
     return await _open(path, set_up)

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from conveyor.dev.sqlite.rows import task_key, to_json
+from conveyor.dev.sqlite.rows import Place, to_json
 from conveyor.dev.sqlite.values import MOST_ROWS, RowsStatement
 from conveyor.domain.model import NewTask
 
@@ -19,14 +19,14 @@ _INSERT = RowsStatement(
 
 
 def insert_tasks(
-    connection: sqlite3.Connection, run_no: int, tasks: Iterable[NewTask], *, now: int
+    connection: sqlite3.Connection, place: Place, tasks: Iterable[NewTask], *, now: int
 ) -> None:
     """Write pending rows. Raises sqlite3.IntegrityError where an index is taken."""
-    rows = _rows(run_no, tasks, now)
+    rows = _rows(place, tasks, now)
     while part := list(islice(rows, MOST_ROWS)):
         _INSERT.execute(connection, part)
 
 
-def _rows(run_no: int, tasks: Iterable[NewTask], now: int) -> Iterator[tuple[int, int, str, str]]:
+def _rows(place: Place, tasks: Iterable[NewTask], now: int) -> Iterator[tuple[int, int, str, str]]:
     for task in tasks:
-        yield task_key(run_no, task.index), now, task.task_id, to_json(task.spec)
+        yield place.key(task.task_id, task.index), now, task.task_id, to_json(task.spec)

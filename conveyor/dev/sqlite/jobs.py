@@ -15,15 +15,16 @@ from conveyor.dev.sqlite.states import (
     RUN_CHANGED,
     end_of_tasks,
     find_job,
+    find_place,
     find_view,
     move_job,
     move_run,
     need_view,
-    run_number,
 )
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, TaskSpec
+from conveyor.domain.shards import shards_of
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.ports.records import Answer, Appended, Once
 
@@ -44,10 +45,10 @@ class SqliteJobs:
                 raise ConveyorError(ErrorCode.CONFLICT, "the request has been answered already")
             try:
                 insert_job(connection, job)
-                run_no = insert_run(connection, run)
+                place = insert_run(connection, run, shards_of(job))
             except sqlite3.IntegrityError:
                 raise ConveyorError(ErrorCode.CONFLICT, "the job exists already") from None
-            insert_tasks(connection, run_no, tasks, now=run.created_at)
+            insert_tasks(connection, place, tasks, now=run.created_at)
             store_answer(connection, once, answer)
 
         await self._database.write(create)
@@ -156,6 +157,10 @@ def _open_run(view: JobView) -> Run:
     run = view.latest_run
     if view.job.status is not JobStatus.OPEN or run is None or run.status not in LIVE_RUN_STATES:
         raise ConveyorError(ErrorCode.JOB_NOT_OPEN, "the job takes no more tasks")
+    if run.ingesting:
+        raise ConveyorError(
+            ErrorCode.RUN_NOT_TERMINAL, "the tasks of the submit are still being written"
+        )
     if run.last_batch_received:
         raise ConveyorError(ErrorCode.LAST_BATCH_RECEIVED, "the last batch has been received")
     return run
@@ -165,18 +170,18 @@ def _add(connection: sqlite3.Connection, run: Run, specs: Sequence[TaskSpec], *,
     """Write the rows and raise the run's counters by as many."""
     if not specs:
         return
-    run_no = run_number(connection, run.run_id)
-    assert run_no is not None
+    place = find_place(connection, run.run_id)
+    assert place is not None
     first = run.next_index
     tasks = (
         NewTask(index, ids.task_id(run.run_id, index), spec)
         for index, spec in enumerate(specs, start=first)
     )
-    insert_tasks(connection, run_no, tasks, now=now)
+    insert_tasks(connection, place, tasks, now=now)
     connection.execute(
         "UPDATE runs SET total = total + ?1, next_index = next_index + ?1, "
         "updated_at = max(updated_at, ?2) WHERE run_no = ?3",
-        (len(specs), now, run_no),
+        (len(specs), now, place.run_no),
     )
     stats = structs.replace(run.stats, total=run.stats.total + len(specs))
     move_run(connection, run, live_run_status(stats, job_closed=False), now=now)

@@ -6,14 +6,16 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from conveyor.dev.sqlite.rows import counts_from, to_json
+from conveyor.dev.sqlite.rows import Place, counts_from, to_json
 from conveyor.dev.sqlite.values import MOST_ROWS, KeyStatement, RowsStatement
 from conveyor.domain.model import RunStats, RunStatus, Spend, TaskFailure
+from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 
 _SELECT = KeyStatement(
     "SELECT r.run_id, r.run_no, r.status, r.updated_at, r.total, r.successful, r.failed, "
-    "r.failure_reasons, r.credits, r.cost, r.version, j.status <> 'open' "
+    "r.failure_reasons, r.credits, r.cost, r.version, j.status <> 'open', r.ingesting, "
+    "r.shard_count, r.shard_scheme "
     "FROM runs r JOIN jobs j USING (job_id) WHERE r.run_id IN ({keys})"
 )
 COUNT = RowsStatement(
@@ -44,7 +46,7 @@ NOTHING = Spend()
 class LiveRun:
     """One run inside one transaction. The name says what it is for: it may have ended."""
 
-    run_no: int
+    place: Place
     status: RunStatus
     updated_at: int
     total: int
@@ -55,6 +57,7 @@ class LiveRun:
     cost: float
     version: int
     job_closed: bool
+    ingesting: bool
     changed: bool = False
     moved: bool = False
 
@@ -91,7 +94,7 @@ class LiveRun:
         if not self.live:
             return
         stats = RunStats(total=self.total, successful=self.successful, failed=self.failed)
-        status = live_run_status(stats, job_closed=self.job_closed)
+        status = live_run_status(stats, job_closed=self.job_closed, ingesting=self.ingesting)
         if status is not self.status:
             self.status = status
             self.version += 1
@@ -105,7 +108,7 @@ def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[st
     for start in range(0, len(wanted), MOST_ROWS):
         for row in _SELECT.execute(connection, wanted[start : start + MOST_ROWS]):
             runs[row[0]] = LiveRun(
-                run_no=row[1],
+                place=Place(row[1], Shards(row[13], ShardScheme(row[14]))),
                 status=RunStatus(row[2]),
                 updated_at=row[3],
                 total=row[4],
@@ -116,6 +119,7 @@ def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[st
                 cost=row[9],
                 version=row[10],
                 job_closed=bool(row[11]),
+                ingesting=bool(row[12]),
             )
     return runs
 
@@ -126,14 +130,14 @@ def write_runs(connection: sqlite3.Connection, runs: Iterable[LiveRun]) -> None:
     if not changed:
         return
     COUNT.execute(connection, [_counters(run) for run in changed])
-    moved = [(run.run_no, run.status, run.version) for run in changed if run.moved]
+    moved = [(run.place.run_no, run.status, run.version) for run in changed if run.moved]
     if moved:
         _MOVE.execute(connection, moved)
 
 
 def _counters(run: LiveRun) -> tuple[object, ...]:
     return (
-        run.run_no,
+        run.place.run_no,
         run.updated_at,
         run.successful,
         run.failed,

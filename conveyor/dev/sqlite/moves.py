@@ -21,7 +21,6 @@ from conveyor.dev.sqlite.rows import (
     SUCCESSFUL,
     UNFINISHED,
     index_of,
-    task_key,
     to_json,
 )
 from conveyor.dev.sqlite.values import MOST_ROWS, KeyStatement, RowsStatement
@@ -234,7 +233,7 @@ def _move(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim | Set
 def _key(run: LiveRun | None, move: Move) -> int:
     """Where the task's rows lie; -1, where none do, for a task that cannot exist."""
     index = None if run is None else index_of(move.task_id)
-    return -1 if run is None or index is None else task_key(run.run_no, index)
+    return -1 if run is None or index is None else run.place.key(move.task_id, index)
 
 
 def _rows(

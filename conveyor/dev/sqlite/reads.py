@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from heapq import merge
+from itertools import islice
+from math import isqrt
 
-from conveyor.dev.sqlite.rows import TASK_EXTRAS, TASK_JSON
+import msgspec
+
+from conveyor.dev.sqlite.rows import TASK_EXTRAS, TASK_JSON, Place
 from conveyor.domain.model import TaskStatus
+from conveyor.domain.shards import ShardScheme
 
 _BETWEEN = "task_key > ?2 AND task_key <= ?3"
 _BY_STATE = "SELECT task_key FROM tasks INDEXED BY tasks_by_state WHERE state = {} AND " + _BETWEEN
@@ -28,6 +37,9 @@ UNFINISHED = f"""
         WHERE state = 0 AND {_BETWEEN} ORDER BY task_key LIMIT ?1
     )
 """
+"""References to rows that are not terminal, comma-joined: limit, low key, high key."""
+
+_references = msgspec.json.Decoder(list[tuple[int, str]])
 
 
 @lru_cache
@@ -61,3 +73,41 @@ def _sources(statuses: frozenset[TaskStatus]) -> list[str]:
     if TaskStatus.FAILED in statuses:
         sources.append(_BY_STATE.format(2))
     return sources
+
+
+@dataclass(slots=True)
+class References:
+    """(index, task_id) of rows in order, and how many rows were read for them."""
+
+    rows: list[tuple[int, str]]
+    rows_read: int = 0
+
+
+def merged_references(
+    reader: sqlite3.Connection, place: Place, sql: str, *, after: int, limit: int
+) -> References:
+    """At most `limit` references out of every shard of a run, in order of their index.
+
+    `sql` takes limit, low key and high key, as UNFINISHED does. A shard is asked for its part of
+    what is wanted and one row more, and again only where it alone keeps the others waiting.
+    """
+    count = place.shards.count
+    share = limit if count == 1 else -(-limit // count) + 1
+    if place.shards.scheme is not ShardScheme.STRIPE:
+        share += isqrt(share)
+    found = References([])
+
+    def of_shard(shard: int) -> Iterator[tuple[int, str]]:
+        last = after
+        while True:
+            low, high = place.of_shard(shard, last)
+            (text,) = reader.execute(sql, (share, low, high)).fetchone()
+            part = [] if text is None else _references.decode(f"[{text}]")
+            found.rows_read += len(part)
+            yield from part
+            if len(part) < share:
+                return
+            last = part[-1][0]
+
+    found.rows.extend(islice(merge(*map(of_shard, range(count))), limit))
+    return found

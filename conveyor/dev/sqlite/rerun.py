@@ -1,60 +1,32 @@
-"""Reruns: a new run made from the rows of the latest one, in one transaction."""
+"""Reruns: a new run made from the rows of the latest one, in one transaction; of a large one only
+the plan is made, and its rows are copied step by step (`ingestion`)."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from conveyor.dev.sqlite.answers import store_answer, stored_answer
-from conveyor.dev.sqlite.rows import (
-    FAILED,
-    INDEX_BITS,
-    INDEX_MASK,
-    SUCCESSFUL,
-    insert_run,
-    key_range,
-    to_json,
-)
-from conveyor.dev.sqlite.states import find_run, move_job, need_latest_run, need_view, run_number
+from conveyor.dev.sqlite.copies import Copied, Copy
+from conveyor.dev.sqlite.counts import count_rows, write_counts
+from conveyor.dev.sqlite.rows import INDEX_MASK, Place, insert_run
+from conveyor.dev.sqlite.states import find_place, find_run, move_job, need_latest_run, need_view
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import JobStatus, Run, RunStatus, TaskStatus
+from conveyor.domain.model import (
+    Ingest,
+    IngestStatus,
+    JobStatus,
+    Run,
+    RunStats,
+    RunStatus,
+    TaskStatus,
+)
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.records import Answer, Once, Rerun
 
 _CHUNK = 10_000
 """Indexes copied by one statement: bounds what SQLite holds aside while it copies."""
-
-_MATCHES = {
-    TaskStatus.PENDING: "(t.state = 0 AND c.task_key IS NULL)",
-    TaskStatus.PROCESSING: "(t.state = 0 AND c.task_key IS NOT NULL)",
-    TaskStatus.SUCCESSFUL: "t.state = 1",
-    TaskStatus.FAILED: "t.state = 2",
-}
-_SOURCE = """
-    FROM tasks t LEFT JOIN claims c ON c.task_key = t.task_key
-    WHERE t.task_key > :low AND t.task_key <= :high
-"""
-_KEY = f"t.task_key + ((:new_no - :old_no) << {INDEX_BITS})"
-_COPY_FRESH = f"""
-    INSERT INTO tasks (task_key, state, task_id, created_at, updated_at, spec)
-    SELECT {_KEY}, 0, t.task_id, :now, :now, t.spec {_SOURCE} AND ({{matching}})
-"""
-_COPY_INHERITED = f"""
-    INSERT INTO tasks (task_key, state, task_id, created_at, updated_at, attempts, interruptions,
-        source_run_id, spec)
-    SELECT {_KEY}, t.state, t.task_id, :now, :now, t.attempts, t.interruptions,
-        coalesce(t.source_run_id, :old_id), t.spec
-    {_SOURCE} AND t.state > 0 AND NOT ({{matching}})
-"""
-_COPY_ENDINGS = f"""
-    INSERT INTO histories (task_key, events, result, error, failure)
-    SELECT {_KEY}, '', h.result, h.error, h.failure
-    FROM histories h JOIN tasks t USING (task_key)
-    LEFT JOIN claims c ON c.task_key = t.task_key
-    WHERE t.task_key > :low AND t.task_key <= :high AND t.state > 0 AND NOT ({{matching}})
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +38,16 @@ class RerunRequest:
     run_id: str
     statuses: frozenset[TaskStatus] | None
     window_start: int
+    large_from: int
     now: int
 
 
-class _Copied(NamedTuple):
-    retried: int
-    inherited: int
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The run that is replayed, and where its rows lie."""
+
+    run: Run
+    place: Place
 
 
 def make_rerun(
@@ -87,12 +63,21 @@ def make_rerun(
     view = need_view(connection, request.caller, request.job_id)
     made = find_run(connection, request.run_id)
     if made is None:
-        source = need_latest_run(connection, request.caller, request.job_id)
-        source_no = run_number(connection, source.run_id)
-        assert source_no is not None
-        _refuse(connection, request, source, source_no)
+        run = need_latest_run(connection, request.caller, request.job_id)
+        place = find_place(connection, run.run_id)
+        assert place is not None
+        source = _Source(run, place)
+        _refuse(connection, request, source)
         move_job(connection, view.job, JobStatus.CLOSED, now=request.now)
-        _make(connection, request, source, source_no, sequence=view.job.run_count + 1)
+        if run.stats.total >= request.large_from:
+            _plan(connection, request, source, sequence=view.job.run_count + 1)
+        else:
+            _make(connection, request, source, sequence=view.job.run_count + 1)
+        connection.execute(
+            "UPDATE jobs SET latest_run_id = ?, run_count = run_count + 1, "
+            "updated_at = max(updated_at, ?), version = version + 1 WHERE job_id = ?",
+            (request.run_id, request.now, request.job_id),
+        )
     elif made.job_id != request.job_id:
         raise ConveyorError(ErrorCode.CONFLICT, "the run exists already, of another job")
     rendered = answer(_describe(connection, request))
@@ -100,113 +85,135 @@ def make_rerun(
     return rendered
 
 
-def _refuse(
-    connection: sqlite3.Connection, request: RerunRequest, source: Run, source_no: int
-) -> None:
-    if source.status in LIVE_RUN_STATES:
-        raise ConveyorError(ErrorCode.RUN_NOT_TERMINAL, f"the latest run is {source.status}")
-    low, high = key_range(source_no)
+def _refuse(connection: sqlite3.Connection, request: RerunRequest, source: _Source) -> None:
+    run = source.run
+    if run.status in LIVE_RUN_STATES:
+        raise ConveyorError(ErrorCode.RUN_NOT_TERMINAL, f"the latest run is {run.status}")
+    if run.ingesting:
+        raise ConveyorError(
+            ErrorCode.RUN_NOT_TERMINAL, "the tasks of the latest run are still being written"
+        )
     busy = connection.execute(
         "SELECT 1 FROM claims WHERE task_key > ? AND task_key <= ? AND claimed_until > ? LIMIT 1",
-        (low, high, request.now),
+        (*source.place.all, request.now),
     ).fetchone()
     if busy is not None:
         raise ConveyorError(ErrorCode.RUN_NOT_TERMINAL, "the latest run still has calls under way")
-    if request.statuses is not None and source.created_at < request.window_start:
+    if request.statuses is not None and run.created_at < request.window_start:
         raise ConveyorError(
             ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED, "the latest run is too old for a partial rerun"
         )
 
 
-def _make(
-    connection: sqlite3.Connection,
+def _new_run(
     request: RerunRequest,
-    source: Run,
-    source_no: int,
-    *,
+    source: _Source,
     sequence: int,
-) -> None:
-    run_no = insert_run(
-        connection,
-        Run(
-            run_id=request.run_id,
-            job_id=request.job_id,
-            run_sequence=sequence,
-            status=RunStatus.RUNNING,
-            created_at=request.now,
-            updated_at=request.now,
-            last_batch_received=True,
-            rerun_of=source.run_id,
-        ),
+    stats: RunStats,
+    ingest: Ingest | None = None,
+) -> Run:
+    return Run(
+        run_id=request.run_id,
+        job_id=request.job_id,
+        run_sequence=sequence,
+        status=RunStatus.RUNNING,
+        created_at=request.now,
+        updated_at=request.now,
+        last_batch_received=True,
+        next_index=source.run.next_index,
+        stats=stats,
+        rerun_of=source.run.run_id,
+        ingest=ingest,
     )
-    copied = _copy(connection, request, source, source_no, run_no)
-    if not copied.retried:
-        raise ConveyorError(ErrorCode.NO_MATCHING_TASKS, "the latest run has no such task")
-    _seed_counters(connection, run_no, copied)
-    low, high = key_range(run_no)
+
+
+def _make(
+    connection: sqlite3.Connection, request: RerunRequest, source: _Source, *, sequence: int
+) -> None:
+    run = _new_run(request, source, sequence, RunStats())
+    place = insert_run(connection, run, source.place.shards)
+    copy = Copy(source.place, source.run.run_id, place, request.statuses)
+    retried = inherited = 0
+    for start in range(0, source.run.next_index, _CHUNK):
+        copied = copy.run(connection, first_index=start, end_index=start + _CHUNK, now=request.now)
+        retried += copied.retried
+        inherited += copied.inherited
+    _refuse_empty(Copied(retried, inherited))
+    write_counts(connection, place, count_rows(connection, place))
+    connection.execute(
+        "UPDATE runs SET next_index = ?, inherited = ? WHERE run_no = ?",
+        (_end_of_rows(connection, place), inherited, place.run_no),
+    )
     connection.execute(
         "INSERT INTO run_sources (run_id, source_run_id) SELECT DISTINCT ?, source_run_id "
         "FROM tasks WHERE task_key > ? AND task_key <= ? AND source_run_id IS NOT NULL",
-        (request.run_id, low, high),
+        (request.run_id, *place.all),
+    )
+
+
+def _plan(
+    connection: sqlite3.Connection, request: RerunRequest, source: _Source, *, sequence: int
+) -> None:
+    """Make the run with the counters that it will have, and pin all that it may draw from: its
+    source until its rows are copied, and what the source draws from."""
+    copied, stats = _counters(connection, request.statuses, source)
+    _refuse_empty(copied)
+    end = source.run.next_index
+    ingest = Ingest(status=IngestStatus.PENDING, end=end, statuses=request.statuses)
+    run = _new_run(request, source, sequence, stats, ingest)
+    place = insert_run(connection, run, source.place.shards)
+    connection.execute(
+        "UPDATE runs SET inherited = ? WHERE run_no = ?", (copied.inherited, place.run_no)
     )
     connection.execute(
-        "UPDATE jobs SET latest_run_id = ?, run_count = ?, updated_at = max(updated_at, ?), "
-        "version = version + 1 WHERE job_id = ?",
-        (request.run_id, sequence, request.now, request.job_id),
+        "INSERT INTO run_sources (run_id, source_run_id) "
+        "SELECT ?1, ?2 UNION SELECT ?1, source_run_id FROM run_sources WHERE run_id = ?2",
+        (request.run_id, source.run.run_id),
     )
 
 
-def _copy(
-    connection: sqlite3.Connection,
-    request: RerunRequest,
-    source: Run,
-    source_no: int,
-    run_no: int,
-) -> _Copied:
-    statuses = request.statuses
-    matching = "1" if statuses is None else " OR ".join(_MATCHES[one] for one in sorted(statuses))
-    values = {"old_no": source_no, "new_no": run_no, "old_id": source.run_id, "now": request.now}
-    retried = inherited = 0
-    for start in range(0, source.next_index, _CHUNK):
-        low, _ = key_range(source_no, start - 1)
-        values |= {"low": low, "high": low + _CHUNK}
-        for_this = {"matching": matching}
-        retried += connection.execute(_COPY_FRESH.format(**for_this), values).rowcount
-        if statuses is not None:
-            inherited += connection.execute(_COPY_INHERITED.format(**for_this), values).rowcount
-            connection.execute(_COPY_ENDINGS.format(**for_this), values)
-    return _Copied(retried, inherited)
-
-
-def _seed_counters(connection: sqlite3.Connection, run_no: int, copied: _Copied) -> None:
-    """What the copied rows say, as the new run's counters."""
-    low, high = key_range(run_no)
-    (last_key,) = connection.execute(
-        "SELECT max(task_key) FROM tasks WHERE task_key > ? AND task_key <= ?", (low, high)
+def _counters(
+    connection: sqlite3.Connection, statuses: frozenset[TaskStatus] | None, source: _Source
+) -> tuple[Copied, RunStats]:
+    """What the copies will be, told by the source's counters: no row is read for it."""
+    stats = source.run.stats
+    (processing,) = connection.execute(
+        "SELECT count(*) FROM claims WHERE task_key > ? AND task_key <= ?", source.place.all
     ).fetchone()
-    ended = {SUCCESSFUL: 0, FAILED: 0}
-    reasons: dict[str, int] = {}
-    for state, failure, count in connection.execute(
-        "SELECT t.state, h.failure, count(*) FROM tasks t LEFT JOIN histories h USING (task_key) "
-        "WHERE t.task_key > ? AND t.task_key <= ? AND t.state > 0 GROUP BY 1, 2",
-        (low, high),
-    ):
-        ended[state] += count
-        if failure is not None:
-            reasons[failure] = count
-    connection.execute(
-        "UPDATE runs SET next_index = ?, total = ?, successful = ?, failed = ?, "
-        "failure_reasons = ?, inherited = ? WHERE run_no = ?",
-        (
-            (last_key & INDEX_MASK) + 1,
-            copied.retried + copied.inherited,
-            ended[SUCCESSFUL],
-            ended[FAILED],
-            to_json(reasons),
-            copied.inherited,
-            run_no,
-        ),
+    counts = {
+        TaskStatus.PENDING: stats.total - stats.completed - processing,
+        TaskStatus.PROCESSING: processing,
+        TaskStatus.SUCCESSFUL: stats.successful,
+        TaskStatus.FAILED: stats.failed,
+    }
+    if statuses is None:
+        return Copied(stats.total, 0), RunStats(total=stats.total)
+    retried = sum(counts[status] for status in statuses)
+    successful = 0 if TaskStatus.SUCCESSFUL in statuses else stats.successful
+    failed = 0 if TaskStatus.FAILED in statuses else stats.failed
+    return Copied(retried, successful + failed), RunStats(
+        total=retried + successful + failed,
+        successful=successful,
+        failed=failed,
+        failure_reasons=stats.failure_reasons if failed else {},
     )
+
+
+def _refuse_empty(copied: Copied) -> None:
+    if not copied.retried:
+        raise ConveyorError(ErrorCode.NO_MATCHING_TASKS, "the latest run has no such task")
+
+
+def _end_of_rows(connection: sqlite3.Connection, place: Place) -> int:
+    """One more than the highest index."""
+    last = -1
+    for shard in range(place.shards.count):
+        (key,) = connection.execute(
+            "SELECT max(task_key) FROM tasks WHERE task_key > ? AND task_key <= ?",
+            place.of_shard(shard),
+        ).fetchone()
+        last = max(last, -1 if key is None else key & INDEX_MASK)
+    return last + 1
 
 
 def _describe(connection: sqlite3.Connection, request: RerunRequest) -> Rerun:

@@ -7,6 +7,7 @@ thousand rows is then one step of the database and one call of the decoder.
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -17,6 +18,8 @@ from conveyor.domain import ids
 from conveyor.domain.model import (
     Event,
     Format,
+    Ingest,
+    IngestStatus,
     Job,
     JobStatus,
     JobView,
@@ -30,6 +33,7 @@ from conveyor.domain.model import (
     Task,
     TaskSpec,
 )
+from conveyor.domain.shards import Shards
 
 INDEX_BITS = 5 * ids.INDEX_LENGTH
 INDEX_MASK = (1 << INDEX_BITS) - 1
@@ -45,7 +49,7 @@ JOB_COLUMNS = (
 RUN_COLUMNS = (
     "run_id, job_id, run_sequence, status, created_at, updated_at, trigger, paused, "
     "last_batch_received, next_index, total, successful, failed, failure_reasons, credits, cost, "
-    "failure_reason, failure_detail, rerun_of, version"
+    "failure_reason, failure_detail, rerun_of, version, ingest, ingest_next, ingesting"
 )
 JOB_WIDTH = JOB_COLUMNS.count(",") + 1
 RUN_WIDTH = RUN_COLUMNS.count(",") + 1
@@ -87,12 +91,39 @@ _tasks = msgspec.json.Decoder(list[Task])
 _events = msgspec.json.Decoder(list[Event])
 _texts = msgspec.json.Decoder(dict[str, str])
 _counts = msgspec.json.Decoder(dict[str, int])
+_ingests = msgspec.json.Decoder(Ingest)
 _encoder = msgspec.json.Encoder()
 
 
-def task_key(run_no: int, index: int) -> int:
-    """Where a task's rows lie: all rows of a run side by side, in submission order."""
-    return run_no << INDEX_BITS | index
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the rows of a run lie.
+
+    A run owns as many consecutive numbers as it has shards. A row's key is the number of its shard,
+    then its index: the rows of a shard lie side by side in submission order, those of a run in one
+    range.
+    """
+
+    run_no: int
+    shards: Shards
+
+    def key(self, task_id: str, index: int) -> int:
+        """The key of a task."""
+        return self.run_no + self.shards.of(task_id, index) << INDEX_BITS | index
+
+    def of_shard(self, shard: int, after: int = -1) -> tuple[int, int]:
+        """The keys of a shard's tasks with an index above `after`: (exclusive low, inclusive
+        high). No key where there is no such shard."""
+        if not 0 <= shard < self.shards.count:
+            return 0, 0
+        first = self.run_no + shard << INDEX_BITS
+        return first + after, first + INDEX_MASK
+
+    @property
+    def all(self) -> tuple[int, int]:
+        """The keys of all tasks of the run: (exclusive low, inclusive high)."""
+        first = self.run_no << INDEX_BITS
+        return first - 1, (self.run_no + self.shards.count - 1 << INDEX_BITS) + INDEX_MASK
 
 
 @lru_cache(maxsize=8_192)  # a claim, its renewals and its settlement ask for the same
@@ -104,13 +135,7 @@ def index_of(task_id: str) -> int | None:
         return None
 
 
-def key_range(run_no: int, after: int = -1) -> tuple[int, int]:
-    """The keys of a run's tasks with an index above `after`: (exclusive low, inclusive high)."""
-    first = run_no << INDEX_BITS
-    return first + after, first + INDEX_MASK
-
-
-def to_json(record: TaskSpec | ResultBody | Problem | Event | dict[str, Any]) -> str:
+def to_json(record: TaskSpec | ResultBody | Problem | Event | Ingest | dict[str, Any]) -> str:
     """A record as the text of a column."""
     return _encoder.encode(record).decode()
 
@@ -157,9 +182,10 @@ def insert_job(connection: sqlite3.Connection, job: Job) -> None:
     connection.execute(f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({marks})", values)
 
 
-def insert_run(connection: sqlite3.Connection, run: Run) -> int:
-    """Write a new run; its number. Raises sqlite3.IntegrityError where its id is taken."""
+def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> Place:
+    """Write a new run; its place. Raises sqlite3.IntegrityError where its id is taken."""
     stats = run.stats
+    ingest = run.ingest
     values = (
         run.run_id,
         run.job_id,
@@ -181,14 +207,26 @@ def insert_run(connection: sqlite3.Connection, run: Run) -> int:
         run.failure_detail,
         run.rerun_of,
         run.version,
+        None if ingest is None else to_json(ingest),
+        0 if ingest is None else ingest.next_index,
+        run.ingesting,
         run.updated_at,
+        shards.count,
+        shards.scheme,
     )
     marks = ",".join("?" * len(values))
     cursor = connection.execute(
-        f"INSERT INTO runs ({RUN_COLUMNS}, dispatch_changed_at) VALUES ({marks})", values
+        f"INSERT INTO runs ({RUN_COLUMNS}, dispatch_changed_at, shard_count, shard_scheme) "
+        f"VALUES ({marks})",
+        values,
     )
     assert cursor.lastrowid is not None
-    return cursor.lastrowid
+    if shards.count > 1:
+        connection.execute(
+            "UPDATE sqlite_sequence SET seq = ? WHERE name = 'runs'",
+            (cursor.lastrowid + shards.count - 1,),
+        )
+    return Place(cursor.lastrowid, shards)
 
 
 def job_from(row: tuple[Any, ...]) -> Job:
@@ -241,7 +279,15 @@ def run_from(row: tuple[Any, ...]) -> Run:
         failure_detail=row[17],
         rerun_of=row[18],
         version=row[19],
+        ingest=None if row[20] is None else ingest_from(row[20], row[21], row[22]),
     )
+
+
+def ingest_from(text: str, next_index: int, ingesting: int) -> Ingest:
+    """An ingest out of its three columns: the plan as it was made, how far it is, whether it goes
+    on."""
+    status = IngestStatus.PENDING if ingesting else IngestStatus.DONE
+    return msgspec.structs.replace(_ingests.decode(text), next_index=next_index, status=status)
 
 
 def view_from(row: tuple[Any, ...]) -> JobView:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.exports import remove_exports_of_run
 from conveyor.dev.sqlite.rerun import RerunRequest, make_rerun
 from conveyor.dev.sqlite.rows import SELECT_RUN, run_from
 from conveyor.dev.sqlite.states import (
@@ -120,12 +121,13 @@ class SqliteRuns:
         *,
         statuses: frozenset[TaskStatus] | None,
         window_start: int,
+        large_from: int,
         now: int,
         answer: Callable[[Rerun], Answer],
         once: Once | None,
     ) -> Answer:
         """Make the new run `run_id` from the latest one, and close the job."""
-        request = RerunRequest(caller, job_id, run_id, statuses, window_start, now)
+        request = RerunRequest(caller, job_id, run_id, statuses, window_start, large_from, now)
         return await self._database.write(
             lambda connection: make_rerun(connection, request, answer, once)
         )
@@ -160,6 +162,7 @@ class SqliteRuns:
             )
             if gone.rowcount:
                 connection.execute("DELETE FROM run_sources WHERE run_id = ?", (run_id,))
+                remove_exports_of_run(connection, run_id)
 
         await self._database.write(purge)
 

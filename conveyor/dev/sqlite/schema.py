@@ -2,9 +2,10 @@
 
 `user_version` counts the steps taken. A new file takes all of them, so the steps are the schema.
 
-`tasks`, `claims` and `histories` share one key (see `rows.task_key`), so that rows of a run lie
-side by side in submission order. What changes often is kept apart from what is large: claiming
-touches a row of `claims` alone, and a history is written when an attempt has ended.
+`tasks`, `claims` and `histories` share one key (see `rows.Place`), so that the rows of a shard lie
+side by side in submission order; a run owns as many consecutive numbers as it has shards. What
+changes often is kept apart from what is large: claiming touches a row of `claims` alone, and a
+history is written when an attempt has ended.
 """
 
 from __future__ import annotations
@@ -139,7 +140,48 @@ DISPATCH_CHANGES = (
     "CREATE INDEX runs_by_dispatch_change ON runs (dispatch_changed_at)",
 )
 
-STEPS = (TABLES, PINS, DISPATCH_CHANGES)
+LARGE_RUNS = (
+    "ALTER TABLE runs ADD COLUMN shard_count INTEGER NOT NULL DEFAULT 1",
+    "ALTER TABLE runs ADD COLUMN shard_scheme TEXT NOT NULL DEFAULT 'stripe'",
+    "ALTER TABLE runs ADD COLUMN ingest TEXT",
+    "ALTER TABLE runs ADD COLUMN ingest_next INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE runs ADD COLUMN ingesting INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE runs ADD COLUMN swept INTEGER NOT NULL DEFAULT 0",
+    "CREATE INDEX runs_by_ingesting ON runs (ingesting) WHERE ingesting",
+    """
+    CREATE TABLE job_inputs (
+        input_id TEXT PRIMARY KEY,
+        expires_at INTEGER NOT NULL,
+        size INTEGER,
+        slot TEXT NOT NULL
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX job_inputs_by_expiry ON job_inputs (expires_at)",
+    """
+    CREATE TABLE exports (
+        export_id TEXT PRIMARY KEY,
+        job_id TEXT NOT NULL,
+        run_id TEXT NOT NULL,
+        format TEXT NOT NULL,
+        status TEXT NOT NULL,
+        created_at INTEGER NOT NULL,
+        updated_at INTEGER NOT NULL,
+        expires_at INTEGER NOT NULL,
+        error TEXT,
+        size INTEGER
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX exports_by_run ON exports (run_id)",
+    "CREATE INDEX exports_by_expiry ON exports (expires_at)",
+    """
+    CREATE TABLE sweeps (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        lapses_at INTEGER NOT NULL
+    )
+    """,
+)
+
+STEPS = (TABLES, PINS, DISPATCH_CHANGES, LARGE_RUNS)
 """What leads from version n to n + 1. Steps are added at the end and never changed."""
 
 

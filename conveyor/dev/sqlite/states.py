@@ -9,12 +9,14 @@ from conveyor.dev.sqlite.rows import (
     SELECT_JOB,
     SELECT_RUN,
     SELECT_VIEW,
+    Place,
     job_from,
     run_from,
     view_from,
 )
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, Run, RunStatus
+from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS, live_run_status
 
 # `dispatch_changed_at` is `updated_at` as it was at the last change of status or pause: never below
@@ -65,10 +67,12 @@ def find_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
     return None if row is None else run_from(row)
 
 
-def run_number(connection: sqlite3.Connection, run_id: str) -> int | None:
-    """The number that a run's task keys begin with."""
-    row = connection.execute("SELECT run_no FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-    return None if row is None else int(row[0])
+def find_place(connection: sqlite3.Connection, run_id: str) -> Place | None:
+    """Where the rows of a run lie; None where there is no such run."""
+    row = connection.execute(
+        "SELECT run_no, shard_count, shard_scheme FROM runs WHERE run_id = ?", (run_id,)
+    ).fetchone()
+    return None if row is None else Place(row[0], Shards(row[1], ShardScheme(row[2])))
 
 
 def move_job(connection: sqlite3.Connection, job: Job, status: JobStatus, *, now: int) -> bool:
@@ -102,4 +106,5 @@ def end_of_tasks(connection: sqlite3.Connection, view: JobView, *, now: int) -> 
     if run is None:
         return
     connection.execute("UPDATE runs SET last_batch_received = 1 WHERE run_id = ?", (run.run_id,))
-    move_run(connection, run, live_run_status(run.stats, job_closed=True), now=now)
+    status = live_run_status(run.stats, job_closed=True, ingesting=run.ingesting)
+    move_run(connection, run, status, now=now)

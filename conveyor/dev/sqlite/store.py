@@ -9,13 +9,20 @@ from pathlib import Path
 
 from conveyor.dev.sqlite.connection import Connection, open_reader, open_writer
 from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.exports import SqliteExports
 from conveyor.dev.sqlite.idempotency import SqliteIdempotency
+from conveyor.dev.sqlite.ingestion import SqliteIngestion
+from conveyor.dev.sqlite.inputs import SqliteInputs
 from conveyor.dev.sqlite.jobs import SqliteJobs
 from conveyor.dev.sqlite.runs import SqliteRuns
 from conveyor.dev.sqlite.schema import migrate
+from conveyor.dev.sqlite.sweeping import SqliteSweeping
 from conveyor.dev.sqlite.tasks import SqliteTasks
 
-_LIVE = "(SELECT status FROM runs WHERE run_no = claims.task_key >> 35) IN ('running', 'pending')"
+_LIVE = """(
+    SELECT status FROM runs WHERE run_no <= claims.task_key >> 35 ORDER BY run_no DESC LIMIT 1
+) IN ('running', 'pending')"""
+"""Whether a claim is of a live run: the one with the greatest number up to that of the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,10 @@ class SqliteStore:
     runs: SqliteRuns
     idempotency: SqliteIdempotency
     tasks: SqliteTasks
+    ingestion: SqliteIngestion
+    inputs: SqliteInputs
+    exports: SqliteExports
+    sweeping: SqliteSweeping
 
     @property
     def rows_read(self) -> int:
@@ -122,4 +133,8 @@ async def open_store(path: Path, *, now: int, max_readers: int = 2) -> SqliteSto
         SqliteRuns(database),
         SqliteIdempotency(database),
         SqliteTasks(database),
+        ingestion=SqliteIngestion(database),
+        inputs=SqliteInputs(database),
+        exports=SqliteExports(database),
+        sweeping=SqliteSweeping(database),
     )

@@ -5,28 +5,26 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-import msgspec
-
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.moves import ClaimMove, SettleMove, move_tasks
-from conveyor.dev.sqlite.reads import ONE_TASK, UNFINISHED, page_sql
-from conveyor.dev.sqlite.rows import events_from, index_of, key_range, task_key, tasks_from
-from conveyor.dev.sqlite.states import run_number
+from conveyor.dev.sqlite.reads import ONE_TASK, UNFINISHED, References, merged_references, page_sql
+from conveyor.dev.sqlite.rows import Place, events_from, index_of, tasks_from
+from conveyor.dev.sqlite.states import find_place, find_run
 from conveyor.dev.sqlite.values import RowsStatement
-from conveyor.domain.model import Event, Task, TaskStatus
+from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
+from conveyor.domain.shards import ShardScheme, fnv32a
 from conveyor.ports.tasks import Claim, Settled, Settlement, TaskPage
-
-_references = msgspec.json.Decoder(list[tuple[int, str]])
 
 _RENEW = RowsStatement(
     """
-    WITH renewal (run_id, task_index, claim_number, claimed_until) AS ({rows})
+    WITH renewal (run_id, task_index, hash, claim_number, claimed_until) AS ({rows})
     UPDATE claims SET claimed_until = max(claims.claimed_until, renewal.claimed_until)
     FROM renewal JOIN runs ON runs.run_id = renewal.run_id
-    WHERE claims.task_key = runs.run_no << 35 | renewal.task_index
+    WHERE claims.task_key = runs.run_no + iif(runs.shard_scheme = 'stripe', renewal.task_index,
+        renewal.hash) % runs.shard_count << 35 | renewal.task_index
     AND claims.claim_number = renewal.claim_number
     """,
-    width=4,
+    width=5,
 )
 
 
@@ -58,11 +56,11 @@ class SqliteTasks:
             return
 
         def release(connection: sqlite3.Connection) -> None:
-            run_no = run_number(connection, run_id)
-            if run_no is not None:
+            place = find_place(connection, run_id)
+            if place is not None:
                 connection.execute(
                     "DELETE FROM claims WHERE task_key = ? AND worker = ?",
-                    (task_key(run_no, index), worker),
+                    (place.key(task_id, index), worker),
                 )
 
         await self._database.write(release)
@@ -72,7 +70,7 @@ class SqliteTasks:
     ) -> None:
         """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over."""
         rows = [
-            (run_id, index, claim_number, claimed_until)
+            (run_id, index, fnv32a(task_id), claim_number, claimed_until)
             for run_id, task_id, claim_number in claims
             if (index := index_of(task_id)) is not None
         ]
@@ -91,25 +89,29 @@ class SqliteTasks:
         self,
         run_id: str,
         *,
+        shard: int = 0,
         statuses: frozenset[TaskStatus] | None,
         after: int | None,
         limit: int,
+        most_read: int | None = None,
     ) -> TaskPage:
-        """At most `limit` rows with an index above `after`; None as statuses means all."""
+        """At most `limit` rows of a shard with an index above `after`; None as statuses means all.
+
+        An index by state leads to the rows of a filtered page: none is read that is not on it.
+        """
         if statuses is not None and not statuses:
             return TaskPage([], None, 0)
         sql = page_sql(statuses)
+        most = limit if most_read is None else min(limit, most_read)
 
         def read(reader: sqlite3.Connection) -> TaskPage:
-            run = reader.execute(
-                "SELECT run_no, next_index FROM runs WHERE run_id = ?", (run_id,)
-            ).fetchone()
-            if run is None:
+            place = find_place(reader, run_id)
+            if place is None:
                 return TaskPage([], None, 0)
-            low, high = key_range(run[0], -1 if after is None else after)
-            (text,) = reader.execute(sql, (run_id, low, high, limit)).fetchone()
+            low, high = place.of_shard(shard, -1 if after is None else after)
+            (text,) = reader.execute(sql, (run_id, low, high, most)).fetchone()
             tasks = tasks_from(text)
-            at_end = len(tasks) < limit or tasks[-1].index == run[1] - 1
+            at_end = len(tasks) < most or _is_last(reader, run_id, tasks[-1].index, place)
             return TaskPage(tasks, None if at_end else tasks[-1].index, len(tasks))
 
         page = await self._database.read(read)
@@ -123,10 +125,11 @@ class SqliteTasks:
             return None
 
         def read(reader: sqlite3.Connection) -> Task | None:
-            run_no = run_number(reader, run_id)
-            if run_no is None:
+            place = find_place(reader, run_id)
+            if place is None:
                 return None
-            row = reader.execute(ONE_TASK, (run_id, task_key(run_no, index), task_id)).fetchone()
+            key = place.key(task_id, index)
+            row = reader.execute(ONE_TASK, (run_id, key, task_id)).fetchone()
             return None if row is None else tasks_from(row[0])[0]
 
         task = await self._database.read(read)
@@ -141,13 +144,13 @@ class SqliteTasks:
             return None
 
         def read(reader: sqlite3.Connection) -> list[Event] | None:
-            run_no = run_number(reader, run_id)
-            if run_no is None:
+            place = find_place(reader, run_id)
+            if place is None:
                 return None
             row = reader.execute(
                 "SELECT coalesce(histories.events, '') FROM tasks LEFT JOIN histories "
                 "USING (task_key) WHERE task_key = ? AND task_id = ?",
-                (task_key(run_no, index), task_id),
+                (place.key(task_id, index), task_id),
             ).fetchone()
             return None if row is None else events_from(row[0])
 
@@ -156,25 +159,25 @@ class SqliteTasks:
     async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
         """(index, task_id) of rows that are not terminal, in order, with an index above `after`."""
 
-        def read(reader: sqlite3.Connection) -> list[tuple[int, str]]:
-            run_no = run_number(reader, run_id)
-            if run_no is None:
-                return []
-            (text,) = reader.execute(UNFINISHED, (limit, *key_range(run_no, after))).fetchone()
-            return [] if text is None else _references.decode(f"[{text}]")
+        def read(reader: sqlite3.Connection) -> References:
+            place = find_place(reader, run_id)
+            if place is None:
+                return References([])
+            return merged_references(reader, place, UNFINISHED, after=after, limit=limit)
 
         references = await self._database.read(read)
-        self._count(len(references), len(references))
-        return references
+        self._count(references.rows_read, len(references.rows))
+        return references.rows
 
     async def scrub_tasks(self, run_id: str, limit: int) -> int:
         """Remove at most `limit` rows of a deleted run, events with them; how many went."""
 
         def scrub(connection: sqlite3.Connection) -> int:
-            row = connection.execute(
-                "SELECT run_no FROM runs WHERE run_id = ? AND status = 'deleted'", (run_id,)
-            ).fetchone()
-            return 0 if row is None else _scrub(connection, row[0], limit)
+            run = find_run(connection, run_id)
+            if run is None or run.status is not RunStatus.DELETED:
+                return 0
+            place = find_place(connection, run_id)
+            return 0 if place is None else _scrub(connection, place, limit)
 
         return await self._database.write(scrub)
 
@@ -183,8 +186,17 @@ class SqliteTasks:
         self._database.rows_returned += returned
 
 
-def _scrub(connection: sqlite3.Connection, run_no: int, limit: int) -> int:
-    low, high = key_range(run_no)
+def _is_last(reader: sqlite3.Connection, run_id: str, index: int, place: Place) -> bool:
+    """Whether nothing can follow a row in its shard, told by the run without reading on."""
+    (next_index,) = reader.execute(
+        "SELECT next_index FROM runs WHERE run_id = ?", (run_id,)
+    ).fetchone()
+    striped = place.shards.scheme is ShardScheme.STRIPE
+    return bool(index + (place.shards.count if striped else 1) >= next_index)
+
+
+def _scrub(connection: sqlite3.Connection, place: Place, limit: int) -> int:
+    low, high = place.all
     (last,) = connection.execute(
         "SELECT max(task_key) FROM (SELECT task_key FROM tasks "
         "WHERE task_key > ? AND task_key <= ? ORDER BY task_key LIMIT ?)",

@@ -31,7 +31,13 @@ from conveyor.testing.simulation.store import (
     Store,
 )
 from conveyor.testing.simulation.trace import Trace
-from conveyor.testing.simulation.unsimulated import UnsimulatedIdempotency
+from conveyor.testing.simulation.unsimulated import (
+    UnsimulatedExports,
+    UnsimulatedIdempotency,
+    UnsimulatedIngestion,
+    UnsimulatedInputs,
+    UnsimulatedSweeping,
+)
 from conveyor.testing.simulation.world import NO_TIME, World
 
 SECRET = b"the root secret of a simulation."
@@ -71,6 +77,10 @@ class _Boot:
             jobs=SimulatedJobs(services.store, store),
             runs=SimulatedRuns(services.store, store),
             idempotency=UnsimulatedIdempotency(),
+            ingestion=UnsimulatedIngestion(),
+            inputs=UnsimulatedInputs(),
+            exports=UnsimulatedExports(),
+            sweeping=UnsimulatedSweeping(),
             tasks=SimulatedTasks(services.store, store),
             queues=SimulatedQueues(services.queues, self._link("queues", world.queue_latency)),
             blobs=SimulatedBlobs(services.blobs, self._link("blobs", NO_TIME)),

@@ -145,11 +145,13 @@ class SimulatedTasks:
         self,
         run_id: str,
         *,
+        shard: int = 0,
         statuses: frozenset[TaskStatus] | None,
         after: int | None,
         limit: int,
+        most_read: int | None = None,
     ) -> TaskPage:
-        """At most `limit` rows with an index above `after`."""
+        """At most `limit` rows with an index above `after`; every run here has one shard."""
         back = await self._link.go()
         low = -1 if after is None else after
         run = self._store.runs.get(run_id)
@@ -335,10 +337,10 @@ class SimulatedBlobs:
         self._sizes.pop(key, None)
         await self._link.come_back(back)
 
-    async def delete_prefix(self, prefix: str) -> int:
-        """Forget every body below a prefix; how many went."""
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        """Forget the bodies below a prefix, `limit` at most; how many went."""
         back = await self._link.go()
-        gone = [key for key in self._sizes if key.startswith(prefix)]
+        gone = [key for key in self._sizes if key.startswith(prefix)][:limit]
         for key in gone:
             del self._sizes[key]
         await self._link.come_back(back)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import JobStatus, JobView, Run, TaskSpec, TaskStatus
+from conveyor.domain.model import JobStatus, JobView, Run, RunStatus, TaskSpec, TaskStatus
+from conveyor.ports.exports import Export
+from conveyor.ports.ingestion import Ingesting, StagedRows
+from conveyor.ports.inputs import JobInput
 from conveyor.ports.records import Answer, Appended, KeyClaim, Once, Rerun
+from conveyor.ports.sweeping import EndedRun, QuietRun
 
 
 def not_simulated(what: str) -> ConveyorError:
@@ -67,6 +71,7 @@ class UnsimulatedRuns:
         *,
         statuses: frozenset[TaskStatus] | None,
         window_start: int,
+        large_from: int,
         now: int,
         answer: Callable[[Rerun], Answer],
         once: Once | None,
@@ -98,3 +103,122 @@ class UnsimulatedIdempotency:
     async def release_idempotency_key(self, scope: str) -> None:
         """Raises ConveyorError(unavailable)."""
         raise not_simulated("an idempotency key")
+
+
+class UnsimulatedIngestion:
+    """The ingestion port of a world whose rows are all there from the start."""
+
+    async def ingesting(self, run_id: str) -> Ingesting | None:
+        """None: no run ingests."""
+        return None
+
+    async def write_rows(self, run_id: str, rows: StagedRows, *, now: int) -> bool:
+        """False: no run ingests."""
+        return False
+
+    async def copy_rows(
+        self, run_id: str, *, first_index: int, end_index: int, now: int
+    ) -> list[tuple[int, str]] | None:
+        """None: no run ingests."""
+        return None
+
+    async def finish_ingest(self, run_id: str, *, now: int) -> RunStatus | None:
+        """None: no run ingests."""
+        return None
+
+    async def fail_ingest(self, run_id: str, *, detail: str, now: int) -> bool:
+        """False: no run ingests."""
+        return False
+
+    async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
+        """Nothing: no run ingests."""
+        return []
+
+
+class UnsimulatedInputs:
+    """The inputs port of a world without uploads: there is no slot, ever."""
+
+    async def create_input(self, job_input: JobInput) -> None:
+        """Raises ConveyorError(unavailable)."""
+        raise not_simulated("an upload")
+
+    async def get_input(self, input_id: str) -> JobInput | None:
+        """None: there is no slot."""
+        return None
+
+    async def input_uploaded(self, input_id: str, *, size: int) -> bool:
+        """False: there is no slot."""
+        return False
+
+    async def expired_inputs(self, *, now: int, limit: int) -> list[str]:
+        """Nothing: there is no slot."""
+        return []
+
+    async def drop_input(self, input_id: str) -> None:
+        """Without effect: there is no slot."""
+
+
+class UnsimulatedExports:
+    """The exports port of a world without downloads: there is no export, ever."""
+
+    async def create_export(self, export: Export) -> None:
+        """Raises ConveyorError(unavailable)."""
+        raise not_simulated("an export")
+
+    async def get_export(self, export_id: str) -> Export | None:
+        """None: there is no export."""
+        return None
+
+    async def begin_export(self, export_id: str, *, now: int) -> Export | None:
+        """None: there is no export."""
+        return None
+
+    async def end_export(
+        self, export_id: str, *, size: int | None, error: str | None, now: int
+    ) -> bool:
+        """False: there is no export."""
+        return False
+
+    async def unfinished_exports(self, *, before: int) -> list[Export]:
+        """Nothing: there is no export."""
+        return []
+
+    async def expired_exports(self, *, now: int, limit: int) -> list[Export]:
+        """Nothing: there is no export."""
+        return []
+
+    async def drop_export(self, export_id: str) -> None:
+        """Without effect: there is no export."""
+
+
+class UnsimulatedSweeping:
+    """The sweeping port of a world that is not swept: what is lost there stays lost."""
+
+    async def claim_sweep(self, *, now: int, lapses_at: int) -> bool:
+        """False: nobody may."""
+        return False
+
+    async def quiet_runs(self, *, before: int) -> list[QuietRun]:
+        """Nothing is looked for."""
+        return []
+
+    async def reconcile_run(self, run_id: str, *, now: int) -> RunStatus | None:
+        """None: counters and rows are one here."""
+        return None
+
+    async def due_references(
+        self, run_id: str, *, after: int, limit: int, now: int
+    ) -> list[tuple[int, str]]:
+        """Nothing is looked for."""
+        return []
+
+    async def ended_runs(self, *, before: int, after: str, limit: int) -> list[EndedRun]:
+        """Nothing is looked for."""
+        return []
+
+    async def mark_swept(self, run_id: str) -> None:
+        """Without effect."""
+
+    async def expire_run(self, run_id: str, *, now: int) -> list[str]:
+        """Nothing expires."""
+        return []

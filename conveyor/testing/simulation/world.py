@@ -8,6 +8,8 @@ from conveyor.engine.polling import Polling
 from conveyor.settings import Settings
 from conveyor.testing.simulation.latency import Latency
 
+NEVER = 1e9
+"""Seconds that no simulation lasts."""
 NO_TIME = Latency(0.0)
 
 
@@ -70,6 +72,7 @@ class World:
             discovery_interval=self.discovery_interval,
             max_receives=self.max_receives,
             shutdown_grace=self.grace,
+            sweep_interval=NEVER,
         )
 
 

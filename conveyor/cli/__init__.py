@@ -1,0 +1,25 @@
+"""The command line: `conveyor` talks to a server, `conveyor-dev` is one.
+
+Only parsing happens here. What a command needs is imported when it runs, so that help, errors and
+the server start quickly.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from conveyor.cli.client import conveyor as conveyor
+from conveyor.cli.server import conveyor_dev as conveyor_dev
+from conveyor.client.program import FAILED as FAILED
+from conveyor.client.program import INTERRUPTED as INTERRUPTED
+from conveyor.client.program import guarded
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The `conveyor` program."""
+    sys.exit(guarded(conveyor, "conveyor", arguments))
+
+
+def dev_main(arguments: list[str] | None = None) -> None:
+    """The `conveyor-dev` program."""
+    sys.exit(guarded(conveyor_dev, "conveyor-dev", arguments))

@@ -1,0 +1,254 @@
+"""`conveyor`: commands that talk to a server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from conveyor import __version__
+from conveyor.cli.run import run
+from conveyor.cli.work import job_options, run_client, tasks_of
+from conveyor.client.options import (
+    file_options,
+    out_option,
+    server_options,
+    status_option,
+    task_options,
+    watch_option,
+)
+from conveyor.testing.simulate_command import simulate
+
+if TYPE_CHECKING:
+    from conveyor.client.commands import Target, Terminal
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="conveyor")
+@click.pass_context
+def conveyor(context: click.Context) -> None:
+    """Submit scraping jobs to a Conveyor server, follow them, fetch their results.
+
+    Exit codes: 0 every task succeeded, 1 error, 2 usage, 3 some task did not succeed,
+    130 interrupted.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@conveyor.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE|-|URL...")
+@watch_option
+@out_option
+@file_options
+@task_options
+@click.option("--name", help="Label of the job.")
+@click.option("--external-id", metavar="ID", help="Your id for the job.")
+@click.option("--priority", type=int, metavar="0-9", help="Higher runs sooner.")
+@click.option("--idempotency-key", metavar="KEY", help="Submitting twice makes one job.")
+@server_options
+def submit(
+    inputs: tuple[str, ...],
+    watch: bool,
+    out: Path | None,
+    idempotency_key: str | None,
+    server: str | None,
+    api_key: str | None,
+    **flags: Any,
+) -> int:
+    """Submit URLs, files with one URL or one JSON task a line, or a CSV file.
+
+    Blank lines and lines that start with # are skipped; - reads standard input. A CSV file, a
+    file that ends in .gz and a list of more than 4 MiB are sent as they are, each by itself.
+    """
+    from conveyor.client.commands import submit_tasks
+
+    with tasks_of(inputs, flags) as tasks:
+        options = job_options(flags)
+
+        async def work(target: Target, terminal: Terminal) -> int:
+            return await submit_tasks(
+                target,
+                terminal,
+                tasks,
+                options,
+                idempotency_key=idempotency_key,
+                watch=watch,
+                out=out,
+            )
+
+        return run_client(work, server, api_key)
+
+
+@conveyor.command()
+@click.argument("job")
+@click.option("--run", "run_id", metavar="RUN", help="A run of it [the latest].")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, allow_dash=True),
+    required=True,
+    metavar="FILE",
+    help="Where it goes; - is standard output.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["zip", "jsonl", "csv", "parquet"]),
+    help="What it is [by the name of FILE, else zip].",
+)
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@server_options
+def export(
+    job: str,
+    run_id: str | None,
+    out: Path,
+    form: str | None,
+    force: bool,
+    server: str | None,
+    api_key: str | None,
+) -> int:
+    """Put the results of a run of JOB into one file: a zip of bodies, or a table of rows."""
+    from conveyor.client.export import FORMS, export_job
+
+    to_stdout = str(out) == "-"
+    if to_stdout and sys.stdout.isatty():
+        raise click.UsageError("an export is not for a terminal: name a file, or redirect it")
+    chosen = form or FORMS.get(out.suffix.lower(), "zip")
+
+    async def work(target: Target, terminal: Terminal) -> int:
+        return await export_job(
+            target,
+            terminal,
+            job,
+            run_id=run_id,
+            out=None if to_stdout else out,
+            form=chosen,
+            force=force,
+        )
+
+    return run_client(work, server, api_key)
+
+
+@conveyor.command()
+@click.argument("job")
+@out_option
+@server_options
+def watch(job: str, out: Path | None, server: str | None, api_key: str | None) -> int:
+    """Follow the latest run of JOB to its end."""
+    from conveyor.client.commands import watch_job
+
+    return run_client(
+        lambda target, terminal: watch_job(target, terminal, job, out), server, api_key
+    )
+
+
+@conveyor.command()
+@click.argument("job")
+@click.option("--jsonl", is_flag=True, help="One JSON object a line.")
+@out_option
+@status_option
+@server_options
+def results(
+    job: str,
+    jsonl: bool,
+    out: Path | None,
+    status: str | None,
+    server: str | None,
+    api_key: str | None,
+) -> int:
+    """List the results of the latest run of JOB, or put their bodies into a directory.
+
+    The list is as things stand; with --out a run that is not over is followed to its end first.
+    """
+    from conveyor.client.commands import fetch_results, show_results
+
+    if jsonl and out is not None:
+        raise click.UsageError("--jsonl lists rows and --out fetches bodies: choose one")
+
+    async def work(target: Target, terminal: Terminal) -> int:
+        if out is not None:
+            return await fetch_results(target, terminal, job, out=out, status=status)
+        return await show_results(target, terminal, job, jsonl=jsonl, status=status)
+
+    return run_client(work, server, api_key)
+
+
+@conveyor.command()
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@click.option("--status", type=click.Choice(["open", "closed"]), help="Only these jobs.")
+@click.option("--jsonl", is_flag=True, help="One JSON object a line.")
+@server_options
+def jobs(
+    limit: int, status: str | None, jsonl: bool, server: str | None, api_key: str | None
+) -> int:
+    """List jobs, newest first; times are UTC."""
+    from conveyor.client.commands import list_jobs
+
+    return run_client(
+        lambda target, terminal: list_jobs(
+            target, terminal, limit=limit, status=status, jsonl=jsonl
+        ),
+        server,
+        api_key,
+    )
+
+
+def _add_run_command(verb: str, help_text: str) -> None:
+    @conveyor.command(verb, help=help_text)
+    @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+    @server_options
+    def command(jobs: tuple[str, ...], server: str | None, api_key: str | None) -> int:
+        from conveyor.client.commands import change_runs
+
+        return run_client(
+            lambda target, terminal: change_runs(target, terminal, jobs, verb), server, api_key
+        )
+
+
+_add_run_command("stop", "Stop the running run of each JOB; what is done is kept.")
+_add_run_command("pause", "Pause each JOB until it is resumed.")
+_add_run_command("resume", "Let each paused JOB go on.")
+
+
+@conveyor.command()
+@click.argument("job")
+@click.option("--failed", is_flag=True, help="Only the tasks that failed; keep the others.")
+@watch_option
+@out_option
+@server_options
+def rerun(
+    job: str,
+    failed: bool,
+    watch: bool,
+    out: Path | None,
+    server: str | None,
+    api_key: str | None,
+) -> int:
+    """Run JOB again."""
+    from conveyor.client.commands import rerun_job
+
+    status = "failed" if failed else None
+    return run_client(
+        lambda target, terminal: rerun_job(
+            target, terminal, job, status=status, watch=watch, out=out
+        ),
+        server,
+        api_key,
+    )
+
+
+@conveyor.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@server_options
+def rm(jobs: tuple[str, ...], server: str | None, api_key: str | None) -> int:
+    """Delete each JOB with its runs and results."""
+    from conveyor.client.commands import remove_jobs
+
+    return run_client(lambda target, terminal: remove_jobs(target, terminal, jobs), server, api_key)
+
+
+conveyor.add_command(run)
+conveyor.add_command(simulate)

@@ -1,0 +1,95 @@
+"""`conveyor run`: server, job and results in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from conveyor.cli.work import job_options, reason, target_of, tasks_of, told, unfit
+from conveyor.client.options import Directory, file_options, gateway_options, task_options
+from conveyor.client.program import INTERRUPTED, Failure, Interruption
+
+if TYPE_CHECKING:
+    from conveyor.client.file_input import OpenInput
+    from conveyor.client.submit import JobOptions
+    from conveyor.settings import Settings
+
+
+@click.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE|-|URL...")
+@click.option(
+    "-o",
+    "--out",
+    type=Directory(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="Put the result bodies into DIR.",
+)
+@file_options
+@task_options
+@gateway_options
+@click.option(
+    "--data-dir",
+    type=Directory(path_type=Path),
+    metavar="DIR",
+    help="Keep the job in DIR [nothing is kept].",
+)
+@click.option(
+    "--api-key", metavar="KEY", help="Key to show the gateway [ZENROWS_API_KEY, else local]."
+)
+def run(
+    inputs: tuple[str, ...],
+    out: Path,
+    gateway: str | None,
+    allow_private: bool | None,
+    workers: int | None,
+    data_dir: Path | None,
+    api_key: str | None,
+    **flags: Any,
+) -> int:
+    """Scrape URLs, or the tasks of a file as submit takes it, into a directory, without a server.
+
+    Everything happens in this process. An interrupt keeps what is done; a second one ends at once.
+    """
+    from conveyor.settings import InvalidSetting, from_environment
+
+    server_flags = {"gateway": gateway, "allow_private": allow_private, "workers": workers}
+    try:
+        settings = from_environment(
+            host="127.0.0.1", port=0, public_url="", log_level="error", **server_flags
+        )
+    except InvalidSetting as error:
+        raise unfit(error, server_flags) from None
+    with tasks_of(inputs, flags) as tasks:
+        options = job_options(flags)
+        return _whole_job(settings, tasks, options, out=out, data_dir=data_dir, api_key=api_key)
+
+
+def _whole_job(
+    settings: Settings,
+    tasks: list[Any] | OpenInput,
+    options: JobOptions,
+    *,
+    out: Path,
+    data_dir: Path | None,
+    api_key: str | None,
+) -> int:
+    from conveyor.client.download import prepare
+    from conveyor.client.whole import WholeJob
+    from conveyor.domain.errors import ConveyorError
+    from conveyor.roles.run import run_once
+
+    with told() as terminal:
+        prepare(out)
+        job = WholeJob(target_of(None, api_key, lasts=False), terminal, tasks, options, out=out)
+        try:
+            code = run_once(settings, job, data_dir=data_dir, beside=out)
+        except ConveyorError as error:
+            raise Failure(error.detail) from None
+        except ExceptionGroup as group:
+            raise Failure(reason(group)) from None
+    if code == INTERRUPTED:
+        raise Interruption(job.farewell)
+    return code

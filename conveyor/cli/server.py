@@ -1,0 +1,77 @@
+"""`conveyor-dev`: a server on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from conveyor import __version__
+from conveyor.cli.work import reason, unfit
+from conveyor.client.options import Directory, gateway_options
+from conveyor.client.program import Failure
+
+if TYPE_CHECKING:
+    from conveyor.roles.banner import Announcer
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--host", help="Address to listen on [127.0.0.1].")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000].")
+@click.option(
+    "--data-dir", type=Directory(), metavar="DIR", help="Where everything is kept [.conveyor]."
+)
+@gateway_options
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--log-format", type=click.Choice(["text", "json"]))
+@click.option("--quiet", is_flag=True, help="Print nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one machine-readable line.")
+@click.option("--demo", is_flag=True, help="Run a job over a small site that is served, too.")
+@click.version_option(__version__, prog_name="conveyor-dev")
+def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
+    """Run a Conveyor server on this machine: the API and the worker in one process.
+
+    Every setting can also be given as an environment variable CONVEYOR_…
+    """
+    from conveyor.domain.errors import ConveyorError
+    from conveyor.roles.banner import Announcer
+    from conveyor.settings import InvalidSetting, from_environment
+
+    announcer = Announcer(quiet=quiet, as_json=as_json)
+    if quiet or demo:
+        flags["log_level"] = flags["log_level"] or "error"
+    try:
+        if demo:
+            return _demo(flags, announcer)
+        settings = from_environment(**flags)
+        from conveyor.roles.dev import run
+
+        return run(
+            settings,
+            on_ready=lambda info: announcer.ready(info, settings),
+            on_stopping=announcer.stopping,
+        )
+    except InvalidSetting as error:
+        raise unfit(error, flags) from None
+    except ConveyorError as error:
+        raise Failure(error.detail) from None
+    except ExceptionGroup as group:
+        raise Failure(reason(group)) from None
+
+
+def _demo(flags: dict[str, Any], announcer: Announcer) -> int:
+    from conveyor.client.tour import tour
+    from conveyor.clock import SystemClock
+    from conveyor.roles.demo import run_demo
+    from conveyor.settings import client_environment
+
+    pace = SystemClock()
+    # The key that `conveyor` shows, so that it finds the job.
+    key = client_environment().api_key
+
+    async def job(api: str, urls: Mapping[str, str], out: Path, to: Announcer) -> None:
+        await tour(api, key, urls, out, pace=pace, say=to.say, stream=to.stream)
+
+    return run_demo(flags, announcer, job)

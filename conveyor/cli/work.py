@@ -1,0 +1,123 @@
+"""From flags to work: whom to talk to, what to submit, and how errors are told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from conveyor.client.file_input import FileType
+from conveyor.client.options import csv_options, parameters
+from conveyor.client.program import Failure, Interruption
+
+if TYPE_CHECKING:
+    from conveyor.client.commands import Target, Terminal
+    from conveyor.client.file_input import OpenInput
+    from conveyor.client.submit import JobOptions
+    from conveyor.settings import InvalidSetting
+
+Work = Callable[["Target", "Terminal"], Awaitable[int]]
+
+
+def run_client(work: Work, server: str | None, api_key: str | None) -> int:
+    """Run a client command on an event loop of its own."""
+    import anyio
+
+    target = target_of(server, api_key)
+    with told() as terminal:
+        return anyio.run(_awaited, work, target, terminal)
+
+
+async def _awaited(work: Work, target: Target, terminal: Terminal) -> int:
+    return await work(target, terminal)
+
+
+def target_of(server: str | None, api_key: str | None, *, lasts: bool = True) -> Target:
+    """The server and the key that flags or the environment name; see Target for `lasts`."""
+    from conveyor.client.commands import Target
+    from conveyor.clock import SystemClock
+    from conveyor.settings import client_environment
+
+    environment = client_environment()
+    return Target(
+        server or environment.server,
+        api_key or environment.api_key,
+        SystemClock(),
+        named=server or None,
+        lasts=lasts,
+    )
+
+
+@contextmanager
+def told() -> Iterator[Terminal]:
+    """A terminal for a command, whose errors are told as one line each."""
+    from conveyor.client.commands import Terminal
+    from conveyor.client.errors import ClientError, InvalidTasks
+
+    terminal = Terminal()
+    try:
+        yield terminal
+    except InvalidTasks as error:
+        for line in error.lines:
+            terminal.warn(f"conveyor: {line}")
+        raise Failure(str(error)) from None
+    except ClientError as error:
+        raise Failure(str(error)) from None
+    except KeyboardInterrupt:
+        raise Interruption(terminal.farewell) from None
+
+
+@contextmanager
+def tasks_of(inputs: tuple[str, ...], flags: dict[str, Any]) -> Iterator[list[Any] | OpenInput]:
+    """What the arguments name, read or open; takes the options of files out of the flags."""
+    from conveyor.client.errors import ClientError
+    from conveyor.client.file_input import file_input, opened
+    from conveyor.client.inputs import read_tasks
+
+    file_type = flags.pop("file_type")
+    csv = csv_options(
+        flags.pop("fields"),
+        header=flags.pop("header"),
+        delimiter=flags.pop("delimiter"),
+        quote=flags.pop("quote"),
+    )
+    with ExitStack() as files:
+        try:
+            chosen = file_input(inputs, FileType(file_type) if file_type else None, csv)
+            tasks = read_tasks(inputs) if chosen is None else files.enter_context(opened(chosen))
+        except ClientError as error:
+            raise Failure(str(error)) from None
+        yield tasks
+
+
+def job_options(flags: dict[str, Any]) -> JobOptions:
+    """The rest of the flags, as fields of a job."""
+    from conveyor.client.submit import JobOptions
+
+    return JobOptions(zenrows_params=parameters(flags.pop("params")), **flags)
+
+
+def unfit(error: InvalidSetting, flags: Mapping[str, Any]) -> click.ClickException:
+    """The setting that does not fit, named as it was given: by a flag or by a variable."""
+    from conveyor.settings import PREFIX
+
+    variable, _, problem = error.detail.partition(" ")
+    name = variable.removeprefix(PREFIX).lower()
+    if flags.get(name) is None:
+        return Failure(error.detail)
+    return click.UsageError(f"--{name.replace('_', '-')} {problem}")
+
+
+def reason(group: ExceptionGroup[Exception]) -> str:
+    """What to tell of errors that ended a server together: ours if there is one."""
+    from conveyor.domain.errors import ConveyorError
+
+    ours = group.subgroup(ConveyorError)
+    error: BaseException = ours or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, ConveyorError):
+        return error.detail
+    return f"{type(error).__name__}: {error}"

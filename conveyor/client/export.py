@@ -1,0 +1,165 @@
+"""Exports: asked for, waited for, and brought home as one file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx
+
+from conveyor.client.api import Api, connect
+from conveyor.client.commands import SUCCEEDED, Target, Terminal, about
+from conveyor.client.download import prepare
+from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
+from conveyor.client.files import replacing
+from conveyor.client.output import clean, printable, size
+from conveyor.client.progress import describe
+from conveyor.client.transfer import Meter, meter_for
+from conveyor.client.watch import GROWTH, PATIENCE, latest_run
+from conveyor.client.wire import ExportReply, RunReply
+from conveyor.domain.errors import ErrorCode
+
+FIRST_INTERVAL = 0.1
+LAST_INTERVAL = 2.0
+ATTEMPTS = 3
+FORMS = {".zip": "zip", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+"""The form of an export by the suffix of its file."""
+
+
+async def export_job(
+    target: Target,
+    terminal: Terminal,
+    job_id: str,
+    *,
+    run_id: str | None,
+    out: Path | None,
+    form: str,
+    force: bool,
+) -> int:
+    """Have the results of a run (the latest by default) put into one file, and bring it; `out` None
+    is standard output."""
+    if out is not None:
+        _see_that_it_can_be_written(out, force=force)
+    async with connect(target.server, target.api_key, target.pace) as api:
+        with about(job_id):
+            run = await (_run(api, job_id, run_id) if run_id else latest_run(api, job_id))
+            if run.live:
+                terminal.warn(f"the run is {describe(run)}: only what has ended goes into it")
+            with meter_for(sys.stderr, api.pace) as meter:
+                export = await export_run(api, run, form, meter)
+                done = await fetch_export(api, run, export, out, meter, force=force)
+    if out is not None:
+        terminal.say(f"{size(done)} in {clean(str(out))}")
+    return SUCCEEDED
+
+
+async def _run(api: Api, job_id: str, run_id: str) -> RunReply:
+    unknown = ClientError(f"job {printable(job_id)} has no run {printable(run_id)}")
+    if not run_id.strip("."):
+        # As a part of a path it would name something else.
+        raise unknown
+    try:
+        return await api.run(job_id, run_id)
+    except ServerRefused as refusal:
+        if refusal.code != ErrorCode.NOT_FOUND:
+            raise
+        raise unknown from None
+
+
+async def export_run(api: Api, run: RunReply, form: str, meter: Meter) -> ExportReply:
+    """Have an export made and wait for it; it is completed then.
+
+    Raises ClientError with the server's reason where it fails.
+    """
+    export = await api.start_export(run.job_id, run.run_id, form=form)
+    meter.begin("making the export")
+    interval = FIRST_INTERVAL
+    answered_at = api.pace.monotonic()
+    while export.live:
+        await api.pace.sleep(interval)
+        interval = min(interval * GROWTH, LAST_INTERVAL)
+        meter.move()
+        try:
+            export = await api.export(run.job_id, run.run_id, export.export_id)
+        except ServerUnreachable:
+            if api.pace.monotonic() - answered_at > PATIENCE:
+                raise
+            continue
+        answered_at = api.pace.monotonic()
+    if export.status != "completed":
+        raise ClientError(f"the export failed: {printable(export.error or export.status)}")
+    return export
+
+
+async def fetch_export(
+    api: Api, run: RunReply, export: ExportReply, target: Path | None, meter: Meter, *, force: bool
+) -> int:
+    """Bring a completed export into a file, which appears once it is whole, or (None) to standard
+    output; the number of bytes.
+
+    A transfer into a file that breaks is begun again. Raises ClientError where it does not come,
+    the file cannot be written, or is there already and `force` is not set.
+    """
+    attempts = 1 if target is None else ATTEMPTS
+    for attempt in range(1, attempts + 1):
+        # The link lives shorter than the export; each look gives a fresh one.
+        fresh = await api.export(run.job_id, run.run_id, export.export_id)
+        if fresh.download_url is None:
+            raise ClientError("the export is completed, but has no link")
+        try:
+            with _writing(target, force=force) as file:
+                return await _transfer(api, fresh.download_url, file, meter)
+        except httpx.RequestError as error:
+            if attempt == attempts:
+                reason = clean(str(error)) or type(error).__name__
+                raise ClientError(f"the export did not come: {reason}") from None
+            await api.pace.sleep(0.25 * 2**attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _see_that_it_can_be_written(target: Path, *, force: bool) -> None:
+    """Not when the export is made: that may take hours."""
+    if target.is_dir():
+        raise ClientError(f"{clean(str(target))} is a directory")
+    if not force:
+        refuse_to_replace(target)
+    prepare(target.parent)
+
+
+def refuse_to_replace(target: Path) -> None:
+    """Raises ClientError where there is a file of that name."""
+    if os.path.lexists(target):
+        raise ClientError(f"{clean(str(target))} is there already (--force replaces it)")
+
+
+@contextmanager
+def _writing(target: Path | None, *, force: bool) -> Iterator[BinaryIO]:
+    if target is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with replacing(target) as file:
+            yield file
+            if not force:
+                # It may have come while the export was made.
+                refuse_to_replace(target)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ClientError(f"cannot write {clean(str(target))}: {reason}") from None
+
+
+async def _transfer(api: Api, url: str, file: BinaryIO, meter: Meter) -> int:
+    done = 0
+    async with api.download(url) as response:
+        length = response.headers.get("Content-Length", "")
+        meter.begin("downloading", int(length) if length.isdecimal() else None)
+        async for chunk in response.aiter_raw():
+            file.write(chunk)
+            done += len(chunk)
+            meter.move(done)
+    return done

@@ -1,0 +1,145 @@
+"""What the commands take: options that several of them share, and the values behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from conveyor.client.file_input import CsvOptions, FileType
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Command], Command]
+
+FIELDS = ("url", "external_id")
+
+
+class Directory(click.Path):
+    """A directory that is named: an empty text would be the present one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Fails for an empty text."""
+        if not value:
+            self.fail("must not be empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _one_character(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> str | None:
+    if value is None:
+        return None
+    text = "\t" if value == "\\t" else value
+    if len(text) != 1:
+        raise click.BadParameter(r"must be one character, or \t")
+    return text
+
+
+def _together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Options in the order in which the help shows them, as one decorator."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+api_key_option = click.option(
+    "--api-key", metavar="KEY", help="Key to show the server [ZENROWS_API_KEY, else local]."
+)
+server_options = _together(
+    click.option(
+        "--server",
+        metavar="URL",
+        help="Server [CONVEYOR_URL, ZENROWS_BATCH_BASE_URL, else http://127.0.0.1:9000/v1].",
+    ),
+    api_key_option,
+)
+out_option = click.option(
+    "--out",
+    type=Directory(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Put the result bodies into DIR; waits for the end of the run.",
+)
+watch_option = click.option("--watch", is_flag=True, help="Follow the run to its end.")
+status_option = click.option(
+    "--status",
+    type=click.Choice(["all", "successful", "failed", "processing"]),
+    help="Only these tasks.",
+)
+file_options = _together(
+    click.option(
+        "--type",
+        "file_type",
+        type=click.Choice([kind.value for kind in FileType]),
+        help="What the file holds [by its name: .csv and .tsv are CSV].",
+    ),
+    click.option(
+        "--field",
+        "fields",
+        multiple=True,
+        metavar="url|external_id=COLUMN",
+        help="CSV: a column by number, from 0, or by its name in the header.",
+    ),
+    click.option("--header", is_flag=True, help="CSV: the first row names the columns."),
+    click.option(
+        "--delimiter", callback=_one_character, metavar="CHAR", help="CSV: between fields [,]."
+    ),
+    click.option(
+        "--quote", callback=_one_character, metavar="CHAR", help='CSV: around fields ["].'
+    ),
+)
+task_options = _together(
+    click.option("--param", "params", multiple=True, metavar="K=V", help="Scraper parameter."),
+    click.option("--max-inflight", type=int, metavar="N", help="Most tasks worked at a time."),
+    click.option("--max-attempts", type=int, metavar="N", help="Attempts a task gets."),
+)
+gateway_options = _together(
+    click.option("--gateway", metavar="direct|fake|URL", help="What scrapes [direct]."),
+    click.option(
+        "--allow-private", is_flag=True, default=None, help="Fetch private addresses too."
+    ),
+    click.option("--workers", type=click.IntRange(1, 10_000), help="Gateway calls at a time [50]."),
+)
+
+
+def parameters(pairs: tuple[str, ...]) -> dict[str, str] | None:
+    """The scraper parameters of `--param`; None where there are none."""
+    return dict(_pair(pair, "--param") for pair in pairs) or None
+
+
+def csv_options(
+    fields: tuple[str, ...], *, header: bool, delimiter: str | None, quote: str | None
+) -> CsvOptions:
+    """How a CSV file is to be read; a column given by name says that there is a header."""
+    columns: dict[str, int | str] = {}
+    for given in fields:
+        field, column = _pair(given, "--field")
+        if field not in FIELDS:
+            raise click.UsageError(f"--field is url or external_id, not {field!r}")
+        if not column:
+            raise click.UsageError(f"--field {field} needs a column")
+        columns[field] = int(column) if _is_index(column) else column
+    named = any(isinstance(column, str) for column in columns.values())
+    return CsvOptions(
+        url=columns.get("url"),
+        external_id=columns.get("external_id"),
+        delimiter=delimiter,
+        quote=quote,
+        header=header or named,
+    )
+
+
+def _is_index(column: str) -> bool:
+    return column.isascii() and column.isdecimal() and len(column) < 10
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise click.UsageError(f"{option} takes KEY=VALUE, not {text!r}")
+    return key, value

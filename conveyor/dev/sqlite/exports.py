@@ -1,0 +1,137 @@
+"""Exports of runs: a row each, which goes with its run."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from conveyor.dev.sqlite.database import Database
+from conveyor.domain.errors import not_found
+from conveyor.ports.exports import Export, ExportFormat, ExportStatus
+
+_COLUMNS = (
+    "export_id, job_id, run_id, format, status, created_at, updated_at, expires_at, error, size"
+)
+_RUN_LIVES = (
+    "EXISTS (SELECT 1 FROM runs WHERE runs.run_id = {run_id} AND runs.job_id = {job_id} "
+    "AND runs.status <> 'deleted')"
+)
+_GOES_ON = (
+    "export_id = :export_id AND status IN ('pending', 'running') AND expires_at > :now AND "
+    + _RUN_LIVES.format(run_id="exports.run_id", job_id="exports.job_id")
+)
+
+
+class SqliteExports:
+    """The exports port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create_export(self, export: Export) -> None:
+        """Write a new export. Raises ConveyorError(not_found) where its run is deleted or gone."""
+        values = (
+            export.export_id,
+            export.job_id,
+            export.run_id,
+            export.format,
+            export.status,
+            export.created_at,
+            export.updated_at,
+            export.expires_at,
+            export.error,
+            export.size,
+        )
+
+        def create(connection: sqlite3.Connection) -> None:
+            written = connection.execute(
+                f"INSERT INTO exports ({_COLUMNS}) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 "
+                f"WHERE {_RUN_LIVES.format(run_id='?3', job_id='?2')}",
+                values,
+            )
+            if written.rowcount != 1:
+                raise not_found("run")
+
+        await self._database.write(create)
+
+    async def get_export(self, export_id: str) -> Export | None:
+        """An export by its id, expired ones included."""
+        found = await self._select("WHERE export_id = ?", export_id)
+        return found[0] if found else None
+
+    async def begin_export(self, export_id: str, *, now: int) -> Export | None:
+        """Mark it running; None where it has ended, expired, or its run is deleted or gone."""
+        sql = (
+            "UPDATE exports SET status = 'running', updated_at = max(updated_at, :now) "
+            f"WHERE {_GOES_ON} RETURNING {_COLUMNS}"
+        )
+        values = {"export_id": export_id, "now": now}
+        row = await self._database.write(
+            lambda connection: connection.execute(sql, values).fetchone()
+        )
+        return None if row is None else _export_from(row)
+
+    async def end_export(
+        self, export_id: str, *, size: int | None, error: str | None, now: int
+    ) -> bool:
+        """Complete it with a size, or fail it with an error; False where it is too late."""
+        sql = (
+            "UPDATE exports SET status = :status, size = :size, error = :error, "
+            f"updated_at = max(updated_at, :now) WHERE {_GOES_ON}"
+        )
+        status = ExportStatus.COMPLETED if error is None else ExportStatus.FAILED
+        values = {
+            "export_id": export_id,
+            "status": status,
+            "size": size,
+            "error": error,
+            "now": now,
+        }
+        return await self._database.write(
+            lambda connection: connection.execute(sql, values).rowcount == 1
+        )
+
+    async def unfinished_exports(self, *, before: int) -> list[Export]:
+        """Exports that have not ended and were last touched before `before`."""
+        return await self._select(
+            "WHERE status IN ('pending', 'running') AND updated_at < ? ORDER BY export_id", before
+        )
+
+    async def expired_exports(self, *, now: int, limit: int) -> list[Export]:
+        """Exports past their time, those first whose time ended first."""
+        return await self._select(
+            "WHERE expires_at <= ? ORDER BY expires_at, export_id LIMIT ?", now, limit
+        )
+
+    async def drop_export(self, export_id: str) -> None:
+        """Remove an export. Without effect where it is gone."""
+
+        def drop(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM exports WHERE export_id = ?", (export_id,))
+
+        await self._database.write(drop)
+
+    async def _select(self, clause: str, *values: object) -> list[Export]:
+        sql = f"SELECT {_COLUMNS} FROM exports {clause}"
+        rows = await self._database.read(lambda reader: reader.execute(sql, values).fetchall())
+        return [_export_from(row) for row in rows]
+
+
+def remove_exports_of_run(connection: sqlite3.Connection, run_id: str) -> None:
+    """Remove the exports of a run, inside its caller's transaction."""
+    connection.execute("DELETE FROM exports WHERE run_id = ?", (run_id,))
+
+
+def _export_from(row: tuple[Any, ...]) -> Export:
+    return Export(
+        export_id=row[0],
+        job_id=row[1],
+        run_id=row[2],
+        format=ExportFormat(row[3]),
+        status=ExportStatus(row[4]),
+        created_at=row[5],
+        updated_at=row[6],
+        expires_at=row[7],
+        error=row[8],
+        size=row[9],
+    )

@@ -1,0 +1,187 @@
+"""The ingestion port: rows of large runs, a stretch a transaction.
+
+A stretch of staged rows goes into the database as the JSON text that it is: no row of it becomes an
+object here, and the interpreter's lock is free while it is written.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from conveyor.dev.sqlite.copies import Copy
+from conveyor.dev.sqlite.counts import count_rows, write_counts
+from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.reads import UNFINISHED, merged_references
+from conveyor.dev.sqlite.rows import INDEX_BITS, Place
+from conveyor.dev.sqlite.states import (
+    find_job,
+    find_place,
+    find_run,
+    move_run,
+)
+from conveyor.domain.model import JobStatus, Run, RunFailure, RunStatus
+from conveyor.domain.shards import ShardScheme
+from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.ports.ingestion import Ingesting, StagedRows
+
+_SHARD = {
+    ShardScheme.STRIPE: "(:first + key) % :count",
+    ShardScheme.FNV32A: "fnv32a(value ->> 0) % :count",
+}
+_WRITE = f"""
+    INSERT OR IGNORE INTO tasks (task_key, state, task_id, created_at, updated_at, spec)
+    SELECT :run_no + {{shard}} << {INDEX_BITS} | (:first + key), 0, value ->> 0, :now, :now,
+        value -> 1
+    FROM json_each(:rows)
+"""
+_MOVE = """
+    UPDATE runs SET ingest_next = max(ingest_next, ?), updated_at = max(updated_at, ?)
+    WHERE run_no = ?
+"""
+_END = "UPDATE runs SET ingesting = 0, updated_at = max(updated_at, ?) WHERE run_no = ?"
+
+
+class SqliteIngestion:
+    """The ingestion port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def ingesting(self, run_id: str) -> Ingesting | None:
+        """How far a run is; None where it is gone, deleted, or done with ingesting."""
+
+        def read(reader: sqlite3.Connection) -> Ingesting | None:
+            run = find_run(reader, run_id)
+            if run is None or run.ingest is None or not _goes_on(run):
+                return None
+            return Ingesting(
+                job_id=run.job_id,
+                run_id=run_id,
+                live=run.status in LIVE_RUN_STATES,
+                ingest=run.ingest,
+                rerun_of=run.rerun_of,
+            )
+
+        return await self._database.read(read)
+
+    async def write_rows(self, run_id: str, rows: StagedRows, *, now: int) -> bool:
+        """Insert the pending rows that are absent, and move the checkpoint behind them."""
+
+        def write(connection: sqlite3.Connection) -> bool:
+            if _live_run(connection, run_id) is None:
+                return False
+            place = _place(connection, run_id)
+            values = {
+                "run_no": place.run_no,
+                "count": place.shards.count,
+                "first": rows.first_index,
+                "now": now,
+                "rows": rows.rows,
+            }
+            connection.execute(_WRITE.format(shard=_SHARD[place.shards.scheme]), values)
+            connection.execute(_MOVE, (rows.first_index + rows.count, now, place.run_no))
+            return True
+
+        return await self._database.write(write)
+
+    async def copy_rows(
+        self, run_id: str, *, first_index: int, end_index: int, now: int
+    ) -> list[tuple[int, str]] | None:
+        """Copy rows of the source where they are absent, and move the checkpoint behind them."""
+
+        def copy(connection: sqlite3.Connection) -> list[tuple[int, str]] | None:
+            run = _live_run(connection, run_id)
+            if run is None or run.rerun_of is None or run.ingest is None:
+                return None
+            place, source = _place(connection, run_id), _place(connection, run.rerun_of)
+            made = Copy(source, run.rerun_of, place, run.ingest.statuses)
+            made.run(connection, first_index=first_index, end_index=end_index, now=now)
+            connection.execute(_MOVE, (end_index, now, place.run_no))
+            count = end_index - first_index
+            found = merged_references(
+                connection, place, UNFINISHED, after=first_index - 1, limit=count
+            )
+            return [reference for reference in found.rows if reference[0] < end_index]
+
+        return await self._database.write(copy)
+
+    async def finish_ingest(self, run_id: str, *, now: int) -> RunStatus | None:
+        """End the ingestion; where the run stands then."""
+
+        def finish(connection: sqlite3.Connection) -> RunStatus | None:
+            run = find_run(connection, run_id)
+            if run is None or run.status is RunStatus.DELETED:
+                return None
+            if run.ingesting:
+                _finish(connection, run, now)
+                run = find_run(connection, run_id)
+            return None if run is None else run.status
+
+        return await self._database.write(finish)
+
+    async def fail_ingest(self, run_id: str, *, detail: str, now: int) -> bool:
+        """End a live run as `failed`, because its rows cannot be written."""
+
+        def fail(connection: sqlite3.Connection) -> bool:
+            run = _live_run(connection, run_id)
+            if run is None:
+                return False
+            place = _place(connection, run_id)
+            move_run(connection, run, RunStatus.FAILED, now=now)
+            connection.execute(
+                "UPDATE runs SET failure_reason = ?, failure_detail = ? WHERE run_no = ?",
+                (RunFailure.INGEST_FAILED, detail, place.run_no),
+            )
+            write_counts(connection, place, count_rows(connection, place))
+            connection.execute(_END, (now, place.run_no))
+            return True
+
+        return await self._database.write(fail)
+
+    async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
+        """(job_id, run_id) of runs that ingest and have not moved on since `before`."""
+        sql = (
+            "SELECT job_id, run_id FROM runs INDEXED BY runs_by_ingesting "
+            "WHERE ingesting AND status <> 'deleted' AND updated_at < ? ORDER BY run_no"
+        )
+        return await self._database.read(lambda reader: reader.execute(sql, (before,)).fetchall())
+
+
+def _goes_on(run: Run) -> bool:
+    return run.ingesting and run.status is not RunStatus.DELETED
+
+
+def _live_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
+    """The run, where rows may still be written to it."""
+    run = find_run(connection, run_id)
+    return run if run is not None and run.ingesting and run.status in LIVE_RUN_STATES else None
+
+
+def _place(connection: sqlite3.Connection, run_id: str) -> Place:
+    place = find_place(connection, run_id)
+    assert place is not None  # a pinned source is not purged, and the run was just read
+    return place
+
+
+def _finish(connection: sqlite3.Connection, run: Run, now: int) -> None:
+    """Latch. The total is set absolutely; a run that was cut short counts the rows it has."""
+    place = _place(connection, run.run_id)
+    assert run.ingest is not None
+    live = run.status in LIVE_RUN_STATES
+    if live and run.ingest.next_index < run.ingest.end:
+        raise ValueError(f"run {run.run_id} has rows that are not written yet")
+    if not live:
+        write_counts(connection, place, count_rows(connection, place))
+    else:
+        total = run.ingest.end if run.rerun_of is None else count_rows(connection, place).total
+        connection.execute("UPDATE runs SET total = ? WHERE run_no = ?", (total, place.run_no))
+    connection.execute(_END, (now, place.run_no))
+    if run.ingest.statuses is None:
+        # Every row starts afresh: from here on nothing of the source is needed.
+        connection.execute("DELETE FROM run_sources WHERE run_id = ?", (run.run_id,))
+    after = find_run(connection, run.run_id)
+    job = find_job(connection, run.job_id)
+    if after is None or job is None or not live:
+        return
+    closed = job.status is not JobStatus.OPEN
+    move_run(connection, after, live_run_status(after.stats, job_closed=closed), now=now)

@@ -1,0 +1,188 @@
+"""The sweeping port: what a periodic look over the store finds, and sets right."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from conveyor.dev.sqlite.counts import RowCounts, count_rows, write_counts
+from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.reads import References, merged_references
+from conveyor.dev.sqlite.rows import Place
+from conveyor.dev.sqlite.states import find_job, find_place, find_run, move_job, move_run
+from conveyor.domain.model import JobStatus, Run, RunStats, RunStatus
+from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.ports.sweeping import EndedRun, QuietRun
+
+_QUIET = """
+    SELECT job_id, run_id, updated_at FROM runs INDEXED BY runs_by_status
+    WHERE status = 'running' AND NOT paused AND NOT ingesting AND updated_at < ?
+    ORDER BY updated_at
+"""
+"""A live run whose tasks have all ended is pending, not running."""
+
+_DUE = """
+    SELECT group_concat(reference) FROM (
+        SELECT printf('[%d,"%s"]', t.task_key & 34359738367, t.task_id) AS reference
+        FROM tasks t INDEXED BY tasks_by_state LEFT JOIN claims c ON c.task_key = t.task_key
+        WHERE t.state = 0 AND t.task_key > ?2 AND t.task_key <= ?3
+        AND t.not_before <= {now} AND coalesce(c.claimed_until, 0) <= {now}
+        ORDER BY t.task_key LIMIT ?1
+    )
+"""
+_CLAIMED = """
+    SELECT 1 FROM claims WHERE task_key > ? AND task_key <= ? AND claimed_until > ? LIMIT 1
+"""
+
+_ENDED = """
+    SELECT job_id, run_id, ended_at, result_ttl_days, swept FROM (
+        SELECT r.job_id, r.run_id, j.result_ttl_days, r.swept,
+            max(r.updated_at, coalesce(max(d.updated_at), 0)) AS ended_at,
+            coalesce(max(d.status IN ('running', 'pending') OR d.ingesting), 0) AS needed
+        FROM runs r JOIN jobs j USING (job_id)
+        LEFT JOIN run_sources s ON s.source_run_id = r.run_id
+        LEFT JOIN runs d ON d.run_id = s.run_id AND d.status <> 'deleted'
+        WHERE r.run_id > ?1 AND r.status IN ('completed', 'stopped', 'failed')
+        AND NOT r.ingesting AND r.updated_at < ?2
+        GROUP BY r.run_id
+    ) WHERE NOT needed AND ended_at < ?2 ORDER BY run_id LIMIT ?3
+"""
+"""Runs by id, with the latest moment at which they, or those that draw bodies from them, ended."""
+
+
+class SqliteSweeping:
+    """The sweeping port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim_sweep(self, *, now: int, lapses_at: int) -> bool:
+        """Whether the caller may sweep: one at a time, until `lapses_at`."""
+
+        def claim(connection: sqlite3.Connection) -> bool:
+            written = connection.execute(
+                "INSERT INTO sweeps (one, lapses_at) VALUES (1, ?1) ON CONFLICT (one) "
+                "DO UPDATE SET lapses_at = ?1 WHERE sweeps.lapses_at <= ?2",
+                (lapses_at, now),
+            )
+            return written.rowcount > 0
+
+        return await self._database.write(claim)
+
+    async def quiet_runs(self, *, before: int) -> list[QuietRun]:
+        """Live runs with tasks to be worked in which nothing was written since `before`."""
+        rows = await self._database.read(
+            lambda reader: reader.execute(_QUIET, (before,)).fetchall()
+        )
+        return [QuietRun(*row) for row in rows]
+
+    async def reconcile_run(self, run_id: str, *, now: int) -> RunStatus | None:
+        """Set a run's counters to what its rows say, and decide again whether it is complete.
+
+        The rows are counted by a reader first: a run that is right costs the writer nothing.
+        """
+        seen = await self._database.read(lambda reader: _verdict(reader, run_id, now))
+        if seen is None or (seen.counters_agree and seen.status is seen.run.status):
+            return None if seen is None else seen.status
+        return await self._database.write(lambda connection: _set_right(connection, run_id, now))
+
+    async def due_references(
+        self, run_id: str, *, after: int, limit: int, now: int
+    ) -> list[tuple[int, str]]:
+        """(index, task_id) of rows of a live run that could be worked now, in order."""
+
+        def read(reader: sqlite3.Connection) -> References:
+            run, place = find_run(reader, run_id), find_place(reader, run_id)
+            if run is None or place is None or run.status not in LIVE_RUN_STATES:
+                return References([])
+            sql = _DUE.format(now=int(now))
+            return merged_references(reader, place, sql, after=after, limit=limit)
+
+        found = await self._database.read(read)
+        self._database.rows_read += found.rows_read
+        self._database.rows_returned += len(found.rows)
+        return found.rows
+
+    async def ended_runs(self, *, before: int, after: str, limit: int) -> list[EndedRun]:
+        """Terminal runs, not deleted, that ended before `before`, by run id above `after`."""
+        rows = await self._database.read(
+            lambda reader: reader.execute(_ENDED, (after, before, limit)).fetchall()
+        )
+        return [
+            EndedRun(job_id, run_id, ended_at, ttl_days, bool(swept))
+            for job_id, run_id, ended_at, ttl_days, swept in rows
+        ]
+
+    async def mark_swept(self, run_id: str) -> None:
+        """Note that the bodies of an ended run were removed for age."""
+        await self._database.write(
+            lambda connection: connection.execute(
+                "UPDATE runs SET swept = 1 WHERE run_id = ?", (run_id,)
+            )
+        )
+
+    async def expire_run(self, run_id: str, *, now: int) -> list[str]:
+        """Turn an ended run to `deleted`, and its job too where no other run of it is left."""
+        return await self._database.write(lambda connection: _expire(connection, run_id, now=now))
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """Where a run stands and where it should. Without `counts` it is to be left as it is."""
+
+    run: Run
+    place: Place
+    counts: RowCounts | None
+    status: RunStatus
+
+    @property
+    def counters_agree(self) -> bool:
+        """Whether the counters are what the rows say, or not to be touched."""
+        counts, stats = self.counts, self.run.stats
+        return counts is None or (
+            (counts.total, counts.successful, counts.failed, counts.failure_reasons)
+            == (stats.total, stats.successful, stats.failed, stats.failure_reasons)
+        )
+
+
+def _verdict(connection: sqlite3.Connection, run_id: str, now: int) -> _Verdict | None:
+    run, place = find_run(connection, run_id), find_place(connection, run_id)
+    job = None if run is None else find_job(connection, run.job_id)
+    if run is None or place is None or job is None:
+        return None
+    untouched = _Verdict(run, place, None, run.status)
+    if run.status not in LIVE_RUN_STATES or run.ingesting:
+        return untouched
+    if connection.execute(_CLAIMED, (*place.all, now)).fetchone() is not None:
+        return untouched
+    counts = count_rows(connection, place)
+    stats = RunStats(total=counts.total, successful=counts.successful, failed=counts.failed)
+    status = live_run_status(stats, job_closed=job.status is not JobStatus.OPEN)
+    return _Verdict(run, place, counts, status)
+
+
+def _set_right(connection: sqlite3.Connection, run_id: str, now: int) -> RunStatus | None:
+    verdict = _verdict(connection, run_id, now)
+    if verdict is None:
+        return None
+    if verdict.counts is not None and not verdict.counters_agree:
+        write_counts(connection, verdict.place, verdict.counts)
+    move_run(connection, verdict.run, verdict.status, now=now)
+    return verdict.status
+
+
+def _expire(connection: sqlite3.Connection, run_id: str, *, now: int) -> list[str]:
+    run = find_run(connection, run_id)
+    if run is None or run.status in LIVE_RUN_STATES:
+        return []
+    if move_run(connection, run, RunStatus.DELETED, now=now):
+        connection.execute(
+            "UPDATE jobs SET updated_at = max(updated_at, ?2), version = version + 1, "
+            "latest_run_id = (SELECT run_id FROM runs WHERE job_id = ?1 "
+            "AND status <> 'deleted' ORDER BY run_sequence DESC LIMIT 1) WHERE job_id = ?1",
+            (run.job_id, now),
+        )
+        job = find_job(connection, run.job_id)
+        if job is not None and job.latest_run_id is None:
+            move_job(connection, job, JobStatus.DELETED, now=now)
+    return [run_id]

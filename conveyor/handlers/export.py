@@ -1,0 +1,170 @@
+"""Making exports: the results of a run become one blob."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import anyio
+from anyio import to_thread
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.handlers.export_pump import Writer, archive
+from conveyor.handlers.export_source import Source, TooLarge
+from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import export_key
+from conveyor.ports.clock import Clock
+from conveyor.ports.exports import Export, ExportFormat, ExportStatus
+from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, Delivery, ExportMessage
+from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
+
+TRIES = 5
+"""Errors in this process after which an export is given up."""
+BUSY_PAUSE = 2.0
+"""Seconds that an export waits before it asks again whether the one before it has ended."""
+
+_GIB = 1 << 30
+_WRITERS = {
+    ExportFormat.ZIP: ("conveyor.handlers.export_zip", "zip_pieces"),
+    ExportFormat.JSONL: ("conveyor.handlers.export_lines", "jsonl_pieces"),
+    ExportFormat.CSV: ("conveyor.handlers.export_lines", "csv_pieces"),
+    ExportFormat.PARQUET: ("conveyor.handlers.export_parquet", "parquet_pieces"),
+}
+
+_log = logging.getLogger("conveyor.handlers")
+
+
+class _Withdrawn(Exception):
+    """The export has ended, expired or lost its run while it was being made."""
+
+
+class _Impossible(Exception):
+    """The export cannot be made, now or later; the text is what its caller is told."""
+
+
+class ExportHandler:
+    """The handler of export messages.
+
+    Makes one export at a time, so that the control lane's other slots are left to everything else.
+    Making one twice is harmless: until it is complete, nobody sees a byte of it.
+    """
+
+    def __init__(self, binding: Binding, clock: Clock, *, max_bytes: int) -> None:
+        self._binding = binding
+        self._exports = binding.exports
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._active: dict[str, anyio.CancelScope] = {}
+        self._errors: dict[str, int] = {}
+
+    async def handle(self, delivery: Delivery, _throttled: Throttled) -> Outcome:
+        """Make one export, from the beginning."""
+        message = delivery.message
+        assert isinstance(message, ExportMessage)
+        if message.export_id in self._active:
+            return ACKNOWLEDGE
+        if self._active:
+            # A fresh copy: standing back again and again wears no message out.
+            await self._binding.queues.send(CONTROL_QUEUE, message, delay=BUSY_PAUSE)
+            return ACKNOWLEDGE
+        with anyio.CancelScope() as scope:
+            self._active[message.export_id] = scope
+            try:
+                await self._attempt(message)
+            finally:
+                del self._active[message.export_id]
+        if scope.cancelled_caught:
+            await self._clean_up(message)
+        return ACKNOWLEDGE
+
+    async def renew(self) -> None:
+        """Tell that exports in work are still being made; end those that nobody wants any more."""
+        for export_id, scope in list(self._active.items()):
+            if await self._exports.begin_export(export_id, now=self._clock.now()) is None:
+                scope.cancel()
+
+    async def _attempt(self, message: ExportMessage) -> None:
+        try:
+            await self._make(message)
+        except _Withdrawn:
+            await self._clean_up(message)
+        except _Impossible as error:
+            await self._end(message, error=str(error))
+        except Exception as error:
+            errors = self._errors.get(message.export_id, 0) + 1
+            if errors < TRIES:
+                self._errors[message.export_id] = errors
+                raise
+            _log.exception("an export is given up", extra={"export_id": message.export_id})
+            await self._give_up(message, error)
+        self._errors.pop(message.export_id, None)
+
+    async def _make(self, message: ExportMessage) -> None:
+        export = await self._begin(message)
+        job = await self._binding.jobs.find_job(message.job_id)
+        if job is None:
+            raise _Withdrawn
+        writer = await to_thread.run_sync(_writer, export.format)
+        source = Source(self._binding, self._clock, job, message.run_id)
+        async with (
+            aclosing(source.portions(max_bytes=self._max_bytes)) as portions,
+            aclosing(self._checked(archive(writer, portions), message)) as blocks,
+        ):
+            try:
+                size = await self._binding.blobs.put(_key(message), blocks)
+            except TooLarge:
+                limit = self._max_bytes // _GIB
+                raise _Impossible(f"results are larger than {limit} gb") from None
+        await self._end(message, size=size)
+
+    async def _begin(self, message: ExportMessage) -> Export:
+        export = await self._exports.begin_export(message.export_id, now=self._clock.now())
+        if export is None:
+            raise _Withdrawn
+        return export
+
+    async def _checked(
+        self, blocks: AsyncGenerator[bytes, None], message: ExportMessage
+    ) -> AsyncGenerator[bytes, None]:
+        """The blocks; the last look at the export comes before its bytes become visible."""
+        async with aclosing(blocks):
+            async for block in blocks:
+                yield block
+        await self._begin(message)
+
+    async def _end(
+        self, message: ExportMessage, *, size: int | None = None, error: str | None = None
+    ) -> None:
+        now = self._clock.now()
+        if not await self._exports.end_export(message.export_id, size=size, error=error, now=now):
+            await self._clean_up(message)
+
+    async def _clean_up(self, message: ExportMessage) -> None:
+        """Remove the bytes of an export that is of no use, unless it was completed elsewhere."""
+        export = await self._exports.get_export(message.export_id)
+        if export is None or export.status is not ExportStatus.COMPLETED:
+            await self._binding.blobs.delete(_key(message))
+
+    async def _give_up(self, message: ExportMessage, error: Exception) -> None:
+        reason = error.detail if isinstance(error, ConveyorError) else type(error).__name__
+        await self._end(message, error=f"the export could not be made: {reason}")
+        letter = ExportMessage(message.job_id, message.run_id, message.export_id, reason=reason)
+        await self._binding.queues.send(DEAD_LETTER_QUEUE, letter)
+
+
+def _writer(export_format: ExportFormat) -> Writer:
+    # What writes is loaded when it is first needed: the libraries behind it are large.
+    module, function = _WRITERS[export_format]
+    try:
+        writer: Writer = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "pyarrow":
+            raise
+        raise _Impossible("parquet needs the extra conveyor-batch[parquet]") from None
+    return writer
+
+
+def _key(message: ExportMessage) -> str:
+    return export_key(message.job_id, message.run_id, message.export_id)

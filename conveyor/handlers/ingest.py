@@ -1,0 +1,164 @@
+"""Writing the rows of a large run: from the chunks that its submit staged, or from the run that it
+replays.
+
+Everything here may be cut off at any instant, and done again, by two workers at once even: rows are
+written where they are absent, and the checkpoint moves with them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+import anyio.lowlevel
+import msgspec
+
+from conveyor.domain.model import Ingest
+from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import staged_key, staged_prefix
+from conveyor.ports.clock import Clock
+from conveyor.ports.ingestion import Ingesting, StagedRows
+from conveyor.ports.queues import DEAD_LETTER_QUEUE, Delivery, IngestMessage
+from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
+
+STRETCH = 1_000
+"""Indexes whose rows are written in one step: a rerun copies so many, and a line of a staged chunk
+holds no more."""
+
+_log = logging.getLogger("conveyor.handlers")
+_pairs = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
+
+
+class IngestBroken(Exception):
+    """The rows cannot be written, however often it is tried. The text is shown to the caller."""
+
+
+class IngestHandler:
+    """The handler of ingest messages."""
+
+    def __init__(self, binding: Binding, clock: Clock) -> None:
+        self._binding = binding
+        self._ingestion = binding.ingestion
+        self._clock = clock
+
+    async def handle(self, delivery: Delivery, _throttled: Throttled) -> Outcome:
+        """Go on from the checkpoint to the end, then latch."""
+        message = delivery.message
+        assert isinstance(message, IngestMessage)
+        state = await self._ingestion.ingesting(message.run_id)
+        if state is None:
+            await self._remove_staged(message)
+            return ACKNOWLEDGE
+        await self._binding.queues.open_run(message.job_id, message.run_id)
+        try:
+            whole = state.live and await self._write(state)
+        except IngestBroken as broken:
+            await self._give_up(message, str(broken))
+            return ACKNOWLEDGE
+        if not whole:
+            # It was stopped, failed or deleted, or another ingester was quicker.
+            state = await self._ingestion.ingesting(message.run_id)
+            if state is not None and state.live:
+                return Outcome(hide_for=0.0)
+        status = await self._ingestion.finish_ingest(message.run_id, now=self._clock.now())
+        await self._remove_staged(message)
+        if status is not None and status not in LIVE_RUN_STATES:
+            await self._binding.queues.drop_run(message.run_id)
+        self._binding.signals.run_changed(message.run_id)
+        return ACKNOWLEDGE
+
+    async def renew(self) -> None:
+        """Nothing is held beside the message itself."""
+
+    async def _write(self, state: Ingesting) -> bool:
+        """Write what is missing; whether that was all of it."""
+        if state.rerun_of is not None:
+            return await self._copy(state)
+        return await self._write_staged(state)
+
+    async def _copy(self, state: Ingesting) -> bool:
+        for first in range(_resumed(state.ingest), state.ingest.end, STRETCH):
+            end = min(first + STRETCH, state.ingest.end)
+            references = await self._ingestion.copy_rows(
+                state.run_id, first_index=first, end_index=end, now=self._clock.now()
+            )
+            if references is None:
+                return False
+            await self._announce(state, references)
+        return True
+
+    async def _write_staged(self, state: Ingesting) -> bool:
+        ingest = state.ingest
+        ends = [*ingest.chunks[1:], ingest.end]
+        for first, end in zip(ingest.chunks, ends, strict=True):
+            if end <= _resumed(ingest):
+                continue
+            index = first
+            async for line in self._lines(state, first):
+                rows, references = _read_line(line, index)
+                index += rows.count
+                if index <= _resumed(ingest):
+                    continue
+                now = self._clock.now()
+                if not await self._ingestion.write_rows(state.run_id, rows, now=now):
+                    return False
+                await self._announce(state, references)
+            if index != end:
+                raise IngestBroken("a part of the staged list is damaged")
+        return True
+
+    async def _lines(self, state: Ingesting, first: int) -> AsyncIterator[bytes]:
+        """The lines of one staged chunk."""
+        pieces = await self._binding.blobs.open(staged_key(state.job_id, state.run_id, first))
+        if pieces is None:
+            if await self._still_wanted(state, first):
+                raise IngestBroken("a part of the staged list is missing")
+            return
+        rest = b""
+        async for piece in pieces:
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield line
+        if rest:
+            raise IngestBroken("a part of the staged list is damaged")
+
+    async def _still_wanted(self, state: Ingesting, first: int) -> bool:
+        """Whether a chunk that is gone was not simply used up by another ingester."""
+        now = await self._ingestion.ingesting(state.run_id)
+        return now is not None and now.live and now.ingest.next_index <= first
+
+    async def _announce(self, state: Ingesting, references: Sequence[tuple[int, str]]) -> None:
+        """Let the tasks be worked while later ones are still being written."""
+        if references:
+            await self._binding.queues.send_tasks(state.job_id, state.run_id, references)
+            self._binding.signals.run_changed(state.run_id)
+        await anyio.lowlevel.checkpoint()
+
+    async def _give_up(self, message: IngestMessage, reason: str) -> None:
+        _log.error("a run cannot be ingested", extra={"run_id": message.run_id, "error": reason})
+        dead = msgspec.structs.replace(message, reason=reason)
+        await self._binding.queues.send(DEAD_LETTER_QUEUE, dead)
+        now = self._clock.now()
+        await self._ingestion.fail_ingest(message.run_id, detail=reason, now=now)
+        await self._remove_staged(message)
+        await self._binding.queues.drop_run(message.run_id)
+        self._binding.signals.run_changed(message.run_id)
+
+    async def _remove_staged(self, message: IngestMessage) -> None:
+        prefix = staged_prefix(message.job_id, message.run_id)
+        await self._binding.blobs.delete_prefix(prefix)
+
+
+def _resumed(ingest: Ingest) -> int:
+    """Where to go on: a stretch before the checkpoint, whose references may not have been sent."""
+    return max(0, ingest.next_index - STRETCH)
+
+
+def _read_line(line: bytes, first_index: int) -> tuple[StagedRows, list[tuple[int, str]]]:
+    try:
+        pairs = _pairs.decode(line)
+    except msgspec.DecodeError:
+        raise IngestBroken("a part of the staged list is damaged") from None
+    references = [(first_index + offset, pair[0]) for offset, pair in enumerate(pairs)]
+    return StagedRows(first_index, len(pairs), line), references

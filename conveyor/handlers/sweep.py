@@ -1,0 +1,105 @@
+"""The sweeper: a periodic look over the whole store for what is stuck, lost or past its time.
+
+Whatever it does may be done twice, and by two workers at once: it sends messages again, and removes
+what nobody needs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from conveyor.handlers.sweep_memory import Recently, alone
+from conveyor.handlers.sweep_quiet import QuietRuns
+from conveyor.handlers.sweep_retention import Retention
+from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import export_key, input_key
+from conveyor.ports.clock import Clock
+from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, ExportMessage, IngestMessage
+
+CLAIM_SHARE = 0.8
+"""Share of the interval for which a claimed sweep keeps other workers from theirs: less than any
+interval with its jitter, so that a worker never keeps itself."""
+DELETE_PATIENCE = 4
+"""Quiet periods that a tombstone may stand before its delete message is sent again."""
+PAGE = 100
+
+
+class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that concern the sweeper; seconds, and days."""
+
+    interval: float
+    quiet_after: float
+    row_retention_days: int
+
+
+class Sweeper:
+    """Looks after everything once a call; one worker of a fleet at a time."""
+
+    def __init__(self, binding: Binding, clock: Clock, *, options: SweepOptions) -> None:
+        self._binding = binding
+        self._clock = clock
+        self._options = options
+        self._recently = Recently(clock, seconds=options.quiet_after)
+        self._tombstones: dict[str, float] = {}
+        self._quiet_runs = QuietRuns(binding, clock, quiet_after=options.quiet_after)
+        self._retention = Retention(binding, clock, row_days=options.row_retention_days)
+
+    async def sweep(self) -> None:
+        """One look. What fails is logged and left to the next one; the rest is done."""
+        now = self._clock.now()
+        lapses_at = now + round(self._options.interval * CLAIM_SHARE * 1_000)
+        if not await self._binding.sweeping.claim_sweep(now=now, lapses_at=lapses_at):
+            return
+        await alone("stuck ingestions", self._ingestions)
+        await alone("unfinished exports", self._exports)
+        await alone("quiet runs", self._quiet_runs.look)
+        await alone("unfinished deletions", self._deletions)
+        await alone("expired inputs", self._expired_inputs)
+        await alone("expired exports", self._expired_exports)
+        await alone("expired results", self._retention.look)
+
+    @property
+    def _quiet_since(self) -> int:
+        return self._clock.now() - round(self._options.quiet_after * 1_000)
+
+    async def _ingestions(self) -> None:
+        stuck = await self._binding.ingestion.stuck_ingests(before=self._quiet_since)
+        for job_id, run_id in stuck:
+            if self._recently.first(f"ingest {run_id}"):
+                await self._binding.queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))
+
+    async def _exports(self) -> None:
+        for export in await self._binding.exports.unfinished_exports(before=self._quiet_since):
+            if self._recently.first(f"export {export.export_id}"):
+                message = ExportMessage(export.job_id, export.run_id, export.export_id)
+                await self._binding.queues.send(CONTROL_QUEUE, message)
+
+    async def _deletions(self) -> None:
+        """A tombstone tells no time: it counts from when it was first seen here."""
+        now = self._clock.monotonic()
+        patience = DELETE_PATIENCE * self._options.quiet_after
+        standing: dict[str, float] = {}
+        for job_id, run_id in await self._binding.runs.deleted_runs():
+            since = self._tombstones.get(run_id, now)
+            if now - since >= patience:
+                since = now
+                await self._binding.queues.send(CONTROL_QUEUE, DeleteMessage(job_id, run_id))
+            standing[run_id] = since
+        self._tombstones = standing
+
+    async def _expired_inputs(self) -> None:
+        page = partial(self._binding.inputs.expired_inputs, now=self._clock.now(), limit=PAGE)
+        while expired := await page():
+            for input_id in expired:
+                await self._binding.blobs.delete(input_key(input_id))
+                await self._binding.inputs.drop_input(input_id)
+
+    async def _expired_exports(self) -> None:
+        page = partial(self._binding.exports.expired_exports, now=self._clock.now(), limit=PAGE)
+        while expired := await page():
+            for export in expired:
+                key = export_key(export.job_id, export.run_id, export.export_id)
+                await self._binding.blobs.delete(key)
+                await self._binding.exports.drop_export(export.export_id)

@@ -1,0 +1,10 @@
+"""`python -m conveyor.intake`: check one list, as the first line of the input says."""
+
+from __future__ import annotations
+
+import sys
+
+from conveyor.intake.child import main
+
+if __name__ == "__main__":
+    sys.exit(main())

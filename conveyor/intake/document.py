@@ -1,0 +1,46 @@
+"""The JSON document of a submit: checked as a whole, then brought into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.strict_json import decode
+from conveyor.domain.submission import JobRequest, parse_job
+from conveyor.intake.frames import Done, Frame, Head, Work
+from conveyor.intake.rows import RowWriter
+
+MAX_LISTED = 10_000
+"""Most bad tasks that a refusal lists."""
+
+_STEP = 500
+
+
+def read_document(read: Callable[[], bytes], work: Work, emit: Callable[[Frame], None]) -> Done:
+    """Emit the Head and the Chunks of the document that `read` gives.
+
+    Raises ConveyorError as parse_job does, before anything is emitted.
+    """
+    request = _checked(read, work)
+    specs = request.specs
+    emit(Head(msgspec.structs.replace(request, specs=[]), len(specs)))
+    writer = RowWriter(work.run_id, emit)
+    for start in range(0, len(specs), _STEP):
+        writer.add(specs[start : start + _STEP])
+    return writer.finish()
+
+
+def _checked(read: Callable[[], bytes], work: Work) -> JobRequest:
+    # No name here for the bytes and the raw document, or they would lie in memory for longer.
+    try:
+        return parse_job(decode(read()), work.limits)
+    except ConveyorError as error:
+        if len(error.invalid_tasks) <= MAX_LISTED:
+            raise
+        raise ConveyorError(
+            error.code,
+            f"{error.detail}; the first {MAX_LISTED:,} are listed",
+            invalid_tasks=error.invalid_tasks[:MAX_LISTED],
+        ) from None

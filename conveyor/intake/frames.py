@@ -1,0 +1,120 @@
+"""What the server and the child process say to each other.
+
+To the child: one line, a `Work` as JSON, then the bytes of the list until the end of file. From it:
+frames, each a kind (one byte), a length (four bytes, big-endian) and so many bytes. A `Head` comes
+first for documents, then `Chunk`s, then one `Done`; or, at any moment, one `Refusal` and nothing
+after it. A document is checked as a whole before its first chunk; chunks of a file come as it is
+read, and are void if a refusal follows.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import StrEnum
+
+import msgspec
+
+from conveyor.domain.errors import ErrorCode, InvalidTask
+from conveyor.domain.submission import JobRequest, Limits
+
+CHUNK_ROWS = 10_000
+CHUNK_BYTES = 4 * 1_024 * 1_024
+"""A chunk ends with the line that reaches one of these."""
+LINE_ROWS = 1_000
+"""Most rows in one line of a chunk."""
+
+HEADER = struct.Struct(">cI")
+_CHUNK = struct.Struct(">QI")
+
+
+class Source(StrEnum):
+    """What the bytes are: the JSON document of a submit, or an uploaded file."""
+
+    DOCUMENT = "document"
+    CSV = "csv"
+    JSONL = "jsonl"
+    URLS = "urls"
+
+
+class Csv(msgspec.Struct, frozen=True, kw_only=True):
+    """How a CSV file is read; columns by header or by index from 0."""
+
+    url: int | str
+    external_id: int | str | None = None
+    delimiter: str = ","
+    quote: str = '"'
+    header: bool = False
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child has to do.
+
+    `run_id` is what the task ids are made from. `limits` bound a document, `max_rows` and
+    `max_bytes` (unpacked) a file; `job_params`, normalized, are those that a file's tasks meet.
+    """
+
+    source: Source
+    run_id: str
+    limits: Limits = Limits()
+    job_params: dict[str, str] = {}
+    csv: Csv | None = None
+    max_rows: int = 100_000
+    max_bytes: int = 52_428_800
+
+
+class Head(msgspec.Struct, frozen=True):
+    """A document without its tasks: `request.specs` is empty, `tasks` says how many there are."""
+
+    request: JobRequest
+    tasks: int
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """`count` rows from `first_index` on, as they are staged.
+
+    `content` is lines, each a JSON array of at most LINE_ROWS pairs: a task's id and its TaskSpec.
+    """
+
+    first_index: int
+    count: int
+    content: bytes
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The whole list was good: how many rows, and what writing them costs in write units."""
+
+    rows: int
+    units: int
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The list was not good; see ConveyorError."""
+
+    code: ErrorCode
+    detail: str
+    invalid_tasks: tuple[InvalidTask, ...] = ()
+
+
+Frame = Head | Chunk | Done | Refusal
+
+_KINDS: dict[bytes, type[Head | Done | Refusal]] = {b"H": Head, b"D": Done, b"E": Refusal}
+
+
+def encode_frame(frame: Frame) -> list[bytes]:
+    """A frame as the pieces to write."""
+    if isinstance(frame, Chunk):
+        head = _CHUNK.pack(frame.first_index, frame.count)
+        return [HEADER.pack(b"C", len(head) + len(frame.content)), head, frame.content]
+    kind = next(kind for kind, shape in _KINDS.items() if isinstance(frame, shape))
+    content = msgspec.json.encode(frame)
+    return [HEADER.pack(kind, len(content)), content]
+
+
+def decode_frame(kind: bytes, content: bytes) -> Frame:
+    """A frame from its kind and its bytes. Raises ValueError for a kind that there is not."""
+    if kind == b"C":
+        first_index, count = _CHUNK.unpack_from(content)
+        return Chunk(first_index, count, content[_CHUNK.size :])
+    if kind not in _KINDS:
+        raise ValueError(f"no such frame: {kind!r}")
+    return msgspec.json.decode(content, type=_KINDS[kind])

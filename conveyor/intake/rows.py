@@ -1,0 +1,96 @@
+"""From tasks to chunks of rows, as they are staged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from conveyor.domain import ids
+from conveyor.domain.model import TaskSpec
+from conveyor.domain.shards import WRITE_UNIT, write_units
+from conveyor.intake.frames import CHUNK_BYTES, CHUNK_ROWS, LINE_ROWS, Chunk, Done
+
+LINE_BYTES = 524_288
+"""A line ends with the row that reaches this."""
+
+_AROUND_SPEC = len('["",]') + ids.TASK_ID_LENGTH
+_encode = msgspec.json.Encoder().encode
+
+
+class RowWriter:
+    """Gives rows their ids, counts them and their write units, and emits full chunks.
+
+    What a row costs is counted over its TaskSpec as JSON.
+    """
+
+    def __init__(self, run_id: str, emit: Callable[[Chunk], None]) -> None:
+        self._run_id = run_id
+        self._emit = emit
+        self._rows = 0
+        self._units = 0
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._lines: list[bytes] = []
+        self._lines_bytes = 0
+        self._first_index = 0
+        self._count = 0
+
+    def add(self, specs: Sequence[TaskSpec]) -> None:
+        """The tasks that come next; a few hundred at a time, for they are encoded together."""
+        if not specs:
+            return
+        task_ids = ids.task_ids(self._run_id, self._rows, len(specs))
+        rows = list(map(_encode, zip(task_ids, specs, strict=True)))
+        self._rows += len(rows)
+        sizes = list(map(len, rows))
+        if max(sizes) <= WRITE_UNIT:
+            self._units += len(rows)
+        else:
+            self._units += sum(write_units(size - _AROUND_SPEC) for size in sizes)
+        if self._pending_bytes + sum(sizes) < LINE_BYTES and len(rows) <= self._room():
+            self._pending += rows
+            self._pending_bytes += sum(sizes)
+            if not self._room():
+                self._end_line()
+            return
+        for row, size in zip(rows, sizes, strict=True):
+            self._pending.append(row)
+            self._pending_bytes += size
+            if not self._room() or self._pending_bytes >= LINE_BYTES:
+                self._end_line()
+
+    def finish(self) -> Done:
+        """Emit what is left; the counts of the whole list."""
+        self._end_line()
+        self._end_chunk()
+        return Done(self._rows, self._units)
+
+    def _room(self) -> int:
+        """How many more rows the line may hold."""
+        return LINE_ROWS - len(self._pending)
+
+    def _end_line(self) -> None:
+        """Close the line, and the chunk where it reached its end; a line that would make the chunk
+        too long begins the next."""
+        if not self._pending:
+            return
+        if self._count + len(self._pending) > CHUNK_ROWS:
+            self._end_chunk()
+        line = b"[" + b",".join(self._pending) + b"]\n"
+        self._lines.append(line)
+        self._lines_bytes += len(line)
+        self._count += len(self._pending)
+        self._pending = []
+        self._pending_bytes = 0
+        if self._count == CHUNK_ROWS or self._lines_bytes >= CHUNK_BYTES:
+            self._end_chunk()
+
+    def _end_chunk(self) -> None:
+        if not self._lines:
+            return
+        self._emit(Chunk(self._first_index, self._count, b"".join(self._lines)))
+        self._first_index += self._count
+        self._count = 0
+        self._lines = []
+        self._lines_bytes = 0

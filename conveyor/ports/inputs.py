@@ -1,0 +1,52 @@
+"""The inputs port: slots for files of tasks that callers upload and then submit."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from conveyor.domain.input_spec import CsvSpec, InputType
+
+__all__ = ["CsvSpec", "InputType", "Inputs", "JobInput"]
+
+
+class JobInput(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot. Uploads are taken until `upload_until`, the slot lives until `expires_at`.
+
+    `size` is that of the last complete upload in bytes, None before there is one.
+    """
+
+    input_id: str
+    caller: str
+    type: InputType
+    content_type: str
+    created_at: int
+    upload_until: int
+    expires_at: int
+    csv: CsvSpec | None = None
+    size: int | None = None
+
+
+class Inputs(Protocol):
+    """Slots. The bytes lie in the blob store under `input_key`."""
+
+    async def create_input(self, job_input: JobInput) -> None:
+        """Write a new slot."""
+        ...
+
+    async def get_input(self, input_id: str) -> JobInput | None:
+        """A slot by its id, expired ones included; whose it is, is for the caller to compare."""
+        ...
+
+    async def input_uploaded(self, input_id: str, *, size: int) -> bool:
+        """Note a complete upload; False where the slot is gone."""
+        ...
+
+    async def expired_inputs(self, *, now: int, limit: int) -> list[str]:
+        """Ids of slots past their time."""
+        ...
+
+    async def drop_input(self, input_id: str) -> None:
+        """Remove a slot. Without effect where it is gone."""
+        ...

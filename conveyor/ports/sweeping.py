@@ -1,0 +1,69 @@
+"""The sweeping port: what a periodic look over the whole store finds, and sets right."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from conveyor.domain.model import RunStatus
+
+
+class QuietRun(msgspec.Struct, frozen=True):
+    """A run in which nothing has moved for a while; `updated_at` tells since when."""
+
+    job_id: str
+    run_id: str
+    updated_at: int
+
+
+class EndedRun(msgspec.Struct, frozen=True):
+    """A run that ended, and when, in milliseconds; `swept` once its bodies were removed for age."""
+
+    job_id: str
+    run_id: str
+    ended_at: int
+    result_ttl_days: int
+    swept: bool
+
+
+class Sweeping(Protocol):
+    """What the sweeper needs of the records."""
+
+    async def claim_sweep(self, *, now: int, lapses_at: int) -> bool:
+        """Whether the caller may sweep: one worker of a fleet at a time, until `lapses_at`."""
+        ...
+
+    async def quiet_runs(self, *, before: int) -> list[QuietRun]:
+        """Live runs that are not paused, do not ingest, have tasks that have not ended, and in
+        which nothing was written since `before`."""
+        ...
+
+    async def reconcile_run(self, run_id: str, *, now: int) -> RunStatus | None:
+        """Set a run's counters to what its rows say where they disagree, and decide again whether
+        it is complete; where it stands then, None where it is gone. Rows under a live claim, and
+        runs that ingest, leave it as it is."""
+        ...
+
+    async def due_references(
+        self, run_id: str, *, after: int, limit: int, now: int
+    ) -> list[tuple[int, str]]:
+        """(index, task_id) of rows of a live run that could be worked now: not terminal, under no
+        live claim, not delayed; in order, with an index above `after`."""
+        ...
+
+    async def ended_runs(self, *, before: int, after: str, limit: int) -> list[EndedRun]:
+        """Terminal runs, not deleted, that ended before `before`, by run id above `after`.
+
+        A run that other runs draw bodies from counts as ended when the last of those ended.
+        """
+        ...
+
+    async def mark_swept(self, run_id: str) -> None:
+        """Note that the bodies of an ended run were removed for age."""
+        ...
+
+    async def expire_run(self, run_id: str, *, now: int) -> list[str]:
+        """Turn an ended run to `deleted`, whatever pins it, and its job too where no other run of
+        it is left; the ids of the runs whose scrub is due (none where it is gone)."""
+        ...

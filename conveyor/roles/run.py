@@ -1,0 +1,168 @@
+"""One piece of work in one process: a development server for as long as the work takes.
+
+The work talks to the server over loopback, as it would to any other. In-process calls of the
+application would hold every body in memory as a whole, and have no end to break off at.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskStatus
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.roles.dev import COLLECT_AFTER, serve
+from conveyor.roles.logs import configure_logs
+from conveyor.settings import Settings
+
+INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PREFIX = ".conveyor-run-"
+
+OWN_ROWS = 10_000_000
+OWN_BYTES = 10_000_000_000
+OWN_SECONDS = 3_600.0
+"""The least that a file may hold here: those limits guard a server from its callers, and here there
+is one, who has chosen."""
+
+
+class Work(Protocol):
+    """What is done with the server at the address `api`, which ends in /v1."""
+
+    async def drain(self, api: str) -> int:
+        """Do all of it; the exit code."""
+        ...
+
+    async def salvage(self, api: str) -> None:
+        """Keep what was done of it, after an interrupt broke `drain` off."""
+        ...
+
+
+def run_once(settings: Settings, work: Work, *, data_dir: Path | None, beside: Path) -> int:
+    """Serve and work until the work is done or interrupted; the exit code, 130 after an interrupt.
+
+    Without a `data_dir` a temporary one is made in the directory `beside`: where there is room for
+    the results. A first signal ends the work and keeps what is done, a second one ends that, too;
+    either way no temporary directory is left.
+    Raises ConveyorError where the server cannot start, and whatever the work raises.
+    """
+    configure_logs(level=settings.log_level, form=settings.log_format)
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 50)
+    with _directory(data_dir, beside) as directory:
+        chosen = replace(
+            settings,
+            data_dir=directory,
+            max_input_rows=max(settings.max_input_rows, OWN_ROWS),
+            max_input_bytes=max(settings.max_input_bytes, OWN_BYTES),
+            max_validation_seconds=max(settings.max_validation_seconds, OWN_SECONDS),
+            # Calls that still run when the work has ended are calls of a run that was stopped.
+            shutdown_grace=0.0,
+        )
+        loop = {"use_uvloop": find_spec("uvloop") is not None}
+        return anyio.run(_run, chosen, work, backend_options=loop)
+
+
+@contextmanager
+def _directory(data_dir: Path | None, beside: Path) -> Iterator[str]:
+    if data_dir is not None:
+        yield str(data_dir)
+        return
+    with _signals(signal.default_int_handler):
+        try:
+            made = tempfile.mkdtemp(prefix=PREFIX, dir=beside)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            text = f"cannot make a directory in {beside}: {reason}"
+            raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None
+        try:
+            yield made
+        finally:
+            with _signals(signal.SIG_IGN):
+                shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def _signals(
+    handler: signal.Handlers | Callable[[int, FrameType | None], object],
+) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@dataclass(slots=True)
+class _Interruption:
+    """What a first signal breaks off, and what a second one."""
+
+    draining: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    salvaging: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    async def listen(self, *, task_status: TaskStatus[None]) -> None:
+        """Hear signals until cancelled."""
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
+            task_status.started()
+            async for _ in signals:
+                if self.draining.cancel_called:
+                    self.salvaging.cancel()
+                self.draining.cancel()
+
+
+async def _run(settings: Settings, work: Work) -> int:
+    interruption = _Interruption()
+    async with anyio.create_task_group() as group:
+        await group.start(interruption.listen)
+        outcome = await _beside_server(settings, work, interruption)
+        group.cancel_scope.cancel()
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+async def _beside_server(
+    settings: Settings, work: Work, interruption: _Interruption
+) -> int | Exception:
+    """The exit code of the work, or what it raised; the server has ended in order by then."""
+    stop = anyio.Event()
+    outcome: int | Exception = INTERRUPTED
+
+    async def run_server(*, task_status: TaskStatus[str]) -> None:
+        await serve(settings, on_ready=lambda info: task_status.started(info.api), stop=stop)
+
+    async with anyio.create_task_group() as group:
+        # What the server keeps is its owner's alone; results go out under the umask of the caller.
+        umask = os.umask(0o077)
+        try:
+            api = await group.start(run_server)
+        finally:
+            os.umask(umask)
+        try:
+            outcome = await _worked(work, api, interruption)
+        except Exception as error:
+            outcome = error
+        finally:
+            stop.set()
+    return outcome
+
+
+async def _worked(work: Work, api: str, interruption: _Interruption) -> int:
+    with interruption.draining:
+        return await work.drain(api)
+    with interruption.salvaging:
+        await work.salvage(api)
+    return INTERRUPTED

@@ -1,0 +1,110 @@
+"""Exports of a run's results: asked for here, made by a worker, fetched through a signed link."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.ports.blobs import export_key
+from conveyor.ports.exports import Export, ExportFormat, ExportStatus
+from conveyor.service.announcing import Announcer
+from conveyor.service.context import Context
+from conveyor.service.export_links import ExportLinks, ExportTarget
+from conveyor.service.export_shapes import (
+    ExportBody,
+    StartExportBody,
+    export_body,
+    start_export_body,
+)
+
+
+class Download(msgspec.Struct, frozen=True):
+    """A finished export to send: its pieces, its size in bytes, its format and its name."""
+
+    pieces: AsyncIterator[bytes]
+    size: int
+    format: ExportFormat
+    filename: str
+
+
+class RunExports:
+    """Starts exports, tells how far they are, and opens finished ones."""
+
+    def __init__(self, context: Context, links: ExportLinks, announcer: Announcer) -> None:
+        self._context = context
+        self._announcer = announcer
+        self._exports = context.binding.exports
+        self._links = links
+
+    async def start(
+        self, caller_id: str, job_id: str, run_id: str, *, export_format: ExportFormat
+    ) -> StartExportBody:
+        """Ask for an export of what has ended by the time it is made.
+
+        Raises ConveyorError: not_found; invalid_argument for a format that is not installed.
+        """
+        await self._context.live_run(caller_id, job_id, run_id)
+        if export_format is ExportFormat.PARQUET and importlib.util.find_spec("pyarrow") is None:
+            raise ConveyorError(
+                ErrorCode.INVALID_ARGUMENT,
+                "format: parquet needs the extra conveyor-batch[parquet] on the server",
+            )
+        now = self._context.clock.now()
+        export = Export(
+            export_id=self._context.clock.new_id(),
+            job_id=job_id,
+            run_id=run_id,
+            format=export_format,
+            status=ExportStatus.PENDING,
+            created_at=now,
+            updated_at=now,
+            expires_at=now + round(self._context.options.export_ttl * 1_000),
+        )
+        await self._exports.create_export(export)
+        await self._announcer.export_due(job_id, run_id, export.export_id)
+        return start_export_body(export)
+
+    async def get(self, caller_id: str, job_id: str, run_id: str, export_id: str) -> ExportBody:
+        """How far an export is, with a fresh link where it is complete.
+
+        Raises ConveyorError(not_found), also for one past its time.
+        """
+        target = ExportTarget(job_id, run_id, export_id)
+        export = await self._find(caller_id, target)
+        link = None
+        if export.status is ExportStatus.COMPLETED:
+            ttl = round(self._context.options.result_url_ttl * 1_000)
+            link_end = min(self._context.clock.now() + ttl, export.expires_at)
+            link = self._links.link(target, expires_at=link_end)
+        return export_body(export, download_url=link)
+
+    async def download(self, target: ExportTarget, *, expires: str, signature: str) -> Download:
+        """The export that a signed link opens. Raises ConveyorError: permission_denied for a link
+        that is not ours or has expired; not_found."""
+        now = self._context.clock.now()
+        self._links.check(target, expires=expires, signature=signature, now=now)
+        # The signature was given to the owner: it stands for them here.
+        job = await self._context.binding.jobs.find_job(target.job_id)
+        if job is None:
+            raise not_found("export")
+        export = await self._find(job.caller, target)
+        key = export_key(export.job_id, export.run_id, export.export_id)
+        pieces = await self._context.binding.blobs.open(key)
+        if pieces is None or export.size is None:
+            raise not_found("export")
+        filename = f"{export.run_id}.{export.format.value}"
+        return Download(pieces, export.size, export.format, filename)
+
+    async def _find(self, caller_id: str, target: ExportTarget) -> Export:
+        await self._context.live_run(caller_id, target.job_id, target.run_id)
+        export = await self._exports.get_export(target.export_id)
+        if (
+            export is None
+            or (export.job_id, export.run_id) != (target.job_id, target.run_id)
+            or export.expires_at <= self._context.clock.now()
+        ):
+            raise not_found("export")
+        return export

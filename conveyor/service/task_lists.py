@@ -1,0 +1,225 @@
+"""Lists of tasks on their way in: from a document or a file, checked, then held or staged.
+
+A short list is held until the request that brought it writes its rows. A long one is put aside in
+chunks as it is checked, and never in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.lowlevel
+import msgspec
+from msgspec import structs
+
+from conveyor.domain import ids
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.model import NewTask, TaskSpec
+from conveyor.domain.shards import MOST_UNITS_IN_ONE_SHARD, WRITE_UNIT, write_units
+from conveyor.domain.submission import JobRequest, Limits
+from conveyor.intake.frames import Chunk, Csv, Head, Source, Work
+from conveyor.intake.rows import RowWriter
+from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import Blobs, input_key, staged_key, staged_prefix
+from conveyor.ports.clock import Clock
+from conveyor.ports.inputs import JobInput
+from conveyor.service.options import ServiceOptions
+from conveyor.service.staging import Pieces, Stager
+from conveyor.service.unbuilt import refuse_unbuilt
+
+MOST_HELD = 67_108_864
+"""Bytes of a list that are held in memory; a list of more is large, however few its tasks."""
+
+_SPARE_BYTES = 128
+_encoder = msgspec.json.Encoder()
+_pairs = msgspec.json.Decoder(list[tuple[str, TaskSpec]])
+_log = logging.getLogger("conveyor.service")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskList:
+    """A list that is good: how many rows, and what writing them costs in write units.
+
+    Either it is held in `tasks`, or it lies staged in `chunks`, named by their first indexes.
+    """
+
+    rows: int
+    units: int
+    tasks: Sequence[NewTask] = ()
+    chunks: tuple[int, ...] | None = None
+
+    @property
+    def staged(self) -> bool:
+        """Whether its rows are written after the answer rather than before."""
+        return self.chunks is not None
+
+
+@dataclass(slots=True)
+class Destination:
+    """Where the list of one run goes, and what has been put there."""
+
+    blobs: Blobs
+    job_id: str = field(kw_only=True)
+    run_id: str = field(kw_only=True)
+    chunks: list[int] = field(default_factory=list)
+
+    async def put(self, chunk: Chunk) -> None:
+        """Stage a chunk. Not cut short, so that nothing appears after `discard`."""
+        self.chunks.append(chunk.first_index)
+        with anyio.CancelScope(shield=True):
+            await self.blobs.put(
+                staged_key(self.job_id, self.run_id, chunk.first_index), chunk.content
+            )
+
+    async def discard(self) -> None:
+        """Remove what was staged. Raises nothing: the reason for it is what the caller must see."""
+        if not self.chunks:
+            return
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.blobs.delete_prefix(staged_prefix(self.job_id, self.run_id))
+            except Exception as error:
+                _log.warning(
+                    "a staged list could not be removed",
+                    extra={"run_id": self.run_id, "error": type(error).__name__},
+                )
+
+
+class TaskLists:
+    """Checks lists of tasks and brings them to their destination.
+
+    Every method raises ConveyorError as the check does; what was staged is for the caller to
+    discard.
+    """
+
+    def __init__(self, binding: Binding, options: ServiceOptions, clock: Clock) -> None:
+        self._binding = binding
+        self._options = options
+        self._clock = clock
+        self._stager = Stager(clock, max_seconds=options.max_validation_seconds)
+
+    async def from_document(
+        self, to: Destination, pieces: Sequence[bytes], limits: Limits
+    ) -> tuple[JobRequest, TaskList]:
+        """The request in a large document, without its tasks, and these."""
+        hopper = _Hopper(to, large_from=self._options.async_threshold)
+        requests: list[JobRequest] = []
+
+        async def take(frame: Head | Chunk) -> None:
+            if isinstance(frame, Chunk):
+                await hopper.take(frame)
+                return
+            refuse_unbuilt(frame.request)
+            requests.append(frame.request)
+            hopper.large = frame.request.force_async or frame.tasks >= self._options.async_threshold
+
+        work = Work(source=Source.DOCUMENT, run_id=to.run_id, limits=limits)
+        done = await self._stager.stage(work, pieces, total=sum(map(len, pieces)), sink=take)
+        [request] = requests
+        return request, await hopper.finish(done.rows, done.units)
+
+    async def from_file(self, to: Destination, request: JobRequest, caller_id: str) -> TaskList:
+        """The tasks in the uploaded file that a request names.
+
+        Raises ConveyorError besides: file_input_not_found; file_input_not_uploaded.
+        """
+        slot = await self._slot(request.file_input_id or "", caller_id)
+        pieces = await self._binding.blobs.open(input_key(slot.input_id))
+        if slot.size is None or pieces is None:
+            raise ConveyorError(
+                ErrorCode.FILE_INPUT_NOT_UPLOADED, "nothing has been uploaded to this file input"
+            )
+        work = Work(
+            source=Source(slot.type.value),
+            run_id=to.run_id,
+            job_params=request.params,
+            csv=Csv(**structs.asdict(slot.csv)) if slot.csv is not None else None,
+            max_rows=self._options.max_input_rows,
+            max_bytes=self._options.max_input_bytes,
+        )
+        return await self._staged_file(to, work, pieces, slot.size, large=request.force_async)
+
+    async def _staged_file(
+        self, to: Destination, work: Work, pieces: Pieces, size: int, *, large: bool
+    ) -> TaskList:
+        hopper = _Hopper(to, large_from=self._options.async_threshold, large=large)
+
+        async def take(frame: Head | Chunk) -> None:
+            if isinstance(frame, Chunk):
+                await hopper.take(frame)
+
+        done = await self._stager.stage(work, pieces, total=size, sink=take)
+        return await hopper.finish(done.rows, done.units)
+
+    async def from_specs(self, to: Destination, request: JobRequest, document: int) -> TaskList:
+        """The tasks of a small document of so many bytes."""
+        rows = len(request.specs)
+        if not request.force_async and rows < self._options.async_threshold:
+            tasks = [
+                NewTask(index, ids.task_id(to.run_id, index), spec)
+                for index, spec in enumerate(request.specs)
+            ]
+            return TaskList(rows=rows, units=_units(request.specs, document), tasks=tasks)
+        chunks: list[Chunk] = []
+        writer = RowWriter(to.run_id, chunks.append)
+        writer.add(request.specs)
+        done = writer.finish()
+        for chunk in chunks:
+            await to.put(chunk)
+        return TaskList(rows=done.rows, units=done.units, chunks=tuple(to.chunks))
+
+    async def _slot(self, input_id: str, caller_id: str) -> JobInput:
+        slot = await self._binding.inputs.get_input(input_id) if ids.is_ulid(input_id) else None
+        if slot is None or slot.caller != caller_id or slot.expires_at <= self._clock.now():
+            raise ConveyorError(ErrorCode.FILE_INPUT_NOT_FOUND, "no such file input")
+        return slot
+
+
+@dataclass(slots=True)
+class _Hopper:
+    """Holds chunks back while the list may still turn out small, and puts them from then on."""
+
+    to: Destination
+    large_from: int = field(kw_only=True)
+    large: bool = field(kw_only=True, default=False)
+    rows: int = 0
+    held_bytes: int = 0
+    held: list[Chunk] = field(default_factory=list)
+
+    async def take(self, chunk: Chunk) -> None:
+        self.rows += chunk.count
+        self.held_bytes += len(chunk.content)
+        self.held.append(chunk)
+        if self.large or self.rows >= self.large_from or self.held_bytes > MOST_HELD:
+            self.large = True
+            while self.held:
+                await self.to.put(self.held.pop(0))
+
+    async def finish(self, rows: int, units: int) -> TaskList:
+        if self.large:
+            return TaskList(rows=rows, units=units, chunks=tuple(self.to.chunks))
+        tasks: list[NewTask] = []
+        while self.held:
+            chunk = self.held.pop(0)
+            for line in chunk.content.splitlines():
+                start = len(tasks)
+                for offset, (task_id, spec) in enumerate(_pairs.decode(line)):
+                    tasks.append(NewTask(start + offset, task_id, spec))
+                await anyio.lowlevel.checkpoint()
+        return TaskList(rows=rows, units=units, tasks=tasks)
+
+
+def _units(specs: Sequence[TaskSpec], document: int) -> int:
+    """What writing the tasks of a document of so many bytes costs, or a larger number that makes
+    no difference.
+
+    A task is stored in at most twice the bytes that it was sent in, and some: escapes within
+    escapes, and the content type of a body.
+    """
+    most = len(specs) + (2 * document + _SPARE_BYTES * len(specs)) // WRITE_UNIT
+    if most <= MOST_UNITS_IN_ONE_SHARD:
+        return most
+    return sum(write_units(len(_encoder.encode(spec))) for spec in specs)

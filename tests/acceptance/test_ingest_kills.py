@@ -1,0 +1,89 @@
+"""kill -9 in the middle of an ingestion, again and again: every row once, no row reset."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from conveyor.testing.gateway_server import GatewayServer
+from tests.acceptance.support_data import rows_left, rows_of, server, temporary_files
+from tests.acceptance.support_wire import Wire, target
+
+pytestmark = pytest.mark.server
+
+IN_FLIGHT = 10
+SETTINGS: dict[str, object] = {
+    "max_interruptions": 1_000,
+    "shutdown_grace": 0,
+    "async_threshold": 1_000,
+    "max_inline_tasks": 1_000_000,
+}
+_ROWS = "SELECT count(*), count(DISTINCT task_id), sum(state > 0) FROM tasks"
+_CLAIMS = "SELECT task_key, claim_number FROM claims"
+
+
+@pytest.fixture
+def gateway() -> Iterator[GatewayServer]:
+    """A scraping API that outlives the servers under test."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(GatewayServer()) as running,
+    ):
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("tasks", "kills", "seed"),
+    [
+        (5_000, 4, 1),
+        pytest.param(
+            50_000, 50, 2, marks=(pytest.mark.full, pytest.mark.timeout(1_800)), id="full"
+        ),
+    ],
+)
+def test_an_ingestion_survives_kills_at_random_moments(
+    tmp_path: Path, gateway: GatewayServer, tasks: int, kills: int, seed: int
+) -> None:
+    draw = random.Random(seed)
+    urls = [target(f"kill/{number}") for number in range(tasks)]
+    claims: set[tuple[int, int]] = set()
+    ended = written = 0
+    job_id = ""
+    for _ in range(kills):
+        with (
+            server(tmp_path, "--gateway", gateway.url, **SETTINGS) as process,
+            Wire(process.info.api) as wire,
+        ):
+            if not job_id:
+                job_id = wire.submit(urls, max_inflight=IN_FLIGHT)["job_id"]
+            run = wire.latest_run(job_id)
+            assert run["stats"]["total"] == tasks
+            assert run["status"] == "running"
+            time.sleep(draw.random() * 0.15)  # the moment is what the test varies
+        claims.update(rows_left(tmp_path, _CLAIMS))
+        [(rows, ids, over)] = rows_left(tmp_path, _ROWS)
+        assert rows == ids
+        assert rows >= written
+        assert (over or 0) >= ended
+        written, ended = rows, over or 0
+
+    with (
+        server(tmp_path, "--gateway", gateway.url, **SETTINGS) as process,
+        Wire(process.info.api) as wire,
+    ):
+        run = wire.ended(job_id, timeout=600)
+        assert run["status"] == "completed"
+        assert run["ingest_status"] == "done"
+        assert run["stats"]["successful"] == run["stats"]["total"] == tasks
+        assert rows_of(tmp_path, _ROWS) == [(tasks, tasks, tasks)]
+        assert [row["url"] for row in wire.rows(job_id)] == urls
+        assert rows_of(tmp_path, "SELECT max(attempts) FROM tasks") == [(1,)]
+        assert temporary_files(tmp_path) == []
+        assert not (tmp_path / "blobs" / "staged").exists()
+    assert set(gateway.hits.counts) == set(urls)
+    assert tasks <= gateway.hits.total <= tasks + len(claims)

@@ -1,0 +1,213 @@
+"""What every sweeping adapter must do, sentence by sentence of the port."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from conveyor.domain import ids
+from conveyor.domain.model import (
+    Ingest,
+    IngestStatus,
+    JobStatus,
+    RunFailure,
+    RunStatus,
+    TaskStatus,
+)
+from conveyor.ports.records import Answer, Jobs, Runs
+from conveyor.ports.sweeping import EndedRun, Sweeping
+from conveyor.ports.tasks import Tasks
+from tests.conformance.bindings import Store
+from tests.conformance.world import CALLER, CLAIM_LENGTH, World
+
+
+@pytest.fixture
+def sweeping(store: Store) -> Sweeping:
+    """The sweeping port of the store."""
+    return store.sweeping
+
+
+async def _quiet(sweeping: Sweeping, before: int) -> list[str]:
+    return [run.run_id for run in await sweeping.quiet_runs(before=before)]
+
+
+async def _ended(sweeping: Sweeping, before: int) -> list[str]:
+    return [run.run_id for run in await sweeping.ended_runs(before=before, after="", limit=10)]
+
+
+async def _end_rerun(world: World, run_id: str, task_id: str) -> None:
+    """Let the one task succeed that a rerun does again, under its old id."""
+    task = await world.claimed(run_id, 1, task_id=task_id)
+    await world.settle(task, world.success(task))
+
+
+async def test_one_at_a_time_may_sweep(sweeping: Sweeping) -> None:
+    assert await sweeping.claim_sweep(now=1_000, lapses_at=2_000)
+    assert not await sweeping.claim_sweep(now=1_999, lapses_at=9_000)
+    assert await sweeping.claim_sweep(now=2_000, lapses_at=3_000)
+    assert not await sweeping.claim_sweep(now=2_500, lapses_at=9_000)
+
+
+async def test_a_run_is_quiet_that_has_work_and_in_which_nothing_was_written(
+    world: World, runs: Runs, sweeping: Sweeping
+) -> None:
+    job_id, run_id = await world.submit(3)
+    written_at = world.now
+    assert await _quiet(sweeping, written_at) == []
+    [run] = await sweeping.quiet_runs(before=written_at + 1)
+    assert (run.job_id, run.run_id, run.updated_at) == (job_id, run_id, written_at)
+    await world.clock.advance(10)
+    await world.succeed(run_id, 0)
+    assert await _quiet(sweeping, world.now) == []
+    assert await _quiet(sweeping, world.now + 1) == [run_id]
+    await runs.pause_run(CALLER, job_id, paused=True, now=world.now)
+    assert await _quiet(sweeping, world.now + 1) == []
+    await runs.pause_run(CALLER, job_id, paused=False, now=world.now)
+    assert await _quiet(sweeping, world.now + 1) == [run_id]
+    await runs.stop_run(CALLER, job_id, now=world.now)
+    assert await _quiet(sweeping, world.now + 1) == []
+
+
+async def test_runs_without_work_and_runs_that_ingest_are_not_quiet(
+    world: World, jobs: Jobs, sweeping: Sweeping
+) -> None:
+    await world.submit(0, closed=False)
+    _, drained = await world.submit(1, closed=False)
+    await world.succeed(drained, 0)
+    job, run, _ = world.draft(5)
+    ingesting = Ingest(status=IngestStatus.PENDING, end=5, chunks=(0,))
+    run = msgspec.structs.replace(run, ingest=ingesting)
+    await jobs.create_job(job, run, [], answer=Answer(202, b"{}"), once=None)
+    assert await _quiet(sweeping, world.now + 1) == []
+    assert await sweeping.reconcile_run(run.run_id, now=world.now) is RunStatus.RUNNING
+    assert (await world.run(job.job_id)).stats.total == 5
+
+
+@pytest.mark.parametrize("scheme", ["stripe", "fnv32a"])
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_due_references_are_those_that_could_be_worked_now_in_order(
+    world: World, sweeping: Sweeping, shards: int, scheme: str
+) -> None:
+    _, run_id = await world.submit(40, task_shard_count=shards, shard_scheme=scheme)
+    await world.succeed(run_id, 3)
+    await world.fail(run_id, 4)
+    await world.claimed(run_id, 7)
+    delayed = await world.claimed(run_id, 9)
+    await world.settle(delayed, world.retry(delayed, after=5_000))
+
+    async def due(after: int = -1, limit: int = 100) -> list[int]:
+        found = await sweeping.due_references(run_id, after=after, limit=limit, now=world.now)
+        assert [task for _, task in found] == [ids.task_id(run_id, index) for index, _ in found]
+        return [index for index, _ in found]
+
+    expected = [index for index in range(40) if index not in (3, 4, 7, 9)]
+    assert await due() == expected
+    assert await due(limit=10) == expected[:10]
+    assert await due(after=5, limit=3) == [6, 8, 10]
+    assert await due(after=39) == []
+    await world.clock.advance(5)
+    assert 9 in await due()
+    assert 7 not in await due()
+    await world.clock.advance(CLAIM_LENGTH / 1_000)
+    assert 7 in await due()
+
+
+async def test_a_run_that_is_not_live_has_nothing_due(
+    world: World, runs: Runs, sweeping: Sweeping
+) -> None:
+    job_id, run_id = await world.submit(3)
+    await runs.stop_run(CALLER, job_id, now=world.now)
+    for run in (run_id, world.clock.new_id()):
+        found = await sweeping.due_references(run, after=-1, limit=10, now=world.now)
+        assert found == []
+
+
+async def test_reconciling_changes_nothing_of_what_is_right(
+    world: World, runs: Runs, sweeping: Sweeping
+) -> None:
+    job_id, run_id = await world.submit(3)
+    await world.succeed(run_id, 0)
+    before = await world.run(job_id)
+    await world.clock.advance(10)
+    assert await sweeping.reconcile_run(run_id, now=world.now) is RunStatus.RUNNING
+    assert await world.run(job_id) == before
+    await runs.stop_run(CALLER, job_id, now=world.now)
+    assert await sweeping.reconcile_run(run_id, now=world.now) is RunStatus.STOPPED
+    assert await sweeping.reconcile_run(world.clock.new_id(), now=world.now) is None
+
+
+async def test_ended_runs_come_by_id_and_page_by_page(
+    world: World, runs: Runs, sweeping: Sweeping
+) -> None:
+    made = [await world.submit(1, result_ttl_days=days) for days in (1, 2, 3, 4, 5)]
+    await world.clock.advance(10)
+    completed, stopped, failed, deleted, _live = made
+    await world.succeed(completed[1], 0)
+    await runs.stop_run(CALLER, stopped[0], now=world.now)
+    await runs.fail_run(
+        failed[1], reason=RunFailure.INSUFFICIENT_CREDITS, detail="no", now=world.now
+    )
+    await runs.delete_run(CALLER, *deleted, now=world.now)
+    first = await sweeping.ended_runs(before=world.now + 1, after="", limit=2)
+    assert first == [
+        EndedRun(*completed, ended_at=world.now, result_ttl_days=1, swept=False),
+        EndedRun(*stopped, ended_at=world.now, result_ttl_days=2, swept=False),
+    ]
+    rest = await sweeping.ended_runs(before=world.now + 1, after=stopped[1], limit=2)
+    assert [run.run_id for run in rest] == [failed[1]]
+    assert await _ended(sweeping, world.now) == []
+
+
+async def test_a_run_that_others_draw_from_ends_with_the_last_of_them(
+    world: World, runs: Runs, sweeping: Sweeping
+) -> None:
+    job_id, first = await world.submit(2)
+    await world.succeed(first, 0)
+    await world.fail(first, 1)
+    await world.clock.advance(100)
+    second, _ = await world.rerun(job_id, TaskStatus.FAILED)
+    assert await _ended(sweeping, world.now + 1) == []
+    await world.clock.advance(100)
+    await _end_rerun(world, second, ids.task_id(first, 1))
+    found = await sweeping.ended_runs(before=world.now + 1, after="", limit=10)
+    assert [(run.run_id, run.ended_at) for run in found] == [
+        (first, world.now),
+        (second, world.now),
+    ]
+    assert await _ended(sweeping, world.now) == []
+    await runs.delete_run(CALLER, job_id, second, now=world.now)
+    assert await _ended(sweeping, world.now) == [first]
+
+
+async def test_a_mark_tells_that_bodies_are_gone_and_nothing_else(
+    world: World, sweeping: Sweeping
+) -> None:
+    job_id, run_id = await world.submit(1)
+    await world.succeed(run_id, 0)
+    before = await world.run(job_id)
+    await sweeping.mark_swept(run_id)
+    [ended] = await sweeping.ended_runs(before=world.now + 1, after="", limit=10)
+    assert ended.swept
+    assert await world.run(job_id) == before
+
+
+async def test_an_expired_run_is_deleted_and_its_job_with_the_last_one(
+    world: World, tasks: Tasks, sweeping: Sweeping
+) -> None:
+    job_id, first = await world.submit(2)
+    await world.succeed(first, 0)
+    await world.fail(first, 1)
+    second, _ = await world.rerun(job_id, TaskStatus.FAILED)
+    assert await sweeping.expire_run(second, now=world.now) == []  # it still runs
+    await _end_rerun(world, second, ids.task_id(first, 1))
+    assert await sweeping.expire_run(first, now=world.now) == [first]
+    view = await world.view(job_id)
+    assert view.job.status is JobStatus.CLOSED
+    assert view.latest_run is not None
+    assert view.latest_run.run_id == second
+    assert (await world.run(job_id, first)).status is RunStatus.DELETED
+    assert await sweeping.expire_run(second, now=world.now) == [second]
+    view = await world.view(job_id)
+    assert (view.job.status, view.latest_run) == (JobStatus.DELETED, None)
+    assert await tasks.scrub_tasks(first, 10) == 2
+    assert await sweeping.expire_run(world.clock.new_id(), now=world.now) == []

@@ -1,0 +1,74 @@
+"""Long work is done for as long as the client waits for it; its body is kept as it came."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import anyio
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.http.body import ClientGone, read_body
+from conveyor.http.connected import WhileConnected
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_work_goes_on_while_the_client_is_there() -> None:
+    async def receive() -> Message:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def fail() -> int:
+        raise ConveyorError(ErrorCode.CONFLICT, "no")
+
+    async def work() -> int:
+        return 7
+
+    connected = WhileConnected(Request({"type": "http"}, receive))
+
+    assert await connected(work) == 7
+    with pytest.raises(ConveyorError, match="no"):
+        await connected(fail)
+
+
+async def test_work_is_given_up_where_the_client_hangs_up() -> None:
+    ended: list[str] = []
+    gone = anyio.Event()
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def work() -> None:
+        gone.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append("cancelled")
+
+    with pytest.raises(ClientGone):
+        await WhileConnected(Request({"type": "http"}, receive))(work)
+    assert ended == ["cancelled"]
+
+
+async def test_a_body_in_pieces_has_the_fingerprint_of_the_whole(tmp_path: Path) -> None:
+    pieces = [b"one", b"", b"two" * 100_000]
+    messages: list[Message] = [
+        {"type": "http.request", "body": piece, "more_body": piece != pieces[-1]}
+        for piece in pieces
+    ]
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    body = await read_body(Request({"type": "http", "headers": []}, receive))
+
+    assert body.pieces == pieces
+    assert body.digest == hashlib.sha256(b"".join(pieces)).digest()

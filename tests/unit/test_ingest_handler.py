@@ -1,0 +1,293 @@
+"""The ingest handler over the development binding: cut off, repeated, frozen, and given up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from conveyor.dev.binding import DevBinding, open_binding
+from conveyor.domain import ids
+from conveyor.domain.model import (
+    Ingest,
+    IngestStatus,
+    Job,
+    JobStatus,
+    Run,
+    RunFailure,
+    RunStats,
+    RunStatus,
+    TaskSpec,
+)
+from conveyor.handlers.ingest import IngestHandler
+from conveyor.ports.blobs import staged_key, staged_prefix
+from conveyor.ports.ingestion import StagedRows
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DEAD_LETTER_QUEUE,
+    Delivery,
+    IngestMessage,
+    TaskMessage,
+    run_queue,
+)
+from conveyor.ports.records import Answer
+from conveyor.ports.work import ACKNOWLEDGE, Outcome
+from conveyor.testing.clock import FakeClock
+
+CALLER = "caller"
+LINE = 4
+CHUNK = 8
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The development binding belongs to asyncio."""
+    return "asyncio"
+
+
+class Ingestion:
+    """A large run of a development binding, and the handler that ingests it."""
+
+    def __init__(self, dev: DevBinding, clock: FakeClock, size: int) -> None:
+        self.binding = dev.ports
+        self.clock = clock
+        self.size = size
+        self.job_id, self.run_id = clock.new_id(), clock.new_id()
+        self.message = IngestMessage(self.job_id, self.run_id)
+        self.delivery = Delivery(CONTROL_QUEUE, self.message, "receipt", 1)
+
+    async def stage(self, *, shards: int = 2) -> None:
+        """Stage the list and write the job."""
+        chunks = range(0, self.size, CHUNK)
+        for first in chunks:
+            await self.binding.blobs.put(
+                staged_key(self.job_id, self.run_id, first), self.chunk(first)
+            )
+        now = self.clock.now()
+        job = Job(
+            job_id=self.job_id,
+            caller=CALLER,
+            status=JobStatus.CLOSED,
+            created_at=now,
+            updated_at=now,
+            task_shard_count=shards,
+            latest_run_id=self.run_id,
+            run_count=1,
+        )
+        run = Run(
+            run_id=self.run_id,
+            job_id=self.job_id,
+            run_sequence=1,
+            status=RunStatus.RUNNING,
+            created_at=now,
+            updated_at=now,
+            last_batch_received=True,
+            next_index=self.size,
+            stats=RunStats(total=self.size),
+            ingest=Ingest(status=IngestStatus.PENDING, end=self.size, chunks=tuple(chunks)),
+        )
+        await self.binding.jobs.create_job(job, run, [], answer=Answer(202, b"{}"), once=None)
+
+    def chunk(self, first: int) -> bytes:
+        """The lines of one chunk."""
+        end = min(first + CHUNK, self.size)
+        return b"".join(
+            self.line(start, min(start + LINE, end)) + b"\n" for start in range(first, end, LINE)
+        )
+
+    def line(self, start: int, end: int) -> bytes:
+        """One line of a chunk."""
+        return msgspec.json.encode(
+            [
+                (ids.task_id(self.run_id, index), TaskSpec(f"https://example.com/{index}"))
+                for index in range(start, end)
+            ]
+        )
+
+    async def handle(self) -> Outcome:
+        """Let a handler do it, once."""
+        handler = IngestHandler(self.binding, self.clock)
+        return await handler.handle(self.delivery, lambda: None)
+
+    async def run(self) -> Run:
+        """The run as it stands."""
+        run = await self.binding.runs.get_run(CALLER, self.job_id, self.run_id)
+        assert run is not None
+        return run
+
+    async def indexes(self) -> list[int]:
+        """The rows that are there."""
+        found = await self.binding.tasks.unfinished_after(self.run_id, -1, 10_000)
+        return [index for index, _ in found]
+
+    async def staged(self) -> int:
+        """How many staged chunks are left; they are gone afterwards."""
+        return await self.binding.blobs.delete_prefix(staged_prefix(self.job_id, self.run_id))
+
+    async def stop(self) -> None:
+        """Stop the run."""
+        await self.binding.runs.stop_run(CALLER, self.job_id, now=self.clock.now())
+
+
+@pytest.fixture
+async def dev(tmp_path: Path) -> AsyncIterator[DevBinding]:
+    """An empty development binding under virtual time."""
+    opened = await open_binding(tmp_path, FakeClock())
+    yield opened
+    await opened.ports.aclose()
+
+
+@pytest.fixture
+async def large(dev: DevBinding) -> Ingestion:
+    """A run of 30 tasks, staged in four chunks."""
+    ingestion = Ingestion(dev, FakeClock(), 30)
+    await ingestion.stage()
+    return ingestion
+
+
+async def test_every_row_is_written_and_announced(large: Ingestion) -> None:
+    assert await large.handle() == ACKNOWLEDGE
+    run = await large.run()
+    assert (run.ingesting, run.stats.total, run.status) == (False, 30, RunStatus.RUNNING)
+    assert await large.indexes() == list(range(30))
+    assert await large.staged() == 0
+    received: list[str] = []
+    queue = run_queue(large.run_id)
+    while found := await large.binding.queues.receive(queue, limit=10, visibility=60):
+        received += [one.message.task_id for one in found if isinstance(one.message, TaskMessage)]
+    assert received == [ids.task_id(large.run_id, index) for index in range(30)]
+
+
+async def test_three_at_once_and_one_later_change_nothing(large: Ingestion) -> None:
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(large.handle)
+    assert await large.handle() == ACKNOWLEDGE
+    run = await large.run()
+    assert (run.ingesting, run.stats.total) == (False, 30)
+    assert await large.indexes() == list(range(30))
+
+
+@pytest.mark.parametrize("at", range(0, 31, 4))
+async def test_it_goes_on_where_another_was_cut_off(large: Ingestion, at: int) -> None:
+    for start in range(0, at, LINE):
+        end = min(start + LINE, 30)
+        rows = StagedRows(start, end - start, large.line(start, end))
+        assert await large.binding.ingestion.write_rows(large.run_id, rows, now=0)
+    assert await large.handle() == ACKNOWLEDGE
+    assert await large.indexes() == list(range(30))
+    assert (await large.run()).stats.total == 30
+
+
+async def test_a_stopped_run_keeps_the_rows_it_has(large: Ingestion) -> None:
+    rows = StagedRows(0, LINE, large.line(0, LINE))
+    await large.binding.ingestion.write_rows(large.run_id, rows, now=0)
+    await large.stop()
+    assert await large.handle() == ACKNOWLEDGE
+    run = await large.run()
+    assert (run.status, run.ingesting, run.stats.total) == (RunStatus.STOPPED, False, LINE)
+    assert await large.staged() == 0
+
+
+async def test_a_failed_account_ends_it_likewise(large: Ingestion) -> None:
+    await large.binding.runs.fail_run(
+        large.run_id, reason=RunFailure.INSUFFICIENT_CREDITS, detail="no credits", now=0
+    )
+    assert await large.handle() == ACKNOWLEDGE
+    run = await large.run()
+    assert (run.status, run.ingesting, run.stats.total) == (RunStatus.FAILED, False, 0)
+    assert run.failure_reason is RunFailure.INSUFFICIENT_CREDITS
+    assert await large.staged() == 0
+
+
+async def test_of_a_deleted_run_only_the_staged_list_is_removed(large: Ingestion) -> None:
+    await large.binding.jobs.delete_job(CALLER, large.job_id, now=0)
+    assert await large.handle() == ACKNOWLEDGE
+    assert await large.indexes() == []
+    assert await large.staged() == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "detail"),
+    [
+        (None, "a part of the staged list is missing"),
+        (b'[["0000', "a part of the staged list is damaged"),
+        (b"[]\n", "a part of the staged list is damaged"),
+        (b'{"no": "list"}\n', "a part of the staged list is damaged"),
+    ],
+)
+async def test_a_list_that_cannot_be_read_fails_the_run(
+    large: Ingestion, damage: bytes | None, detail: str
+) -> None:
+    key = staged_key(large.job_id, large.run_id, CHUNK)
+    await large.binding.blobs.delete(key)
+    if damage is not None:
+        await large.binding.blobs.put(key, damage)
+
+    assert await large.handle() == ACKNOWLEDGE
+
+    run = await large.run()
+    assert (run.status, run.failure_reason) == (RunStatus.FAILED, RunFailure.INGEST_FAILED)
+    assert (run.failure_detail, run.stats.total, run.ingesting) == (detail, CHUNK, False)
+    [dead] = await large.binding.queues.receive(DEAD_LETTER_QUEUE, limit=10, visibility=60)
+    assert dead.message == msgspec.structs.replace(large.message, reason=detail)
+    assert await large.staged() == 0
+
+
+async def test_one_frozen_in_the_middle_wakes_up_to_nothing(large: Ingestion) -> None:
+    """The first is stopped between two stretches; the second finishes, and the tasks settle."""
+    ingestion = large.binding.ingestion
+    frozen, thawed = anyio.Event(), anyio.Event()
+
+    class Slow:
+        """The port, which freezes its caller before the third stretch."""
+
+        calls = 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(ingestion, name)
+
+        async def write_rows(self, run_id: str, rows: StagedRows, *, now: int) -> bool:
+            """Write, once thawed."""
+            self.calls += 1
+            if self.calls == 3:
+                frozen.set()
+                await thawed.wait()
+            return await ingestion.write_rows(run_id, rows, now=now)
+
+    first = IngestHandler(large.binding, large.clock)
+    first._ingestion = Slow()  # type: ignore[assignment]
+    async with anyio.create_task_group() as group:
+        group.start_soon(first.handle, large.delivery, lambda: None)
+        await frozen.wait()
+        assert await large.handle() == ACKNOWLEDGE
+        await _settle_all(large)
+        thawed.set()
+    run = await large.run()
+    assert (run.status, run.stats.successful, run.stats.total) == (RunStatus.COMPLETED, 30, 30)
+    assert await large.indexes() == []
+
+
+async def _settle_all(large: Ingestion) -> None:
+    from conveyor.domain.model import Event, EventKind, Format, ResultBody
+    from conveyor.ports.tasks import Claimed, Succeeded
+
+    tasks = large.binding.tasks
+    for index, task_id in await tasks.unfinished_after(large.run_id, -1, 100):
+        claim = await tasks.claim_task(
+            large.run_id,
+            task_id,
+            worker="worker",
+            now=0,
+            claimed_until=60_000,
+            max_interruptions=3,
+        )
+        assert isinstance(claim, Claimed)
+        event = Event(kind=EventKind.ATTEMPT, attempt=1, started_at=0, ended_at=0)
+        body = ResultBody(f"body/{index}", 1, "text/html", Format.HTML)
+        await tasks.settle_task(
+            large.run_id, task_id, claim.task.claim_number, Succeeded(event, body), now=0
+        )
