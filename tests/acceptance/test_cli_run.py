@@ -94,7 +94,10 @@ def test_failed_tasks_make_the_exit_code_3_and_no_command_is_named(tmp_path: Pat
     ("arguments", "message"),
     [
         (["gopher://x/"], "gopher://x/: not a URL that starts with http:// or https://"),
-        (["{tmp}/bad.csv"], "record 1: x: not a URL that starts with http:// or https://"),
+        (
+            ["{tmp}/bad.csv"],
+            "record 1 at line 1: x: not a URL that starts with http:// or https://",
+        ),
         (["http://a/", "--max-inflight", "0"], "max_inflight"),
     ],
 )

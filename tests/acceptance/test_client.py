@@ -329,4 +329,7 @@ def test_every_success_of_every_route_parses_in_its_model(server: Booted) -> Non
         caller.http.post(f"/jobs/{slow['job_id']}/stop")
         caller.http.post(f"/jobs/{slow['job_id']}/cancel")
         caller.http.delete(f"/jobs/{slow['job_id']}")
+        caller.http.post("/job_inputs", json={"type": "urls"})
+        export = caller.http.post(f"{run_path}/{first['run_id']}/exports").json()
+        caller.get(f"{run_path}/{first['run_id']}/exports/{export['export_id']}")
     assert seen == set(support_models.MODELS)
