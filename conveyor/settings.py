@@ -161,7 +161,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("bounce_visibility_cap", "most seconds that such a message is hidden", _at_least(0)),
     Setting(
-        "permit_lease", "seconds after which the permits of a silent worker fall free", _at_least(1)
+        "permit_lease", "seconds after which the permits of a silent worker fall free", _at_least(5)
     ),
     Setting(
         "visibility_timeout",

@@ -127,6 +127,9 @@ def _see_that_it_can_be_written(target: Path, *, force: bool) -> None:
         raise ClientError(f"{clean(str(target))} is a directory")
     if not force:
         refuse_to_replace(target)
+    if target.exists() and not target.is_file():
+        # Whoever may write to devices could replace one by a file.
+        raise ClientError(f"{clean(str(target))} is no file, and is not replaced")
     prepare(target.parent)
 
 

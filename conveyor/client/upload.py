@@ -14,6 +14,7 @@ from conveyor.client.reasons import sentence
 from conveyor.client.submit import LISTED_TASKS, JobOptions, job_fields
 from conveyor.client.transfer import Meter
 from conveyor.client.wire import InvalidTaskReply, SubmitReply
+from conveyor.domain.errors import InvalidTaskReason
 
 PIECE_BYTES = 256 * 1_024
 
@@ -40,7 +41,7 @@ async def submit_file(
     try:
         reply, _replayed = await api.submit(body, idempotency_key=key)
     except ServerRefused as refusal:
-        raise _explained(refusal, source.name) from None
+        raise _explained(refusal, source) from None
     return reply
 
 
@@ -58,16 +59,22 @@ async def _pieces(source: OpenInput, meter: Meter) -> AsyncIterator[bytes]:
         meter.move(sent)
 
 
-def _explained(refusal: ServerRefused, name: str) -> ClientError:
+def _explained(refusal: ServerRefused, source: OpenInput) -> ClientError:
     """The refusal with a line for each bad task; how many there are in all, it says itself."""
     if not refusal.invalid_tasks:
         return refusal
-    lines = [_line(name, bad) for bad in refusal.invalid_tasks[:LISTED_TASKS]]
+    lines = [_line(source.name, bad) for bad in refusal.invalid_tasks[:LISTED_TASKS]]
+    headless = not source.slot.get("csv", {"header": True})["header"]
+    if headless and refusal.invalid_tasks[0].index == 0:
+        lines.append("if the first record names the columns, say so with --header")
     return InvalidTasks(str(refusal), lines)
 
 
 def _line(name: str, bad: InvalidTaskReply) -> str:
     where = "" if bad.line is None else f" at line {bad.line:,}"
     parts = [name, f"record {bad.index + 1:,}{where}"]
+    if bad.reason == InvalidTaskReason.INVALID_ARGUMENT and bad.value:
+        # Of a record that cannot be read at all, the value says why.
+        return ": ".join([*parts, printable(bad.value)])
     parts += [printable(bad.value)] if bad.value else []
     return ": ".join([*parts, sentence(bad)])

@@ -115,7 +115,8 @@ def _submitted(fields: dict[str, Any], limits: Limits, *, is_open: bool) -> list
     if not (tasks or is_open or has_file):
         _refuse("tasks", "a closed job needs at least one task")
     if len(tasks) > limits.max_inline_tasks:
-        _refuse("tasks", f"at most {limits.max_inline_tasks} tasks in one submit, not {len(tasks)}")
+        limit = f"at most {limits.max_inline_tasks} tasks in one submit"
+        _refuse("tasks", f"{limit}, not {len(tasks)} (CONVEYOR_MAX_INLINE_TASKS)")
     if is_open and len(tasks) > limits.max_open_job_tasks:
         raise ConveyorError(
             ErrorCode.QUOTA_EXCEEDED, f"an open job holds at most {limits.max_open_job_tasks} tasks"

@@ -11,6 +11,7 @@ import anyio
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.reads import Reads
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import Queues
 from conveyor.ports.records import Dispatchable
@@ -47,6 +48,7 @@ class Discovery:
         self._interval = interval
         self._resync = resync
         self._evict_after = evict_after
+        self._reads = Reads()
         self._missing: set[str] = set()
         self._some_missing = anyio.Event()
         self._stopped = False
@@ -89,38 +91,51 @@ class Discovery:
     async def _scan(self) -> int:
         """The whole truth: open lanes of runs with work, close the others."""
         began = self._clock.now()
-        found = await self._runs.dispatchable_runs()
-        for run_id in self._dispatcher.lanes.missing_from([run.run_id for run in found]):
-            # What was opened while the answer was on its way is not in it.
-            await self._apply(run_id, await self._runs.dispatchable_run(run_id))
-        for run in found:
-            await self._apply(run.run_id, run)
+        with self._reads.begin() as read:
+            found = await self._runs.dispatchable_runs()
+            for run_id in self._dispatcher.lanes.missing_from([run.run_id for run in found]):
+                # What was opened while the answer was on its way is not in it.
+                await self._look_at(run_id)
+            for run in found:
+                await self._apply(run.run_id, run, read)
         return began
 
     async def _changes(self, since: int) -> int:
         began = self._clock.now()
-        for change in await self._runs.dispatch_changes(since=since - CHANGES_MARGIN):
-            await self._apply(change.run_id, change.run)
+        with self._reads.begin() as read:
+            for change in await self._runs.dispatch_changes(since=since - CHANGES_MARGIN):
+                await self._apply(change.run_id, change.run, read)
         return began
 
-    async def _apply(self, run_id: str, run: DispatchableRun | None) -> None:
+    async def _look_at(self, run_id: str, *, poll: bool = False) -> DispatchableRun | None:
+        """What a run is like now, and its lane accordingly; with `poll` its queue is asked at
+        once."""
+        with self._reads.begin() as read:
+            run = await self._runs.dispatchable_run(run_id)
+            await self._apply(run_id, run, read, poll=poll)
+        return run
+
+    async def _apply(
+        self, run_id: str, run: DispatchableRun | None, read: int, *, poll: bool = False
+    ) -> None:
+        if not self._reads.believe(run_id, read):
+            return
         if run is None:
             await self._dispatcher.close_lane(run_id)
             return
         lane = self._dispatcher.lanes.get(run_id)
-        if not self._stopped and (lane is None or lane.closed):
-            await self._dispatcher.open_lane(run)
+        if poll or lane is None or lane.closed:
+            await self._queues.open_run(run.job_id, run_id)
+            # A later read may have closed the lane while its queue was made ready.
+            if self._reads.believe(run_id, read) and not self._stopped:
+                self._dispatcher.open_lane(run)
 
     async def _listen(self) -> None:
         """Hints make discovery immediate within one process."""
         while True:
             for run_id in await self._signals.wait():
                 try:
-                    run = await self._runs.dispatchable_run(run_id)
-                    if run is None:
-                        await self._dispatcher.close_lane(run_id)
-                    elif not self._stopped:
-                        await self._dispatcher.open_lane(run)
+                    await self._look_at(run_id, poll=True)
                 except ConveyorError:
                     _log.exception("a changed run could not be read")
 
@@ -142,9 +157,7 @@ class Discovery:
     async def _look_after(self, run_id: str) -> None:
         """A missing queue ends a lane only where its run has ended: a queue is no place to lose
         work. A young one is asked again; an older one is made again and refilled."""
-        run = await self._runs.dispatchable_run(run_id)
-        if run is None:
-            await self._dispatcher.close_lane(run_id)
-        elif self._clock.now() - run.created_at >= YOUNG_QUEUE:
+        run = await self._look_at(run_id)
+        if run is not None and self._clock.now() - run.created_at >= YOUNG_QUEUE:
             _log.warning("the queue of run %s was gone and is made again", run_id)
             await self._queues.remake_run(run.job_id, run_id)

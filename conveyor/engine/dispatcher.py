@@ -85,9 +85,8 @@ class Dispatcher:
 
     # -- what discovery says --
 
-    async def open_lane(self, run: DispatchableRun) -> None:
-        """A run may have work: poll its queue at once."""
-        await self._queues.open_run(run.job_id, run.run_id)
+    def open_lane(self, run: DispatchableRun) -> None:
+        """A run may have work: poll its queue, which is open, at once."""
         self.lanes.open(run)
         self._wake_one()
 
@@ -296,8 +295,7 @@ class Dispatcher:
         for _ in range(len(received) - (1 if plan.count else 0)):
             self._wake_one()
         if lane.is_control:
-            # It was asked for one message and may hold more, and this one may take long: another
-            # slot asks on.
+            # It may hold more, and this message may take long: another slot asks on.
             self._wake_one()
 
     async def _work(self, lane: Lane, delivery: Delivery, scope: anyio.CancelScope) -> None:
@@ -342,8 +340,10 @@ class Dispatcher:
         lane.scopes.add(scope)
         try:
             return await handler.handle(delivery, lambda: lane.throttle(self._clock.monotonic()))
-        except Exception:
-            _log.exception("handler failed", extra={"queue": delivery.queue})
+        except Exception as error:
+            if isinstance(error, ConveyorError):  # the next message would fare no better
+                lane.not_before = self._clock.monotonic() + ERROR_PAUSE
+            _log.error("handler failed: %r", error, exc_info=not isinstance(error, ConveyorError))
             return Outcome(hide_for=ERROR_PAUSE * 2.0 ** min(delivery.receive_count, 8))
         finally:
             lane.scopes.discard(scope)

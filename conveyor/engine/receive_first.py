@@ -161,8 +161,10 @@ class ReceiveFirstPolicy:
         if permit in self._held:
             holding, limit = self._held[permit]
             self._leaving.add(permit)
-            await self._say(self._next(holding, count=0), limit)
-            self._leaving.discard(permit)
+            try:
+                await self._say(self._next(holding, count=0), limit)
+            finally:
+                self._leaving.discard(permit)
             del self._held[permit]
 
     @staticmethod

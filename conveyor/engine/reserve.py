@@ -26,8 +26,14 @@ BUFFER = 12
 BUFFER_SECONDS = 3.0
 """No more is buffered than this worker works off in so many seconds."""
 FENCE_SHARE = 0.1
-"""The part of a lease, at its end, in which its permits are not used any more."""
-RETRY_PAUSE = 1.0
+"""The part of a lease, at its end, in which its permits are not used any more: clocks of a worker
+and of the ledger may differ in their rates."""
+FENCE_LEAST = 1.0
+"""Seconds at the end of a lease, however short, in which they are not used either: the fence is
+looked after a few times a second, and at times late."""
+RETRY_PAUSE = 0.25
+"""Seconds after which a renewal that failed is tried again: often enough that a ledger which was
+away for half a lease is asked before the fence."""
 
 _log = logging.getLogger("conveyor.engine")
 
@@ -51,13 +57,15 @@ class ReservePolicy:
         self._clock = clock
         self._holder = holder
         self._lease = lease
-        self._usable = lease * (1 - FENCE_SHARE)
+        self._usable = lease - max(FENCE_SHARE * lease, FENCE_LEAST)
         self._heartbeat = heartbeat
         self._slots = slots
         self._batch = batch
         self._buffer = 0 if strict else BUFFER
         self._shares: dict[str, Share] = {}
         self._by_lane: dict[Lane, Share] = {}
+        # One for all shares: the ledger remembers a job's for longer than its share may live here.
+        self._sequence = 0
         self.draining = False
 
     @property
@@ -219,7 +227,7 @@ class ReservePolicy:
 
     async def _hold(self, share: Share, count: int) -> Standing:
         before = share.permits
-        share.sequence += 1
+        self._sequence += 1
         asked_at = self._clock.monotonic()
         standing = await self._ledger.hold(
             Holding(
@@ -227,7 +235,7 @@ class ReservePolicy:
                 holder=self._holder,
                 count=count,
                 before=before,
-                sequence=share.sequence,
+                sequence=self._sequence,
                 wants=share.wants,
             ),
             limit=share.limit,

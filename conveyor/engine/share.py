@@ -50,7 +50,6 @@ class Share:
         "permits",
         "renewed_at",
         "retry_at",
-        "sequence",
         "surplus",
         "wants",
     )
@@ -60,7 +59,6 @@ class Share:
         self.limit = limit
         self.lanes: list[Lane] = []
         self.permits = 0
-        self.sequence = 0
         self.renewed_at = -math.inf
         self.calling = False
         self.dirty = False
@@ -128,7 +126,6 @@ class Share:
     def served(self, slots: int) -> None:
         """The ledger granted all that was asked for: ask for twice as many the next time."""
         self.misses = 0
-        self.wants = False
         self.chunk = min(slots, 2 * self.chunk)
 
     def forfeit(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 import anyio.lowlevel
 import msgspec
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.binding import Binding
@@ -80,9 +81,14 @@ class IngestHandler:
     async def _copy(self, state: Ingesting) -> bool:
         for first in range(_resumed(state.ingest), state.ingest.end, STRETCH):
             end = min(first + STRETCH, state.ingest.end)
-            references = await self._ingestion.copy_rows(
-                state.run_id, first_index=first, end_index=end, now=self._clock.now()
-            )
+            try:
+                references = await self._ingestion.copy_rows(
+                    state.run_id, first_index=first, end_index=end, now=self._clock.now()
+                )
+            except ConveyorError as error:
+                if error.code is not ErrorCode.NOT_FOUND:
+                    raise
+                raise IngestBroken("the run to copy from is gone") from None
             if references is None:
                 return False
             await self._announce(state, references)
@@ -91,11 +97,16 @@ class IngestHandler:
     async def _write_staged(self, state: Ingesting) -> bool:
         ingest = state.ingest
         ends = [*ingest.chunks[1:], ingest.end]
-        for first, end in zip(ingest.chunks, ends, strict=True):
+        for first, end in zip(ingest.chunks, ends, strict=bool(ingest.chunks)):
             if end <= _resumed(ingest):
                 continue
+            pieces = await self._binding.blobs.open(staged_key(state.job_id, state.run_id, first))
+            if pieces is None:
+                if await self._still_wanted(state, first):
+                    raise IngestBroken("a part of the staged list is missing")
+                return False
             index = first
-            async for line in self._lines(state, first):
+            async for line in _lines(pieces):
                 rows, references = _read_line(line, index)
                 index += rows.count
                 if index <= _resumed(ingest):
@@ -107,21 +118,6 @@ class IngestHandler:
             if index != end:
                 raise IngestBroken("a part of the staged list is damaged")
         return True
-
-    async def _lines(self, state: Ingesting, first: int) -> AsyncIterator[bytes]:
-        """The lines of one staged chunk."""
-        pieces = await self._binding.blobs.open(staged_key(state.job_id, state.run_id, first))
-        if pieces is None:
-            if await self._still_wanted(state, first):
-                raise IngestBroken("a part of the staged list is missing")
-            return
-        rest = b""
-        async for piece in pieces:
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                yield line
-        if rest:
-            raise IngestBroken("a part of the staged list is damaged")
 
     async def _still_wanted(self, state: Ingesting, first: int) -> bool:
         """Whether a chunk that is gone was not simply used up by another ingester."""
@@ -136,11 +132,13 @@ class IngestHandler:
         await anyio.lowlevel.checkpoint()
 
     async def _give_up(self, message: IngestMessage, reason: str) -> None:
+        """Nothing happens to a run that another ingester has brought to its end."""
+        now = self._clock.now()
+        if not await self._ingestion.fail_ingest(message.run_id, detail=reason, now=now):
+            return
         _log.error("a run cannot be ingested", extra={"run_id": message.run_id, "error": reason})
         dead = msgspec.structs.replace(message, reason=reason)
         await self._binding.queues.send(DEAD_LETTER_QUEUE, dead)
-        now = self._clock.now()
-        await self._ingestion.fail_ingest(message.run_id, detail=reason, now=now)
         await self._remove_staged(message)
         await self._binding.queues.drop_run(message.run_id)
         self._binding.signals.run_changed(message.run_id)
@@ -148,6 +146,17 @@ class IngestHandler:
     async def _remove_staged(self, message: IngestMessage) -> None:
         prefix = staged_prefix(message.job_id, message.run_id)
         await self._binding.blobs.delete_prefix(prefix)
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The lines of one staged chunk."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        raise IngestBroken("a part of the staged list is damaged")
 
 
 def _resumed(ingest: Ingest) -> int:

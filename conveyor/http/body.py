@@ -57,7 +57,8 @@ class BodyLimit:
 
     def _too_large(self) -> ConveyorError:
         return ConveyorError(
-            ErrorCode.PAYLOAD_TOO_LARGE, f"a request body holds at most {self._limit} bytes"
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"a request body holds at most {self._limit} bytes (CONVEYOR_MAX_REQUEST_BYTES)",
         )
 
 

@@ -6,14 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from conveyor.domain.errors import ConveyorError
 from conveyor.domain.strict_json import decode
 from conveyor.domain.submission import JobRequest, parse_job
 from conveyor.intake.frames import Done, Frame, Head, Work
 from conveyor.intake.rows import RowWriter
-
-MAX_LISTED = 10_000
-"""Most bad tasks that a refusal lists."""
 
 _STEP = 500
 
@@ -34,13 +30,4 @@ def read_document(read: Callable[[], bytes], work: Work, emit: Callable[[Frame],
 
 def _checked(read: Callable[[], bytes], work: Work) -> JobRequest:
     # No name here for the bytes and the raw document, or they would lie in memory for longer.
-    try:
-        return parse_job(decode(read()), work.limits)
-    except ConveyorError as error:
-        if len(error.invalid_tasks) <= MAX_LISTED:
-            raise
-        raise ConveyorError(
-            error.code,
-            f"{error.detail}; the first {MAX_LISTED:,} are listed",
-            invalid_tasks=error.invalid_tasks[:MAX_LISTED],
-        ) from None
+    return parse_job(decode(read()), work.limits)

@@ -55,15 +55,17 @@ class Ingestion(Protocol):
         `Ingest` says, where they are absent, and move the checkpoint to `end_index`.
 
         The references, (index, task_id) each, of the rows that are to be worked; None, and nothing
-        written, where the run is not live or has done with ingesting.
+        written, where the run is not live or has done with ingesting. Raises
+        ConveyorError(not_found) where the source is gone.
         """
         ...
 
     async def finish_ingest(self, run_id: str, *, now: int) -> RunStatus | None:
         """End the ingestion: where the run stands then; None where it is gone or deleted.
 
-        With every row written the total stays what it was, and a drained run of a closed job is
-        complete. Of a run that is no longer live, total and counters become those of its rows.
+        With every row written the total of a submit stays what it was, and a drained run of a
+        closed job is complete. Of a rerun, and of a run that is no longer live, total and counters
+        become those of its rows.
         Without effect where it was ended before.
         """
         ...

@@ -31,7 +31,11 @@ class Sweeping(Protocol):
     """What the sweeper needs of the records."""
 
     async def claim_sweep(self, *, now: int, lapses_at: int) -> bool:
-        """Whether the caller may sweep: one worker of a fleet at a time, until `lapses_at`."""
+        """Whether the caller may sweep: one worker of a fleet at a time, until `lapses_at`.
+
+        A claim that lapses more than a minute after `lapses_at` is of a clock that was set back
+        since, and does not count.
+        """
         ...
 
     async def quiet_runs(self, *, before: int) -> list[QuietRun]:
@@ -64,6 +68,10 @@ class Sweeping(Protocol):
         ...
 
     async def expire_run(self, run_id: str, *, now: int) -> list[str]:
-        """Turn an ended run to `deleted`, whatever pins it, and its job too where no other run of
-        it is left; the ids of the runs whose scrub is due (none where it is gone)."""
+        """Turn an ended run to `deleted`, and its job too where no other run of it is left; the ids
+        of the runs whose scrub is due.
+
+        None where it is gone, has not ended, or a run that has not ended draws on it. Ended runs
+        that do keep it no longer: what they drew is past its time as well.
+        """
         ...

@@ -201,5 +201,11 @@ def _heading(question: Question) -> str:
     return (
         f"{count(question.tasks, 'task')}, at most {question.cap:,} at a time; "
         f"{count(question.workers, 'worker')} of {count(question.slots, 'slot')}.\n"
-        f"A call takes {question.latency:g} s (sigma {question.sigma:g}). Seed {question.seed}."
+        f"{_call(question)} Seed {question.seed}."
     )
+
+
+def _call(question: Question) -> str:
+    if not question.sigma:
+        return f"Every call takes {question.latency:g} s."
+    return f"Calls take a median of {question.latency:g} s (sigma {question.sigma:g})."

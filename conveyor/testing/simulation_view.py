@@ -25,6 +25,8 @@ Group = Sequence[Row]
 
 ALIKE = ("world", "policy", "permit_store", "workers", "cap", "tasks")
 NONE = "–"
+_TENTH = 0.0995
+"""Seconds that are rounded to a tenth at least."""
 
 
 class Glyphs(NamedTuple):
@@ -87,6 +89,11 @@ def factor(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
+def brief(seconds: float) -> str:
+    """Seconds as a person reads them, in milliseconds below a tenth: 1.5 ms, 0.4 s, 2 h 5 min."""
+    return duration(seconds) if seconds >= _TENTH else f"{1_000 * seconds:.2g} ms"
+
+
 def _figure(name: str, text: Callable[[float], str] = digits) -> Callable[[Group], str]:
     return lambda group: spread(numbers(group, name), text)
 
@@ -100,7 +107,7 @@ def _calls(value: float) -> str:
 
 
 def _time(group: Group) -> str:
-    text = spread(numbers(group, "elapsed_s"), duration)
+    text = spread(numbers(group, "elapsed_s"), brief)
     return f"> {text}" if any(unfinished(row) for row in group) else text
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
-from conveyor.client.output import duration
+from conveyor.client.output import count, duration
 from conveyor.settings import Settings
 from conveyor.testing.simulation import REALISTIC_COOL, JobPlan, Latency, Scenario
-from conveyor.testing.simulation_view import Row, unfinished
+from conveyor.testing.simulation.gateway import call_time, task_url
+from conveyor.testing.simulation_view import Row, brief, unfinished
 
 RESERVING = ("reserve", "reserve-strict")
 TIMEOUT = Settings().gateway_timeout
@@ -76,17 +77,28 @@ class Question:
         return 1 - NormalDist().cdf(math.log(TIMEOUT / self.latency) / self.sigma)
 
     @property
-    def least_seconds(self) -> float:
-        """Virtual seconds that the job takes at best."""
+    def expected_seconds(self) -> float:
+        """About how many virtual seconds the job takes where no permit is ever idle."""
         return max(self.tasks * self.mean / self.at_a_time, self.mean)
+
+    def least_seconds(self) -> float:
+        """Virtual seconds below which this very job, calls by seed, cannot be done."""
+        latency = Latency(self.latency, self.sigma)
+        longest = spent = 0.0
+        for index in range(self.tasks):
+            url = task_url(0, index)
+            took = min(call_time(latency, self.seed, url=url, attempt=1), TIMEOUT)
+            longest = max(longest, took)
+            spent += took
+        return max(spent / self.at_a_time, longest)
 
 
 def scenarios(question: Question) -> list[Scenario]:
     """One simulation a policy, all of the same work.
 
     Where permits come first the job runs to its end. The others get four times the time that it
-    takes at best, or as much as can be simulated within some seconds; the permits of their messages
-    lie in a store that keeps the cap, so that none of them gains by breaking it.
+    should take with no permit idle, or as much as can be simulated within some seconds; the permits
+    of their messages lie in a store that keeps the cap, so that none of them gains by breaking it.
     """
     world = replace(
         REALISTIC_COOL,
@@ -137,25 +149,29 @@ def refusal(question: Question) -> str | None:
 
 def remarks(question: Question, rows: Sequence[Row]) -> list[str]:
     """What the table does not say by itself."""
-    told = [f"At best the job takes {duration(question.least_seconds)}."]
+    told = [f"At best the job takes {brief(question.least_seconds())}."]
     if question.cap > question.workers * question.slots:
-        told.append(f"The cap is never reached: there are {question.at_a_time:,} slots in all.")
+        are = "is" if question.at_a_time == 1 else "are"
+        slots = count(question.at_a_time, "slot")
+        told.append(f"The cap is never reached: there {are} {slots} in all.")
     cut = {row["policy"]: row["window_s"] for row in rows if unfinished(row)}
     if cut:
         window = max(float(seconds or 0) for seconds in cut.values())
-        told.append(f"Cut off after {duration(window)}: {', '.join(map(str, cut))}.")
+        told.append(f"Cut off after {brief(window)}: {', '.join(map(str, cut))}.")
     share = question.timing_out
     if share >= _WORTH_TELLING:
-        told.append(f"{share:.1%} of the calls time out after {TIMEOUT:g} s and are repeated.")
+        told.append(
+            f"Calls time out after {TIMEOUT:g} s and are repeated; {share:.1%} are expected to."
+        )
     hashes = {row["policy"]: row["trace_hash"] for row in rows}
     if "off" in hashes and hashes["off"] == hashes.get("local"):
-        told.append("local did exactly what off did: no worker reached the cap by itself.")
+        told.append("local did exactly what off did: it held no worker back.")
     told.append("Latencies of queue and stores are assumed; the worker is the one that you run.")
     return told
 
 
 def _to_the_end(question: Question) -> float:
-    return question.tasks * _TASK_COST + question.least_seconds * question.workers * _WORKER_COST
+    return question.tasks * _TASK_COST + question.expected_seconds * question.workers * _WORKER_COST
 
 
 def _receiving_cost(question: Question) -> float:
@@ -169,7 +185,7 @@ def _receiving_cost(question: Question) -> float:
 
 def _window(question: Question) -> float:
     affordable = max(_WINDOW_COST / _receiving_cost(question), _LEAST_CALLS * question.mean)
-    return _rounded(min(4 * question.least_seconds + _STARTING, affordable))
+    return _rounded(min(4 * question.expected_seconds + _STARTING, affordable))
 
 
 def _rounded(value: float) -> float:

@@ -14,7 +14,7 @@ from zenrows.batch.models import IngestStatus, Run, RunStatus
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_client import added, open_client, pages, urls
 from tests.acceptance.support_data import rows_of
-from tests.acceptance.support_wire import eventually
+from tests.acceptance.support_wire import Wire, eventually
 
 pytestmark = pytest.mark.server
 
@@ -140,3 +140,16 @@ def test_a_large_rerun_of_what_failed(client: ZenRowsBatchClient) -> None:
     rows = list(job.run.results())
     assert urls(rows) == listed
     assert sum(row.source_run_id is not None for row in rows) == 1_000
+
+
+def test_an_open_job_without_tasks_that_come_later(server: Booted) -> None:
+    with Wire(server.api) as wire:
+        made = wire.ask("POST", "/jobs", body={"status": "open", "async": True})
+        job_id = made["job_id"]
+        eventually(
+            lambda: wire.latest_run(job_id)["ingest_status"] == "done" or None, "nothing is written"
+        )
+        assert wire.latest_run(job_id)["status"] == "pending"
+        wire.ask("POST", f"/jobs/{job_id}/tasks", body={"tasks": [{"url": "http://fake.test/1"}]})
+        wire.ask("POST", f"/jobs/{job_id}/close")
+        assert wire.ended(job_id)["stats"]["successful"] == 1

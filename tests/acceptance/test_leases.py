@@ -20,7 +20,7 @@ pytestmark = pytest.mark.server
 
 
 def test_calls_longer_than_the_visibility_timeout_are_made_once(tmp_path: Path) -> None:
-    short = {"visibility_timeout": 1, "permit_lease": 1}
+    short = {"visibility_timeout": 1, "permit_lease": 5}
     with (
         boot(tmp_path, "--gateway", "fake", **short) as server,
         Caller(server.api) as caller,

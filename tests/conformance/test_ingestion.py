@@ -19,7 +19,7 @@ from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.ports.ingestion import Ingestion, StagedRows
 from conveyor.ports.records import Answer
 from conveyor.ports.tasks import Claimed, Finished
-from tests.conformance.world import CALLER, World, spec
+from tests.conformance.world import CALLER, CLAIM_LENGTH, World, spec
 
 LAYOUTS = [
     Shards(),
@@ -348,6 +348,7 @@ async def test_a_large_partial_rerun_inherits_what_it_does_not_repeat(
     assert await replay.make(TaskStatus.FAILED) == f"2 4 {source.run_id}"
     run = await world.run(source.job_id, replay.run_id)
     assert (run.stats.total, run.stats.successful, run.stats.failed) == (6, 4, 0)
+    assert run.stats.failure_reasons == {}
     with pytest.raises(ConveyorError) as pinned:
         await world.store.runs.delete_run(CALLER, source.job_id, source.run_id, now=world.now)
     assert pinned.value.code is ErrorCode.RUN_HAS_DESCENDANTS
@@ -361,6 +362,7 @@ async def test_a_large_partial_rerun_inherits_what_it_does_not_repeat(
         *[(index, TaskStatus.PENDING, None) for index in (4, 5)],
     ]
     assert all(row.result is not None for row in rows[:4])
+    assert {(row.error, row.failure, row.result) for row in rows[4:]} == {(None, None, None)}
     for index in (4, 5):
         task = await world.claimed(replay.run_id, index, task_id=ids.task_id(source.run_id, index))
         await world.settle(task, world.success(task))
@@ -410,3 +412,79 @@ async def test_chains_of_large_reruns_keep_the_owner_of_a_body(world: World) -> 
         with pytest.raises(ConveyorError) as pinned:
             await world.store.runs.delete_run(CALLER, source.job_id, run_id, now=world.now)
         assert pinned.value.code is ErrorCode.RUN_HAS_DESCENDANTS
+
+
+async def test_a_body_owner_outlives_the_run_in_between(world: World) -> None:
+    """A chain of large reruns pins whoever owns a body, not only the run that was replayed."""
+    shards = Shards(2)
+    source = await _ended(world, shards)
+    second, third = _Replay(world, source), _Replay(world, source)
+    for replay, status in ((second, TaskStatus.FAILED), (third, TaskStatus.PENDING)):
+        await replay.make(status)
+        await replay.copy(0, 10)
+        await world.store.ingestion.finish_ingest(replay.run_id, now=world.now)
+        await world.store.runs.stop_run(CALLER, source.job_id, now=world.now)
+    [expired] = await world.store.sweeping.expire_run(second.run_id, now=world.now)
+    assert expired == second.run_id
+    with pytest.raises(ConveyorError) as pinned:
+        await world.store.runs.delete_run(CALLER, source.job_id, source.run_id, now=world.now)
+    assert pinned.value.code is ErrorCode.RUN_HAS_DESCENDANTS
+
+
+async def test_a_plan_tells_pending_from_processing(world: World, shards: Shards) -> None:
+    large = await Large(world, shards, 10).make()
+    await large.write(0, 10)
+    await large.finish()
+    for index in range(3):
+        await world.claimed(large.run_id, index)
+    await world.store.runs.stop_run(CALLER, large.job_id, now=world.now)
+    await world.clock.advance(CLAIM_LENGTH / 1_000)
+    replay = _Replay(world, large)
+    assert await replay.make(TaskStatus.PENDING) == f"7 0 {large.run_id}"
+    assert len(await replay.copy(0, 10) or []) == 7
+
+
+async def test_a_task_that_settles_behind_the_plan_is_counted_as_it_is_copied(
+    world: World, shards: Shards
+) -> None:
+    """The claim had lapsed, so the rerun did not wait for it; its worker settles all the same."""
+    large = await Large(world, shards, 5).make()
+    await large.write(0, 5)
+    await large.finish()
+    await world.fail(large.run_id, 0)
+    late = await world.claimed(large.run_id, 1)
+    await world.store.runs.stop_run(CALLER, large.job_id, now=world.now)
+    await world.clock.advance(CLAIM_LENGTH / 1_000)
+    replay = _Replay(world, large)
+    assert await replay.make(TaskStatus.FAILED) == f"1 0 {large.run_id}"
+    await world.settle(late, world.success(late))
+    await replay.copy(0, 5)
+    await world.store.ingestion.finish_ingest(replay.run_id, now=world.now)
+
+    stats = (await world.run(large.job_id, replay.run_id)).stats
+    assert (stats.total, stats.successful, stats.failed) == (2, 1, 0)
+    task = await world.claimed(replay.run_id, 0, task_id=ids.task_id(large.run_id, 0))
+    settled = await world.settle(task, world.success(task))
+    assert settled.run_status is RunStatus.COMPLETED
+
+
+async def test_a_source_that_is_gone_is_told(world: World, ingestion: Ingestion) -> None:
+    source = await _ended(world, Shards())
+    replay = _Replay(world, source)
+    await replay.make()
+    remove = getattr(world.store, "database", None)
+    if remove is None:
+        pytest.skip("a pinned run cannot be taken away from outside")
+    await remove.write(
+        lambda connection: connection.execute("DELETE FROM runs WHERE run_id = ?", (source.run_id,))
+    )
+    with pytest.raises(ConveyorError) as gone:
+        await replay.copy(0, 10)
+    assert gone.value.code is ErrorCode.NOT_FOUND
+
+
+async def test_an_open_job_without_tasks_has_nothing_to_write(world: World) -> None:
+    large = await Large(world, Shards(2), 0).make(closed=False)
+    assert await large.finish() is RunStatus.PENDING
+    await world.append(large.job_id, 2, last_batch=True)
+    assert await large.indexes() == [0, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor.domain import ids
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.ports.tasks import Claimed
@@ -126,3 +127,13 @@ async def test_claims_of_live_runs_alone_lapse_at_boot(world: World, shards: Sha
     assert await void(world.now) == 20
     rows = await world.rows(stopped, shards.count)
     assert {row.status for row in rows} == {TaskStatus.PENDING}
+
+
+async def test_a_rerun_waits_for_a_call_in_any_shard(world: World, shards: Shards) -> None:
+    for index in (0, 1, 19):
+        job_id, run_id = await _submit(world, shards, 20)
+        await world.claimed(run_id, index)
+        await world.store.runs.stop_run(CALLER, job_id, now=world.now)
+        with pytest.raises(ConveyorError) as refused:
+            await world.rerun(job_id)
+        assert refused.value.code is ErrorCode.RUN_NOT_TERMINAL

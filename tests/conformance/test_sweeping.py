@@ -211,3 +211,47 @@ async def test_an_expired_run_is_deleted_and_its_job_with_the_last_one(
     assert (view.job.status, view.latest_run) == (JobStatus.DELETED, None)
     assert await tasks.scrub_tasks(first, 10) == 2
     assert await sweeping.expire_run(world.clock.new_id(), now=world.now) == []
+
+
+async def test_a_claim_of_a_clock_that_was_set_back_counts_for_nothing(sweeping: Sweeping) -> None:
+    year = 365 * 86_400_000
+    assert await sweeping.claim_sweep(now=year, lapses_at=year + 48_000)
+    assert await sweeping.claim_sweep(now=1_000, lapses_at=49_000)
+    assert not await sweeping.claim_sweep(now=2_000, lapses_at=50_000)
+
+
+async def test_a_run_stays_while_one_that_has_not_ended_draws_on_it(
+    world: World, runs: Runs, sweeping: Sweeping
+) -> None:
+    job_id, source = await world.submit(6)
+    for index in range(6):
+        await world.fail(source, index)
+    copied, _ = await world.rerun(job_id, large_from=1)
+    assert await sweeping.expire_run(source, now=world.now) == []
+    await runs.stop_run(CALLER, job_id, now=world.now)
+    # It has stopped, but its rows are not counted yet: what was copied still tells of the source.
+    assert await _ended(sweeping, world.now + 1) == []
+    assert await sweeping.expire_run(source, now=world.now) == []
+    assert await sweeping.expire_run(copied, now=world.now) == []
+    await world.store.ingestion.finish_ingest(copied, now=world.now)
+    assert await sweeping.expire_run(source, now=world.now) == [source]
+
+
+async def test_counters_are_left_alone_while_a_call_is_under_way(
+    world: World, sweeping: Sweeping
+) -> None:
+    job_id, run_id = await world.submit(2)
+    await world.succeed(run_id, 0)
+    task = await world.claimed(run_id, 1)
+    with_claim = await world.run(job_id)
+    distort = getattr(world.store, "database", None)
+    if distort is None:
+        pytest.skip("the counters of this binding cannot be put wrong from outside")
+    await distort.write(lambda connection: connection.execute("UPDATE runs SET successful = 0"))
+    assert await sweeping.reconcile_run(run_id, now=world.now) is RunStatus.RUNNING
+    assert (await world.run(job_id)).stats.successful == 0
+    await world.clock.advance(CLAIM_LENGTH / 1_000)
+    assert await sweeping.reconcile_run(run_id, now=world.now) is RunStatus.RUNNING
+    assert (await world.run(job_id)).stats == with_claim.stats
+    settled = await world.settle(task, world.success(task))
+    assert settled.run_status is RunStatus.COMPLETED

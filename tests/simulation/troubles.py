@@ -23,6 +23,7 @@ from conveyor.testing.simulation import (
     Latency,
     LostAcks,
     Pause,
+    PermitsCutOff,
     PermitsDown,
     PermitsRestartEmpty,
     QueueLost,
@@ -104,6 +105,19 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "permits away for 60 s": Trouble(
         lambda at: [PermitsDown(at, 60.0)], lambda report: report.fenced > 0
+    ),
+    "cut off from permits": Trouble(
+        lambda at: [PermitsCutOff(w, at + 2.0 * w, LEASE + 20.0) for w in range(3)],
+        lambda report: report.fenced > 0,
+        LONG_CALLS,
+    ),
+    "cut off from permits and killed": Trouble(
+        lambda at: [
+            *(PermitsCutOff(w, at, LEASE + 20.0) for w in range(3)),
+            *(Kill(w, at + 5.0 + w, back_after=5.0) for w in range(3)),
+        ],
+        killed_at_work,
+        LONG_CALLS,
     ),
     "permits come back empty": Trouble(lambda at: [PermitsRestartEmpty(at)]),
     "permits come back empty to a stopped worker": Trouble(

@@ -11,6 +11,7 @@ import anyio
 from conveyor.bootstrap import build_policy
 from conveyor.dev.permits import MemoryPermits
 from conveyor.dev.queues import MemoryQueues
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.dispatcher import Dispatcher
@@ -18,7 +19,7 @@ from conveyor.engine.picking import LeastInFlight
 from conveyor.engine.polling import Polling
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import TICK
-from conveyor.ports.permits import Holding, Permits
+from conveyor.ports.permits import Holding, Permits, Standing
 from conveyor.ports.queues import Delivery, TaskMessage
 from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.settings import Settings
@@ -66,6 +67,61 @@ class Work:
 
     async def renew(self) -> None:
         """Nothing is held."""
+
+
+class BrokenLedger:
+    """A ledger that is away whenever `away` says so of a call, and far away where it is told to be.
+
+    A call takes `there` seconds and its answer `back`. Leases last `rate` of what was asked for: 1
+    unless the ledger's clock is faster than those of the workers. `asked` are the calls, answered
+    or not; `granted_at` is when the ledger granted the latest one.
+    """
+
+    def __init__(self, permits: Permits, clock: FakeClock) -> None:
+        self._permits = permits
+        self.clock = clock
+        self.away: Callable[[Holding], bool] = lambda _holding: False
+        self.there = self.back = 0.0
+        self.rate = 1.0
+        self.asked: list[Holding] = []
+        self.granted_at = 0.0
+
+    @property
+    def calls(self) -> int:
+        """How many calls there were."""
+        return len(self.asked)
+
+    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+        self.asked.append(holding)
+        if self.there:
+            await self.clock.sleep(self.there)
+        if self.away(holding):
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "the ledger is away")
+        standing = await self._permits.hold(holding, limit=limit, lease=lease * self.rate)
+        if standing.granted:
+            self.granted_at = self.clock.monotonic()
+        if self.back:
+            await self.clock.sleep(self.back)
+        return standing
+
+
+class SlowQueues(MemoryQueues):
+    """Queues whose opening and whose receives take `open_time` and `receive_time` seconds."""
+
+    open_time = 0.0
+    receive_time = 0.0
+
+    async def open_run(self, job_id: str, run_id: str) -> None:
+        if self.open_time:
+            await self._clock.sleep(self.open_time)
+        await super().open_run(job_id, run_id)
+
+    async def receive(
+        self, queue: str, *, limit: int, visibility: float, wait: float = 0.0
+    ) -> list[Delivery]:
+        if self.receive_time:
+            await self._clock.sleep(self.receive_time)
+        return await super().receive(queue, limit=limit, visibility=visibility, wait=wait)
 
 
 class Member:
@@ -138,7 +194,7 @@ class World:
         self.clock = FakeClock(seed=7)
         self.rows: dict[str, list[tuple[int, str]]] = {}
         self.read_time = 0.0
-        self.queues = MemoryQueues(self._unfinished, self.clock, window=100, max_receives=redrive)
+        self.queues = SlowQueues(self._unfinished, self.clock, window=100, max_receives=redrive)
         self.permits = MemoryPermits(self.clock)
         self.ledger = ledger(self.permits, self.clock)
         self.tasks = Work(self.clock, duration)
@@ -156,13 +212,14 @@ class World:
         return [row for row in self.rows[run_id] if row[0] > after][:limit]
 
     async def submit(
-        self, name: str, count: int, *, limit: int = 100, priority: int = 5
+        self, name: str, count: int, *, limit: int = 100, priority: int = 5, job: str = ""
     ) -> DispatchableRun:
-        """Enqueue a run and open its lane at every worker."""
+        """Enqueue a run, of a job of its own unless one is named, and open its lane at every
+        worker."""
         self.rows[name] = [(index, task_id(name, index)) for index in range(count)]
         run = DispatchableRun(
             run_id=name,
-            job_id=f"job-{name}",
+            job_id=f"job-{job or name}",
             priority=priority,
             max_inflight=limit,
             created_at=self.clock.now(),
@@ -170,7 +227,7 @@ class World:
         await self.queues.open_run(run.job_id, name)
         await self.queues.send_tasks(run.job_id, name, self.rows[name])
         for member in self.members:
-            await member.dispatcher.open_lane(run)
+            member.dispatcher.open_lane(run)
         return run
 
     def granted(self, name: str) -> int:
@@ -182,6 +239,11 @@ class World:
         holding = Holding(job_id=f"job-{name}", holder="other", count=count, before=0, sequence=1)
         return (await self.permits.hold(holding, limit=limit, lease=1e6)).granted
 
+    async def leave(self, name: str, *, limit: int = 100) -> bool:
+        """Let them give back what they took."""
+        holding = Holding(job_id=f"job-{name}", holder="other", count=0, before=limit, sequence=2)
+        return (await self.permits.hold(holding, limit=limit, lease=1e6)).granted
+
     def received(self) -> int:
         """Messages received by all workers."""
         return sum(member.telemetry.counts["deliveries"] for member in self.members)
@@ -189,6 +251,12 @@ class World:
     def bounced(self) -> int:
         """Messages hidden again by all workers."""
         return sum(member.telemetry.counts["bounces"] for member in self.members)
+
+    @property
+    def broken(self) -> BrokenLedger:
+        """The ledger that the workers talk to."""
+        assert isinstance(self.ledger, BrokenLedger)
+        return self.ledger
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

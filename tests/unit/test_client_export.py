@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import msgspec
@@ -181,11 +182,12 @@ async def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
     assert names(tmp_path) == ["o.zip"]
 
 
-@pytest.mark.parametrize("where", ["taken/o.zip", "."])
+@pytest.mark.parametrize("where", ["taken/o.zip", ".", "pipe"])
 async def test_what_cannot_be_written_is_found_before_anything_is_asked(
     tmp_path: Path, where: str
 ) -> None:
     (tmp_path / "taken").write_text("a file")
+    os.mkfifo(tmp_path / "pipe")  # as a device would, it must not become a file
     with scripted(JOB) as server, pytest.raises(ClientError):
         await exported(server, Pace(), tmp_path / where, force=True)
     assert server.told == []

@@ -26,13 +26,15 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 
 class Catalogue:
-    """What discovery reads: which runs are dispatchable, and when that changed."""
+    """What discovery reads: which runs are dispatchable, and when that changed. A look at many of
+    them takes `answer_time` seconds from what it sees to its answer."""
 
     def __init__(self, world: World) -> None:
         self._clock = world.clock
         self.runs: dict[str, DispatchableRun] = {}
         self.changed_at: dict[str, int] = {}
         self.scans = 0
+        self.answer_time = 0.0
 
     def put(self, run: DispatchableRun, *, told: bool = True) -> None:
         """A run becomes dispatchable; where it is not `told`, no change shows it."""
@@ -48,14 +50,18 @@ class Catalogue:
 
     async def dispatchable_runs(self) -> list[DispatchableRun]:
         self.scans += 1
-        return list(self.runs.values())
+        found = list(self.runs.values())
+        await self._clock.sleep(self.answer_time)
+        return found
 
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
         return self.runs.get(run_id)
 
     async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
         changed = [run for run, moment in self.changed_at.items() if moment >= since]
-        return [DispatchChange(run, self.runs.get(run)) for run in changed]
+        changes = [DispatchChange(run, self.runs.get(run)) for run in changed]
+        await self._clock.sleep(self.answer_time)
+        return changes
 
 
 class Discovering:
@@ -162,6 +168,63 @@ async def test_a_hint_opens_and_closes_a_lane_within_a_second() -> None:
         it.signals.run_changed("hinted")
         await it.world.clock.advance(1)
         assert not it.lane_is_open("hinted")
+
+
+@pytest.mark.parametrize("look", ["scan", "changes"])
+async def test_a_look_that_began_before_a_hint_does_not_reopen_what_it_closed(look: str) -> None:
+    """For the mistake of believing the answer that comes last, not the read that began last."""
+    it = Discovering(duration=lambda _delivery: 1.0)
+    it.catalogue.answer_time = 0.5
+    if look == "scan":
+        await it.submit("a", 500)
+    async with it.running():
+        if look == "changes":
+            await it.world.clock.advance(INTERVAL)
+            await it.submit("a", 500)
+            await it.world.clock.advance(0.5)  # the look behind the first scan begins
+        it.signals.run_changed("a")
+        await it.world.clock.advance(0.1)
+        assert it.lane_is_open("a")
+        it.catalogue.drop("a")
+        it.signals.run_changed("a")
+        await it.world.clock.advance(0.1)
+        assert not it.lane_is_open("a")
+        received = it.world.received()
+        for _ in range(8):
+            await it.world.clock.advance(1)
+            assert not it.lane_is_open("a")
+        assert it.world.received() == received
+
+
+async def test_a_look_that_began_before_a_hint_does_not_close_what_it_opened() -> None:
+    it = Discovering(duration=lambda _delivery: 1_000.0)
+    async with it.running():
+        run = await it.submit("a", 500)
+        await it.world.clock.advance(2 * INTERVAL - 1)
+        it.catalogue.drop("a")
+        it.catalogue.answer_time = 0.5
+        await it.world.clock.advance(1.1)
+        it.catalogue.put(run)
+        it.signals.run_changed("a")
+        for _ in range(8):
+            await it.world.clock.advance(1)
+            assert it.lane_is_open("a")
+
+
+async def test_a_lane_closed_while_its_queue_is_made_ready_stays_closed() -> None:
+    """For the mistake of looking who was first before the queue is made ready, and not after."""
+    it = Discovering(duration=lambda _delivery: 1.0)
+    async with it.running():
+        await it.world.clock.advance(1)
+        await it.submit("a", 500)
+        it.world.queues.open_time = 0.5
+        await it.world.clock.advance(INTERVAL - 0.9)  # a look found it, and its queue is opened
+        it.catalogue.drop("a")
+        it.signals.run_changed("a")
+        for _ in range(8):
+            await it.world.clock.advance(1)
+            assert not it.lane_is_open("a")
+        assert it.world.received() == 0
 
 
 async def test_a_clock_set_back_hides_no_change() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, TaskMessage
 from conveyor.ports.work import ACKNOWLEDGE, Outcome
@@ -84,6 +85,28 @@ async def test_slots_that_find_a_queue_empty_together_do_not_delay_a_retry() -> 
         await world.submit("a", 1)
         await world.clock.advance(2)
     assert world.tasks.finished_at["run-a"] < 0.1
+
+
+async def test_a_store_that_is_away_is_not_asked_by_every_message_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A full disk must not make thousands of tries, and lines of the log, a minute."""
+    tries = 0
+
+    def away(_delivery: Delivery) -> Outcome:
+        nonlocal tries
+        tries += 1
+        raise ConveyorError(ErrorCode.UNAVAILABLE, "the disk is full")
+
+    world = World(slots=10, duration=lambda _delivery: 0.0)
+    world.tasks.outcome = away
+    async with world.running():
+        await world.submit("a", 2_000)
+        await world.clock.advance(30)
+        assert 1 < tries <= 10 * 30
+    told = [record for record in caplog.records if "handler failed" in record.getMessage()]
+    assert len(told) == tries
+    assert all(record.exc_info is None or record.exc_info[0] is None for record in told)
 
 
 async def test_a_handler_that_breaks_costs_its_message_a_pause_and_nothing_else() -> None:
@@ -207,6 +230,6 @@ async def test_what_a_waiting_receive_brings_after_a_pause_is_given_back() -> No
         await world.queues.send_tasks(run.job_id, "a", world.rows["a"][1:])
         await world.clock.advance(30)
         assert len(world.tasks.done) == 1
-        await world.dispatcher.open_lane(run)
+        world.dispatcher.open_lane(run)
         await world.clock.advance(1)
         assert len(world.tasks.done) == 2

@@ -19,7 +19,7 @@ from conveyor.engine import plans
 from conveyor.gateway import decode, engine, headers, problems
 from conveyor.handlers import delete
 from conveyor.http import idempotency, malformed
-from conveyor.intake import csv_records, document, file_tasks, frames, lines
+from conveyor.intake import csv_records, file_tasks, frames, lines
 from conveyor.ports import queues
 from conveyor.service import callers, listing, reruns, results, staging, submit, task_lists
 from conveyor.settings import Settings
@@ -44,10 +44,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "document that the server checks without a child": (submit.READ_HERE,),
     "lists checked at a time": (staging.CHILDREN,),
     "estimated time of a check": (int(DEFAULTS.max_validation_seconds),),
-    "bad tasks listed, of a longer document and of a file": (
-        document.MAX_LISTED,
-        file_tasks.MAX_LISTED,
-    ),
+    "bad tasks of a file that are listed": (file_tasks.MAX_LISTED,),
     "uploaded file, also unpacked": (DEFAULTS.max_input_bytes,),
     "tasks in an uploaded file": (DEFAULTS.max_input_rows,),
     "line of a file, record of CSV": (lines.MAX_LINE_BYTES, csv_records.MAX_RECORD),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import anyio
 import msgspec
@@ -11,6 +13,7 @@ import pytest
 
 from conveyor.dev.binding import DevBinding, open_binding
 from conveyor.domain import ids
+from conveyor.domain.errors import not_found
 from conveyor.domain.model import (
     Ingest,
     IngestStatus,
@@ -30,6 +33,8 @@ from conveyor.ports.queues import (
     DEAD_LETTER_QUEUE,
     Delivery,
     IngestMessage,
+    QueueMissing,
+    Queues,
     TaskMessage,
     run_queue,
 )
@@ -182,11 +187,125 @@ async def test_it_goes_on_where_another_was_cut_off(large: Ingestion, at: int) -
     assert (await large.run()).stats.total == 30
 
 
+class Recorder:
+    """The queues port, which also notes the references that are sent."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self.indexes: list[int] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._queues, name)
+
+    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+        """Send, and note."""
+        self.indexes += [index for index, _ in tasks]
+        await self._queues.send_tasks(job_id, run_id, tasks)
+
+
+async def test_references_of_the_last_stretch_before_a_cut_are_sent_again(
+    large: Ingestion,
+) -> None:
+    """Rows and checkpoint were written, and the worker was killed before it could send."""
+    rows = StagedRows(0, LINE, large.line(0, LINE))
+    assert await large.binding.ingestion.write_rows(large.run_id, rows, now=0)
+    recorder = Recorder(large.binding.queues)
+    large.binding = replace(large.binding, queues=cast(Queues, recorder))
+    assert await large.handle() == ACKNOWLEDGE
+    assert recorder.indexes == list(range(30))
+
+
+async def test_copied_rows_are_announced_and_again_after_a_cut(large: Ingestion) -> None:
+    await large.handle()
+    await large.stop()
+    again = large.clock.new_id()
+    await large.binding.runs.rerun(
+        CALLER,
+        large.job_id,
+        again,
+        statuses=None,
+        window_start=0,
+        large_from=1,
+        now=0,
+        answer=lambda _made: Answer(202, b"{}"),
+        once=None,
+    )
+    await large.binding.ingestion.copy_rows(again, first_index=0, end_index=7, now=0)
+    recorder = Recorder(large.binding.queues)
+    large.binding = replace(large.binding, queues=cast(Queues, recorder))
+    message = IngestMessage(large.job_id, again)
+    handler = IngestHandler(large.binding, large.clock)
+    delivery = Delivery(CONTROL_QUEUE, message, "receipt", 1)
+    assert await handler.handle(delivery, lambda: None) == ACKNOWLEDGE
+    assert recorder.indexes == list(range(30))
+
+
+async def test_a_run_to_copy_from_that_is_gone_fails_the_rerun(large: Ingestion) -> None:
+    source = large.binding.ingestion
+
+    class Gone:
+        """The port over a store that has lost the source."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(source, name)
+
+        async def ingesting(self, run_id: str) -> object:
+            """A rerun that ingests."""
+            state = await source.ingesting(run_id)
+            return None if state is None else msgspec.structs.replace(state, rerun_of="SOURCE")
+
+        async def copy_rows(self, run_id: str, **_more: int) -> None:
+            """Raises what the port says."""
+            raise not_found("run")
+
+    handler = IngestHandler(large.binding, large.clock)
+    handler._ingestion = Gone()  # type: ignore[assignment]
+    assert await handler.handle(large.delivery, lambda: None) == ACKNOWLEDGE
+    run = await large.run()
+    assert (run.status, run.failure_detail) == (RunStatus.FAILED, "the run to copy from is gone")
+
+
+async def test_a_late_second_ingester_does_no_harm_to_a_live_run(large: Ingestion) -> None:
+    """It learned of the run before the first one finished, and finds the staged list gone."""
+    ingestion = large.binding.ingestion
+    before = await ingestion.ingesting(large.run_id)
+    await large.handle()
+
+    class Late:
+        """The port, whose first answer is out of date."""
+
+        answers = [before]
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(ingestion, name)
+
+        async def ingesting(self, run_id: str) -> object:
+            """What was known before, once."""
+            return self.answers.pop() if self.answers else await ingestion.ingesting(run_id)
+
+    handler = IngestHandler(large.binding, large.clock)
+    handler._ingestion = Late()  # type: ignore[assignment]
+    assert await handler.handle(large.delivery, lambda: None) == ACKNOWLEDGE
+    assert (await large.run()).status is RunStatus.RUNNING
+    queue = run_queue(large.run_id)
+    assert len(await large.binding.queues.receive(queue, limit=10, visibility=60)) == 10
+    assert await large.binding.queues.receive(DEAD_LETTER_QUEUE, limit=10, visibility=60) == []
+
+
+async def test_an_open_job_without_tasks_is_done_at_once(dev: DevBinding) -> None:
+    empty = Ingestion(dev, FakeClock(), 0)
+    await empty.stage()
+    assert await empty.handle() == ACKNOWLEDGE
+    assert not (await empty.run()).ingesting
+
+
 async def test_a_stopped_run_keeps_the_rows_it_has(large: Ingestion) -> None:
     rows = StagedRows(0, LINE, large.line(0, LINE))
     await large.binding.ingestion.write_rows(large.run_id, rows, now=0)
     await large.stop()
     assert await large.handle() == ACKNOWLEDGE
+    with pytest.raises(QueueMissing):
+        await large.binding.queues.receive(run_queue(large.run_id), limit=1, visibility=60)
     run = await large.run()
     assert (run.status, run.ingesting, run.stats.total) == (RunStatus.STOPPED, False, LINE)
     assert await large.staged() == 0

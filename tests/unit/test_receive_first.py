@@ -11,7 +11,7 @@ from conveyor.ports.permits import Permits
 from conveyor.ports.queues import DEAD_LETTER_QUEUE
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.lease_rows import AtomicLeaseRows, LeaseRows
-from tests.unit.dispatch_world import World
+from tests.unit.dispatch_world import BrokenLedger, World
 
 POLLERS = Polling(batch=1, wait=0.0, pause=0.05, pause_cap=0.05)
 BRIEF: dict[str, Any] = {
@@ -137,6 +137,40 @@ async def test_a_stopped_worker_leaves_no_permit_behind() -> None:
     async with it.running():
         await it.submit("a", 4, limit=4)
         await it.clock.advance(1)
+        assert it.granted("a") == 4
+    assert it.granted("a") == 0
+
+
+async def test_a_permit_on_its_way_back_is_not_renewed() -> None:
+    """For the mistake of renewing without regard to what is being given back: a renewal that comes
+    first would turn the giving back away as a late call."""
+    it = World(
+        slots=4,
+        duration=lambda _delivery: 8.5,
+        permit_policy="local-exact",
+        ledger=BrokenLedger,
+    )
+    it.broken.there = 1.0
+    async with it.running():
+        await it.submit("a", 4, limit=4)
+        await it.clock.advance(15)
+        assert len(it.tasks.done) == 4
+    for number in range(1, 5):
+        counts = [call.count for call in it.broken.asked if call.holder == f"w0/{number}"]
+        assert counts == [1, 0]
+    assert it.granted("a") == 0
+
+
+async def test_what_is_cut_off_on_its_way_back_is_given_back_at_the_end() -> None:
+    """For the mistake of a release that gives nothing back: with the grace over, the giving back
+    of each message's permit is cancelled along with its work."""
+    it = World(
+        slots=4, duration=lambda _delivery: 1_000.0, permit_policy="local", ledger=BrokenLedger
+    )
+    it.broken.there = 0.5
+    async with it.running():
+        await it.submit("a", 4, limit=4)
+        await it.clock.advance(2)
         assert it.granted("a") == 4
     assert it.granted("a") == 0
 

@@ -5,18 +5,16 @@ Tests that name a mistake in their docstring were written for it: put back, it m
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.ids import task_id
 from conveyor.engine.polling import Polling
+from conveyor.engine.reserve import BUFFER
 from conveyor.engine.share import FULL_BATCH
-from conveyor.ports.permits import Holding, Permits, Standing
 from conveyor.ports.queues import Delivery, TaskMessage
-from conveyor.testing.clock import FakeClock
-from tests.unit.dispatch_world import World
+from tests.unit.dispatch_world import BrokenLedger, World
 
 LEASE = 30.0
 
@@ -24,29 +22,6 @@ LEASE = 30.0
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
-
-
-class BrokenLedger:
-    """A ledger that is away whenever `away` says so of a call."""
-
-    def __init__(self, permits: Permits, clock: FakeClock) -> None:
-        self._permits = permits
-        self.clock = clock
-        self.away: Callable[[Holding], bool] = lambda _holding: False
-        self.calls = 0
-
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
-        self.calls += 1
-        if self.away(holding):
-            raise ConveyorError(ErrorCode.UNAVAILABLE, "the ledger is away")
-        return await self._permits.hold(holding, limit=limit, lease=lease)
-
-
-def broken(world: World) -> BrokenLedger:
-    """The ledger that a world's workers talk to."""
-    ledger = world.ledger
-    assert isinstance(ledger, BrokenLedger)
-    return ledger
 
 
 async def lapse(world: World, name: str, *, limit: int) -> None:
@@ -66,10 +41,10 @@ async def test_calls_end_before_a_silent_workers_permits_are_given_away() -> Non
         await world.submit("a", 10, limit=10)
         await world.clock.advance(12)
         assert world.tasks.in_flight["run-a"] == 10
-        broken(world).away = lambda _holding: True
+        world.broken.away = lambda _holding: True
         await lapse(world, "a", limit=10)
         assert world.telemetry.counts["fenced"] == 10
-        broken(world).away = lambda _holding: False
+        world.broken.away = lambda _holding: False
 
 
 async def test_a_grant_for_one_job_does_not_renew_another() -> None:
@@ -78,7 +53,7 @@ async def test_a_grant_for_one_job_does_not_renew_another() -> None:
     async with world.running():
         await world.submit("a", 10, limit=10)
         await world.clock.advance(1)
-        broken(world).away = lambda holding: holding.job_id == "job-a"
+        world.broken.away = lambda holding: holding.job_id == "job-a"
         await world.submit("b", 10, limit=10)
         await world.clock.advance(5)
         assert world.tasks.in_flight["run-b"] == 10
@@ -99,7 +74,7 @@ async def test_slots_that_plan_together_never_count_on_one_permit() -> None:
         assert len(world.tasks.done) == 12
     assert world.received() == 12
     assert world.bounced() == 0
-    assert broken(world).calls < 12
+    assert world.broken.calls < 12
 
 
 async def test_a_ledger_in_good_health_fences_nothing() -> None:
@@ -201,7 +176,7 @@ async def test_workers_that_come_later_get_their_fair_share() -> None:
         await world.clock.advance(10)
         assert early.policy.held >= 50
         for member in late:
-            await member.dispatcher.open_lane(run)
+            member.dispatcher.open_lane(run)
         await world.clock.advance(60)
         held = [member.policy.held for member in world.members]
         assert sum(held) <= 60
@@ -216,7 +191,7 @@ async def test_a_small_limit_is_never_split() -> None:
         await world.submit("a", 5_000, limit=5)
         await world.clock.advance(400)
         assert sorted(member.policy.held for member in world.members) == [0, 0, 0, 5]
-        assert broken(world).calls <= 0.4 * len(world.tasks.done)
+        assert world.broken.calls <= 0.4 * len(world.tasks.done)
 
 
 async def test_a_worker_that_stops_leaves_its_permits_to_others_at_once() -> None:
@@ -251,7 +226,7 @@ async def test_a_refused_worker_asks_less_and_less_often() -> None:
         await world.submit("a", 10, limit=10)
         await world.clock.advance(60)
         assert world.received() == 0
-        assert 5 <= broken(world).calls <= 30
+        assert 5 <= world.broken.calls <= 30
 
 
 async def test_permits_are_kept_while_the_ledger_is_away_for_a_short_time() -> None:
@@ -259,10 +234,126 @@ async def test_permits_are_kept_while_the_ledger_is_away_for_a_short_time() -> N
     async with world.running():
         await world.submit("a", 1_000, limit=20)
         await world.clock.advance(21)
-        broken(world).away = lambda _holding: True
+        world.broken.away = lambda _holding: True
         before = len(world.tasks.done)
         await world.clock.advance(15)
-        broken(world).away = lambda _holding: False
+        world.broken.away = lambda _holding: False
         assert len(world.tasks.done) - before >= 120
         await world.clock.advance(20)
         assert world.telemetry.counts["fenced"] == 0
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.3, 2.0, 8.0])
+async def test_a_lane_that_comes_back_is_worked_within_a_second(gap: float) -> None:
+    """For the mistake of numbering calls by share: the ledger remembers more than a new share does,
+    and takes all its calls for late ones until the lease is over."""
+    world = World(slots=20, duration=spread_out)
+    async with world.running():
+        run = await world.submit("a", 5_000, limit=10)
+        await world.clock.advance(10)
+        await world.dispatcher.close_lane("a")
+        await world.clock.advance(3.5 + gap)
+        assert world.tasks.in_flight["run-a"] == 0
+        world.dispatcher.open_lane(run)
+        await world.clock.advance(1)
+        assert world.tasks.in_flight["run-a"] == 10
+
+
+async def test_an_evicted_lane_is_worked_within_a_second_of_its_coming_back() -> None:
+    world = World(slots=20, duration=lambda _delivery: 0.5)
+    async with world.running():
+        run = await world.submit("a", 200, limit=10)
+        await world.clock.advance(20)
+        await world.dispatcher.evict_lanes(empty_for=5)
+        await world.clock.advance(5)
+        assert world.dispatcher.lanes.get("a") is None
+        world.rows["a"] = [(index, task_id("a", index)) for index in range(200, 210)]
+        await world.queues.send_tasks(run.job_id, "a", world.rows["a"])
+        world.dispatcher.open_lane(run)
+        await world.clock.advance(1)
+        assert len(world.tasks.done) == 210
+
+
+async def test_a_rerun_is_worked_within_a_second() -> None:
+    """The next run of a job whose share went with the lane of the run before."""
+    world = World(slots=20, duration=lambda _delivery: 0.5)
+    async with world.running():
+        await world.submit("a", 200, limit=10)
+        await world.clock.advance(12)
+        assert len(world.tasks.done) == 200
+        await world.dispatcher.close_lane("a")
+        await world.clock.advance(2)
+        await world.submit("again", 10, limit=10, job="a")
+        await world.clock.advance(1)
+        assert len(world.tasks.done) == 210
+
+
+async def test_a_refused_renewal_ends_the_calls_at_once_and_the_next_grant_is_used() -> None:
+    """For the mistakes of taking only a refused giving-back for a loss (`count < before`), and of
+    never forgetting one (`forfeit` that keeps `lost`)."""
+    world = World(slots=10, duration=lambda _delivery: 1_000.0, ledger=BrokenLedger)
+    world.broken.rate = 0.5
+    async with world.running():
+        await world.submit("a", 10, limit=10)
+        await world.clock.advance(1)
+        world.broken.away = lambda holding: holding.before == 10
+        await world.clock.advance(LEASE / 2)
+        assert world.tasks.in_flight["run-a"] == 10
+        assert await world.take("a", 10, limit=10)
+        world.broken.away = lambda _holding: False
+        await world.clock.advance(2)
+        assert world.tasks.in_flight["run-a"] == 0
+        world.broken.rate = 1.0
+        assert await world.leave("a", limit=10)
+        await world.clock.advance(10)
+        assert world.tasks.in_flight["run-a"] == 10
+        assert world.telemetry.counts["fenced"] == 10
+
+
+async def test_permits_are_renewed_twice_as_often_where_others_hold_some() -> None:
+    """For the mistake of one pace for workers alone and in company."""
+    calls = []
+    for workers in (1, 2):
+        world = World(
+            slots=40, duration=lambda _delivery: 1_000.0, workers=workers, ledger=BrokenLedger
+        )
+        async with world.running():
+            await world.submit("a", 100, limit=80)
+            await world.clock.advance(20)
+            assert all(member.policy.held for member in world.members)
+            before = world.broken.calls
+            await world.clock.advance(60)
+            calls.append(world.broken.calls - before)
+    assert 5 <= calls[0] <= 6
+    assert 2 * 10 <= calls[1] <= 2 * 12
+
+
+async def test_receives_under_way_count_as_buffered() -> None:
+    """For the mistake of filling the buffer without regard to what was asked for already."""
+    world = World(slots=50, duration=spread_out)
+    world.queues.receive_time = 0.5
+    most = 0
+    async with world.running():
+        await world.submit("a", 3_000, limit=50)
+        for _ in range(400):
+            await world.clock.advance(0.1)
+            lane = world.dispatcher.lanes.get("a")
+            assert lane is not None
+            most = max(most, len(lane.buffer) + lane.refilling)
+    assert FULL_BATCH <= most <= BUFFER
+
+
+async def test_permits_that_could_not_be_given_back_are_given_back_later() -> None:
+    """For the mistake of forgetting a share of which the ledger has not been told."""
+    world = World(slots=10, duration=lambda _delivery: 1.0, ledger=BrokenLedger)
+    async with world.running():
+        await world.submit("a", 10, limit=10)
+        await world.clock.advance(0.5)
+        world.broken.away = lambda _holding: True
+        await world.dispatcher.close_lane("a")
+        await world.clock.advance(3)
+        assert world.dispatcher.lanes.get("a") is None
+        assert world.granted("a") == 10
+        world.broken.away = lambda _holding: False
+        await world.clock.advance(2)
+        assert world.granted("a") == 0

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from conveyor import cli
+from conveyor.testing.simulation import simulate
 from conveyor.testing.simulation_view import FIGURES
 from conveyor.testing.what_if import (
     PATIENCE,
@@ -24,6 +25,8 @@ from conveyor.testing.what_if import (
 from tests.unit.simulated_rows import FIELDS, row
 
 SMALL = ("--tasks", "60", "--cap", "5", "--workers", "2", "--slots", "10", "--latency", "0.5")
+AT_BEST = "6.1 s"
+"""What the calls of SMALL take with seed 0, five at a time."""
 QUESTION = Question(
     tasks=10_000,
     cap=100,
@@ -87,7 +90,7 @@ def test_the_table_the_bars_and_what_to_say(capsys: pytest.CaptureFixture[str]) 
 
     assert (code, err) == (0, "")
     assert lines[0] == "60 tasks, at most 5 at a time; 2 workers of 10 slots."
-    said = lines.index("At best the job takes 7.2 s.")
+    said = lines.index(f"At best the job takes {AT_BEST}.")
     assert [
         line.split()[0] for line in lines[:said] if line.startswith(("reserve ", "local ", "off "))
     ] == [
@@ -176,7 +179,7 @@ def test_what_was_cut_off_and_what_did_nothing_is_said() -> None:
     )
 
     assert "Cut off after 1 min 30 s: local, off." in said
-    assert "local did exactly what off did" in said
+    assert "local did exactly what off did: it held no worker back." in said
 
 
 def test_nothing_is_said_of_a_gate_that_did_something() -> None:
@@ -193,10 +196,43 @@ def test_a_cap_that_the_slots_never_reach_is_told() -> None:
     assert "never reached" not in " ".join(remarks(replace(QUESTION, cap=200), [row()]))
 
 
+def test_one_slot_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    one = ("--tasks", "1", "--workers", "1", "--slots", "1")
+    _, out, _ = run(capsys, *one, "--cap", "1")
+    assert out.startswith("1 task, at most 1 at a time; 1 worker of 1 slot.\nCalls take a median")
+    assert "never reached" not in out
+    assert "no worker reached" not in out
+    _, out, _ = run(capsys, *one, "--cap", "2", "--sigma", "0")
+    assert "\nEvery call takes 2 s. Seed 0.\n" in out
+    assert "The cap is never reached: there is 1 slot in all." in out
+
+
+def test_short_times_are_told_in_milliseconds(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "--tasks", "1", "--latency", "0.001", "--sigma", "0", "--slots", "1")
+    assert "At best the job takes 1 ms." in out
+    assert "0.0 s" not in out
+    nothing_done = row(policy="off", completed=0, window_s=0.005)
+    assert "Cut off after 5 ms: off." in remarks(QUESTION, [nothing_done])
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 7, 60])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_job_is_done_sooner_than_at_best(tasks: int, seed: int) -> None:
+    for cap, sigma in ((1, 0.6), (5, 1.5), (5, 0.0), (100, 0.6)):
+        question = replace(QUESTION, tasks=tasks, cap=cap, sigma=sigma, slots=5, seed=seed)
+        at_best = question.least_seconds()
+        for made in scenarios(question):
+            report = simulate(made)
+            if report.completed == tasks:
+                assert at_best <= report.elapsed_s
+                assert tasks < 60 or cap < 5 or report.elapsed_s < 2 * at_best + 10.0
+
+
 def test_calls_that_time_out_are_told() -> None:
     slow = replace(QUESTION, latency=60.0, sigma=1.0)
 
-    assert "13.6% of the calls time out after 180 s and are repeated." in remarks(slow, [row()])
+    said = "Calls time out after 180 s and are repeated; 13.6% are expected to."
+    assert said in remarks(slow, [row()])
     assert not [line for line in remarks(QUESTION, [row()]) if "time out" in line]
     assert not [line for line in remarks(replace(slow, sigma=0), [row()]) if "time out" in line]
 

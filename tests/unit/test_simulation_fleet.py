@@ -23,6 +23,7 @@ from conveyor.testing.simulation import (
     Latency,
     LostAcks,
     Pause,
+    PermitsCutOff,
     PermitsDown,
     PermitsRestartEmpty,
     QueueLost,
@@ -314,6 +315,44 @@ def test_jobs_that_arrive_later_are_found_and_measured_apart() -> None:
     assert second >= 7.5
 
 
+def test_figures_of_jobs_are_in_order_of_the_plans_whichever_arrives_first() -> None:
+    plans = (
+        JobPlan(tasks=20, cap=2, arrives_at=5.0),
+        JobPlan(tasks=60, cap=20),
+        JobPlan(tasks=1, cap=9, arrives_at=1e6),
+    )
+    report = simulate(
+        Scenario(world=REALISTIC, policy="reserve", jobs=plans, workers=1, window=120.0)
+    )
+    assert report.peaks == (2, 20, 0)
+    first, second, never = report.finished_at
+    assert first is not None
+    assert second is not None
+    assert second < first
+    assert never is None
+
+
+def test_a_worker_cut_off_from_permits_stops_in_time_and_the_others_go_on() -> None:
+    slow = replace(FLEET, gateway=Latency(20.0, 0.3))
+    whole = simulate(_scenario(world=slow))
+    report = simulate(_scenario(PermitsCutOff(0, 5.0, 60.0), world=slow))
+    _whole(report)
+    assert (whole.fenced, whole.receives) == (0, 150)
+    assert 0 < report.fenced < 15
+    assert report.receives > 150
+    assert whole.elapsed_s < report.elapsed_s < whole.elapsed_s + 60.0
+    alone = simulate(_scenario(PermitsCutOff(0, 0.0, 60.0), workers=1, cap=10, tasks=10))
+    _whole(alone)
+    assert alone.elapsed_s > 60.0
+
+
+def test_a_process_that_takes_the_place_of_one_cut_off_is_cut_off_too() -> None:
+    faults = (PermitsCutOff(0, 0.0, 60.0), Kill(0, 3.0, back_after=1.0))
+    report = simulate(_scenario(*faults, workers=1, cap=10, tasks=10))
+    _whole(report)
+    assert report.elapsed_s > 60.0
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_bad_days_by_chance(seed: int) -> None:
     faults = random_faults(seed, workers=2, duration=30.0, cap=15)
@@ -355,18 +394,3 @@ def test_logs_are_quiet_and_as_loud_as_before_afterwards(
     assert caplog.records == []
     assert log.level == logging.INFO
     log.setLevel(logging.NOTSET)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"policy": "best"},
-        {"permit_store": "redis"},
-        {"backend": "curio"},
-        {"jobs": ()},
-        {"workers": 0},
-    ],
-)
-def test_a_scenario_refuses_words_that_it_does_not_know(changes: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="none of|needs a job"):
-        replace(_scenario(), **changes)  # type: ignore[arg-type]

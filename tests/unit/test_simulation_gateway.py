@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
+from conveyor.testing.simulation import REALISTIC, GatewayLimit, JobPlan, Scenario, simulate
 from conveyor.testing.simulation.gate import Gate
 from conveyor.testing.simulation.gateway import GatewayService, SimulatedGateway
 from conveyor.testing.simulation.latency import Latency
@@ -60,7 +61,7 @@ def test_another_attempt_takes_another_time() -> None:
 def test_calls_beyond_the_limit_are_refused_for_load() -> None:
     async def main(place: Place) -> None:
         bench = Bench(place)
-        bench.service.limit = 3
+        bench.service.limits.append(3)
         async with anyio.create_task_group() as group:
             for number in range(5):
                 group.start_soon(bench.call, str(number))
@@ -148,3 +149,21 @@ def test_calls_without_permits_any_more_are_counted_apart_oldest_first() -> None
         assert bench.service.seconds_over_cap() == pytest.approx(1.0)
 
     in_place(main)
+
+
+def test_the_lowest_of_limits_holds_until_each_is_over() -> None:
+    job = JobPlan(tasks=60, cap=15)
+    took = []
+    for faults in [(), (GatewayLimit(2, 1.0, 60.0),)]:
+        report = simulate(
+            Scenario(
+                world=REALISTIC,
+                policy="reserve",
+                jobs=(job,),
+                workers=1,
+                faults=(GatewayLimit(1, 0.0, 5.0), *faults),
+            )
+        )
+        assert report.completed == 60
+        took.append(report.elapsed_s)
+    assert took[1] > took[0] + 15.0

@@ -17,6 +17,7 @@ from conveyor.testing.simulation.permits import (
     PERMIT_STORES,
     TIMEOUT,
     PermitService,
+    Reach,
     SimulatedPermits,
 )
 from tests.unit.simulated_parts import Place, in_place
@@ -65,6 +66,26 @@ def test_some_calls_to_a_ledger_in_trouble_are_applied_all_the_same() -> None:
                 await _ask(permits, _holding(str(number), 1), limit=1_000)
         assert 10 <= service.peak_granted <= 20
         assert 1 <= permits.usable(JOB) <= service.peak_granted
+
+    in_place(main)
+
+
+@pytest.mark.parametrize("kind", PERMIT_STORES)
+def test_a_worker_that_is_cut_off_gets_no_answer_and_the_others_do(kind: str) -> None:
+    async def main(place: Place) -> None:
+        service, reach = _service(place, kind), Reach()
+        cut_off = SimulatedPermits(service, place.link(Gate()), reach)
+        other = SimulatedPermits(service, place.link(Gate(), process="w2"), Reach())
+        reach.cut_off += 1
+        heard = 0
+        for number in range(40):
+            with pytest.raises(ConveyorError, match="does not answer"):
+                await _ask(cut_off, _holding(str(number), 1), limit=100)
+            heard += await _ask(other, _holding("other", 1, sequence=number + 1), limit=100)
+        assert heard == 40
+        assert 1 < service.peak_granted < 40
+        reach.cut_off -= 1
+        assert await _ask(cut_off, _holding("again", 1), limit=100)
 
     in_place(main)
 

@@ -11,6 +11,7 @@ from conveyor.testing.simulation_view import (
     FIGURES,
     POLICY,
     bars,
+    brief,
     groups,
     spread,
     table,
@@ -37,6 +38,13 @@ def test_a_spread_shows_what_differs() -> None:
     assert spread([2.0, 1.0, 6.0], "{:.0f}".format) == "1 / 3 / 6"
     assert spread([1.001, 1.002], "{:.2f}".format) == "1.00"
     assert spread([], "{:.2f}".format) == "–"
+
+
+def test_short_times_are_in_milliseconds_and_never_nothing() -> None:
+    times = (0.001, 0.00149, 0.0994, 0.0996, 0.25, 59.0, 60.0)
+    assert [brief(seconds) for seconds in times] == [
+        *("1 ms", "1.5 ms", "99 ms", "0.1 s", "0.2 s", "59 s", "1 min 0 s"),
+    ]
 
 
 def test_the_table_tells_a_run_to_the_end_from_one_cut_off() -> None:

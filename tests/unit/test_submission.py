@@ -266,7 +266,7 @@ def test_the_number_of_tasks_is_bounded_by_name() -> None:
     assert len(parse_job({"tasks": [TASK] * 3}, limits).specs) == 3
     error = refusal({"tasks": [TASK] * 4}, limits)
     assert error.code is ErrorCode.INVALID_ARGUMENT
-    assert error.detail == "tasks: at most 3 tasks in one submit, not 4"
+    assert error.detail == "tasks: at most 3 tasks in one submit, not 4 (CONVEYOR_MAX_INLINE_TASKS)"
     assert len(parse_job({"status": "open", "tasks": [TASK] * 2}, limits).specs) == 2
     error = refusal({"status": "open", "tasks": [TASK] * 3}, limits)
     assert error.code is ErrorCode.QUOTA_EXCEEDED

@@ -19,6 +19,7 @@ from conveyor.dev.sqlite.states import (
     find_run,
     move_run,
 )
+from conveyor.domain.errors import not_found
 from conveyor.domain.model import JobStatus, Run, RunFailure, RunStatus
 from conveyor.domain.shards import ShardScheme
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
@@ -93,7 +94,9 @@ class SqliteIngestion:
             run = _live_run(connection, run_id)
             if run is None or run.rerun_of is None or run.ingest is None:
                 return None
-            place, source = _place(connection, run_id), _place(connection, run.rerun_of)
+            place, source = _place(connection, run_id), find_place(connection, run.rerun_of)
+            if source is None:
+                raise not_found("run")
             made = Copy(source, run.rerun_of, place, run.ingest.statuses)
             made.run(connection, first_index=first_index, end_index=end_index, now=now)
             connection.execute(_MOVE, (end_index, now, place.run_no))
@@ -159,7 +162,7 @@ def _live_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
 
 def _place(connection: sqlite3.Connection, run_id: str) -> Place:
     place = find_place(connection, run_id)
-    assert place is not None  # a pinned source is not purged, and the run was just read
+    assert place is not None  # the run was just read
     return place
 
 
@@ -170,11 +173,13 @@ def _finish(connection: sqlite3.Connection, run: Run, now: int) -> None:
     live = run.status in LIVE_RUN_STATES
     if live and run.ingest.next_index < run.ingest.end:
         raise ValueError(f"run {run.run_id} has rows that are not written yet")
-    if not live:
-        write_counts(connection, place, count_rows(connection, place))
+    if live and run.rerun_of is None:
+        connection.execute(
+            "UPDATE runs SET total = ? WHERE run_no = ?", (run.ingest.end, place.run_no)
+        )
     else:
-        total = run.ingest.end if run.rerun_of is None else count_rows(connection, place).total
-        connection.execute("UPDATE runs SET total = ? WHERE run_no = ?", (total, place.run_no))
+        # It was cut short; or rows of the source have moved on since the counters were drawn up.
+        write_counts(connection, place, count_rows(connection, place))
     connection.execute(_END, (now, place.run_no))
     if run.ingest.statuses is None:
         # Every row starts afresh: from here on nothing of the source is needed.

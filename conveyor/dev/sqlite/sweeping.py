@@ -14,6 +14,10 @@ from conveyor.domain.model import JobStatus, Run, RunStats, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.ports.sweeping import EndedRun, QuietRun
 
+CLOCKS_APART = 60_000
+"""Milliseconds by which a claim may outlast one that is made now. One that lasts longer was made
+before a clock was set back, and counts for nothing."""
+
 _QUIET = """
     SELECT job_id, run_id, updated_at FROM runs INDEXED BY runs_by_status
     WHERE status = 'running' AND NOT paused AND NOT ingesting AND updated_at < ?
@@ -33,6 +37,13 @@ _DUE = """
 _CLAIMED = """
     SELECT 1 FROM claims WHERE task_key > ? AND task_key <= ? AND claimed_until > ? LIMIT 1
 """
+
+_NEEDED = """
+    SELECT 1 FROM run_sources s JOIN runs d ON d.run_id = s.run_id
+    WHERE s.source_run_id = ? AND (d.status IN ('running', 'pending')
+        OR d.ingesting AND d.status <> 'deleted') LIMIT 1
+"""
+"""Whether a run that has not ended draws on this one, or is about to copy its rows."""
 
 _ENDED = """
     SELECT job_id, run_id, ended_at, result_ttl_days, swept FROM (
@@ -62,8 +73,9 @@ class SqliteSweeping:
         def claim(connection: sqlite3.Connection) -> bool:
             written = connection.execute(
                 "INSERT INTO sweeps (one, lapses_at) VALUES (1, ?1) ON CONFLICT (one) "
-                "DO UPDATE SET lapses_at = ?1 WHERE sweeps.lapses_at <= ?2",
-                (lapses_at, now),
+                "DO UPDATE SET lapses_at = ?1 "
+                "WHERE sweeps.lapses_at <= ?2 OR sweeps.lapses_at > ?3",
+                (lapses_at, now, lapses_at + CLOCKS_APART),
             )
             return written.rowcount > 0
 
@@ -173,7 +185,9 @@ def _set_right(connection: sqlite3.Connection, run_id: str, now: int) -> RunStat
 
 def _expire(connection: sqlite3.Connection, run_id: str, *, now: int) -> list[str]:
     run = find_run(connection, run_id)
-    if run is None or run.status in LIVE_RUN_STATES:
+    if run is None or run.status in LIVE_RUN_STATES or run.ingesting:
+        return []
+    if connection.execute(_NEEDED, (run_id,)).fetchone() is not None:
         return []
     if move_run(connection, run, RunStatus.DELETED, now=now):
         connection.execute(

@@ -1,11 +1,20 @@
-"""What goes wrong in a simulation, and when. All times are virtual seconds from its start."""
+"""What goes wrong in a simulation, and when. All times are virtual seconds from its start.
+
+Making a fault raises ValueError for a field out of its bounds, making a Scenario for a fault of a
+worker or job that there is not.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random  # noqa: TID251  (seeded: a simulation is repeatable)
 
+from conveyor.testing.simulation.checks import INSTANT, check_count, check_number, check_time
 from conveyor.testing.simulation.fleet import Fleet
 from conveyor.testing.simulation.latency import stream
+
+MOST_SLOW = 1e6
+"""The largest factor by which calls may take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +24,12 @@ class Kill:
     worker: int
     at: float
     back_after: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("Kill.worker", self.worker, least=0)
+        check_time("Kill.at", self.at)
+        if self.back_after is not None:
+            check_time("Kill.back_after", self.back_after)
 
     async def happen(self, fleet: Fleet) -> None:
         """Kill, and start again."""
@@ -33,6 +48,11 @@ class Pause:
     at: float
     seconds: float
 
+    def __post_init__(self) -> None:
+        check_count("Pause.worker", self.worker, least=0)
+        check_time("Pause.at", self.at)
+        check_time("Pause.seconds", self.seconds, least=INSTANT)
+
     async def happen(self, fleet: Fleet) -> None:
         """Pause."""
         await fleet.until(self.at)
@@ -47,6 +67,10 @@ class RollingRestart:
     at: float
     every: float
     graceful: bool = True
+
+    def __post_init__(self) -> None:
+        check_time("RollingRestart.at", self.at)
+        check_time("RollingRestart.every", self.every)
 
     async def happen(self, fleet: Fleet) -> None:
         """Restart all of them."""
@@ -66,6 +90,10 @@ class PermitsDown:
     at: float
     seconds: float
 
+    def __post_init__(self) -> None:
+        check_time("PermitsDown.at", self.at)
+        check_time("PermitsDown.seconds", self.seconds, least=INSTANT)
+
     async def happen(self, fleet: Fleet) -> None:
         """Away, and back."""
         await fleet.until(self.at)
@@ -75,11 +103,36 @@ class PermitsDown:
 
 
 @dataclass(frozen=True, slots=True)
+class PermitsCutOff:
+    """One worker (from 0) gets no answer from the permit store for so long, though it reaches all
+    else, and the others reach the store; some of its calls are applied all the same. A process that
+    takes its place meanwhile is cut off, too."""
+
+    worker: int
+    at: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_count("PermitsCutOff.worker", self.worker, least=0)
+        check_time("PermitsCutOff.at", self.at)
+        check_time("PermitsCutOff.seconds", self.seconds, least=INSTANT)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Cut off, and not any more."""
+        await fleet.until(self.at)
+        await fleet.workers[self.worker].cut_off_permits(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
 class PermitsRestartEmpty:
     """The permit store is away for `down` seconds and comes back without its entries."""
 
     at: float
     down: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_time("PermitsRestartEmpty.at", self.at)
+        check_time("PermitsRestartEmpty.down", self.down)
 
     async def happen(self, fleet: Fleet) -> None:
         """Away, and back with nothing."""
@@ -98,6 +151,11 @@ class GatewaySlow:
     seconds: float
     factor: float
 
+    def __post_init__(self) -> None:
+        check_time("GatewaySlow.at", self.at)
+        check_time("GatewaySlow.seconds", self.seconds, least=INSTANT)
+        check_number("GatewaySlow.factor", self.factor, least=1 / MOST_SLOW, most=MOST_SLOW)
+
     async def happen(self, fleet: Fleet) -> None:
         """Slow, and as before."""
         await fleet.until(self.at)
@@ -108,19 +166,26 @@ class GatewaySlow:
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimit:
-    """The gateway refuses calls beyond `limit` at a time with 429; `seconds` None: to the end."""
+    """The gateway refuses calls beyond `limit` at a time with 429, all of them where it is 0;
+    `seconds` None: to the end. Where limits overlap, the lowest holds."""
 
     limit: int
     at: float = 0.0
     seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        check_count("GatewayLimit.limit", self.limit, least=0)
+        check_time("GatewayLimit.at", self.at)
+        if self.seconds is not None:
+            check_time("GatewayLimit.seconds", self.seconds, least=INSTANT)
+
     async def happen(self, fleet: Fleet) -> None:
         """Refuse, and stop refusing."""
         await fleet.until(self.at)
-        fleet.gateway.limit = self.limit
+        fleet.gateway.limits.append(self.limit)
         if self.seconds is not None:
             await fleet.time.sleep(self.seconds)
-            fleet.gateway.limit = None
+            fleet.gateway.limits.remove(self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +194,9 @@ class LostAcks:
     them are applied all the same."""
 
     share: float
+
+    def __post_init__(self) -> None:
+        check_number("LostAcks.share", self.share, most=1.0)
 
     async def happen(self, fleet: Fleet) -> None:
         """From now on."""
@@ -141,6 +209,9 @@ class Duplicates:
 
     share: float
 
+    def __post_init__(self) -> None:
+        check_number("Duplicates.share", self.share, most=1.0)
+
     async def happen(self, fleet: Fleet) -> None:
         """From now on."""
         fleet.queues.duplicates = self.share
@@ -148,10 +219,15 @@ class Duplicates:
 
 @dataclass(frozen=True, slots=True)
 class QueueLost:
-    """The queue of a job (from 0) is gone with all its messages."""
+    """The queue of a job (from 0) is gone with all its messages; without effect before the job has
+    arrived."""
 
     at: float
     job: int = 0
+
+    def __post_init__(self) -> None:
+        check_time("QueueLost.at", self.at)
+        check_count("QueueLost.job", self.job, least=0)
 
     async def happen(self, fleet: Fleet) -> None:
         """Once."""
@@ -165,6 +241,9 @@ class YoungQueues:
 
     seconds: float
 
+    def __post_init__(self) -> None:
+        check_time("YoungQueues.seconds", self.seconds)
+
     async def happen(self, fleet: Fleet) -> None:
         """From now on."""
         fleet.queues.young = self.seconds
@@ -175,6 +254,7 @@ Fault = (
     | Pause
     | RollingRestart
     | PermitsDown
+    | PermitsCutOff
     | PermitsRestartEmpty
     | GatewaySlow
     | GatewayLimit
@@ -189,18 +269,30 @@ def random_faults(
     seed: int, *, workers: int, duration: float, cap: int, lease: float = 30.0
 ) -> tuple[Fault, ...]:
     """A bad day, the same for the same seed: workers killed and paused beyond their leases, the
-    permit store away, the gateway slow or refusing, answers lost, messages doubled.
+    permit store away, for all or for one, the gateway slow or refusing, answers lost, messages
+    doubled.
 
-    `duration`: the seconds over which it is spread.
+    `duration`: the seconds over which it is spread. Raises ValueError for a number out of its
+    bounds.
     """
-    draw = stream(seed, "faults")
+    check_count("workers", workers)
+    check_count("cap", cap)
+    check_time("duration", duration)
+    check_time("lease", lease, least=INSTANT)
+    return (
+        *_bad_day(stream(seed, "faults"), workers, duration, cap, lease),
+        *_partitions(stream(seed, "partitions"), workers, duration, lease),
+    )
+
+
+def _bad_day(draw: Random, workers: int, duration: float, cap: int, lease: float) -> list[Fault]:
     faults: list[Fault] = []
     for _ in range(draw.randint(1, 2 * workers)):
         at, worker = draw.uniform(0, duration), draw.randrange(workers)
         faults.append(Kill(worker, at, back_after=draw.uniform(0, 2 * lease)))
     for _ in range(draw.randint(0, workers)):
         at, worker = draw.uniform(0, duration), draw.randrange(workers)
-        faults.append(Pause(worker, at, draw.uniform(0, 2 * lease)))
+        faults.append(Pause(worker, at, max(draw.uniform(0, 2 * lease), INSTANT)))
     faults.extend(
         PermitsDown(draw.uniform(0, duration), draw.uniform(1, 2 * lease))
         for _ in range(draw.randint(0, 3))
@@ -221,4 +313,14 @@ def random_faults(
         faults.append(QueueLost(draw.uniform(0, duration)))
     if draw.random() < 0.3:
         faults.append(RollingRestart(draw.uniform(0, duration), draw.uniform(1, 10)))
-    return tuple(faults)
+    return faults
+
+
+def _partitions(draw: Random, workers: int, duration: float, lease: float) -> list[Fault]:
+    """From a stream of their own: they came later, and change nothing else of a seed's day."""
+    faults: list[Fault] = []
+    if draw.random() < 0.3:
+        for _ in range(draw.randint(1, workers)):
+            at, worker = draw.uniform(0, duration), draw.randrange(workers)
+            faults.append(PermitsCutOff(worker, at, draw.uniform(1, 2 * lease)))
+    return faults

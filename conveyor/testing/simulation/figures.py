@@ -55,7 +55,7 @@ def measure(scenario: Scenario, fleet: Fleet, *, finished_at: Sequence[float | N
         throttled=gateway.throttled,
         abandoned=gateway.abandoned,
         fenced=fleet.counted("fenced"),
-        peaks=tuple(load.peak for load in gateway.loads.values()),
+        peaks=_peaks(fleet),
         finished_at=tuple(finished_at),
         events=fleet.trace.events,
     )
@@ -71,12 +71,18 @@ class _Use:
 def _use(scenario: Scenario, fleet: Fleet, *, tasks: int, cap: int) -> _Use:
     """How much of the caps was used from the first job on; steady up to the last first start."""
     gateway = fleet.gateway
-    began = min(max(plan.arrives_at, 0.0) for plan in scenario.jobs)
+    began = min(plan.arrives_at for plan in scenario.jobs)
     now, spent = fleet.time.seconds(), gateway.call_seconds()
     until, spent_until = gateway.steady if len(gateway.attempts) == tasks else (now, spent)
     elapsed = max(now - began, _INSTANT)
     steady = spent_until / max(until - began, _INSTANT)
     return _Use(elapsed, spent / elapsed / cap, steady / cap)
+
+
+def _peaks(fleet: Fleet) -> tuple[int, ...]:
+    """In order of the plans, whichever arrived first; 0 for a job that has not arrived."""
+    runs = [fleet.store.runs.get(run_id) for run_id in fleet.run_ids]
+    return tuple(fleet.gateway.loads[run.run.job_id].peak if run else 0 for run in runs)
 
 
 def _lost(fleet: Fleet) -> int:

@@ -18,6 +18,16 @@ _THROTTLED = Problem(code="rate_limited", title="Too many requests", status=429)
 _TIMEOUT = Problem(code="timeout", title="The gateway did not answer in time", status=504)
 
 
+def task_url(job: int, index: int) -> str:
+    """The URL of a task, by the numbers of its job and of itself, from 0."""
+    return f"https://{job}.simulated.example/{index}"
+
+
+def call_time(latency: Latency, seed: int, *, url: str, attempt: int) -> float:
+    """Seconds that an attempt, from 1, at a task takes, whoever makes it and when."""
+    return latency.draw_for(seed, f"{url} {attempt}")
+
+
 class Load:
     """The calls in flight of one job, whose key is the job's id."""
 
@@ -35,18 +45,18 @@ class Load:
 class GatewayService:
     """What every process calls. A job's calls are told by their key, its id.
 
-    `limit`: calls beyond so many at a time are refused with 429. `slowness` multiplies the time of
-    calls that start. `calls` and `throttled` count calls and refusals. `abandoned` counts calls of
-    processes that were paused until their permits had lapsed: such a call cannot be ended by
-    anybody, so it is in flight only up to that moment. `steady` is the moment at which a task was
-    first started for the last time, with the call-seconds spent up to then.
+    `limits`: calls beyond the lowest of them at a time are refused with 429. `slowness` multiplies
+    the time of calls that start. `calls` and `throttled` count calls and refusals. `abandoned`
+    counts calls of processes that were paused until their permits had lapsed: such a call cannot be
+    ended by anybody, so it is in flight only up to that moment. `steady` is the moment at which a
+    task was first started for the last time, with the call-seconds spent up to then.
     """
 
     def __init__(self, time: VirtualTime, *, seed: int) -> None:
         self._time = time
         self._seed = seed
         self.loads: dict[str, Load] = {}
-        self.limit: int | None = None
+        self.limits: list[int] = []
         self.slowness = 1.0
         self.calls = self.throttled = self.abandoned = 0
         self.in_flight = self.peak = self.admitted = 0
@@ -77,23 +87,27 @@ class GatewayService:
         self.move(load, 1)
         if attempt == 1:
             self.steady = (self._at, self._area)
-        seconds = load.latency.draw_for(self._seed, f"{url} {attempt}")
+        seconds = call_time(load.latency, self._seed, url=url, attempt=attempt)
         return attempt, seconds * self.slowness
 
     def move(self, load: Load, change: int) -> None:
-        """So many more calls of a job are in flight from now on."""
+        """So many more calls of a job are in flight from now on.
+
+        A peak is of calls that last: one that is cut off at the very moment at which it begins, as
+        when a process wakes up to find its permits gone, has not left its process.
+        """
         now = self._time.seconds()
-        if load.in_flight > load.cap:
-            load.over += now - load.at
+        if now > load.at:
+            load.peak = max(load.peak, load.in_flight)
+            if load.in_flight > load.cap:
+                load.over += now - load.at
         load.at = now
         load.in_flight += change
-        if load.in_flight > load.peak:
-            load.peak = load.in_flight
+        if now > self._at:
+            self.peak = max(self.peak, self.in_flight)
         self._area += self.in_flight * (now - self._at)
         self._at = now
         self.in_flight += change
-        if self.in_flight > self.peak:
-            self.peak = self.in_flight
 
 
 class SimulatedGateway:
@@ -144,7 +158,7 @@ class Call:
         service = gateway.service
         attempt, seconds = service.begin(self.load, self._url)
         link.note(f"call {self._url} {attempt}")
-        refused = service.limit is not None and service.admitted >= service.limit
+        refused = bool(service.limits) and service.admitted >= min(service.limits)
         if refused:
             service.throttled += 1
             seconds = REFUSAL

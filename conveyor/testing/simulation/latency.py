@@ -11,6 +11,10 @@ import math
 import random  # noqa: TID251  (seeded: a simulation is repeatable)
 from dataclasses import dataclass
 
+from conveyor.testing.simulation.checks import check_number, check_time
+
+MOST_SIGMA = 10.0
+"""The widest spread; far wider than any, and its draws are finite."""
 _BITS = 52
 _TURN = 2.0 * math.pi
 
@@ -19,11 +23,16 @@ _TURN = 2.0 * math.pi
 class Latency:
     """A time in seconds: lognormal with this median; constant where `sigma` is 0.
 
-    Its mean is median × exp(sigma² / 2).
+    Its mean is median × exp(sigma² / 2). Raises ValueError for a median that is not from 0 to 1e9,
+    or a sigma that is not from 0 to 10.
     """
 
     median: float
     sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_time("Latency.median", self.median)
+        check_number("Latency.sigma", self.sigma, most=MOST_SIGMA)
 
     @property
     def mean(self) -> float:

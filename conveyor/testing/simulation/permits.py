@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from conveyor.dev.permits import MemoryPermits
@@ -26,6 +27,14 @@ class _Store(Protocol):
     async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing: ...
 
     def total(self, job_id: str) -> int: ...
+
+
+@dataclass(slots=True)
+class Reach:
+    """Whether a worker reaches the permit store, whichever process it is: not while something keeps
+    it `cut_off`."""
+
+    cut_off: int = 0
 
 
 class PermitService:
@@ -89,19 +98,20 @@ class SimulatedPermits:
     """The permits port of one process.
 
     `leases` are this process's counts by job and holder, each with the virtual second at which the
-    store lets it lapse: what it may use even while nobody can ask it.
+    store lets it lapse: what it may use even while nobody can ask it. `reach`: that of its worker.
     """
 
-    def __init__(self, service: PermitService, link: Link) -> None:
+    def __init__(self, service: PermitService, link: Link, reach: Reach | None = None) -> None:
         self._service = service
         self._link = link
+        self._reach = reach or Reach()
         self.leases: dict[str, dict[str, tuple[int, float]]] = {}
 
     async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
         """Let a holder have so many permits. Raises ConveyorError(unavailable) after a timeout."""
         service, link = self._service, self._link
         back = await link.go()
-        if service.down and service.is_ledger:
+        if self._reach.cut_off or (service.down and service.is_ledger):
             return await self._in_trouble(holding, limit, lease)
         standing = await service.hold(holding, limit=limit, lease=lease)
         if standing.granted:

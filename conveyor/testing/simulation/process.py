@@ -19,7 +19,7 @@ from conveyor.testing.simulation.gateway import GatewayService, SimulatedGateway
 from conveyor.testing.simulation.latency import Latency, stream
 from conveyor.testing.simulation.link import Link
 from conveyor.testing.simulation.loop import VirtualTime
-from conveyor.testing.simulation.permits import PermitService, SimulatedPermits
+from conveyor.testing.simulation.permits import PermitService, Reach, SimulatedPermits
 from conveyor.testing.simulation.picking import picking
 from conveyor.testing.simulation.queues import SimulatedQueues
 from conveyor.testing.simulation.sqs import QueueService
@@ -62,7 +62,9 @@ class Services:
 class _Boot:
     """One life of a process: its ports behind a gate of their own, and the worker over them."""
 
-    def __init__(self, services: Services, settings: Settings, *, name: str, skew: float) -> None:
+    def __init__(
+        self, services: Services, settings: Settings, *, name: str, skew: float, reach: Reach
+    ) -> None:
         self.name = name
         self.gate = Gate()
         self.scope = anyio.CancelScope()
@@ -71,7 +73,9 @@ class _Boot:
         world = services.world
         store = self._link("store", world.store_latency)
         permit_latency = world.permit_latency if services.permits.is_ledger else NO_TIME
-        self.permits = SimulatedPermits(services.permits, self._link("permits", permit_latency))
+        self.permits = SimulatedPermits(
+            services.permits, self._link("permits", permit_latency), reach
+        )
         self.gateway = SimulatedGateway(services.gateway, self._link("gateway", NO_TIME))
         binding = Binding(
             jobs=SimulatedJobs(services.store, store),
@@ -125,6 +129,7 @@ class WorkerProcess:
         self._settings = settings
         self._number = number
         self._skew = skew
+        self._reach = Reach()
         self._boots: list[_Boot] = []
         self._boot: _Boot | None = None
         self._ended = anyio.Event()
@@ -142,7 +147,9 @@ class WorkerProcess:
         """Boot, unless it runs."""
         if self._boot is None:
             name = f"w{self._number}.{len(self._boots) + 1}"
-            boot = _Boot(self._services, self._settings, name=name, skew=self._skew)
+            boot = _Boot(
+                self._services, self._settings, name=name, skew=self._skew, reach=self._reach
+            )
             self._boots.append(boot)
             self._boot = boot
             self._ended = anyio.Event()
@@ -179,6 +186,14 @@ class WorkerProcess:
             group.cancel_scope.cancel()
         self._services.trace.note(f"{boot.name} resumed")
         boot.gate.resume()
+
+    async def cut_off_permits(self, seconds: float) -> None:
+        """Keep it from the permit store for so long, and the processes that take its place."""
+        self._services.trace.note(f"w{self._number} cut off from permits")
+        self._reach.cut_off += 1
+        await self._services.time.sleep(seconds)
+        self._reach.cut_off -= 1
+        self._services.trace.note(f"w{self._number} reaches permits")
 
     async def _live(self, boot: _Boot) -> None:
         with boot.scope:

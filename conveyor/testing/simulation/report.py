@@ -47,7 +47,8 @@ class Report:
     `peak_granted` is the most permits of one job at any write of the permit store, `granted_over`
     the most above its cap. `abandoned` calls belong to processes paused until their permits lapsed,
     `fenced` ones were cut off by their worker. `peaks` are the most calls in flight of each job,
-    `finished_at` is when each ended, None where it has not. `events` counts what the trace holds.
+    `finished_at` is when each ended, None where it has not, both in order of the plans. `events`
+    counts what the trace holds.
     """
 
     world: str

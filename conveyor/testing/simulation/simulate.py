@@ -23,6 +23,7 @@ from conveyor.domain.model import (
 from conveyor.domain.sealing import NONCE_LENGTH, KeySealer
 from conveyor.testing.simulation.figures import measure
 from conveyor.testing.simulation.fleet import Fleet
+from conveyor.testing.simulation.gateway import task_url
 from conveyor.testing.simulation.loop import VirtualTime
 from conveyor.testing.simulation.loop import run as run_in_virtual_time
 from conveyor.testing.simulation.process import SECRET
@@ -163,7 +164,7 @@ class _Simulation:
             NewTask(
                 index,
                 task_id(run_id, index),
-                TaskSpec(url=f"https://{place}.simulated.example/{index}"),
+                TaskSpec(url=task_url(place, index)),
             )
             for index in range(plan.tasks)
         ]

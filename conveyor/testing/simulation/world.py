@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from conveyor.engine.polling import Polling
+from conveyor.ports.queues import MAX_BATCH
 from conveyor.settings import Settings
+from conveyor.testing.simulation.checks import (
+    INSTANT,
+    NEVER,
+    check_count,
+    check_kind,
+    check_time,
+)
 from conveyor.testing.simulation.latency import Latency
 
-NEVER = 1e9
-"""Seconds that no simulation lasts."""
 NO_TIME = Latency(0.0)
+SHORTEST = {"visibility": 1.0, "permit_lease": 5.0, "heartbeat": 0.1, "discovery_interval": 0.1}
+"""Seconds below which no worker's settings go either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +32,8 @@ class World:
 
     Latencies are of one call of queue, permit store, task store and gateway. A short poll asks
     `partitions_asked` of a queue's `partitions`. At a graceful stop calls get `grace` to end.
+
+    Raises ValueError for a field out of its bounds.
     """
 
     name: str
@@ -47,6 +57,21 @@ class World:
     discovery_interval: float = 10.0
     max_receives: int = 1_000
     grace: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_kind("World.name", self.name, str, "a string")
+        for name in ("slots", "partitions", "max_receives"):
+            check_count(f"World.{name}", getattr(self, name))
+        check_count("World.batch", self.batch, most=MAX_BATCH)
+        check_count("World.partitions_asked", self.partitions_asked, most=self.partitions)
+        for name in ("queue_latency", "permit_latency", "gateway", "store_latency"):
+            check_kind(f"World.{name}", getattr(self, name), Latency, "a Latency")
+        for name in ("probe_wait", "cooldown", "grace"):
+            check_time(f"World.{name}", getattr(self, name))
+        for name in ("empty_pause", "empty_pause_cap", "bounce", "bounce_cap"):
+            check_time(f"World.{name}", getattr(self, name), least=INSTANT)
+        for name, least in SHORTEST.items():
+            check_time(f"World.{name}", getattr(self, name), least=least)
 
     def polling(self) -> Polling:
         """How its workers ask queues."""
