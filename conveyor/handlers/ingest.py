@@ -23,9 +23,9 @@ from conveyor.ports.ingestion import Ingesting, StagedRows
 from conveyor.ports.queues import DEAD_LETTER_QUEUE, Delivery, IngestMessage
 from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
 
-STRETCH = 1_000
+STRETCH = 250
 """Indexes whose rows are written in one step: a rerun copies so many, and a line of a staged chunk
-holds no more."""
+holds no more. Few, since whoever claims or settles a task meanwhile waits for the step."""
 
 _log = logging.getLogger("conveyor.handlers")
 _pairs = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])

@@ -20,8 +20,8 @@ from conveyor.domain.submission import JobRequest, Limits
 CHUNK_ROWS = 10_000
 CHUNK_BYTES = 4 * 1_024 * 1_024
 """A chunk ends with the line that reaches one of these."""
-LINE_ROWS = 1_000
-"""Most rows in one line of a chunk."""
+LINE_ROWS = 250
+"""Most rows in one line of a chunk. A line is written in one step, for which others wait."""
 
 HEADER = struct.Struct(">cI")
 _CHUNK = struct.Struct(">QI")

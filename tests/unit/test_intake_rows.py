@@ -45,7 +45,7 @@ def test_lines_and_chunks_are_full_whatever_the_steps(steps: list[int]) -> None:
     assert [chunk.count for chunk in chunks] == [CHUNK_ROWS, CHUNK_ROWS, 1_234]
     assert rows_of(frames) == [PLAIN] * 21_234
     counts = [line.count(b'{"url"') for chunk in chunks for line in chunk.content.splitlines()]
-    assert counts == [LINE_ROWS] * 21 + [234]
+    assert counts == [LINE_ROWS] * 84 + [234]
 
 
 def test_heavy_rows_make_shorter_lines_and_chunks() -> None:
