@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from base64 import b32encode, b64encode, urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote, quote_plus
@@ -158,20 +158,32 @@ def refuse(server: Booted, caller: Caller) -> None:
 
 
 def break_down(server: Booted, caller: Caller) -> None:
-    """Failures that nobody foresaw: the bodies' directory is gone, so that storing breaks."""
+    """The bodies' directory is gone, so that storing breaks; and, which nobody foresaw, a row that
+    cannot be read."""
     blobs = server.data_dir / "blobs"
     blobs.rename(server.data_dir / "aside")
     blobs.write_bytes(b"")
     job = caller.submit(target("cannot/be/stored"), target("large", size=500_000), max_attempts=1)
 
-    def complained() -> bool | None:
-        return True if b"Traceback" in server.output() else None
+    def complains(of: bytes) -> Callable[[], bool | None]:
+        return lambda: True if of in server.output() else None
 
-    eventually(complained, "the server logs a traceback")
+    eventually(complains(b"handler failed"), "the server logs what failed")
     caller.http.get(f"/jobs/{job['job_id']}/results")
     caller.http.post(f"/jobs/{job['job_id']}/stop")
     blobs.unlink()
     (server.data_dir / "aside").rename(blobs)
+    broken = f"/jobs/{caller.http.post('/jobs', json={'status': 'open'}).json()['job_id']}"
+    caller.http.post(f"{broken}/pause")
+    caller.http.post(f"{broken}/tasks", json={"tasks": [{"url": target("cannot/be/read")}]})
+    with closing(sqlite3.connect(server.data_dir / "conveyor.db", timeout=10)) as database:
+        with database:
+            database.execute("UPDATE tasks SET spec = '{' WHERE spec LIKE '%cannot/be/read%'")
+        caller.http.post(f"{broken}/resume")
+        eventually(complains(b"Traceback"), "the server logs a traceback")
+        caller.http.post(f"{broken}/stop")
+        with database:
+            database.execute("UPDATE tasks SET spec = '{}' WHERE spec = '{'")
 
 
 def test_the_session_was_busy_and_was_logged(session: tuple[Booted, bytes]) -> None:
