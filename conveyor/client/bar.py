@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import NamedTuple, Self, TextIO
 
@@ -32,16 +33,19 @@ class Glyphs(NamedTuple):
     open: str = "─"
 
 
-class BarView:
-    """A bar with counts, rate and time left; the last state stays on the screen."""
+class LiveLine(ABC):
+    """A line of a terminal that is drawn again while its context is open; `transient`: it is gone
+    afterwards. It is asked for as soon as this is made: whoever inherits is ready before."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, transient: bool) -> None:
         self._console = Console(file=stream)
         self._glyphs = Glyphs("#", "-") if self._console.options.ascii_only else Glyphs()
-        self._rate = Rate()
-        self._run: RunReply | None = None
-        self._troubled = False
-        self._live = Live(get_renderable=self._line, console=self._console, refresh_per_second=10)
+        self._live = Live(
+            get_renderable=self._line,
+            console=self._console,
+            refresh_per_second=10,
+            transient=transient,
+        )
 
     @property
     def can_draw(self) -> bool:
@@ -60,6 +64,20 @@ class BarView:
         /,
     ) -> None:
         self._live.stop()
+
+    @abstractmethod
+    def _line(self) -> Text:
+        """The line as it is now."""
+
+
+class BarView(LiveLine):
+    """A bar with counts, rate and time left; the last state stays on the screen."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._rate = Rate()
+        self._run: RunReply | None = None
+        self._troubled = False
+        super().__init__(stream, transient=False)
 
     def show(self, run: RunReply, now: float) -> None:
         """Move the bar."""

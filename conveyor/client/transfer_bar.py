@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
-from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
-from conveyor.client.bar import FREE_COLUMNS, Glyphs, Part, fitted
+from conveyor.client.bar import FREE_COLUMNS, Glyphs, LiveLine, Part, fitted
 from conveyor.client.output import duration, size
 from conveyor.client.progress import Rate
 from conveyor.client.transfer import Ticking
 
 
-class BarMeter:
+class BarMeter(LiveLine):
     """A bar with bytes, rate and time left; for a step without bytes, how long it has taken."""
 
     def __init__(self, stream: TextIO, clock: Ticking) -> None:
-        self._console = Console(file=stream)
-        self._glyphs = Glyphs("#", "-") if self._console.options.ascii_only else Glyphs()
         self._clock = clock
         self._begin("", None)
-        self._live = Live(
-            get_renderable=self._line,
-            console=self._console,
-            refresh_per_second=10,
-            transient=True,
-        )
-
-    @property
-    def can_draw(self) -> bool:
-        """Whether the terminal can have a line drawn again."""
-        return not self._console.is_dumb_terminal
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
-        self._live.stop()
+        super().__init__(stream, transient=True)
 
     def begin(self, step: str, total: int | None = None) -> None:
         """Start the bar anew."""
