@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.conveyor_server import ConveyorServer, add_bodies
-from bench.fake_targets import endless, missing, small
+from bench.fake_targets import delayed, missing, small
 from bench.harness import Options, Row, Scenario, median, wait_until
 
 BODIES = 100_000
@@ -27,8 +27,8 @@ BEFORE_SECONDS = 10.0
 SAMPLE_SECONDS = 1.0
 DELETE_SECONDS = 3_600.0
 VISIBILITY = 5
-OTHER_SHARE = 4
-"""Tasks of the other run, in times the large one's."""
+OTHER_TASKS = 1_500_000
+"""Tasks of the other run: more than are worked while the large one is deleted."""
 SIZES = (100_000, 1_000_000)
 KINDS: dict[str, Callable[[int], str]] = {"a body each": small, "no body (404)": missing}
 """What the other run's tasks bring back."""
@@ -44,7 +44,11 @@ class Deleted:
 
 
 class Victim:
-    """The run to be deleted: `bodies` tasks drained, the others waiting for ever."""
+    """The run to be deleted: a part of its tasks drained, the others waiting.
+
+    Those are slow, so that hardly any of them is worked before the run is stopped, but not endless:
+    a stop lets calls that run come to their end, and they hold the worker's slots until then.
+    """
 
     def __init__(self, server: ConveyorServer, tasks: int) -> None:
         self._server = server
@@ -52,7 +56,7 @@ class Victim:
         self.job_id = server.paused_job()
         bodies = min(BODIES, tasks)
         urls = [small(number) for number in range(bodies)]
-        urls += [endless(number) for number in range(tasks - bodies)]
+        urls += [delayed(number, SAMPLE_SECONDS / 2) for number in range(tasks - bodies)]
         for start in range(0, tasks, 10_000):
             last = start + 10_000 >= tasks
             server.add(self.job_id, add_bodies(urls[start : start + 10_000], last=last))
@@ -110,7 +114,7 @@ def measure(tasks: int, kind: str, options: Options) -> Deleted:
     data_dir = options.directory("delete") / "data"
     with ConveyorServer(data_dir, *arguments, **settings) as server:
         victim = Victim(server, tasks)
-        other = Other(server, OTHER_SHARE * tasks, KINDS[kind])
+        other = Other(server, OTHER_TASKS, KINDS[kind])
         time.sleep(SAMPLE_SECONDS)
         before = _rate(other, lambda: time.sleep(BEFORE_SECONDS))
         started = time.perf_counter()
