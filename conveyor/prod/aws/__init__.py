@@ -1,0 +1,1 @@
+"""Calls to AWS: one thin seam that every adapter of the production binding goes through."""

@@ -1,0 +1,228 @@
+"""The seam over boto3: low-level clients in threads, so that no call holds up the loop.
+
+boto3 itself makes one try and checks no parameters: walking every attribute costs as much CPU as
+all the rest of a batch write. Trying again is done here, on the injected clock.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.prod.aws.calls import Answer, AwsRefused, CallStats, Parameters
+from conveyor.prod.aws.options import AwsOptions
+
+THROTTLES = frozenset(
+    {
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingError",
+        "ThrottlingException",
+        "TooManyRequestsException",
+        "ThrottledException",
+    }
+)
+PASSING = THROTTLES | {
+    "InternalError",
+    "InternalFailure",
+    "InternalServerError",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "TransactionConflictException",
+    "TransactionInProgressException",
+    "KMS.ThrottlingException",
+}
+"""Refusals that go away by themselves."""
+PASSING_REASONS = frozenset(
+    {"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded", "None"}
+)
+_COUNTS_CAPACITY = frozenset(
+    {
+        "get_item",
+        "put_item",
+        "update_item",
+        "delete_item",
+        "query",
+        "scan",
+        "batch_get_item",
+        "batch_write_item",
+        "batch_execute_statement",
+        "execute_statement",
+        "transact_write_items",
+        "transact_get_items",
+    }
+)
+
+
+class BotoAws:
+    """The seam over boto3. Opened by `open_aws`."""
+
+    def __init__(self, clients: dict[str, Any], options: AwsOptions, clock: Clock) -> None:
+        self.stats = CallStats()
+        self._clients = clients
+        self._options = options
+        self._clock = clock
+        self._limiters: dict[str, anyio.CapacityLimiter] = {}
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        """Make one call; see `Aws.call`."""
+        if service == "dynamodb" and operation in _COUNTS_CAPACITY:
+            parameters = {"ReturnConsumedCapacity": "TOTAL", **parameters}
+        call = partial(getattr(self._clients[service], operation), **parameters)
+        limiter = self._limiter(service, operation)
+        for attempt in range(1, self._options.attempts + 1):
+            try:
+                answer: Answer = await anyio.to_thread.run_sync(call, limiter=limiter)
+            except ClientError as error:
+                refused = _refusal(error)
+                if not _passes(refused, error):
+                    self.stats.calls[service, operation, "refused"] += 1
+                    raise refused from None
+                if refused.code in THROTTLES:
+                    self.stats.throttles[service, operation] += 1
+                reason = refused.code
+            except BotoCoreError as error:
+                reason = type(error).__name__
+            else:
+                self.stats.calls[service, operation, "ok"] += 1
+                self._count_capacity(operation, answer)
+                if "Body" in answer:
+                    answer["Body"] = _Body(answer["Body"], limiter, f"{service} {operation}")
+                return answer
+            self.stats.calls[service, operation, "failed"] += 1
+            if attempt < self._options.attempts:
+                self.stats.retries[service, operation] += 1
+                await self._clock.sleep(self._pause(attempt))
+        raise ConveyorError(
+            ErrorCode.UNAVAILABLE, f"{service} does not answer {operation}: {reason}", retry_after=5
+        )
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        """A link to S3; see `Aws.presign`."""
+        link: str = self._clients["s3"].generate_presigned_url(
+            operation, Params=dict(parameters), ExpiresIn=seconds
+        )
+        return link
+
+    async def aclose(self) -> None:
+        """Close connections. No call may follow."""
+        for client in self._clients.values():
+            client.close()
+
+    def _limiter(self, service: str, operation: str) -> anyio.CapacityLimiter:
+        """Long polls have threads of their own: they would keep all others waiting."""
+        name = "receive" if operation == "receive_message" else service
+        if name not in self._limiters:
+            options = self._options
+            count = options.receive_threads if name == "receive" else options.threads
+            self._limiters[name] = anyio.CapacityLimiter(count)
+        return self._limiters[name]
+
+    def _pause(self, attempt: int) -> float:
+        """Full jitter: any time up to the doubled one."""
+        options = self._options
+        most = min(options.retry_cap, options.retry_base * 2.0**attempt)
+        return float(most * self._clock.random())
+
+    def _count_capacity(self, operation: str, answer: Answer) -> None:
+        consumed = answer.get("ConsumedCapacity")
+        if not consumed:
+            return
+        parts = consumed if isinstance(consumed, list) else [consumed]
+        units = sum(float(part.get("CapacityUnits", 0.0)) for part in parts)
+        self.stats.capacity[operation] = self.stats.capacity.get(operation, 0.0) + units
+
+
+class _Body:
+    """A streamed body, read in threads."""
+
+    def __init__(self, stream: Any, limiter: anyio.CapacityLimiter, what: str) -> None:
+        self._stream = stream
+        self._limiter = limiter
+        self._what = what
+
+    async def read(self, most: int) -> bytes:
+        """The next bytes; see `AnswerBody.read`."""
+        try:
+            read = partial(self._stream.read, most)
+            piece: bytes = await anyio.to_thread.run_sync(read, limiter=self._limiter)
+        except BotoCoreError as error:
+            raise ConveyorError(
+                ErrorCode.UNAVAILABLE,
+                f"{self._what} broke off: {type(error).__name__}",
+                retry_after=5,
+            ) from None
+        return piece
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._stream.close()
+
+
+async def open_aws(options: AwsOptions, clock: Clock, *services: str) -> BotoAws:
+    """Clients of the services, made in a thread: loading their descriptions takes a while."""
+    clients = await anyio.to_thread.run_sync(_clients, options, services)
+    return BotoAws(clients, options, clock)
+
+
+_making = threading.Lock()
+
+
+def _clients(options: AwsOptions, services: tuple[str, ...]) -> dict[str, Any]:
+    config = Config(
+        parameter_validation=False,
+        retries={"mode": "standard", "total_max_attempts": 1},
+        tcp_keepalive=True,
+        connect_timeout=options.connect_timeout,
+        read_timeout=options.read_timeout,
+        max_pool_connections=max(options.threads, options.receive_threads),
+        s3={"addressing_style": "path" if options.s3_endpoint else "auto"},
+    )
+    # Making clients is not thread-safe, using them is.
+    with _making:
+        session = boto3.session.Session(region_name=options.region)
+        return {
+            service: session.client(
+                service, endpoint_url=options.endpoint(service), config=_config(service, config)
+            )
+            for service in services
+        }
+
+
+def _config(service: str, config: Config) -> Config:
+    """S3 links are of the fourth signature version: the second one binds no Content-Type well."""
+    return config.merge(Config(signature_version="s3v4")) if service == "s3" else config
+
+
+def _refusal(error: ClientError) -> AwsRefused:
+    response = error.response
+    details = response.get("Error", {})
+    reasons = response.get("CancellationReasons", [])
+    return AwsRefused(
+        str(details.get("Code", "")),
+        str(details.get("Message", "")),
+        item=response.get("Item"),
+        reasons=tuple(str(reason.get("Code")) for reason in reasons),
+        items=tuple(reason.get("Item") for reason in reasons),
+    )
+
+
+def _passes(refused: AwsRefused, error: ClientError) -> bool:
+    """Whether the same call may be well a moment later."""
+    if refused.code == "TransactionCanceledException":
+        return set(refused.reasons) <= PASSING_REASONS
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return refused.code in PASSING or status >= 500

@@ -1,0 +1,1 @@
+"""Records and tasks on one DynamoDB table."""

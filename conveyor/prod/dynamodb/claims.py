@@ -1,0 +1,248 @@
+"""Claims of tasks: taken, taken over, given back, renewed, each by one conditional write.
+
+A claim counts only once the run was seen live after it was taken. One that was taken for a run
+that is not live, or by a caller that is gone, is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import anyio
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import Event, EventKind, Problem, TaskFailure, TaskStatus
+from conveyor.domain.states import TERMINAL_TASK_STATES
+from conveyor.ports.tasks import Claim, Claimed, Finished, Held
+from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.dynamodb.counters import Counters, Delta
+from conveyor.prod.dynamodb.items import Item, Table, changed_too_often, met
+from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.places import Place
+from conveyor.prod.dynamodb.run_items import RunRow
+from conveyor.prod.dynamodb.run_reads import RunReads
+from conveyor.prod.dynamodb.run_records import TRIES
+from conveyor.prod.dynamodb.task_items import event_text, read_task, to_text
+from conveyor.prod.dynamodb.values import Plain
+from conveyor.prod.together import side_by_side
+
+INTERRUPTED = Problem(
+    code="interrupted",
+    title="Interrupted",
+    status=503,
+    detail="the worker that held the task was lost before it had finished",
+)
+
+NOT_YET = 1_000
+"""Milliseconds until a task that is not yet a part of its run is looked at again."""
+
+_TAKE = (
+    "SET #status = :processing, claim_number = claim_number + :one, claimed_at = :now, "
+    "claimed_until = :until, updated_at = :now, #holder = :holder, moved_by = :token"
+)
+_TAKE_OVER = f"{_TAKE}, interruptions = :interruptions, #events = list_append(#events, :event)"
+_GIVE_UP = (
+    "SET #status = :failed, claimed_until = :zero, not_before = :zero, updated_at = :now, "
+    "moved_by = :token, interruptions = :interruptions, #events = list_append(#events, :event), "
+    "#error = :error, #failure = :failure REMOVE #holder"
+)
+_LAPSED = "#status = :processing AND claim_number = :seen_number AND claimed_until = :seen_until"
+_UNDO = (
+    "SET #status = :pending, claimed_until = :zero, claim_number = claim_number - :one, "
+    "moved_by = :undone REMOVE #holder"
+)
+_RELEASE = "SET #status = :pending, claimed_until = :zero, moved_by = :undone REMOVE #holder"
+_HELD = {"#status": "status", "#holder": "holder"}
+
+
+class ClaimCall(NamedTuple):
+    """One call of `claim_task`, and the token that it writes under."""
+
+    place: Place
+    key: Key
+    worker: str
+    now: int
+    claimed_until: int
+    max_interruptions: int
+    token: str
+
+
+class Claims:
+    """What may be done about the claim of a task, other than settling it."""
+
+    def __init__(self, table: Table, reads: RunReads, counters: Counters) -> None:
+        self._table = table
+        self._reads = reads
+        self._counters = counters
+
+    async def claim(self, call: ClaimCall) -> Claim:
+        """Claim a task; see `Tasks.claim_task`."""
+        item = await self._take(call)
+        for _ in range(TRIES):
+            if item is None:
+                return Finished()
+            own = item.get("moved_by") == call.token
+            if item["status"] in TERMINAL_TASK_STATES:
+                return await self._gave_up(call) if own else Finished()
+            if own:
+                return await self._begin(call, item)
+            row = await self._live(call.place)
+            if row is None:
+                return Finished()
+            processing = item["status"] == TaskStatus.PROCESSING
+            until = item["claimed_until" if processing else "not_before"]
+            if until > call.now:
+                return Held(until)
+            item = await self._take_over(call, item) if processing else await self._take(call)
+        raise changed_too_often()
+
+    async def release(self, key: Key, worker: str) -> None:
+        """Undo a claim that was made under a name; see `Tasks.release_claim`."""
+        await self._attempt(
+            key,
+            _RELEASE,
+            "#status = :processing AND #holder = :holder",
+            holder=worker,
+            pending=str(TaskStatus.PENDING),
+            processing=str(TaskStatus.PROCESSING),
+            undone=self._table.clock.new_id(),
+            zero=0,
+        )
+
+    async def renew(self, claims: Sequence[tuple[Key, int]], *, claimed_until: int) -> None:
+        """Extend claims, given by key and claim number, all at once; lost ones are passed over."""
+
+        async def renew(claim: tuple[Key, int]) -> None:
+            await self._attempt(
+                claim[0],
+                "SET claimed_until = :until",
+                "#status = :processing AND claim_number = :number AND claimed_until < :until",
+                number=claim[1],
+                processing=str(TaskStatus.PROCESSING),
+                until=claimed_until,
+            )
+
+        await side_by_side(renew, claims)
+
+    async def _begin(self, call: ClaimCall, item: Item) -> Claim:
+        """A claim was written: it counts, if the run is live after that and the task a part of
+        it."""
+        task = read_task(call.place.run_id, item)
+        row = await self._live(call.place)
+        if row is not None and row.holds(task.index):
+            return Claimed(task)
+        # Nobody was told of this claim: the row is left as if it had never been made.
+        await self._attempt(
+            call.key,
+            _UNDO,
+            "moved_by = :token",
+            one=1,
+            pending=str(TaskStatus.PENDING),
+            token=call.token,
+            undone=self._table.clock.new_id(),
+            zero=0,
+        )
+        return Finished() if row is None else Held(call.now + NOT_YET)
+
+    async def _live(self, place: Place) -> RunRow | None:
+        """The run as it is after this call; None where none of its tasks may be worked."""
+        row = await self._reads.fresh(place)
+        if row is None or not row.live:
+            return None
+        self._counters.seen(row)
+        return row
+
+    async def _take(self, call: ClaimCall) -> Item | None:
+        return await self._write(
+            call,
+            _TAKE,
+            "#status = :pending AND not_before <= :now",
+            _HELD,
+            pending=str(TaskStatus.PENDING),
+            **_taking(call),
+        )
+
+    async def _take_over(self, call: ClaimCall, item: Item) -> Item | None:
+        """Take over a claim that has lapsed, or end the task where that is one too many."""
+        interruptions = item["interruptions"] + 1
+        event = Event(
+            kind=EventKind.INTERRUPTION,
+            attempt=item["attempts"] + 1,
+            started_at=item["claimed_at"],
+            ended_at=call.now,
+            error=INTERRUPTED,
+        )
+        seen: dict[str, Plain] = {
+            "event": [event_text(event, call.token)],
+            "interruptions": interruptions,
+            "seen_number": item["claim_number"],
+            "seen_until": item["claimed_until"],
+        }
+        names = {**_HELD, "#events": "events"}
+        if interruptions <= call.max_interruptions:
+            return await self._write(call, _TAKE_OVER, _LAPSED, names, **seen, **_taking(call))
+        try:
+            # A row that has moved has to be counted: not cancelled on its way.
+            with anyio.CancelScope(shield=True):
+                found = await self._write(
+                    call,
+                    _GIVE_UP,
+                    _LAPSED,
+                    {**names, "#error": "error", "#failure": "failure"},
+                    error=to_text(INTERRUPTED),
+                    failed=str(TaskStatus.FAILED),
+                    failure=str(TaskFailure.OTHER),
+                    now=call.now,
+                    processing=str(TaskStatus.PROCESSING),
+                    token=call.token,
+                    zero=0,
+                    **seen,
+                )
+        except ConveyorError:
+            self._counters.doubt(call.place)
+            raise
+        return found
+
+    async def _gave_up(self, call: ClaimCall) -> Finished:
+        """This call ended the task: account for it."""
+        delta = Delta(call.now, failed=1, failure=TaskFailure.OTHER)
+        epoch = self._counters.epoch(call.place)
+        assert epoch is not None  # the run was seen before the task was ended
+        settled = await self._counters.add(call.place, delta, epoch=epoch)
+        return Finished(settled.run_status)
+
+    async def _write(
+        self, call: ClaimCall, update: str, condition: str, names: dict[str, str], **values: Plain
+    ) -> Item | None:
+        """The row after a write, or, where its condition was not met, as it was found."""
+        try:
+            return await self._table.update(
+                call.key, update, condition=condition, names=names, **values
+            )
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+            return met(refused)
+
+    async def _attempt(self, key: Key, update: str, condition: str, **values: Plain) -> None:
+        """A write of which it does not matter whether its condition was met."""
+        used = update + condition
+        names = {name: attribute for name, attribute in _HELD.items() if name in used}
+        try:
+            await self._table.update(key, update, condition=condition, names=names, **values)
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+
+
+def _taking(call: ClaimCall) -> dict[str, Plain]:
+    """The values of a claim."""
+    return {
+        "processing": str(TaskStatus.PROCESSING),
+        "one": 1,
+        "now": call.now,
+        "until": call.claimed_until,
+        "holder": call.worker,
+        "token": call.token,
+    }

@@ -1,0 +1,38 @@
+"""What ends at a time of its own: found by that time, and removed by DynamoDB itself a day later,
+so that the sweeper sees it first."""
+
+from __future__ import annotations
+
+from conveyor.prod.dynamodb.items import Item, Table
+from conveyor.prod.dynamodb.keys import Key, by_time
+from conveyor.prod.dynamodb.table import BY_DISPATCH, PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
+
+GRACE = 86_400
+"""Seconds that an item stays behind its end."""
+LAST = "~"
+"""Sorts behind every id."""
+
+
+def ends_at(partition: str, name: str, expires_at: int) -> Item:
+    """The attributes of an item that ends then, by which it is found in an index partition."""
+    return {
+        "gsi2pk": partition,
+        "gsi2sk": by_time(expires_at, name),
+        TIME_TO_LIVE: expires_at // 1_000 + GRACE,
+    }
+
+
+async def ended(table: Table, partition: str, *, now: int, limit: int) -> list[Key]:
+    """Where items lie whose time has come, as far as the index knows, the first ended first."""
+    found: list[Key] = []
+    async for page in table.pages(
+        partition,
+        index=BY_DISPATCH,
+        between=(by_time(0, ""), by_time(now, LAST)),
+        limit=limit,
+        keys_only=True,
+    ):
+        found += [Key(item[PARTITION_KEY], item[SORT_KEY]) for item in page.items]
+        if len(found) >= limit:
+            break
+    return found[:limit]

@@ -1,0 +1,215 @@
+"""The ingestion port on one DynamoDB table: rows first, then the checkpoint behind them.
+
+Rows are inserted where they are absent, so that any step can be made again. The checkpoint moves by
+a conditional write that only a live, ingesting run admits; whoever is refused has come too late,
+and sets right what that means for the rows it has just written (`ingest_end`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from conveyor.domain.errors import not_found
+from conveyor.domain.model import RunFailure, RunStatus
+from conveyor.ports.ingestion import Ingesting, StagedRows
+from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.dynamodb.copying import Copied, Copy, fresh_item, rows_of
+from conveyor.prod.dynamodb.dispatch import read_all
+from conveyor.prod.dynamodb.ingest_counts import (
+    Counts,
+    IngestRow,
+    counts_text,
+    find_ingest_row,
+    read_ingest_row,
+)
+from conveyor.prod.dynamodb.ingest_end import Written, finish, too_late
+from conveyor.prod.dynamodb.items import Item, changed_too_often, met
+from conveyor.prod.dynamodb.keys import Key, every
+from conveyor.prod.dynamodb.places import Place
+from conveyor.prod.dynamodb.run_items import read_run_row
+from conveyor.prod.dynamodb.run_records import TRIES, Change, RunRecords
+from conveyor.prod.dynamodb.table import BY_OWNER, PARTITION_KEY, SORT_KEY
+from conveyor.prod.dynamodb.task_writes import insert_items
+from conveyor.prod.dynamodb.values import Plain
+
+_pairs = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
+
+_GOES_ON = "#status IN (:running, :pending) AND ingesting = :yes"
+_MOVE = "SET ingest_next = :end, counted_at = :at, ingest_by = :token"
+
+
+class _Moved(NamedTuple):
+    """Whether the checkpoint was moved, and the run after that, or as it was found instead; None
+    where it is gone."""
+
+    done: bool
+    row: IngestRow | None
+
+
+class DynamoIngestion:
+    """The ingestion port."""
+
+    def __init__(self, records: RunRecords) -> None:
+        self._records = records
+        self._table = records.table
+
+    async def ingesting(self, run_id: str) -> Ingesting | None:
+        """How far a run is; None where it is gone, deleted, or done with ingesting."""
+        row = await self._records.read(run_id)
+        if row is None or row.run.status is RunStatus.DELETED or row.run.ingest is None:
+            return None
+        if not row.run.ingesting:
+            return None
+        return Ingesting(
+            job_id=row.run.job_id,
+            run_id=run_id,
+            live=row.live,
+            ingest=row.run.ingest,
+            rerun_of=row.run.rerun_of,
+        )
+
+    async def write_rows(self, run_id: str, rows: StagedRows, *, now: int) -> bool:
+        """Insert the pending rows that are absent, and move the checkpoint behind them."""
+        known = await find_ingest_row(self._records, run_id)
+        if known is None or not known.goes_on:
+            return False
+        place = known.row.place
+        items = _staged_items(place, rows, now)
+        inserted = await insert_items(self._table, items)
+        end = rows.first_index + rows.count
+        moved = await self._move(known, _MOVE, condition="ingest_next < :end", end=end, now=now)
+        if moved.done or (moved.row is not None and moved.row.goes_on):
+            return True
+        written = Written([key for key, _ in items], inserted)
+        await too_late(self._records, place, written, now=now)
+        return False
+
+    async def copy_rows(
+        self, run_id: str, *, first_index: int, end_index: int, now: int
+    ) -> list[tuple[int, str]] | None:
+        """Copy rows of the source where they are absent, and move the checkpoint behind them."""
+        for _ in range(TRIES):
+            known = await find_ingest_row(self._records, run_id)
+            if known is None or not known.goes_on or known.row.run.rerun_of is None:
+                return None
+            place = known.row.place
+            if known.next_index >= end_index:
+                return await self._references(place, first_index, end_index)
+            # What lies before the checkpoint is there, whoever wrote it.
+            start = known.next_index
+            copied = await self._copy(known, start, end_index, now)
+            rows = copied.rows
+            if not copied.all_inserted:
+                rows = await rows_of(self._table, place, first=start, end=end_index)
+            if await self._count(known, rows.counts, end=end_index, now=now):
+                earlier = await self._references(place, first_index, start)
+                return earlier + [one for one in rows.references if one[0] >= first_index]
+            written = Written(copied.keys, copied.inserted)
+            if not await too_late(self._records, place, written, now=now):
+                return None
+        raise changed_too_often()
+
+    async def finish_ingest(self, run_id: str, *, now: int) -> RunStatus | None:
+        """End the ingestion; where the run stands then."""
+        return await finish(self._records, run_id, now=now)
+
+    async def fail_ingest(self, run_id: str, *, detail: str, now: int) -> bool:
+        """End a live run as `failed`, because its rows cannot be written."""
+        row = await self._records.read(run_id)
+        if row is None:
+            return False
+        failed = Change(
+            status=RunStatus.FAILED,
+            sets={"failure_reason": str(RunFailure.INGEST_FAILED), "failure_detail": detail},
+        )
+        after = await self._records.decide(
+            row, lambda known: failed if known.live and known.run.ingesting else None, now=now
+        )
+        if after is None:
+            return False
+        # Cut off here, it is a stuck ingestion of a run that has ended.
+        await finish(self._records, run_id, now=now)
+        return True
+
+    async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
+        """(job_id, run_id) of runs that ingest and have not moved on since `before`, by run id."""
+        found = await read_all(self._table, every("ingesting"), index=BY_OWNER, keys_only=True)
+        keys = dict.fromkeys(Key(item[PARTITION_KEY], item[SORT_KEY]) for item in found)
+        runs = [read_run_row(item).run for item in (await self._table.get_many([*keys])).values()]
+        stuck = [
+            (run.job_id, run.run_id)
+            for run in runs
+            if run.ingesting and run.status is not RunStatus.DELETED and run.updated_at < before
+        ]
+        return sorted(stuck, key=lambda names: names[1])
+
+    async def _copy(self, known: IngestRow, first: int, end: int, now: int) -> Copied:
+        run = known.row.run
+        assert run.ingest is not None
+        assert run.rerun_of is not None
+        source = await self._records.read(run.rerun_of)
+        if source is None:
+            raise not_found("run")
+        copy = Copy(self._table, source, known.row.place, run.ingest.statuses)
+        return await copy.run(first=first, end=end, now=now)
+
+    async def _references(self, place: Place, first: int, end: int) -> list[tuple[int, str]]:
+        """Those of a stretch that was copied before which are still to be worked."""
+        if first >= end:
+            return []
+        return (await rows_of(self._table, place, first=first, end=end)).references
+
+    async def _count(self, known: IngestRow, counts: Counts, *, end: int, now: int) -> bool:
+        """Move the checkpoint of a rerun, with what was copied; False where it moved meanwhile."""
+        planned, copied = known.planned, known.copied + counts
+        update = f"{_MOVE}, copied = :copied"
+        values: dict[str, Plain] = {"seen": known.next_index, "copied": counts_text(copied)}
+        # What workers end while the run ingests stays within the total, whatever the plan was.
+        more = max(0, copied.fresh - planned.fresh)
+        if more:
+            update += ", planned = :planned ADD #total :more"
+            values |= {"planned": counts_text(planned + Counts(fresh=more)), "more": more}
+        moved = await self._move(
+            known, update, condition="ingest_next = :seen", end=end, now=now, **values
+        )
+        return moved.done
+
+    async def _move(
+        self, known: IngestRow, update: str, *, condition: str, end: int, now: int, **values: Plain
+    ) -> _Moved:
+        """Move the checkpoint of a run that goes on ingesting."""
+        token = self._table.clock.new_id()
+        names = {"#status": "status", "#total": "total"}
+        try:
+            item = await self._table.update(
+                known.row.place.key,
+                update,
+                condition=f"{_GOES_ON} AND {condition}",
+                names={name: to for name, to in names.items() if name in update + _GOES_ON},
+                running=str(RunStatus.RUNNING),
+                pending=str(RunStatus.PENDING),
+                yes=True,
+                end=end,
+                at=max(known.row.run.updated_at, now),
+                token=token,
+                **values,
+            )
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+            found = met(refused)
+            if found is None:
+                return _Moved(done=False, row=None)
+            # Carried out before, if its own token is there; only the answer was lost.
+            return _Moved(found.get("ingest_by") == token, read_ingest_row(found))
+        return _Moved(done=True, row=read_ingest_row(item))
+
+
+def _staged_items(place: Place, rows: StagedRows, now: int) -> list[tuple[Key, Item]]:
+    """The rows of a stretch. A spec stays the text that it is."""
+    return [
+        (place.task(task_id), fresh_item(task_id, bytes(spec).decode(), now=now))
+        for task_id, spec in _pairs.decode(rows.rows)
+    ]

@@ -1,0 +1,361 @@
+"""The table as the adapters ask it: items by key, pages by partition, many writes at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.prod.aws.calls import Aws, AwsRefused
+from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.table import INDEXES, PARTITION_KEY, SORT_KEY
+from conveyor.prod.dynamodb.values import Plain, Tagged, tag, tag_all, untag_all
+from conveyor.prod.together import side_by_side
+
+Item = dict[str, Any]
+"""An item, untagged."""
+MOST_GET = 100
+"""Items that one BatchGetItem takes."""
+MOST_DELETE = 25
+"""Deletions that one BatchWriteItem takes."""
+ROUNDS = 12
+"""Times that what a batch left undone is asked for again."""
+
+
+class Page(NamedTuple):
+    """Items of one query, and from where the next one goes on (None: there is nothing more).
+
+    `read` counts the items that the query touched, returned or filtered away.
+    """
+
+    items: list[Item]
+    read: int
+    last: dict[str, Tagged] | None
+
+
+class Table:
+    """One table behind the seam. Expressions write `#name` for a name, `:name` for a value."""
+
+    def __init__(self, aws: Aws, name: str, clock: Clock) -> None:
+        self.name = name
+        self.clock = clock
+        self._aws = aws
+
+    async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """Any call of DynamoDB on this table."""
+        return await self._aws.call("dynamodb", operation, {"TableName": self.name, **parameters})
+
+    async def get(self, key: Key, *, consistent: bool = True) -> Item | None:
+        """One item."""
+        answer = await self.call("get_item", Key=_key(key), ConsistentRead=consistent)
+        item = answer.get("Item")
+        return None if item is None else untag_all(item)
+
+    async def get_many(self, keys: Sequence[Key]) -> dict[Key, Item]:
+        """Those of the items that exist, strongly read; any number of distinct keys."""
+        found: dict[Key, Item] = {}
+
+        async def get(some: Sequence[Key]) -> None:
+            left: list[dict[str, Tagged]] = [_key(key) for key in some]
+            for number in range(ROUNDS):
+                request = {self.name: {"Keys": left, "ConsistentRead": True}}
+                answer = await self._aws.call(
+                    "dynamodb", "batch_get_item", {"RequestItems": request}
+                )
+                for tagged in answer["Responses"].get(self.name, []):
+                    item = untag_all(tagged)
+                    found[Key(item[PARTITION_KEY], item[SORT_KEY])] = item
+                left = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", [])
+                if not left:
+                    return
+                await self._rest(number)
+            raise _throttled()
+
+        await side_by_side(get, _pieces(keys, MOST_GET))
+        return found
+
+    async def put(
+        self,
+        key: Key,
+        item: Mapping[str, Plain],
+        *,
+        condition: str = "",
+        names: Mapping[str, str] | None = None,
+        **values: Plain,
+    ) -> None:
+        """Write a whole item. Raises AwsRefused, with the item that the condition met."""
+        body: dict[str, Any] = {"Item": {**_key(key), **tag_all(item)}}
+        await self.call("put_item", **_conditional(body, condition, values, names))
+
+    async def update(
+        self,
+        key: Key,
+        update: str,
+        *,
+        condition: str,
+        names: Mapping[str, str] | None = None,
+        **values: Plain,
+    ) -> Item:
+        """Change one item; the whole of it afterwards.
+
+        Raises AwsRefused, with the item that the condition met (untag it before use).
+        """
+        parameters: dict[str, Any] = {
+            "Key": _key(key),
+            "UpdateExpression": update,
+            "ConditionExpression": condition,
+            "ReturnValues": "ALL_NEW",
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+        }
+        if values:
+            parameters["ExpressionAttributeValues"] = _values(values)
+        if names:
+            parameters["ExpressionAttributeNames"] = dict(names)
+        answer = await self.call("update_item", **parameters)
+        return untag_all(answer["Attributes"])
+
+    async def delete(
+        self,
+        key: Key,
+        *,
+        condition: str = "",
+        names: Mapping[str, str] | None = None,
+        **values: Plain,
+    ) -> None:
+        """Remove one item, where there is one. Raises AwsRefused."""
+        body: dict[str, Any] = {"Key": _key(key)}
+        await self.call("delete_item", **_conditional(body, condition, values, names))
+
+    async def transact(self, parts: Sequence[Mapping[str, Any]], *, token: str) -> None:
+        """Up to 100 parts, made by `put_part`, `update_part`, `delete_part`, `check_part`: all or
+        nothing. The same `token` (at most 36 characters) within ten minutes does nothing twice.
+
+        Raises AwsRefused with the parts' reasons, and their items where conditions were not met.
+        """
+        await self._aws.call(
+            "dynamodb",
+            "transact_write_items",
+            {"TransactItems": list(parts), "ClientRequestToken": token},
+        )
+
+    def put_part(
+        self,
+        key: Key,
+        item: Mapping[str, Plain],
+        *,
+        condition: str = "",
+        names: Mapping[str, str] | None = None,
+        **values: Plain,
+    ) -> dict[str, Any]:
+        """A put within a transaction."""
+        body: dict[str, Any] = {"TableName": self.name, "Item": {**_key(key), **tag_all(item)}}
+        return {"Put": _conditional(body, condition, values, names)}
+
+    def update_part(
+        self,
+        key: Key,
+        update: str,
+        *,
+        condition: str,
+        names: Mapping[str, str] | None = None,
+        **values: Plain,
+    ) -> dict[str, Any]:
+        """An update within a transaction."""
+        body = {"TableName": self.name, "Key": _key(key), "UpdateExpression": update}
+        return {"Update": _conditional(body, condition, values, names)}
+
+    def delete_part(
+        self,
+        key: Key,
+        *,
+        condition: str = "",
+        names: Mapping[str, str] | None = None,
+        **values: Plain,
+    ) -> dict[str, Any]:
+        """A deletion within a transaction."""
+        body = {"TableName": self.name, "Key": _key(key)}
+        return {"Delete": _conditional(body, condition, values, names)}
+
+    def check_part(
+        self,
+        key: Key,
+        *,
+        condition: str,
+        names: Mapping[str, str] | None = None,
+        **values: Plain,
+    ) -> dict[str, Any]:
+        """A condition within a transaction, on an item that it does not write."""
+        body = {"TableName": self.name, "Key": _key(key)}
+        return {"ConditionCheck": _conditional(body, condition, values, names)}
+
+    async def page(
+        self,
+        partition: str,
+        *,
+        index: str | None = None,
+        begins_with: str = "",
+        between: tuple[str, str] | None = None,
+        below: str = "",
+        filtered: str = "",
+        names: Mapping[str, str] | None = None,
+        limit: int | None = None,
+        start: dict[str, Tagged] | None = None,
+        forward: bool = True,
+        keys_only: bool = False,
+        projection: str = "",
+        **values: Plain,
+    ) -> Page:
+        """One query of a partition of the table or of an index, strongly read from the table.
+
+        `between` takes both its ends, `below` does not take its own. `limit` bounds the items
+        touched, not those returned. `keys_only` returns partition and sort key alone, `projection`
+        the attributes that it lists (and costs as much).
+        """
+        pk, sk = (PARTITION_KEY, SORT_KEY) if index is None else INDEXES[index][:2]
+        condition, bounds = f"{pk} = :partition", {**values, "partition": partition}
+        if between is not None:
+            condition += f" AND {sk} BETWEEN :low AND :high"
+            bounds |= {"low": between[0], "high": between[1]}
+        elif below:
+            condition += f" AND {sk} < :below"
+            bounds["below"] = below
+        elif begins_with:
+            condition += f" AND begins_with({sk}, :begin)"
+            bounds["begin"] = begins_with
+        parameters: dict[str, Any] = {
+            "KeyConditionExpression": condition,
+            "ExpressionAttributeValues": _values(bounds),
+            "ScanIndexForward": forward,
+        }
+        if index is None:
+            parameters["ConsistentRead"] = True
+        else:
+            parameters["IndexName"] = index
+        if filtered:
+            parameters["FilterExpression"] = filtered
+        if names:
+            parameters["ExpressionAttributeNames"] = dict(names)
+        if limit is not None:
+            parameters["Limit"] = limit
+        if start is not None:
+            parameters["ExclusiveStartKey"] = start
+        if keys_only:
+            projection = f"{PARTITION_KEY}, {SORT_KEY}"
+        if projection:
+            parameters["ProjectionExpression"] = projection
+        answer = await self.call("query", **parameters)
+        items = [untag_all(item) for item in answer["Items"]]
+        return Page(items, answer["ScannedCount"], answer.get("LastEvaluatedKey"))
+
+    async def pages(self, partition: str, **query: Any) -> AsyncIterator[Page]:
+        """Every page of a query; arguments as of `page`."""
+        start: dict[str, Tagged] | None = None
+        while True:
+            page = await self.page(partition, start=start, **query)
+            yield page
+            start = page.last
+            if start is None:
+                return
+
+    async def count(self, partition: str, *, begins_with: str = "", **query: Any) -> int:
+        """How many items a partition has, strongly read, without fetching them."""
+        start: dict[str, Tagged] | None = None
+        total = 0
+        filtered: str = query.pop("filtered", "")
+        names: Mapping[str, str] | None = query.pop("names", None)
+        while True:
+            parameters: dict[str, Any] = {
+                "KeyConditionExpression": f"{PARTITION_KEY} = :partition "
+                f"AND begins_with({SORT_KEY}, :begin)",
+                "ExpressionAttributeValues": _values(
+                    {**query, "partition": partition, "begin": begins_with}
+                ),
+                "ConsistentRead": True,
+                "Select": "COUNT",
+            }
+            if filtered:
+                parameters["FilterExpression"] = filtered
+            if names:
+                parameters["ExpressionAttributeNames"] = dict(names)
+            if start is not None:
+                parameters["ExclusiveStartKey"] = start
+            answer = await self.call("query", **parameters)
+            total += int(answer["Count"])
+            start = answer.get("LastEvaluatedKey")
+            if start is None:
+                return total
+
+    async def execute_batch(self, statements: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Up to 25 PartiQL statements, each for itself; their answers in order, each with an
+        `Error` of `Code` and `Message` where it failed."""
+        answer = await self._aws.call(
+            "dynamodb", "batch_execute_statement", {"Statements": list(statements)}
+        )
+        responses: list[dict[str, Any]] = answer["Responses"]
+        return responses
+
+    async def delete_many(self, keys: Sequence[Key]) -> None:
+        """Remove items, whatever they are by now; any number, 25 a call, calls side by side."""
+
+        async def delete(some: Sequence[Key]) -> None:
+            left = [{"DeleteRequest": {"Key": _key(key)}} for key in some]
+            for number in range(ROUNDS):
+                answer = await self._aws.call(
+                    "dynamodb", "batch_write_item", {"RequestItems": {self.name: left}}
+                )
+                left = answer.get("UnprocessedItems", {}).get(self.name, [])
+                if not left:
+                    return
+                await self._rest(number)
+            raise _throttled()
+
+        await side_by_side(delete, _pieces(keys, MOST_DELETE))
+
+    async def _rest(self, number: int) -> None:
+        most: float = min(5.0, 0.05 * 2.0 ** (number + 1))
+        await self.clock.sleep(most * self.clock.random())
+
+
+def met(refused: AwsRefused) -> Item | None:
+    """The item that a condition met, untagged; None where there was none."""
+    return None if not refused.item else untag_all(refused.item)
+
+
+def changed_too_often() -> ConveyorError:
+    """What is raised where an optimistic write lost every race."""
+    return ConveyorError(ErrorCode.UNAVAILABLE, "the record is changing too fast", retry_after=1)
+
+
+def _pieces(keys: Sequence[Key], size: int) -> list[Sequence[Key]]:
+    return [keys[start : start + size] for start in range(0, len(keys), size)]
+
+
+def _key(key: Key) -> dict[str, Tagged]:
+    return {PARTITION_KEY: tag(key.pk), SORT_KEY: tag(key.sk)}
+
+
+def _values(values: Mapping[str, Plain]) -> dict[str, Tagged]:
+    return {f":{name}": tag(value) for name, value in values.items()}
+
+
+def _conditional(
+    body: dict[str, Any],
+    condition: str,
+    values: Mapping[str, Plain],
+    names: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    if condition:
+        body["ConditionExpression"] = condition
+        body["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
+    if values:
+        body["ExpressionAttributeValues"] = _values(values)
+    if names:
+        body["ExpressionAttributeNames"] = dict(names)
+    return body
+
+
+def _throttled() -> ConveyorError:
+    return ConveyorError(
+        ErrorCode.UNAVAILABLE, "dynamodb leaves a part of each batch undone", retry_after=5
+    )

@@ -1,0 +1,123 @@
+"""The jobs port on one DynamoDB table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, TaskSpec
+from conveyor.ports.records import Answer, Appended, Once
+from conveyor.prod.dynamodb.answers import Answers
+from conveyor.prod.dynamodb.appending import Addition, Appending
+from conveyor.prod.dynamodb.closing import Closing
+from conveyor.prod.dynamodb.deleting import Deleting
+from conveyor.prod.dynamodb.keys import caller_jobs
+from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.submitting import Submitting
+from conveyor.prod.dynamodb.table import BY_OWNER
+from conveyor.prod.dynamodb.views import Views
+
+MOST_LISTED = 1_000
+"""Jobs of the index that one query touches."""
+LAST = "~"
+"""Sorts behind every id."""
+
+
+class DynamoJobs:
+    """The jobs port."""
+
+    def __init__(self, records: RunRecords) -> None:
+        self._table = records.table
+        self._views = Views(records)
+        answers = Answers(records.table)
+        self._submitting = Submitting(records, answers)
+        self._appending = Appending(records, self._views, answers)
+        self._closing = Closing(records, self._views)
+        self._deleting = Deleting(records, self._views)
+
+    async def create_job(
+        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+    ) -> None:
+        """Write job, first run, every task and, under `once`, the answer."""
+        await self._submitting.create(job, run, tasks, answer=answer, once=once)
+
+    async def get_job(self, caller: str, job_id: str) -> JobView | None:
+        """The job and its latest run."""
+        view = await self._views.find(caller, job_id)
+        return None if view is None else view.public
+
+    async def find_job(self, job_id: str) -> Job | None:
+        """A job by id alone."""
+        row = await self._views.job(job_id)
+        return None if row is None else row.job
+
+    async def list_jobs(
+        self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
+    ) -> list[JobView]:
+        """A caller's jobs, newest first.
+
+        Found through an index, which on AWS may miss a job that was made a moment ago; what is
+        listed is read strongly.
+        """
+        condition = "#status <> :status" if status is None else "#status = :status"
+        found: list[JobView] = []
+        start, size = None, limit
+        while len(found) < limit:
+            page = await self._table.page(
+                caller_jobs(caller),
+                index=BY_OWNER,
+                below=before or LAST,
+                forward=False,
+                start=start,
+                limit=size,
+                filtered=condition,
+                names={"#status": "status"},
+                status=str(status or JobStatus.DELETED),
+            )
+            views = await self._views.many(caller, [item["job_id"] for item in page.items])
+            found += [view.public for view in views if _is_listed(view.job.job, status)]
+            start, size = page.last, min(2 * size, MOST_LISTED)
+            if start is None:
+                break
+        return found[:limit]
+
+    async def append_tasks(
+        self,
+        caller: str,
+        job_id: str,
+        specs: Sequence[TaskSpec],
+        *,
+        last_batch: bool,
+        max_tasks: int,
+        now: int,
+        answer: Callable[[Appended], Answer],
+        once: Once | None,
+    ) -> Answer:
+        """Add tasks to the first run of an open job; with `last_batch`, close the job too."""
+        return await self._appending.append(
+            Addition(
+                caller=caller,
+                job_id=job_id,
+                specs=specs,
+                last_batch=last_batch,
+                max_tasks=max_tasks,
+                now=now,
+                answer=answer,
+                once=once,
+            )
+        )
+
+    async def close_job(self, caller: str, job_id: str, *, now: int) -> JobView:
+        """No task comes any more; completes the run at once where all its tasks have ended."""
+        return await self._closing.close(caller, job_id, now=now)
+
+    async def delete_job(self, caller: str, job_id: str, *, now: int) -> list[str]:
+        """Turn the job and all its runs to `deleted`; the ids of its runs."""
+        return await self._deleting.delete_job(caller, job_id, now=now)
+
+    async def purge_job(self, job_id: str) -> None:
+        """Remove the tombstone of a deleted job, once no run of it is left."""
+        await self._deleting.purge_job(job_id)
+
+
+def _is_listed(job: Job, status: JobStatus | None) -> bool:
+    return job.status is not JobStatus.DELETED if status is None else job.status is status

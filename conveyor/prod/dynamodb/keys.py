@@ -1,0 +1,152 @@
+"""The keys of every item, and which index partitions an item is found by.
+
+A task lies beside its job where the job has one shard, and in a partition a shard where it has
+more. Everything that is found by a run's id alone goes by way of its place, which never changes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+from conveyor.domain import ids
+from conveyor.domain.shards import Shards
+
+SPREAD = 4
+"""Index partitions that all runs of one kind are spread over, so that none becomes hot."""
+
+
+class Key(NamedTuple):
+    """Partition key and sort key."""
+
+    pk: str
+    sk: str
+
+
+def job_key(job_id: str) -> Key:
+    """A job."""
+    return Key(f"Job#{job_id}", "Job")
+
+
+def run_key(job_id: str, run_sequence: int) -> Key:
+    """A run: by its number in the job, so that two makers of one run collide."""
+    return Key(f"Job#{job_id}", f"Run#{run_sequence:010}")
+
+
+def place_key(run_id: str) -> Key:
+    """Where a run lies: its job, number, shards. Written with it, never changed."""
+    return Key(f"Run#{run_id}", "Place")
+
+
+def pin_key(job_id: str, source_run_id: str, run_id: str) -> Key:
+    """That a run draws bodies, or is still copied, from another of the same job."""
+    return Key(f"Job#{job_id}", f"Pin#{source_run_id}#{run_id}")
+
+
+def intent_key(job_id: str, run_id: str) -> Key:
+    """That rows of a run are being written, which itself is written last."""
+    return Key(f"Job#{job_id}", f"Intent#{run_id}")
+
+
+def task_partition(job_id: str, shards: Shards, shard: int) -> str:
+    """The partition of a shard's tasks."""
+    return f"Job#{job_id}" if shards.count <= 1 else f"Job#{job_id}#TS{shard}"
+
+
+def task_key(job_id: str, run_id: str, task_id: str, shards: Shards) -> Key:
+    """A task, its history with it. Raises ValueError where the text is not a task id."""
+    shard = shards.of(task_id, ids.task_index(task_id))
+    return Key(task_partition(job_id, shards, shard), task_sort_key(run_id, task_id))
+
+
+def task_sort_key(run_id: str, task_id: str) -> str:
+    """The sort key of a task; of a prefix of task ids, what their sort keys begin with."""
+    return f"Task#{run_id}#{task_id}"
+
+
+def idempotency_key(scope: str) -> Key:
+    """An idempotency key."""
+    return Key(f"Key#{scope}", "Key")
+
+
+def input_item_key(input_id: str) -> Key:
+    """A slot for a file."""
+    return Key(f"Input#{input_id}", "Input")
+
+
+def export_item_key(export_id: str) -> Key:
+    """An export."""
+    return Key(f"Export#{export_id}", "Export")
+
+
+def permits_key(job_id: str) -> Key:
+    """A job's ledger of permits, where DynamoDB keeps it."""
+    return Key(f"Permits#{job_id}", "Permits")
+
+
+SWEEP = Key("Sweep", "Sweep")
+"""Who sweeps, and until when."""
+FLEET = Key("Fleet", "Fleet")
+"""What all processes of a fleet have to agree on."""
+DATA_KEY = Key("Fleet", "DataKey")
+"""The key that callers' keys are sealed with, encrypted by KMS, where KMS is used."""
+
+
+def caller_jobs(caller: str) -> str:
+    """gsi1: the jobs of a caller, by job id."""
+    return f"Caller#{caller}"
+
+
+def ingesting(run_id: str) -> str:
+    """gsi1: runs whose rows are still being written, by run id."""
+    return _spread("ingesting", run_id)
+
+
+def ended(run_id: str) -> str:
+    """gsi1: runs that have ended, by run id."""
+    return _spread("ended", run_id)
+
+
+def tombstones(run_id: str) -> str:
+    """gsi1: deleted runs that are not purged, by run id."""
+    return _spread("deleted", run_id)
+
+
+def run_exports(run_id: str) -> str:
+    """gsi1: the exports of a run, by export id."""
+    return f"Exports#{run_id}"
+
+
+INTENTS = "intents"
+"""gsi1: rows written without their run, by when that began."""
+
+
+def active(run_id: str) -> str:
+    """gsi2: runs that are running and not paused, by when that changed."""
+    return _spread("active", run_id)
+
+
+def idle(run_id: str) -> str:
+    """gsi2: all other runs, by when that changed."""
+    return _spread("idle", run_id)
+
+
+INPUTS = "inputs"
+"""gsi2: slots, by when they end."""
+EXPORTS = "exports"
+"""gsi2: exports, by when they end."""
+
+
+def every(kind: str) -> list[str]:
+    """All index partitions of one kind: "ingesting", "ended", "deleted", "active" or "idle"."""
+    return [f"{kind}#{number}" for number in range(SPREAD)]
+
+
+def by_time(instant: int, tail: str) -> str:
+    """A sort key that sorts by an instant in milliseconds, unique by its tail."""
+    return f"{max(instant, 0):015}#{tail}"
+
+
+def _spread(kind: str, run_id: str) -> str:
+    # Ids made in the same moment share their beginning: a checksum spreads them all the same.
+    return f"{kind}#{zlib.crc32(run_id.encode()) % SPREAD}"

@@ -1,0 +1,153 @@
+"""The permits port on DynamoDB: one row a job, moved by conditional writes. No clock is compared.
+
+**The row.** `entries` maps a holder to its count, sequence, want, lease and `stamp`, a text that no
+other write ever has. `generation` is the stamp of the write that added permits last.
+
+**Leases.** DynamoDB has no clock that a condition could use, and those of processes may differ by
+any amount. So nobody writes down when a lease ends. A process lets an entry lapse once *it has
+itself watched that entry unchanged for its lease*, on its own monotonic clock, counted from the
+answer that it first saw the entry in. The holder counts the same lease from before the call that
+made the entry, which is earlier than anybody can see it. So the holder always stops first, whatever
+the clocks say, as long as they run at about the same rate (holders leave the last tenth of a lease
+unused for that).
+
+**The limit.** Permits are added under the condition that `generation` is the one which the sum was
+taken of: nobody has added any since. Only such a write raises the sum; renewing and giving back
+lower it or leave it, so they need no more than that the holder's own entry is as it was. An entry
+that is left out of the sum because it has lapsed is removed *in the same write*, under the
+condition that its stamp has not changed: a holder that renews in that very moment wins or loses as
+a whole. So the sum of all counts in the row, lapsed ones included, is within the limit at every
+write that raises it.
+
+**A lost answer.** A write made twice is refused the second time; the row that the refusal returns
+carries its stamp, and the call is granted.
+
+**The price.** Renewing and giving back: one write, also where many holders share a job. Taking
+more: one write where this process saw the row last, else a refused one and one that goes through,
+and one more for each race that is lost. A refusal: one strongly consistent read, or the refused
+write that showed the row. A holder that died is counted until somebody has watched it for a lease:
+about a lease plus the time between two calls of another holder of that job, and a whole lease from
+its first look for a process that has just started. A row is 1 KB with about ten holders.
+
+The row's time to live is a day, by the wall clock, moved on with every write: far more than any
+lease and any difference of clocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Any
+
+from conveyor.ports.clock import Clock
+from conveyor.ports.permits import Holding, Standing
+from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.dynamodb.items import Item, Table, changed_too_often, met
+from conveyor.prod.dynamodb.keys import Key, permits_key
+from conveyor.prod.dynamodb.permit_rows import Entry, Plan, Watch
+from conveyor.prod.dynamodb.table import ROW_SHAPE, TIME_TO_LIVE
+
+TRIES = 20
+"""Times that a call is decided anew, because the row moved meanwhile."""
+MOST_WATCHED = 5_000
+"""Jobs whose rows are remembered. A forgotten one is watched anew, from its next look on."""
+KEPT = 86_400
+"""Seconds that a row outlives its last write."""
+
+
+class DynamoPermits:
+    """A ledger on one table. Every process has its own, and watches the rows that it asks of."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+        self._watched: OrderedDict[str, Watch] = OrderedDict()
+        self._name = clock.token(8).hex()
+        self._writes = 0
+
+    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+        """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
+
+        Raises ValueError where `holding.count` is below zero; ConveyorError(unavailable) where the
+        table does not answer, or the row moves too fast.
+        """
+        if holding.count < 0:
+            raise ValueError("a count of permits is not negative")
+        key = permits_key(holding.job_id)
+        watch = self._watch(holding.job_id)
+        fresh = False
+        for _ in range(TRIES):
+            plan = watch.plan(holding, limit, self._clock.monotonic())
+            if plan is None and fresh:
+                return self._standing(watch, limit, granted=False)
+            if plan is None:
+                watch.learn(await self._table.get(key), self._clock.monotonic())
+                fresh = True
+                continue
+            entry = self._entry(holding, lease)
+            try:
+                item: Item | None = await self._write(key, holding.holder, entry, plan, watch)
+            except AwsRefused as refused:
+                if not refused.is_condition:
+                    raise
+                item, fresh = met(refused), True
+            watch.learn(item, self._clock.monotonic())
+            if watch.entries.get(holding.holder) == entry:
+                return self._standing(watch, limit, granted=True)
+        raise changed_too_often()
+
+    async def _write(self, key: Key, holder: str, entry: Entry, plan: Plan, watch: Watch) -> Item:
+        """Carry out a plan; the row afterwards. Raises AwsRefused with the row that it met."""
+        expires = self._clock.now() // 1_000 + KEPT
+        if watch.generation is None:
+            item: Item = {
+                "shape": ROW_SHAPE,
+                "entries": {holder: entry.attributes()},
+                "generation": entry.stamp,
+                TIME_TO_LIVE: expires,
+            }
+            await self._table.put(key, item, condition="attribute_not_exists(pk)")
+            return item
+        names = {"#entries": "entries", "#ttl": TIME_TO_LIVE, "#own": holder}
+        values: dict[str, Any] = {"entry": entry.attributes(), "ttl": expires}
+        update = "SET #entries.#own = :entry, #ttl = :ttl"
+        condition = "attribute_exists(#entries) AND "
+        if plan.own is None:
+            condition += "attribute_not_exists(#entries.#own)"
+        else:
+            names["#stamp"], values["own"] = "stamp", plan.own
+            condition += "#entries.#own.#stamp = :own"
+        if plan.generation is not None:
+            names["#generation"] = "generation"
+            values |= {"generation": plan.generation, "next": entry.stamp}
+            update += ", #generation = :next"
+            condition += " AND #generation = :generation"
+        for number, (gone, stamp) in enumerate(plan.removed.items()):
+            names |= {f"#g{number}": gone, "#stamp": "stamp"}
+            values[f"g{number}"] = stamp
+            update += f"{', ' if number else ' REMOVE '}#entries.#g{number}"
+            condition += f" AND #entries.#g{number}.#stamp = :g{number}"
+        return await self._table.update(key, update, condition=condition, names=names, **values)
+
+    def _entry(self, holding: Holding, lease: float) -> Entry:
+        self._writes += 1
+        return Entry(
+            count=holding.count,
+            sequence=holding.sequence,
+            wants=holding.wants,
+            lease=math.ceil(lease * 1_000),
+            stamp=f"{self._name}.{self._writes}",
+        )
+
+    def _watch(self, job_id: str) -> Watch:
+        watch = self._watched.get(job_id)
+        if watch is None:
+            watch = self._watched[job_id] = Watch()
+            if len(self._watched) > MOST_WATCHED:
+                self._watched.popitem(last=False)
+        else:
+            self._watched.move_to_end(job_id)
+        return watch
+
+    def _standing(self, watch: Watch, limit: int, *, granted: bool) -> Standing:
+        return watch.standing(granted=granted, limit=limit, now=self._clock.monotonic())

@@ -1,0 +1,89 @@
+"""Ending a claim: the row's move and its event in one conditional write."""
+
+from __future__ import annotations
+
+import anyio
+
+from conveyor.domain.model import TaskStatus
+from conveyor.ports.tasks import Failed, Retry, Settlement, Succeeded, Undone
+from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.dynamodb.counters import Delta
+from conveyor.prod.dynamodb.items import Table, met
+from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.task_items import event_text, to_text, was_moved_by
+from conveyor.prod.dynamodb.values import Plain
+
+_NAMES = ("status", "holder", "events", "result", "error", "failure")
+
+
+async def settle_row(
+    table: Table, key: Key, claim_number: int, settlement: Settlement, *, now: int
+) -> bool:
+    """Move a claimed row on; False where the claim is not the caller's any more.
+
+    Not cancelled on its way: a row that has moved has to be counted. Raises
+    ConveyorError(unavailable), after which the row may have moved all the same.
+    """
+    token = table.clock.new_id()
+    sets = ["#status = :status", "claimed_until = :zero", "updated_at = :now", "moved_by = :token"]
+    more, values = _moves(settlement, token)
+    update = f"SET {', '.join(sets + more)} REMOVE #holder"
+    used = f"{update} #status"
+    try:
+        with anyio.CancelScope(shield=True):
+            await table.update(
+                key,
+                update,
+                condition="#status = :processing AND claim_number = :number",
+                names={f"#{name}": name for name in _NAMES if f"#{name}" in used},
+                processing=str(TaskStatus.PROCESSING),
+                number=claim_number,
+                zero=0,
+                now=now,
+                token=token,
+                **values,
+            )
+    except AwsRefused as refused:
+        if not refused.is_condition:
+            raise
+        found = met(refused)
+        # Carried out before, if its own token is there; only the answer was lost.
+        return found is not None and was_moved_by(found, token)
+    return True
+
+
+def delta_of(settlement: Settlement, *, now: int) -> Delta | None:
+    """What a settlement adds to its run; None for one that leaves no trace."""
+    match settlement:
+        case Succeeded(event):
+            return Delta(now, successful=1, spend=event.spend)
+        case Failed(event, _, failure):
+            return Delta(now, failed=1, failure=failure, spend=event.spend)
+        case Retry(event):
+            return Delta(now, spend=event.spend)
+        case Undone():
+            return None
+
+
+def _moves(settlement: Settlement, token: str) -> tuple[list[str], dict[str, Plain]]:
+    """What is set beside what every settlement sets, and with which values."""
+    if isinstance(settlement, Undone):
+        return [], {"status": str(TaskStatus.PENDING)}
+    sets = ["#events = list_append(#events, :event)", "attempts = attempts + :burnt"]
+    values: dict[str, Plain] = {"event": [event_text(settlement.event, token)], "burnt": 1}
+    match settlement:
+        case Succeeded():
+            status = TaskStatus.SUCCESSFUL
+            sets.append("#result = :result")
+            values["result"] = to_text(settlement.result)
+        case Failed():
+            status = TaskStatus.FAILED
+            sets += ["#error = :error", "#failure = :failure"]
+            values["error"] = to_text(settlement.problem)
+            values["failure"] = str(settlement.failure)
+        case Retry():
+            status = TaskStatus.PENDING
+            sets.append("not_before = :not_before")
+            values["not_before"] = settlement.not_before
+            values["burnt"] = int(settlement.burns_attempt)
+    return sets, {**values, "status": str(status)}

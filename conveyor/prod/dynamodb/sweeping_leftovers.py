@@ -1,0 +1,132 @@
+"""What writes of several steps leave behind when they are cut off between two of them.
+
+A job whose rows were written and whose run never was: an intent tells. Tasks being added that never
+became a part of their run: a reservation on the run tells. Pins of runs that are gone: seen when
+ended runs are looked at. Each gets 15 minutes, which no call takes.
+"""
+
+from __future__ import annotations
+
+from conveyor.domain.model import RunStatus
+from conveyor.domain.shards import Shards, ShardScheme
+from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.dynamodb.keys import INTENTS, Key, by_time, every
+from conveyor.prod.dynamodb.places import Place
+from conveyor.prod.dynamodb.reservations import Reservation, forget, give_back
+from conveyor.prod.dynamodb.run_items import RunRow, read_run_row
+from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.sweeping_rows import BEGIN, keys_of, remove_rows
+from conveyor.prod.dynamodb.table import BY_DISPATCH, BY_OWNER
+from conveyor.prod.together import side_by_side
+
+PATIENCE = 15 * 60_000
+"""Milliseconds after which a write that is not complete counts as cut off."""
+
+
+class Leftovers:
+    """Finds what was left behind and removes it."""
+
+    def __init__(self, records: RunRecords) -> None:
+        self._records = records
+        self._table = records.table
+        self._looked_at: int | None = None
+        self._added_since: dict[tuple[Key, str], int] = {}
+        self._pins: dict[Key, int] = {}
+        self._runs: set[Key] = set()
+
+    def pin_of_gone_run(self, pin: Key) -> None:
+        """Tell of a pin whose run was not found."""
+        self._pins.setdefault(pin, self._table.clock.now())
+
+    def run_with_additions(self, run: Key) -> None:
+        """Tell of an ended run with additions that are not complete."""
+        self._runs.add(run)
+
+    async def tidy(self, *, now: int) -> int:
+        """Remove what is old enough; how many things. What can only be seen to grow old is looked
+        at every 15 minutes."""
+        done = await self._end_intents(now)
+        if self._looked_at is None or not 0 <= now - self._looked_at < PATIENCE:
+            self._looked_at = now
+            done += await self._end_additions(now)
+            done += await self._remove_pins(now)
+        return done
+
+    async def _end_intents(self, now: int) -> int:
+        done = 0
+        until = by_time(now - PATIENCE, "")
+        async for page in self._table.pages(INTENTS, index=BY_OWNER, between=(BEGIN, until)):
+            for key in keys_of(page.items):
+                done += await self._end_intent(key)
+        return done
+
+    async def _end_intent(self, key: Key) -> bool:
+        """Whoever still writes under the intent cannot make the run any more; then its rows go."""
+        try:
+            item = await self._table.update(
+                key, "SET abandoned = :yes", condition="attribute_exists(pk)", yes=True
+            )
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+            return False
+        shards = Shards(item["shard_count"], ShardScheme(item["shard_scheme"]))
+        place = Place(item["run_id"], item["job_id"], item["run_sequence"], shards)
+        run = await self._table.get(place.key)
+        if run is None or run["run_id"] != place.run_id:
+            await remove_rows(self._table, place)
+        await self._table.delete(key)
+        return True
+
+    async def _end_additions(self, now: int) -> int:
+        """An addition carries no time: it counts from when it was first seen here."""
+        keys = {*self._runs, *await self._live_runs()}
+        self._runs.clear()
+        done, since = 0, self._added_since
+        self._added_since = {}
+        for key, item in (await self._table.get_many(list(keys))).items():
+            row = read_run_row(item)
+            for start in {**row.reserved, **row.given_up}:
+                first_seen = since.get((key, start), now)
+                if now - first_seen >= PATIENCE:
+                    done += await self._take_back(row, start, now)
+                else:
+                    self._added_since[key, start] = first_seen
+        return done
+
+    async def _take_back(self, row: RunRow, start: str, now: int) -> bool:
+        """Take back one addition, or go on where that was cut off."""
+        if start in row.reserved:
+            reservation = Reservation(int(start), row.reserved[start])
+            return await give_back(self._records, row.place, reservation, now=now)
+        reservation = Reservation(int(start), row.given_up[start])
+        await forget(self._records, row.place, reservation)
+        return True
+
+    async def _remove_pins(self, now: int) -> int:
+        """Of runs that are still not there, a while after that was seen."""
+        done = 0
+        for pin in [pin for pin, first in self._pins.items() if now - first >= PATIENCE]:
+            del self._pins[pin]
+            run_id = pin.sk.rpartition("#")[2]
+            if await self._records.read(run_id) is None:
+                await self._table.delete(pin)
+                done += 1
+        return done
+
+    async def _live_runs(self) -> list[Key]:
+        found: list[Key] = []
+
+        async def find(partition: str) -> None:
+            async for page in self._table.pages(
+                partition,
+                index=BY_DISPATCH,
+                filtered="#status IN (:running, :pending)",
+                names={"#status": "status"},
+                running=str(RunStatus.RUNNING),
+                pending=str(RunStatus.PENDING),
+            ):
+                found.extend(keys_of(page.items))
+
+        await side_by_side(find, [*every("active"), *every("idle")])
+        return found

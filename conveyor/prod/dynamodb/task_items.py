@@ -1,0 +1,113 @@
+"""A task's own row: what is in it, and how it is read.
+
+A row's history lies in the row itself, so that a move and the event it leaves are one conditional
+write. `moved_by` is the token of the call that wrote the row last: a writer whose answer was lost
+finds its own token there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from conveyor.domain.ids import task_index
+from conveyor.domain.model import (
+    Event,
+    Problem,
+    ResultBody,
+    Task,
+    TaskFailure,
+    TaskSpec,
+    TaskStatus,
+)
+from conveyor.prod.dynamodb.items import Item
+from conveyor.prod.dynamodb.table import ROW_SHAPE
+
+_encode = msgspec.json.encode
+_spec = msgspec.json.Decoder(TaskSpec)
+_result = msgspec.json.Decoder(ResultBody)
+_problem = msgspec.json.Decoder(Problem)
+_event = msgspec.json.Decoder(Event)
+
+
+class _SignedEvent(Event, frozen=True, kw_only=True):
+    """An event as it is kept: `by` is the token of the call that wrote it."""
+
+    by: str
+
+
+def new_task_item(task_id: str, spec: TaskSpec, *, now: int) -> Item:
+    """The row of a task that nobody has claimed yet."""
+    return {
+        "shape": ROW_SHAPE,
+        "task_id": task_id,
+        "spec": to_text(spec),
+        "status": str(TaskStatus.PENDING),
+        "created_at": now,
+        "updated_at": now,
+        "attempts": 0,
+        "interruptions": 0,
+        "claim_number": 0,
+        "claimed_at": 0,
+        "claimed_until": 0,
+        "not_before": 0,
+        "events": [],
+    }
+
+
+def inherited_item(source: Item, source_run_id: str, *, now: int) -> Item:
+    """The row of a rerun that keeps the end of a terminal row of `source_run_id`, with the run that
+    owns its body, and without its history."""
+    item = {
+        **new_task_item(source["task_id"], _spec.decode(source["spec"]), now=now),
+        "status": source["status"],
+        "attempts": source["attempts"],
+        "interruptions": source["interruptions"],
+        "source_run_id": source.get("source_run_id", source_run_id),
+    }
+    kept = ("result", "error", "failure")
+    return item | {name: source[name] for name in kept if name in source}
+
+
+def read_task(run_id: str, item: Item) -> Task:
+    """A task from its item."""
+    task_id: str = item["task_id"]
+    result, error, failure = item.get("result"), item.get("error"), item.get("failure")
+    return Task(
+        run_id=run_id,
+        task_id=task_id,
+        index=task_index(task_id),
+        spec=_spec.decode(item["spec"]),
+        status=TaskStatus(item["status"]),
+        created_at=item["created_at"],
+        updated_at=item["updated_at"],
+        attempts=item["attempts"],
+        interruptions=item["interruptions"],
+        claim_number=item["claim_number"],
+        claimed_until=item["claimed_until"],
+        not_before=item["not_before"],
+        result=None if result is None else _result.decode(result),
+        error=None if error is None else _problem.decode(error),
+        failure=None if failure is None else TaskFailure(failure),
+        source_run_id=item.get("source_run_id"),
+    )
+
+
+def read_events(item: Item) -> list[Event]:
+    """The history of a task from its item, oldest first."""
+    return [_event.decode(text) for text in item["events"]]
+
+
+def event_text(event: Event, token: str) -> str:
+    """An event as it is kept in its row, with the token of the call that writes it."""
+    return to_text(_SignedEvent(**msgspec.structs.asdict(event), by=token))
+
+
+def was_moved_by(item: Item, token: str) -> bool:
+    """Whether a call wrote this row, however far the row has moved on since, if it left an event;
+    else whether it was the last to write it."""
+    return item.get("moved_by") == token or any(token in text for text in item["events"])
+
+
+def to_text(record: TaskSpec | ResultBody | Problem | Event) -> str:
+    """A record as one JSON text: what no condition looks at."""
+    return _encode(record).decode()

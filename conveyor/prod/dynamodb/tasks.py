@@ -1,0 +1,178 @@
+"""The tasks port on one DynamoDB table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conveyor.domain import ids
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
+from conveyor.ports.tasks import Claim, Finished, Settled, Settlement, TaskPage
+from conveyor.prod.dynamodb.claims import ClaimCall, Claims
+from conveyor.prod.dynamodb.counters import Counters
+from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.places import Place
+from conveyor.prod.dynamodb.run_reads import RunReads
+from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.settling import delta_of, settle_row
+from conveyor.prod.dynamodb.task_items import read_events, read_task
+from conveyor.prod.dynamodb.task_pages import ALL, TaskPages
+
+
+class DynamoTasks:
+    """The tasks port. Belongs to one event loop.
+
+    `worker` names this process: no other one, later ones included, has the same name.
+    `flush_interval`: seconds between the beginnings of two additions to one run's counters.
+    """
+
+    def __init__(self, records: RunRecords, *, worker: str, flush_interval: float) -> None:
+        self._table = records.table
+        self._places = records.places
+        self._reads = RunReads(records)
+        self._counters = Counters(records, worker=worker, flush_interval=flush_interval)
+        self._claims = Claims(self._table, self._reads, self._counters)
+        self._pages = TaskPages(self._table, self._reads)
+
+    @property
+    def rows_read(self) -> int:
+        """Task rows touched for pages since the start."""
+        return self._pages.rows_read
+
+    @property
+    def rows_returned(self) -> int:
+        """Task rows returned for them."""
+        return self._pages.rows_returned
+
+    async def claim_task(
+        self,
+        run_id: str,
+        task_id: str,
+        *,
+        worker: str,
+        now: int,
+        claimed_until: int,
+        max_interruptions: int,
+    ) -> Claim:
+        """Claim a pending task, or one whose claim has lapsed, of a live run."""
+        found = await self._find(run_id, task_id)
+        if found is None:
+            return Finished()
+        token = self._table.clock.new_id()
+        return await self._claims.claim(
+            ClaimCall(*found, worker, now, claimed_until, max_interruptions, token)
+        )
+
+    async def release_claim(self, run_id: str, task_id: str, *, worker: str) -> None:
+        """Undo a claim made under this very `worker` name; else without effect."""
+        found = await self._find(run_id, task_id)
+        if found is not None:
+            await self._claims.release(found[1], worker)
+
+    async def renew_claims(
+        self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
+    ) -> None:
+        """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over."""
+        keys: list[tuple[Key, int]] = []
+        for run_id, task_id, claim_number in claims:
+            found = await self._find(run_id, task_id)
+            if found is not None:
+                keys.append((found[1], claim_number))
+        await self._claims.renew(keys, claimed_until=claimed_until)
+
+    async def settle_task(
+        self, run_id: str, task_id: str, claim_number: int, settlement: Settlement, *, now: int
+    ) -> Settled:
+        """Move a claimed row on, if the claim is still the caller's, and account for it."""
+        found = await self._find(run_id, task_id)
+        if found is None:
+            place = await self._places.find(run_id)
+            return Settled(False, None if place is None else await self._status(place))
+        place, key = found
+        # An epoch that was known before the row moves: see `counters`.
+        epoch = self._counters.epoch(place)
+        if epoch is None:
+            if await self._status(place) is None:
+                return Settled(applied=False, run_status=None)
+            epoch = self._counters.epoch(place)
+            assert epoch is not None  # the run was just seen
+        try:
+            applied = await settle_row(self._table, key, claim_number, settlement, now=now)
+        except ConveyorError:
+            self._counters.doubt(place)
+            raise
+        delta = delta_of(settlement, now=now)
+        if applied and delta is not None:
+            return await self._counters.add(place, delta, epoch=epoch)
+        return Settled(applied, await self._status(place))
+
+    async def page_tasks(
+        self,
+        run_id: str,
+        *,
+        shard: int = 0,
+        statuses: frozenset[TaskStatus] | None,
+        after: int | None,
+        limit: int,
+        most_read: int | None = None,
+    ) -> TaskPage:
+        """At most `limit` rows of a shard with an index above `after`; None as statuses means all.
+
+        A filtered page touches rows that it does not return, within `most_read`.
+        """
+        place = await self._places.find(run_id)
+        wanted = ALL if statuses is None else statuses
+        start = -1 if after is None else after
+        if place is None or not wanted or start >= ids.MAX_INDEX:
+            return TaskPage([], None, 0)
+        if not 0 <= shard < place.shards.count:
+            return TaskPage([], None, 0)
+        return await self._pages.page(
+            place, shard, wanted, after=start, limit=limit, most_read=most_read
+        )
+
+    async def get_task(self, run_id: str, task_id: str) -> Task | None:
+        """One row."""
+        place = await self._places.find(run_id)
+        item = None if place is None else await self._pages.one(place, task_id)
+        return None if item is None else read_task(run_id, item)
+
+    async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
+        """The events of a task, oldest first; None where there is no such task."""
+        place = await self._places.find(run_id)
+        item = None if place is None else await self._pages.one(place, task_id)
+        return None if item is None else read_events(item)
+
+    async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+        """(index, task_id) of rows that are not terminal, in order, with an index above `after`."""
+        place = await self._places.find(run_id)
+        if place is None or after >= ids.MAX_INDEX:
+            return []
+        return await self._pages.unfinished(place, after, limit)
+
+    async def scrub_tasks(self, run_id: str, limit: int) -> int:
+        """Remove at most `limit` rows of a deleted run, events with them; how many went."""
+        place = await self._places.find(run_id)
+        row = None if place is None else await self._reads.fresh(place)
+        if place is None or row is None or row.run.status is not RunStatus.DELETED:
+            return 0
+        return await self._pages.scrub(place, limit)
+
+    async def aclose(self) -> None:
+        """Add to the counters what is pending, if the store can be reached. No call may follow."""
+        await self._counters.aclose()
+
+    async def _find(self, run_id: str, task_id: str) -> tuple[Place, Key] | None:
+        """Where a task's row lies; None where it cannot exist."""
+        place = await self._places.find(run_id)
+        if place is None or not ids.is_task_id(task_id):
+            return None
+        return place, place.task(task_id)
+
+    async def _status(self, place: Place) -> RunStatus | None:
+        """Where a run stands, read after this call; None where it is gone or deleted."""
+        row = await self._reads.fresh(place)
+        if row is None or row.run.status is RunStatus.DELETED:
+            return None
+        self._counters.seen(row)
+        return row.run.status

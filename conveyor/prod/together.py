@@ -1,0 +1,38 @@
+"""Calls side by side, of which the first failure is the failure of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import anyio
+
+Argument = TypeVar("Argument")
+
+
+async def side_by_side(
+    call: Callable[[Argument], Coroutine[Any, Any, None]], arguments: Iterable[Argument]
+) -> None:
+    """Make one call for each argument, all at once; return when all have.
+
+    The first that raises ends the others, and what it raised is raised as it was.
+    """
+    with raised_alone():
+        async with anyio.create_task_group() as group:
+            for argument in arguments:
+                group.start_soon(call, argument)
+
+
+@contextmanager
+def raised_alone() -> Iterator[None]:
+    """Around a task group: what was raised first in it is raised as it was."""
+    try:
+        yield
+    except ExceptionGroup as failures:
+        raise _first(failures) from None
+
+
+def _first(failures: ExceptionGroup[Exception]) -> Exception:
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, ExceptionGroup) else first
