@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
+import stat
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
@@ -18,14 +18,12 @@ from anyio import to_thread
 
 from conveyor.dev.file_writer import FileWriter, move_into_place
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import Content
+from conveyor.ports.blobs import Content, checked_key, checked_prefix
 
 PIECE = 256 * 1024
 """Most bytes in a piece that is read, and in a body that counts as small."""
 
 _TEMPORARIES = "tmp"
-_NAME = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]+"
-_KEY = re.compile(rf"(?!{_TEMPORARIES}(?:/|\Z)){_NAME}(?:/{_NAME})*")
 _REMOVALS_AT_A_TIME = 256
 
 # <job>/<run> at the end of each, as `conveyor.ports.blobs` lays them out.
@@ -85,9 +83,7 @@ class FileBlobs:
 
         Done in portions off the event loop, so that a large prefix holds up nobody.
         """
-        if not prefix.endswith("/"):
-            raise ValueError("a prefix ends in a slash")
-        removals = _removals(self._path(prefix[:-1]), self._root)
+        removals = _removals(self._path(checked_prefix(prefix)[:-1]), self._root)
         most = sys.maxsize if limit is None else limit
         removed = 0
         with _DISK:
@@ -98,6 +94,19 @@ class FileBlobs:
                     break
                 removed += sum(portion)
         return removed
+
+    async def size(self, key: str) -> int | None:
+        """How many bytes a body has; None where there is none."""
+        with _DISK:
+            return await to_thread.run_sync(_size, self._path(key))
+
+    async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
+        """None: files are put through the API."""
+        return None
+
+    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
+        """None: files are got through the API."""
+        return None
 
     async def runs(self) -> set[tuple[str, str]]:
         """(job_id, run_id) of every run that has a directory of results, exports or staged
@@ -131,9 +140,7 @@ class FileBlobs:
         return f"{self._temporaries}/{self._number()}"
 
     def _path(self, key: str) -> str:
-        if _KEY.fullmatch(key) is None:
-            raise ValueError("not a blob key")
-        return f"{self._root}/{key}"
+        return f"{self._root}/{checked_key(key)}"
 
 
 def _runs(root: str, patterns: Iterable[str]) -> set[tuple[str, str]]:
@@ -241,6 +248,14 @@ def _open_body(path: str) -> AsyncIterator[bytes] | None:
         return _Body(descriptor)
     except IsADirectoryError:
         return None
+
+
+def _size(path: str) -> int | None:
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _unlink(path: str) -> bool:

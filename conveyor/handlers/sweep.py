@@ -6,6 +6,7 @@ what nobody needs.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import msgspec
@@ -24,6 +25,8 @@ interval with its jitter, so that a worker never keeps itself."""
 DELETE_PATIENCE = 4
 """Quiet periods that a tombstone may stand before its delete message is sent again."""
 PAGE = 100
+
+_log = logging.getLogger("conveyor.handlers")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +55,7 @@ class Sweeper:
         lapses_at = now + round(self._options.interval * CLAIM_SHARE * 1_000)
         if not await self._binding.sweeping.claim_sweep(now=now, lapses_at=lapses_at):
             return
+        await alone("unfinished writes", self._unfinished_writes)
         await alone("stuck ingestions", self._ingestions)
         await alone("unfinished exports", self._exports)
         await alone("quiet runs", self._quiet_runs.look)
@@ -63,6 +67,10 @@ class Sweeper:
     @property
     def _quiet_since(self) -> int:
         return self._clock.now() - round(self._options.quiet_after * 1_000)
+
+    async def _unfinished_writes(self) -> None:
+        if count := await self._binding.sweeping.tidy(now=self._clock.now()):
+            _log.warning("what unfinished writes left behind was removed: %d things", count)
 
     async def _ingestions(self) -> None:
         stuck = await self._binding.ingestion.stuck_ingests(before=self._quiet_since)

@@ -9,7 +9,7 @@ import msgspec
 from conveyor.domain.model import Job
 from conveyor.domain.sealing import KeySealer
 from conveyor.ports.blobs import lifecycle_class
-from conveyor.ports.records import Jobs
+from conveyor.ports.records import FindsJobs
 
 CAPACITY = 1_000
 
@@ -28,7 +28,7 @@ class Template(msgspec.Struct, frozen=True):
 class Templates:
     """The most recently used templates."""
 
-    def __init__(self, jobs: Jobs, sealer: KeySealer) -> None:
+    def __init__(self, jobs: FindsJobs, sealer: KeySealer) -> None:
         self._jobs = jobs
         self._sealer = sealer
         self._kept: OrderedDict[str, Template] = OrderedDict()

@@ -21,7 +21,8 @@ from conveyor.ports.tasks import Tasks
 class Binding:
     """Every port of one store; `aclose` flushes and closes them all.
 
-    `root_secret` is what all other secrets are derived from, the same on every process.
+    `root_secret` is what all other secrets are derived from, the same on every process. What
+    callers' keys are sealed with comes before it, where that is something else.
     """
 
     jobs: Jobs
@@ -37,4 +38,5 @@ class Binding:
     permits: Permits
     signals: Signals
     root_secret: bytes
+    sealing_secrets: tuple[bytes, ...] = ()
     aclose: Callable[[], Awaitable[None]]

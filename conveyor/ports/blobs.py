@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -32,6 +33,48 @@ class Blobs(Protocol):
         them; how many went. Fewer than `limit` tells that none was left."""
         ...
 
+    async def size(self, key: str) -> int | None:
+        """How many bytes a body has; None where there is none."""
+        ...
+
+    async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
+        """A link by which whoever holds it puts one body, sent as that Content-Type and no other,
+        for so many seconds; again and again, the last one counts.
+
+        None: this store has no links of its own, and takes bodies through the API alone.
+        """
+        ...
+
+    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
+        """A link by which whoever holds it gets one body, for so many seconds, as an attachment of
+        that name. None: this store has no links of its own.
+
+        A link may end earlier, with the credentials that signed it: it is made to be used now.
+        """
+        ...
+
+
+_NAME = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]+"
+_KEY = re.compile(rf"(?!tmp(?:/|\Z)){_NAME}(?:/{_NAME})*")
+
+
+def checked_key(key: str) -> str:
+    """The key itself. Raises ValueError for a text that is none.
+
+    "tmp/" is left to the stores, for what is not whole yet.
+    """
+    if _KEY.fullmatch(key) is None:
+        raise ValueError("not a blob key")
+    return key
+
+
+def checked_prefix(prefix: str) -> str:
+    """The prefix itself. Raises ValueError for a text that is none: a key, and then a slash."""
+    if not prefix.endswith("/"):
+        raise ValueError("a prefix ends in a slash")
+    checked_key(prefix[:-1])
+    return prefix
+
 
 def run_prefix(job_id: str, run_id: str, lifecycle_days: int) -> str:
     """The prefix that holds every body of a run, under its lifecycle class."""
@@ -47,6 +90,9 @@ def result_key(
 
 
 LIFECYCLE_DAYS = (30, 90, 400)
+PASSING_DAYS = 2
+"""Days for which a store keeps uploaded files and exports at the least; no slot and no export of a
+fleet lives longer."""
 
 
 def lifecycle_class(result_ttl_days: int) -> int:

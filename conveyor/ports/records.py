@@ -64,6 +64,14 @@ class DispatchChange(msgspec.Struct, frozen=True):
     run: DispatchableRun | None
 
 
+class FindsJobs(Protocol):
+    """The part of `Jobs` that workers get templates from."""
+
+    async def find_job(self, job_id: str) -> Job | None:
+        """A job by id alone, as `Jobs.find_job`."""
+        ...
+
+
 class Jobs(Protocol):
     """Jobs of callers. `caller` is the keyed hash of an API key; another caller's job is absent."""
 

@@ -75,3 +75,8 @@ class Sweeping(Protocol):
         that do keep it no longer: what they drew is past its time as well.
         """
         ...
+
+    async def tidy(self, *, now: int) -> int:
+        """Set right what writes of several steps, cut off between two of them, left behind in this
+        store; how many things. 0 where each write is one transaction."""
+        ...

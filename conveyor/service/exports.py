@@ -76,9 +76,7 @@ class RunExports:
         export = await self._find(caller_id, target)
         link = None
         if export.status is ExportStatus.COMPLETED:
-            ttl = round(self._context.options.result_url_ttl * 1_000)
-            link_end = min(self._context.clock.now() + ttl, export.expires_at)
-            link = self._links.link(target, expires_at=link_end)
+            link = await self._link(target, export)
         return export_body(export, download_url=link)
 
     async def download(self, target: ExportTarget, *, expires: str, signature: str) -> Download:
@@ -95,8 +93,19 @@ class RunExports:
         pieces = await self._context.binding.blobs.open(key)
         if pieces is None or export.size is None:
             raise not_found("export")
-        filename = f"{export.run_id}.{export.format.value}"
-        return Download(pieces, export.size, export.format, filename)
+        return Download(pieces, export.size, export.format, _file_name(export))
+
+    async def _link(self, target: ExportTarget, export: Export) -> str:
+        """A fresh link that ends with the export at the latest: the store's, or ours."""
+        now = self._context.clock.now()
+        ttl = round(self._context.options.result_url_ttl * 1_000)
+        link_end = min(now + ttl, export.expires_at)
+        own = await self._context.binding.blobs.download_link(
+            export_key(export.job_id, export.run_id, export.export_id),
+            seconds=max(1, (link_end - now) // 1_000),
+            file_name=_file_name(export),
+        )
+        return own or self._links.link(target, expires_at=link_end)
 
     async def _find(self, caller_id: str, target: ExportTarget) -> Export:
         await self._context.live_run(caller_id, target.job_id, target.run_id)
@@ -108,3 +117,7 @@ class RunExports:
         ):
             raise not_found("export")
         return export
+
+
+def _file_name(export: Export) -> str:
+    return f"{export.run_id}.{export.format.value}"

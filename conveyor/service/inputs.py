@@ -1,6 +1,8 @@
 """Slots for files of tasks: made here, filled through a signed link, read when they are submitted.
 
-A slot may be filled again until its link ends: the last complete upload counts.
+A slot may be filled again until its link ends: the last complete upload counts. The link is the
+store's own where it has such; then nobody tells us of the upload, and what was put there is judged
+when it is submitted.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class FileInputs:
             csv=request.csv,
         )
         await self._inputs.create_input(slot)
-        return self._shown(slot)
+        return await self._shown(slot)
 
     async def open_upload(
         self, input_id: str, *, expires: str, signature: str, content_type: str
@@ -91,7 +93,7 @@ class FileInputs:
         """
         limit = self._context.options.max_input_bytes
         if announced is not None and announced > limit:
-            raise _too_large(limit)
+            raise file_too_large(limit)
         key = input_key(slot.input_id)
         size = await self._blobs.put(key, _bounded(pieces, limit))
         alive = self._context.clock.now() < slot.expires_at
@@ -100,17 +102,30 @@ class FileInputs:
             await self._blobs.delete(key)
             raise _not_found()
 
-    def _shown(self, slot: JobInput) -> JobInputBody:
-        link = self._signer.link(
+    async def _shown(self, slot: JobInput) -> JobInputBody:
+        own = await self._blobs.upload_link(
+            input_key(slot.input_id),
+            content_type=slot.content_type,
+            seconds=max(1, (slot.upload_until - slot.created_at) // 1_000),
+        )
+        ours = self._signer.link(
             slot.input_id, content_type=slot.content_type, expires_at=slot.upload_until
         )
         upload = UploadBody(
             method="PUT",
-            url=link,
+            url=own or ours,
             headers={"Content-Type": slot.content_type},
             expires_at=rfc3339(slot.upload_until),
         )
         return JobInputBody(slot.input_id, upload, rfc3339(slot.expires_at))
+
+
+def file_too_large(limit: int) -> ConveyorError:
+    """The answer for a file of more than so many bytes."""
+    return ConveyorError(
+        ErrorCode.PAYLOAD_TOO_LARGE,
+        f"an uploaded file holds at most {limit} bytes (CONVEYOR_MAX_INPUT_BYTES)",
+    )
 
 
 def _not_found() -> ConveyorError:
@@ -125,12 +140,5 @@ async def _bounded(pieces: AsyncIterator[bytes], limit: int) -> AsyncIterator[by
     async for piece in pieces:
         size += len(piece)
         if size > limit:
-            raise _too_large(limit)
+            raise file_too_large(limit)
         yield piece
-
-
-def _too_large(limit: int) -> ConveyorError:
-    return ConveyorError(
-        ErrorCode.PAYLOAD_TOO_LARGE,
-        f"an uploaded file holds at most {limit} bytes (CONVEYOR_MAX_INPUT_BYTES)",
-    )

@@ -24,13 +24,13 @@ class Keyring:
     sealer: KeySealer
 
 
-def derive_keyring(root_secrets: Sequence[bytes]) -> Keyring:
-    """The keyring of these secrets, newest first."""
+def derive_keyring(root_secrets: Sequence[bytes], sealing: Sequence[bytes] = ()) -> Keyring:
+    """The keyring of these secrets, newest first; `sealing` come before them for sealing alone."""
     return Keyring(
         callers=derive_key(root_secrets[-1], "callers"),
         cursors=tuple(derive_key(secret, "cursors") for secret in root_secrets),
         links=tuple(derive_key(secret, "links") for secret in root_secrets),
         uploads=tuple(derive_key(secret, "uploads") for secret in root_secrets),
         exports=tuple(derive_key(secret, "exports") for secret in root_secrets),
-        sealer=KeySealer(root_secrets),
+        sealer=KeySealer([*sealing, *root_secrets]),
     )

@@ -35,7 +35,9 @@ class Service:
 
     def __init__(self, binding: Binding, options: ServiceOptions, clock: Clock) -> None:
         self.options = options
-        self._keyring = derive_keyring([binding.root_secret, *options.older_secrets])
+        self._keyring = derive_keyring(
+            [binding.root_secret, *options.older_secrets], binding.sealing_secrets
+        )
         context = Context(binding=binding, clock=clock, options=options, keyring=self._keyring)
         announcer = Announcer(binding.queues, binding.signals, binding.tasks)
         once = OnceOnly(

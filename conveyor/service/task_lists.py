@@ -26,6 +26,7 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import Blobs, input_key, staged_key, staged_prefix
 from conveyor.ports.clock import Clock
 from conveyor.ports.inputs import JobInput
+from conveyor.service.inputs import file_too_large
 from conveyor.service.options import ServiceOptions
 from conveyor.service.staging import Pieces, Stager
 from conveyor.service.unbuilt import refuse_unbuilt
@@ -124,14 +125,12 @@ class TaskLists:
     async def from_file(self, to: Destination, request: JobRequest, caller_id: str) -> TaskList:
         """The tasks in the uploaded file that a request names.
 
-        Raises ConveyorError besides: file_input_not_found; file_input_not_uploaded.
+        The file is read once, as it is now: what is put in its place meanwhile changes nothing.
+        Raises ConveyorError besides: file_input_not_found; file_input_not_uploaded;
+        payload_too_large.
         """
         slot = await self._slot(request.file_input_id or "", caller_id)
-        pieces = await self._binding.blobs.open(input_key(slot.input_id))
-        if slot.size is None or pieces is None:
-            raise ConveyorError(
-                ErrorCode.FILE_INPUT_NOT_UPLOADED, "nothing has been uploaded to this file input"
-            )
+        size, pieces = await self._uploaded(slot)
         work = Work(
             source=Source(slot.type.value),
             run_id=to.run_id,
@@ -140,7 +139,21 @@ class TaskLists:
             max_rows=self._options.max_input_rows,
             max_bytes=self._options.max_input_bytes,
         )
-        return await self._staged_file(to, work, pieces, slot.size, large=request.force_async)
+        return await self._staged_file(to, work, pieces, size, large=request.force_async)
+
+    async def _uploaded(self, slot: JobInput) -> tuple[int, Pieces]:
+        """The bytes of the file in a slot, and its pieces. A store with links of its own takes
+        uploads without telling, so that it is asked here."""
+        blobs, key = self._binding.blobs, input_key(slot.input_id)
+        size = await blobs.size(key)
+        if size is not None and size > self._options.max_input_bytes:
+            raise file_too_large(self._options.max_input_bytes)
+        pieces = None if size is None else await blobs.open(key)
+        if size is None or pieces is None:
+            raise ConveyorError(
+                ErrorCode.FILE_INPUT_NOT_UPLOADED, "nothing has been uploaded to this file input"
+            )
+        return size, pieces
 
     async def _staged_file(
         self, to: Destination, work: Work, pieces: Pieces, size: int, *, large: bool

@@ -1,0 +1,1 @@
+"""The resources of a fleet: made, checked, removed; and its dead letters."""

@@ -1,0 +1,169 @@
+"""The resources of one environment together, in the order in which they need each other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.ports.permits import Holding
+from conveyor.prod.admin.bucket import BucketResource
+from conveyor.prod.admin.clocks import clock_problem
+from conveyor.prod.admin.finding import Finding, told, tried
+from conveyor.prod.admin.permissions import blobs_problem, queues_problem, rows_problem
+from conveyor.prod.admin.queues import QueuesResource
+from conveyor.prod.admin.table import TableResource
+from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.dynamodb.fleet import agree_on_ledger, change_ledger, ledger_kind
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.options import ProdOptions
+from conveyor.prod.redis.permits import RedisPermits
+from conveyor.prod.redis.server import RedisServer
+from conveyor.prod.sealing import open_data_key
+
+T = TypeVar("T")
+
+
+class Resource(Protocol):
+    """One thing in AWS that is made and removed; `what` names it."""
+
+    what: str
+
+    async def ensure(self) -> bool:
+        """Make what is missing of it; whether anything was."""
+        ...
+
+    async def problem(self) -> str | None:
+        """What is wrong with it."""
+        ...
+
+    async def remove(self) -> bool:
+        """Remove it with what is in it; whether there was anything."""
+        ...
+
+
+class Administration:
+    """Makes, checks and removes. Opened by `open_administration`, closed at the end of a block.
+
+    Refusals of AWS are raised as ConveyorError, in one line.
+    """
+
+    def __init__(self, aws: BotoAws, options: ProdOptions, clock: Clock) -> None:
+        self._aws = aws
+        self._options = options
+        self._clock = clock
+        self._table = Table(aws, options.table, clock)
+        self._rows = TableResource(aws, options.table, clock)
+        self._queues = QueuesResource(
+            aws, clock, environment=options.environment, max_receives=options.max_receives
+        )
+        self._blobs = BucketResource(aws, options.bucket, region=options.aws.region)
+        self._fleet = f"ledger of permits in {options.ledger}"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._aws.aclose()
+
+    async def init(self) -> AsyncIterator[str]:
+        """Make what is missing; a line for each thing. Raises ConveyorError for the first that
+        cannot be made."""
+        for resource in self._resources():
+            yield f"{'made' if await _plainly(resource.ensure()) else 'there'}    {resource.what}"
+        had = await _plainly(ledger_kind(self._table))
+        await _plainly(agree_on_ledger(self._table, self._options.ledger))
+        if self._options.ledger == "redis":
+            # A ledger is closed for a lease from when it begins: better now than at the first task.
+            await self._redis_problem()
+        yield f"{'made' if had is None else 'there'}    {self._fleet}"
+
+    async def check(self) -> AsyncIterator[Finding]:
+        """A finding for each thing. What is not there is not tried out."""
+        aws, options, clock = self._aws, self._options, self._clock
+        there = set()
+        for resource in self._resources():
+            finding = await tried(resource.what, resource.problem)
+            if finding.problem is None:
+                there.add(resource)
+            yield finding
+        yield await tried("clock", lambda: clock_problem(self._table, clock))
+        if self._rows in there:
+            yield await tried(self._fleet, self._fleet_problem)
+            yield await tried("use of the table", lambda: rows_problem(aws, self._table, clock))
+        if self._queues in there:
+            yield await tried(
+                "use of queues", lambda: queues_problem(aws, options.environment, clock)
+            )
+        if self._blobs in there:
+            yield await tried(
+                "use of the bucket", lambda: blobs_problem(aws, options.bucket, clock)
+            )
+        if options.redis_url:
+            yield await tried("redis", self._redis_problem)
+        if options.kms_key and self._rows in there:
+            yield await tried("data key under KMS", self._data_key_problem)
+
+    async def destroy(self) -> AsyncIterator[str]:
+        """Remove everything of the environment; a line for each thing. Raises ConveyorError."""
+        for resource in reversed(self._resources()):
+            removed = await _plainly(resource.remove())
+            yield f"{'removed' if removed else 'absent '} {resource.what}"
+
+    async def move_ledger(self, kind: str) -> bool:
+        """Let the fleet keep its permits elsewhere, after a minute without a word of a worker;
+        False where it does already. Raises ConveyorError(conflict) where a worker is alive."""
+        return await _plainly(change_ledger(self._table, kind))
+
+    def _resources(self) -> tuple[Resource, ...]:
+        return self._rows, self._queues, self._blobs
+
+    async def _fleet_problem(self) -> str | None:
+        kind = await ledger_kind(self._table)
+        if kind == self._options.ledger:
+            return None
+        if kind is None:
+            return "is not agreed on (conveyor admin init sees to it)"
+        return f"the fleet keeps them in {kind} (conveyor admin ledger changes it)"
+
+    async def _data_key_problem(self) -> None:
+        """The first who asks has it made; that may as well be a check."""
+        options = self._options
+        await open_data_key(
+            self._aws, self._table, kms_key=options.kms_key, environment=options.environment
+        )
+
+    async def _redis_problem(self) -> str | None:
+        """Nothing is held by a question for no permit."""
+        server = RedisServer(self._options.redis_url, self._clock)
+        permits = RedisPermits(server, environment=self._options.environment)
+        try:
+            await permits.hold(
+                Holding(job_id="check", holder="check", count=0, before=0, sequence=1),
+                limit=1,
+                lease=1.0,
+            )
+        finally:
+            await server.aclose()
+        return None
+
+
+async def open_administration(options: ProdOptions, clock: Clock) -> Administration:
+    """The administration of one environment."""
+    services = ["dynamodb", "sqs", "s3", *(["kms"] if options.kms_key else [])]
+    return Administration(await open_aws(options.aws, clock, *services), options, clock)
+
+
+async def _plainly(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except AwsRefused as refused:
+        raise ConveyorError(ErrorCode.UNAVAILABLE, told(refused)) from None

@@ -1,0 +1,49 @@
+"""The bucket, with its lifecycle rules; and how it is emptied to be removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conveyor.prod.aws.calls import Aws
+from conveyor.prod.s3.bucket import bucket_exists, bucket_problem, ensure_bucket
+
+
+class BucketResource:
+    """One bucket by name."""
+
+    def __init__(self, aws: Aws, name: str, *, region: str) -> None:
+        self.what = f"bucket {name}"
+        self._aws = aws
+        self._name = name
+        self._region = region
+
+    async def ensure(self) -> bool:
+        """Make it, or its lifecycle rules, where they are missing; whether any were."""
+        return await ensure_bucket(self._aws, self._name, region=self._region)
+
+    async def problem(self) -> str | None:
+        """What is wrong with it."""
+        return await bucket_problem(self._aws, self._name)
+
+    async def remove(self) -> bool:
+        """Empty and remove it; whether it was there."""
+        if not await bucket_exists(self._aws, self._name):
+            return False
+        await self._empty()
+        await self._end_uploads()
+        await self._call("delete_bucket")
+        return True
+
+    async def _empty(self) -> None:
+        while found := (await self._call("list_objects_v2")).get("Contents", []):
+            keys = [{"Key": entry["Key"]} for entry in found]
+            await self._call("delete_objects", Delete={"Objects": keys, "Quiet": True})
+
+    async def _end_uploads(self) -> None:
+        for upload in (await self._call("list_multipart_uploads")).get("Uploads", []):
+            await self._call(
+                "abort_multipart_upload", Key=upload["Key"], UploadId=upload["UploadId"]
+            )
+
+    async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        return await self._aws.call("s3", operation, {"Bucket": self._name, **parameters})

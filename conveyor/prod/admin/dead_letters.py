@@ -1,0 +1,224 @@
+"""Dead letters: messages that were given up, looked at, sent back, removed.
+
+SQS shows nothing without handing it out: each look receives the letters, which hides them from
+other looks for half a minute, and gives back those that are to stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DEAD_LETTER_QUEUE,
+    MAX_BATCH,
+    ExportMessage,
+    IngestMessage,
+    Message,
+    QueueMissing,
+    Queues,
+    TaskMessage,
+    run_queue,
+)
+from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.dynamodb.generations import DynamoGenerations
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.places import Places
+from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.options import ProdOptions
+from conveyor.prod.sqs.addresses import ABSENT
+from conveyor.prod.sqs.messages import read
+from conveyor.prod.sqs.names import prefix
+from conveyor.prod.sqs.queues import SqsQueues
+
+HIDDEN = 30
+"""Seconds that a letter is hidden by a look which breaks off."""
+WAIT = 1
+"""Seconds that a receive waits: a short poll asks some of the servers alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter. `message` is None where this version cannot read it. `age` in seconds, since
+    it was sent first."""
+
+    letter_id: str
+    message: Message | None
+    age: float
+    receipt: str
+
+    @property
+    def reason(self) -> str:
+        """Why it was given up, where whoever did so said why: a message that SQS moved, because it
+        was received too often, carries none."""
+        message = self.message
+        return message.reason if isinstance(message, IngestMessage | ExportMessage) else ""
+
+    @property
+    def about(self) -> str:
+        """Its kind and the ids in it."""
+        message = self.message
+        if message is None:
+            return "of another version"
+        kind = type(message).__name__.removesuffix("Message").lower()
+        part = getattr(message, "task_id", "") or getattr(message, "export_id", "")
+        return " ".join(filter(None, (kind, message.job_id, message.run_id, part)))
+
+
+class DeadLetters:
+    """The dead letters of one environment. Opened by `open_dead_letters`, closed at the end of a
+    block. `url` is that of their queue."""
+
+    def __init__(self, aws: BotoAws, queues: Queues, clock: Clock, *, url: str) -> None:
+        self._aws = aws
+        self._queues = queues
+        self._clock = clock
+        self._url = url
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._aws.aclose()
+
+    async def look(self, *, limit: int) -> list[Letter]:
+        """At most so many letters, oldest first; all of them stay."""
+        found: list[Letter] = []
+        async for letters in self._received():
+            found += letters
+            if len(found) >= limit:
+                break
+        await self._give_back(found)
+        return sorted(found, key=lambda letter: -letter.age)[:limit]
+
+    async def redrive(self, chosen: frozenset[str] | None) -> dict[str, str | None]:
+        """Send letters back, to the control queue or to their run's; None: all.
+
+        What became of each by its id: None, or why it could not be sent and stays. Letters that
+        were not found are missing.
+        """
+        return await self._each(chosen, self._send_back)
+
+    async def drop(self, chosen: frozenset[str] | None) -> dict[str, str | None]:
+        """Remove letters for good; None: all. What became of each, as of `redrive`."""
+
+        async def nothing(_letter: Letter) -> None:
+            return None
+
+        return await self._each(chosen, nothing)
+
+    async def _each(
+        self, chosen: frozenset[str] | None, act: Callable[[Letter], Awaitable[str | None]]
+    ) -> dict[str, str | None]:
+        """Act on letters; those that are well are removed, all others given back."""
+        done: dict[str, str | None] = {}
+        kept: list[Letter] = []
+        async for letters in self._received():
+            ended: list[Letter] = []
+            for letter in letters:
+                if chosen is not None and letter.letter_id not in chosen:
+                    kept.append(letter)
+                    continue
+                problem = done[letter.letter_id] = await act(letter)
+                (ended if problem is None else kept).append(letter)
+            await self._delete(ended)
+            if chosen is not None and chosen <= done.keys():
+                break
+        await self._give_back(kept)
+        return done
+
+    async def _send_back(self, letter: Letter) -> str | None:
+        message = letter.message
+        if message is None:
+            return "it is of another version"
+        if isinstance(message, IngestMessage | ExportMessage):
+            message = msgspec.structs.replace(message, reason="")
+        to = run_queue(message.run_id) if isinstance(message, TaskMessage) else CONTROL_QUEUE
+        try:
+            await self._queues.send(to, message)
+        except QueueMissing:
+            return "its run has no queue any more"
+        return None
+
+    async def _received(self) -> AsyncIterator[list[Letter]]:
+        """Letters by tens, each once, until no new one comes."""
+        seen: set[str] = set()
+        while True:
+            answer = await self._call(
+                "receive_message",
+                MaxNumberOfMessages=MAX_BATCH,
+                VisibilityTimeout=HIDDEN,
+                WaitTimeSeconds=WAIT,
+                AttributeNames=["SentTimestamp"],
+            )
+            letters = [self._letter(raw) for raw in answer.get("Messages", [])]
+            fresh = [letter for letter in letters if letter.letter_id not in seen]
+            if not fresh:
+                return
+            seen.update(letter.letter_id for letter in fresh)
+            yield fresh
+
+    def _letter(self, raw: dict[str, Any]) -> Letter:
+        sent = int(raw.get("Attributes", {}).get("SentTimestamp", self._clock.now()))
+        age = max(0.0, (self._clock.now() - sent) / 1_000)
+        return Letter(raw["MessageId"], read(raw), age, raw["ReceiptHandle"])
+
+    async def _delete(self, letters: Sequence[Letter]) -> None:
+        for entries in _entries(letters):
+            await self._call("delete_message_batch", Entries=entries)
+
+    async def _give_back(self, letters: Sequence[Letter]) -> None:
+        for entries in _entries(letters, VisibilityTimeout=0):
+            await self._call("change_message_visibility_batch", Entries=entries)
+
+    async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        return await self._aws.call("sqs", operation, {"QueueUrl": self._url, **parameters})
+
+
+def _entries(letters: Sequence[Letter], **more: int) -> Iterator[list[dict[str, Any]]]:
+    """The receipts of letters, as batches."""
+    for start in range(0, len(letters), MAX_BATCH):
+        yield [
+            {"Id": str(number), "ReceiptHandle": letter.receipt, **more}
+            for number, letter in enumerate(letters[start : start + MAX_BATCH])
+        ]
+
+
+async def open_dead_letters(options: ProdOptions, clock: Clock) -> DeadLetters:
+    """The dead letters of one environment. Raises ConveyorError where there is no queue of them."""
+    aws = await open_aws(options.aws, clock, "dynamodb", "sqs")
+    name = f"{prefix(options.environment)}{DEAD_LETTER_QUEUE}"
+    try:
+        url = (await aws.call("sqs", "get_queue_url", {"QueueName": name}))["QueueUrl"]
+    except AwsRefused as refused:
+        await aws.aclose()
+        there = "does not exist: conveyor admin init makes it"
+        text = there if refused.code in ABSENT else str(refused)
+        raise ConveyorError(ErrorCode.UNAVAILABLE, f"the queue {name} {text}") from None
+    except BaseException:
+        await aws.aclose()
+        raise
+    table = Table(aws, options.table, clock)
+    records = RunRecords(table, Places(table))
+    queues = SqsQueues(
+        aws, clock, DynamoGenerations(records), _no_rows, environment=options.environment
+    )
+    return DeadLetters(aws, queues, clock, url=url)
+
+
+async def _no_rows(_run_id: str, _after: int, _limit: int) -> list[tuple[int, str]]:
+    """No queue is made here, so none is filled."""
+    return []

@@ -1,0 +1,96 @@
+"""Permissions, tried out: each call that a role makes, on things of no consequence made for it.
+
+What is permitted is that to whoever runs the check; run it with the credentials of a role to know
+what the role may do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conveyor.ports.clock import Clock
+from conveyor.prod.admin.finding import told
+from conveyor.prod.aws.calls import Aws, AwsRefused
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.table import BY_DISPATCH, BY_OWNER, TIME_TO_LIVE
+from conveyor.prod.dynamodb.values import tag_all
+from conveyor.prod.sqs.names import prefix
+
+KEPT = 3_600
+"""Seconds until what a check leaves behind, cut short, is removed by DynamoDB."""
+
+
+async def rows_problem(aws: Aws, table: Table, clock: Clock) -> str | None:
+    """What is not permitted of the table. Raises AwsRefused for the first refused call."""
+    key = Key(f"Check#{clock.new_id()}", "Check")
+    item: dict[str, Any] = {TIME_TO_LIVE: clock.now() // 1_000 + KEPT}
+    await table.put(key, item)
+    await table.update(key, "SET checked = :yes", condition="attribute_exists(pk)", yes=True)
+    await table.get(key)
+    await table.get_many([key])
+    for index in (None, BY_OWNER, BY_DISPATCH):
+        await table.page(key.pk, index=index, limit=1)
+    parts = [
+        table.check_part(Key(key.pk, "Other"), condition="attribute_not_exists(pk)"),
+        table.delete_part(key),
+    ]
+    await table.transact(parts, token=clock.new_id())
+    problem = await _insert_problem(aws, table, key, item)
+    await table.delete(key)
+    await table.delete_many([key])
+    return problem
+
+
+async def _insert_problem(aws: Aws, table: Table, key: Key, item: dict[str, Any]) -> str | None:
+    """A refusal of one statement of a batch stands in the answer."""
+    named = tag_all({**key._asdict(), **item})
+    fields = ", ".join(f"'{name}': ?" for name in named)
+    statement = {
+        "Statement": f'INSERT INTO "{table.name}" VALUE {{{fields}}}',
+        "Parameters": list(named.values()),
+    }
+    answer = await aws.call("dynamodb", "batch_execute_statement", {"Statements": [statement]})
+    for response in answer["Responses"]:
+        if error := response.get("Error"):
+            code = str(error.get("Code", ""))
+            refused = AwsRefused(code, str(error.get("Message", "")))
+            return f"PartiQLInsert: {told(refused)}"
+    return None
+
+
+async def blobs_problem(aws: Aws, bucket: str, clock: Clock) -> str | None:
+    """What is not permitted of the bucket. Raises AwsRefused for the first refused call."""
+    key = f"check/{clock.new_id()}"
+    named = {"Bucket": bucket, "Key": key}
+    await aws.call("s3", "put_object", {**named, "Body": b"check"})
+    await aws.call("s3", "head_object", named)
+    await aws.call("s3", "list_objects_v2", {"Bucket": bucket, "Prefix": key, "MaxKeys": 1})
+    begun = await aws.call("s3", "create_multipart_upload", named)
+    await aws.call("s3", "abort_multipart_upload", {**named, "UploadId": begun["UploadId"]})
+    await aws.call(
+        "s3", "delete_objects", {"Bucket": bucket, "Delete": {"Objects": [{"Key": key}]}}
+    )
+    return None
+
+
+async def queues_problem(aws: Aws, environment: str, clock: Clock) -> str | None:
+    """What is not permitted of a run's queue: made, used and removed under a name of its own.
+
+    Raises AwsRefused for the first refused call.
+    """
+    name = f"{prefix(environment)}run-check-{clock.new_id()}"
+    made = await aws.call("sqs", "create_queue", {"QueueName": name, "tags": {"check": "yes"}})
+    queue = {"QueueUrl": made["QueueUrl"]}
+    try:
+        entry = {"Id": "0", "MessageBody": "check"}
+        await aws.call("sqs", "send_message_batch", {**queue, "Entries": [entry]})
+        received = await aws.call("sqs", "receive_message", {**queue, "WaitTimeSeconds": 1})
+        for message in received.get("Messages", []):
+            receipt = {"Id": "0", "ReceiptHandle": message["ReceiptHandle"]}
+            hidden = {**receipt, "VisibilityTimeout": 60}
+            await aws.call("sqs", "change_message_visibility_batch", {**queue, "Entries": [hidden]})
+            await aws.call("sqs", "delete_message_batch", {**queue, "Entries": [receipt]})
+    finally:
+        await aws.call("sqs", "delete_queue", queue)
+    return None

@@ -1,0 +1,155 @@
+"""Opening the production binding: one region of AWS, and a ledger of permits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.binding import Binding
+from conveyor.ports.clock import Clock
+from conveyor.ports.permits import Permits
+from conveyor.ports.rate_limit import RateLimit
+from conveyor.ports.records import FindsJobs
+from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.calls import AwsRefused, CallStats
+from conveyor.prod.dynamodb.fleet import BEAT, agree_on_ledger, ledger_kind
+from conveyor.prod.dynamodb.generations import DynamoGenerations
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.permits import DynamoPermits
+from conveyor.prod.dynamodb.places import Places
+from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.store import DynamoStore, open_store
+from conveyor.prod.options import ProdOptions
+from conveyor.prod.redis.job_cache import CachedJobs
+from conveyor.prod.redis.permits import RedisPermits
+from conveyor.prod.redis.rate_limit import RedisRateLimit
+from conveyor.prod.redis.server import RedisServer
+from conveyor.prod.s3.blobs import S3Blobs
+from conveyor.prod.sealing import open_data_key
+from conveyor.prod.signals import NoSignals
+from conveyor.prod.sqs.queues import SqsQueues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProdBinding:
+    """The ports, and what only this binding has.
+
+    `jobs` finds templates, by way of Redis where there is one. `store` counts the rows that it
+    reads, `stats` the calls of AWS. `agree` says that this process works by the fleet's ledger, to
+    be called every `agree_every` seconds; it raises ConveyorError(conflict) where that is another.
+    """
+
+    ports: Binding
+    store: DynamoStore
+    stats: CallStats
+    jobs: FindsJobs
+    rate_limit: RateLimit | None
+    agree: Callable[[], Awaitable[None]]
+    agree_every: float = BEAT
+
+
+async def open_binding(options: ProdOptions, clock: Clock, *, works: bool) -> ProdBinding:
+    """Open everything; the caller closes it by `ports.aclose`. `works`: it is a worker's.
+
+    Raises ConveyorError: (unavailable) where AWS is away, refuses, or lacks the table; (conflict)
+    where a worker's ledger is not the fleet's.
+    """
+    async with AsyncExitStack() as stack:
+        services = ["dynamodb", "sqs", "s3", *(["kms"] if options.kms_key else [])]
+        aws = await open_aws(options.aws, clock, *services)
+        stack.push_async_callback(aws.aclose)
+        table = Table(aws, options.table, clock)
+
+        async def agree() -> None:
+            await _plainly(agree_on_ledger(table, options.ledger), options)
+
+        # Either call tells whether there is a table, and whether this process may use it.
+        await (agree() if works else _plainly(ledger_kind(table), options))
+        sealing = await _sealing_secrets(aws, table, options)
+        store = await open_store(aws, table=options.table, clock=clock, worker=clock.new_id())
+        stack.push_async_callback(store.aclose)
+        server = RedisServer(options.redis_url, clock) if options.redis_url else None
+        if server is not None:
+            stack.push_async_callback(server.aclose)
+        queues = SqsQueues(
+            aws,
+            clock,
+            DynamoGenerations(RunRecords(table, Places(table))),
+            store.tasks.unfinished_after,
+            environment=options.environment,
+            max_receives=options.max_receives,
+            long_polls=options.aws.receive_threads // 2,
+        )
+        ports = Binding(
+            jobs=store.jobs,
+            runs=store.runs,
+            idempotency=store.idempotency,
+            tasks=store.tasks,
+            ingestion=store.ingestion,
+            inputs=store.inputs,
+            exports=store.exports,
+            sweeping=store.sweeping,
+            queues=queues,
+            blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),
+            permits=_permits(options, table, server, clock),
+            signals=NoSignals(),
+            root_secret=options.root_secret,
+            sealing_secrets=sealing,
+            aclose=stack.pop_all().aclose,
+        )
+    return ProdBinding(
+        ports=ports,
+        store=store,
+        stats=aws.stats,
+        jobs=CachedJobs(store.jobs, server, environment=options.environment)
+        if server is not None
+        else store.jobs,
+        rate_limit=_rate_limit(options, server),
+        agree=agree,
+    )
+
+
+def _permits(
+    options: ProdOptions, table: Table, server: RedisServer | None, clock: Clock
+) -> Permits:
+    if options.ledger == "dynamodb":
+        return DynamoPermits(table, clock)
+    if server is None:
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "permits in Redis need its address")
+    return RedisPermits(server, environment=options.environment)
+
+
+def _rate_limit(options: ProdOptions, server: RedisServer | None) -> RateLimit | None:
+    if not options.rate_limit:
+        return None
+    if server is None:
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "a rate limit needs the address of Redis")
+    return RedisRateLimit(
+        server,
+        environment=options.environment,
+        rate=options.rate_limit,
+        burst=options.rate_limit_burst,
+    )
+
+
+async def _sealing_secrets(aws: BotoAws, table: Table, options: ProdOptions) -> tuple[bytes, ...]:
+    if not options.kms_key:
+        return ()
+    return (
+        await open_data_key(aws, table, kms_key=options.kms_key, environment=options.environment),
+    )
+
+
+async def _plainly(call: Awaitable[object], options: ProdOptions) -> None:
+    """A refusal in the words of whoever runs the fleet."""
+    try:
+        await call
+    except AwsRefused as refused:
+        text = (
+            f"there is no table {options.table}: conveyor admin init makes it"
+            if refused.code == "ResourceNotFoundException"
+            else f"the table {options.table} cannot be used: {refused}"
+        )
+        raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None

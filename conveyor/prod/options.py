@@ -1,0 +1,27 @@
+"""What the production binding is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from conveyor.prod.aws.options import AwsOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProdOptions:
+    """Plain values, named as the settings they come from.
+
+    `ledger`: "redis" or "dynamodb". `rate_limit` counts in Redis and needs one; 0: none.
+    """
+
+    aws: AwsOptions
+    environment: str
+    table: str
+    bucket: str
+    ledger: str
+    redis_url: str = field(default="", repr=False)
+    root_secret: bytes = field(repr=False)
+    kms_key: str = ""
+    max_receives: int = 1_000
+    rate_limit: float = 0.0
+    rate_limit_burst: int = 20

@@ -1,0 +1,142 @@
+"""The permits port on Redis: one script, so that each call is atomic, on the server's own time.
+
+**What Redis may do to a ledger.** It may be restarted empty, restarted from an old snapshot, fall
+back to a replica that had not received the last writes, be flushed, or evict keys. Each of these
+would let permits that are still in use be given away, unless it is noticed. It is noticed thus:
+
+- The whole ledger of a fleet is *one* key: a hash with a field a job, and beside them the fields
+  `#server` (the run id of the Redis process that this state was made by), `#since` (when that was)
+  and `#seen` (the latest time of a call). Redis never loses a part of a key. So either everything
+  is gone, or a job without a field is a job of which nobody holds anything, and gets its first
+  permit at once. The key has no time to live: policies that evict only keys which have one cannot
+  touch it, those that evict any key take it whole.
+- A hash that is absent or carries another run id, or a clock that went back by more than a second,
+  means that entries may be missing or old. The ledger is then begun anew, empty, and is closed for
+  one lease from that moment on, for all jobs: holders announce what they have by their renewals,
+  nobody gets more. Whatever was granted before that moment has lapsed, or has been announced, when
+  it opens. A run id changes with every start of a Redis process and differs on a replica.
+
+Not noticed: two servers that both believe to be the primary at the same time, and a server's clock
+that is *stepped forward* by more than the part of a lease that holders leave unused (its last
+tenth). Managed services fence the old primary off and slew their clocks. The longest lease that
+was asked for since the ledger was begun is how long it is closed: one fleet has one lease.
+
+Entries do not outlive their use: each call drops the lapsed ones of its own job, and looks at two
+more jobs at random, whose fields it removes once nothing in them is under a lease.
+
+Redis 6.2 or newer, or Valkey; one primary, in cluster mode too (there is one key); the scripts use
+INFO and TIME.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from conveyor.ports.permits import Holding, Standing
+from conveyor.prod.redis.server import RedisServer, Script
+
+HOLD = Script("""
+local ledger, job, holder = KEYS[1], ARGV[1], ARGV[2]
+local count, before, sequence = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local wants, limit, lease = ARGV[6] == '1', tonumber(ARGV[7]), tonumber(ARGV[8])
+local now = tonumber(ARGV[9])
+if not now then
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+local function text(number) return string.format('%.0f', number) end
+local function is_live(entry) return entry[4] > now end
+
+local server = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local kept = redis.call('HMGET', ledger, '#server', '#since', '#seen', '#lease', job)
+if kept[1] ~= server or now < tonumber(kept[3]) - 1000 then
+  redis.call('DEL', ledger)
+  kept = {server, text(now), text(now), '0', false}
+  redis.call('HSET', ledger, '#server', server, '#since', kept[2])
+end
+local longest = math.max(lease, tonumber(kept[4]))
+local closed = now < tonumber(kept[2]) + longest
+redis.call('HSET', ledger, '#seen', text(now), '#lease', text(longest))
+
+local entries = kept[5] and cmsgpack.unpack(kept[5]) or {}
+local total, holders, wanting, known, own = 0, 0, 0, 0, nil
+for name, entry in pairs(entries) do
+  if not is_live(entry) then
+    entries[name] = nil
+  else
+    total = total + entry[1]
+    if entry[1] > 0 then holders = holders + 1 end
+    if entry[3] == 1 then wanting = wanting + 1 end
+    if name == holder then own, known = entry, entry[1] end
+  end
+end
+
+local granted
+if own and sequence <= own[2] then granted = false
+elseif closed then granted = count <= before
+else granted = count <= known or total - known + count <= limit end
+
+if granted then
+  total = total - known + count
+  holders = holders + (count > 0 and 1 or 0) - (known > 0 and 1 or 0)
+  wanting = wanting + (wants and 1 or 0) - (own and own[3] or 0)
+  entries[holder] = {count, sequence, wants and 1 or 0, now + lease}
+  redis.call('HSET', ledger, job, cmsgpack.pack(entries))
+end
+
+for _, field in ipairs(redis.call('HRANDFIELD', ledger, 2)) do
+  if field ~= job and string.sub(field, 1, 1) ~= '#' then
+    local live = false
+    for _, entry in pairs(cmsgpack.unpack(redis.call('HGET', ledger, field))) do
+      live = live or is_live(entry)
+    end
+    if not live then redis.call('HDEL', ledger, field) end
+  end
+end
+return {granted and 1 or 0, closed and 0 or math.max(0, limit - total), holders, wanting}
+""")
+"""An entry is {count, sequence, wants, lapses at}; times are whole milliseconds."""
+
+
+class RedisPermits:
+    """A ledger on one server, apart for each environment.
+
+    `instant`: whole milliseconds that stand for the server's time, where time is virtual.
+    """
+
+    def __init__(
+        self, server: RedisServer, *, environment: str, instant: Callable[[], int] | None = None
+    ) -> None:
+        self._server = server
+        self._key = ledger_key(environment)
+        self._instant = instant
+
+    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+        """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
+
+        Raises ValueError where `holding.count` is below zero; ConveyorError(unavailable) where the
+        server does not answer, soon enough for work to go on inside permits that are held. The call
+        may have been carried out: the next one, with the next sequence, puts it right.
+        """
+        if holding.count < 0:
+            raise ValueError("a count of permits is not negative")
+        granted, free, holders, wanting = await self._server.run(
+            HOLD,
+            self._key,
+            holding.job_id,
+            holding.holder,
+            holding.count,
+            holding.before,
+            holding.sequence,
+            int(holding.wants),
+            limit,
+            math.ceil(lease * 1_000),
+            "" if self._instant is None else self._instant(),
+        )
+        return Standing(granted=bool(granted), free=free, holders=holders, wanting=wanting)
+
+
+def ledger_key(environment: str) -> str:
+    """The one key of a fleet's ledger. The braces keep it whole where keys are spread by hash."""
+    return f"conveyor:{{{environment}}}:permits"

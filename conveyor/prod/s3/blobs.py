@@ -1,0 +1,148 @@
+"""The blobs port over S3: one object for each body, under its very key."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.blobs import Content, checked_key, checked_prefix
+from conveyor.ports.clock import Clock
+from conveyor.prod.aws.calls import Answer, Aws, AwsRefused
+from conveyor.prod.s3.reading import ABSENT, open_body
+from conveyor.prod.s3.writing import CONTENT_TYPE, PART, Parts
+
+PARTS_AT_A_TIME = 4
+"""Parts in flight of all large bodies of a process: each is held in memory."""
+MOST_DELETE = 1_000
+"""Keys that one DeleteObjects takes."""
+ROUNDS = 8
+"""Times that keys which would not go are tried again."""
+DENIED = "AccessDenied"
+
+
+class S3Blobs:
+    """Bodies as objects of one bucket.
+
+    Raises AwsRefused where S3 forbids; ConveyorError(unavailable) where it stays away; ValueError
+    for a key that is none.
+    """
+
+    def __init__(self, aws: Aws, *, bucket: str, clock: Clock) -> None:
+        self._aws = aws
+        self._bucket = bucket
+        self._clock = clock
+        self._turns = anyio.Semaphore(PARTS_AT_A_TIME)
+
+    async def put(self, key: str, content: Content) -> int:
+        """Store a body; the number of bytes. Whatever the iterator raises is raised again."""
+        where = self._where(key)
+        if isinstance(content, bytes):
+            head, rest = content, None
+        else:
+            head, rest = await _head(content), content
+        if len(head) > PART:
+            parts = Parts(self._aws, where, self._turns, token=self._clock.new_id())
+            return await parts.put(head, rest)
+        await self._aws.call(
+            "s3", "put_object", {**where, "Body": head, "ContentType": CONTENT_TYPE}
+        )
+        return len(head)
+
+    async def open(self, key: str) -> AsyncIterator[bytes] | None:
+        """The body in pieces of at most 256 KiB, of one version; None where there is none."""
+        return await open_body(self._aws, self._where(key))
+
+    async def delete(self, key: str) -> None:
+        """Remove one body; without effect where there is none."""
+        await self._aws.call("s3", "delete_object", self._where(key))
+
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        """Remove the bodies below a prefix, at most `limit`; how many went."""
+        left = sys.maxsize if limit is None else limit
+        parameters: dict[str, Any] = {"Bucket": self._bucket, "Prefix": checked_prefix(prefix)}
+        removed = 0
+        while left > 0:
+            listed = await self._aws.call(
+                "s3", "list_objects_v2", {**parameters, "MaxKeys": min(MOST_DELETE, left)}
+            )
+            keys = [item["Key"] for item in listed.get("Contents", [])]
+            if keys:
+                await self._delete_all(keys)
+            removed += len(keys)
+            left -= len(keys)
+            if not listed.get("IsTruncated"):
+                break
+        return removed
+
+    async def size(self, key: str) -> int | None:
+        """How many bytes a body has; None where there is none."""
+        try:
+            found = await self._aws.call("s3", "head_object", self._where(key))
+        except AwsRefused as refused:
+            if refused.code in ABSENT:
+                return None
+            raise
+        size: int = found["ContentLength"]
+        return size
+
+    async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
+        """A presigned PUT, bound to its Content-Type."""
+        parameters = {**self._where(key), "ContentType": content_type}
+        return await self._link("put_object", parameters, seconds)
+
+    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
+        """A presigned GET of an attachment."""
+        disposition = f'attachment; filename="{file_name}"'
+        parameters = {**self._where(key), "ResponseContentDisposition": disposition}
+        return await self._link("get_object", parameters, seconds)
+
+    async def _link(self, operation: str, parameters: Answer, seconds: int) -> str:
+        """In a thread: credentials that have to be fetched anew for it would hold up the loop."""
+        return await anyio.to_thread.run_sync(
+            partial(self._aws.presign, operation, parameters, seconds=seconds)
+        )
+
+    async def _delete_all(self, keys: list[str]) -> None:
+        """Remove objects, those that would not go again. Raises AwsRefused; ConveyorError."""
+        for number in range(ROUNDS):
+            answer = await self._aws.call(
+                "s3",
+                "delete_objects",
+                {
+                    "Bucket": self._bucket,
+                    "Delete": {"Objects": [{"Key": key} for key in keys], "Quiet": True},
+                },
+            )
+            errors = answer.get("Errors", [])
+            for error in errors:
+                if error.get("Code") == DENIED:
+                    raise AwsRefused(DENIED, "s3 does not let delete what is listed")
+            keys = [error["Key"] for error in errors]
+            if not keys:
+                return
+            most: float = min(5.0, 0.05 * 2.0 ** (number + 1))
+            await self._clock.sleep(most * self._clock.random())
+        raise ConveyorError(
+            ErrorCode.UNAVAILABLE, "s3 leaves a part of what is deleted", retry_after=5
+        )
+
+    def _where(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": checked_key(key)}
+
+
+async def _head(content: AsyncIterator[bytes]) -> bytes:
+    """All of a body that goes in one piece, or more than that of a larger one."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in content:
+        pieces.append(piece)
+        size += len(piece)
+        if size > PART:
+            break
+    return b"".join(pieces)

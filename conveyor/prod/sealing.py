@@ -1,0 +1,95 @@
+"""Callers' keys sealed with the help of KMS: envelope encryption, one data key a fleet.
+
+KMS makes the data key and keeps none of it. The table holds it encrypted under the KMS key; each
+process has it decrypted once, when it opens, and seals and opens callers' keys with it by itself:
+no task waits for KMS, and whoever has the table or CONVEYOR_SECRET alone opens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.prod.aws.calls import Aws, AwsRefused
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.keys import DATA_KEY
+from conveyor.prod.dynamodb.table import ROW_SHAPE
+
+
+async def open_data_key(aws: Aws, table: Table, *, kms_key: str, environment: str) -> bytes:
+    """The fleet's data key: made by the first who asks for it, the same for all.
+
+    Where the fleet's was encrypted under another KMS key, that one still has to be usable; it is
+    then encrypted under this one. Raises ConveyorError(unavailable) where KMS refuses.
+    """
+    context = {"conveyor:environment": environment}
+    try:
+        item = await table.get(DATA_KEY)
+        if item is None:
+            item = await _make(aws, table, kms_key, context)
+        key = await _decrypted(aws, item, context)
+        if item["kms_key"] != kms_key:
+            await _move(aws, table, item, key, kms_key=kms_key, context=context)
+    except AwsRefused as refused:
+        raise ConveyorError(
+            ErrorCode.UNAVAILABLE, f"the fleet's data key cannot be opened: {refused}"
+        ) from None
+    return key
+
+
+async def _make(aws: Aws, table: Table, kms_key: str, context: Mapping[str, str]) -> dict[str, Any]:
+    made = await aws.call(
+        "kms",
+        "generate_data_key_without_plaintext",
+        {"KeyId": kms_key, "KeySpec": "AES_256", "EncryptionContext": context},
+    )
+    item = {"shape": ROW_SHAPE, "kms_key": kms_key, "sealed": made["CiphertextBlob"]}
+    try:
+        await table.put(DATA_KEY, item, condition="attribute_not_exists(pk)")
+    except AwsRefused as refused:
+        if not refused.is_condition:
+            raise
+    # Another process may have been first, or this one, its answer lost: the table tells.
+    return await table.get(DATA_KEY) or item
+
+
+async def _decrypted(aws: Aws, item: Mapping[str, Any], context: Mapping[str, str]) -> bytes:
+    answer = await aws.call(
+        "kms",
+        "decrypt",
+        {
+            "KeyId": item["kms_key"],
+            "CiphertextBlob": item["sealed"],
+            "EncryptionContext": context,
+        },
+    )
+    key: bytes = answer["Plaintext"]
+    return key
+
+
+async def _move(
+    aws: Aws,
+    table: Table,
+    item: Mapping[str, Any],
+    key: bytes,
+    *,
+    kms_key: str,
+    context: Mapping[str, str],
+) -> None:
+    """Only the wrapping changes: what was sealed with the data key stays readable."""
+    answer = await aws.call(
+        "kms", "encrypt", {"KeyId": kms_key, "Plaintext": key, "EncryptionContext": context}
+    )
+    try:
+        await table.update(
+            DATA_KEY,
+            "SET kms_key = :kms_key, sealed = :sealed",
+            condition="sealed = :before",
+            kms_key=kms_key,
+            sealed=answer["CiphertextBlob"],
+            before=item["sealed"],
+        )
+    except AwsRefused as refused:
+        if not refused.is_condition:
+            raise

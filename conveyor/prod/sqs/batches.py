@@ -1,0 +1,71 @@
+"""Batches of SQS: ten entries a call, each of which succeeds or fails by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.ports.queues import MAX_BATCH
+from conveyor.prod.aws.calls import Aws
+from conveyor.prod.together import side_by_side
+
+MOST_CALLS = 8
+"""Calls at a time of one `in_batches`: half of the threads are left to acknowledge meanwhile."""
+ROUNDS = 8
+"""Times that what a batch left undone is asked for again."""
+
+
+async def in_batches(
+    aws: Aws,
+    clock: Clock,
+    operation: str,
+    url: str,
+    entries: Sequence[dict[str, Any]],
+    *,
+    void: frozenset[str] = frozenset(),
+) -> None:
+    """Make one call for each ten entries, some side by side, and again for entries that failed.
+
+    Failures with a code in `void` are passed over. Raises ConveyorError: unavailable where entries
+    still fail after all rounds, internal where one is not fit to be taken; AwsRefused.
+    """
+
+    calls = anyio.Semaphore(MOST_CALLS)
+
+    async def call(some: Sequence[dict[str, Any]]) -> None:
+        async with calls:
+            await _call(aws, clock, operation, url, some, void)
+
+    pieces = [entries[start : start + MAX_BATCH] for start in range(0, len(entries), MAX_BATCH)]
+    await side_by_side(call, pieces)
+
+
+async def _call(
+    aws: Aws,
+    clock: Clock,
+    operation: str,
+    url: str,
+    entries: Sequence[dict[str, Any]],
+    void: frozenset[str],
+) -> None:
+    left = [{**one, "Id": str(number)} for number, one in enumerate(entries)]
+    for number in range(ROUNDS):
+        answer = await aws.call("sqs", operation, {"QueueUrl": url, "Entries": left})
+        failed = {one["Id"]: one for one in answer.get("Failed", []) if one["Code"] not in void}
+        for failure in failed.values():
+            if failure["SenderFault"]:
+                raise ConveyorError(
+                    ErrorCode.INTERNAL,
+                    f"sqs refuses an entry of {operation}: {failure['Code']}",
+                )
+        left = [one for one in left if one["Id"] in failed]
+        if not left:
+            return
+        await clock.sleep(0.05 * 2.0**number * clock.random())
+    raise ConveyorError(
+        ErrorCode.UNAVAILABLE, f"sqs leaves a part of {operation} undone", retry_after=5
+    )
