@@ -6,14 +6,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from conveyor.domain.checks import (
+    Check,
+    at_least,
+    between,
+    gateway,
+    name,
+    not_empty,
+    one_of,
+    redis_url,
+    url,
+)
 from conveyor.domain.errors import ConveyorError, ErrorCode
 
 PREFIX = "CONVEYOR_"
+ROLES = ("api", "worker")
 MOST = 1_000_000_000_000
 """No setting goes beyond this, whatever its unit."""
 
@@ -30,7 +42,7 @@ class Settings:
     allow_private: bool = False
     public_url: str = ""
     allowed_hosts: str = ""
-    secret: str = ""
+    secret: str = field(default="", repr=False)
     log_level: str = "info"
     log_format: str = "text"
     workers: int = 50
@@ -60,6 +72,8 @@ class Settings:
     max_add_tasks: int = 10_000
     max_open_job_tasks: int = 100_000
     max_active_jobs: int = 0
+    rate_limit: float = 0.0
+    rate_limit_burst: int = 20
     idempotency_claim: float = 60.0
     idempotency_ttl: float = 86_400.0
     result_url_ttl: float = 7_200.0
@@ -76,158 +90,187 @@ class Settings:
     sweep_interval: float = 60.0
     quiet_after: float = 300.0
     row_retention_days: int = 30
+    role: str = ""
+    environment: str = ""
+    region: str = ""
+    dynamodb_endpoint: str = ""
+    sqs_endpoint: str = ""
+    s3_endpoint: str = ""
+    stepfunctions_endpoint: str = ""
+    kms_endpoint: str = ""
+    table: str = ""
+    bucket: str = ""
+    ledger: str = "redis"
+    redis_url: str = field(default="", repr=False)
+    aws_attempts: int = 8
+    aws_threads: int = 16
+    aws_receive_threads: int = 32
+    metrics_host: str = "0.0.0.0"
+    metrics_port: int = 9001
+    api_keys: str = ""
+    kms_key: str = ""
+
+    @property
+    def table_name(self) -> str:
+        """The name of the DynamoDB table."""
+        return self.table or f"conveyor-{self.environment}"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table: the field, its variable, what it means."""
+    """One row of the table: the field, its variable, what it means.
+
+    `production`: the default of the production roles, where it is another. `secret`: may be given
+    as a file as well, and is shown nowhere. `instead`: a variable of others that counts where this
+    one is not set.
+    """
 
     name: str
     help: str
-    check: Callable[[Any], str | None] = lambda _value: None
+    check: Check = lambda _value: None
+    production: Any = None
+    secret: bool = False
+    instead: str = ""
 
     @property
     def variable(self) -> str:
         """The environment variable that sets it."""
         return PREFIX + self.name.upper()
 
-
-def _at_least(low: float) -> Callable[[Any], str | None]:
-    return lambda value: None if value >= low else f"must be at least {low:g}"
-
-
-def _between(low: float, high: float) -> Callable[[Any], str | None]:
-    return lambda value: None if low <= value <= high else f"must be from {low:g} to {high:g}"
-
-
-def _one_of(*words: str) -> Callable[[Any], str | None]:
-    return lambda value: None if value in words else f"must be one of {', '.join(words)}"
-
-
-def _not_empty(value: str) -> str | None:
-    return None if value else "must be the path of a directory"
-
-
-def _is_origin(value: str) -> bool:
-    try:
-        parts = urlsplit(value)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
-def _gateway(value: str) -> str | None:
-    if value in ("direct", "fake") or _is_origin(value):
-        return None
-    return "must be direct, fake, or the http(s) URL of a scraping API"
-
-
-def _public_url(value: str) -> str | None:
-    return None if not value or _is_origin(value) else "must be an http(s) URL"
+    @property
+    def file_variable(self) -> str:
+        """The variable that names a file which holds it, of a secret alone."""
+        return f"{self.variable}_FILE"
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("host", "address to listen on"),
-    Setting("port", "port to listen on; 0 picks a free one", _between(0, 65_535)),
+    Setting("host", "address to listen on", production="0.0.0.0"),
+    Setting("port", "port to listen on; 0 picks a free one", between(0, 65_535)),
     Setting(
         "data_dir",
         "directory that holds the database, the result bodies and the secret",
-        _not_empty,
+        not_empty,
     ),
-    Setting("gateway", "direct, fake, or the URL of a scraping API", _gateway),
+    Setting("gateway", "direct, fake, or the URL of a scraping API", gateway),
     Setting("allow_private", "let the direct gateway fetch addresses that are not public"),
-    Setting(
-        "public_url", "origin put into signed links, where it is not the bound address", _public_url
-    ),
+    Setting("public_url", "origin put into signed links, where it is not the bound address", url),
     Setting("allowed_hosts", "further host names, comma separated, that requests may name"),
-    Setting("secret", "root secret, older ones after commas; made in the data directory if empty"),
-    Setting("log_level", "least severe level logged", _one_of("debug", "info", "warning", "error")),
-    Setting("log_format", "text or json", _one_of("text", "json")),
-    Setting("workers", "gateway calls at a time in this process", _between(1, 10_000)),
+    Setting(
+        "secret",
+        "root secret, older ones after commas; made in the data directory if empty",
+        secret=True,
+    ),
+    Setting("log_level", "least severe level logged", one_of("debug", "info", "warning", "error")),
+    Setting("log_format", "text or json", one_of("text", "json"), production="json"),
+    Setting("workers", "gateway calls at a time in this process", between(1, 10_000)),
     Setting(
         "permit_policy",
         "how permits and receives are brought together",
-        _one_of("reserve", "reserve-strict", "local-exact", "local", "off"),
+        one_of("reserve", "reserve-strict", "local-exact", "local", "off"),
     ),
     Setting(
         "throttle_cooldown",
         "seconds that a queue rests after a refused permit, where messages come first",
-        _at_least(0),
+        at_least(0),
     ),
     Setting(
         "bounce_visibility",
         "seconds that a message without a permit is hidden; doubles with each receive",
-        _at_least(0),
+        at_least(0),
     ),
-    Setting("bounce_visibility_cap", "most seconds that such a message is hidden", _at_least(0)),
+    Setting("bounce_visibility_cap", "most seconds that such a message is hidden", at_least(0)),
     Setting(
-        "permit_lease", "seconds after which the permits of a silent worker fall free", _at_least(5)
+        "permit_lease", "seconds after which the permits of a silent worker fall free", at_least(5)
     ),
     Setting(
         "visibility_timeout",
         "seconds that a received message and a claim stay reserved",
-        _at_least(1),
+        at_least(1),
     ),
-    Setting(
-        "heartbeat", "seconds between renewals of claims, messages and permits", _at_least(0.1)
-    ),
-    Setting("discovery_interval", "seconds between looks for changed runs", _at_least(0.1)),
-    Setting("resync_interval", "seconds between looks at every run with work", _at_least(0.1)),
-    Setting("evict_after", "seconds after which an empty queue is left alone", _at_least(1)),
+    Setting("heartbeat", "seconds between renewals of claims, messages and permits", at_least(0.1)),
+    Setting("discovery_interval", "seconds between looks for changed runs", at_least(0.1)),
+    Setting("resync_interval", "seconds between looks at every run with work", at_least(0.1)),
+    Setting("evict_after", "seconds after which an empty queue is left alone", at_least(1)),
     Setting(
         "max_receives",
         "receives after which a message goes to the dead-letter queue",
-        _between(3, 1_000),
+        between(3, 1_000),
     ),
-    Setting("queue_window", "references a run's queue holds in memory", _at_least(10)),
-    Setting("gateway_timeout", "seconds that one gateway call may take", _at_least(0.1)),
-    Setting("shutdown_grace", "seconds that running calls get to end at shutdown", _at_least(0)),
-    Setting("retry_base", "seconds before the first retry; doubles from there", _at_least(0)),
-    Setting("retry_cap", "most seconds of backoff between two attempts", _at_least(0)),
-    Setting("retry_after_cap", "most seconds that a Retry-After header is believed", _at_least(0)),
-    Setting("rate_limit_deadline", "seconds after which a rate-limited task fails", _at_least(0)),
-    Setting("max_interruptions", "lapsed claims after which a task fails", _at_least(1)),
-    Setting("max_result_bytes", "largest decoded result body", _at_least(1)),
-    Setting("max_request_bytes", "largest request body", _at_least(1_024)),
-    Setting("max_inline_tasks", "most tasks in one submit", _at_least(1)),
-    Setting("async_threshold", "number of inline tasks from which a submit is large", _at_least(1)),
-    Setting("max_add_tasks", "most tasks in one add", _at_least(1)),
-    Setting("max_open_job_tasks", "most tasks in an open job", _at_least(1)),
-    Setting("max_active_jobs", "most unfinished jobs a caller; 0 means no limit", _at_least(0)),
+    Setting("queue_window", "references a run's queue holds in memory", at_least(10)),
+    Setting("gateway_timeout", "seconds that one gateway call may take", at_least(0.1)),
     Setting(
-        "idempotency_claim", "seconds until an unanswered idempotency key lapses", _at_least(1)
+        "shutdown_grace",
+        "seconds that running calls get to end at shutdown",
+        at_least(0),
+        production=25.0,
     ),
-    Setting("idempotency_ttl", "seconds that an idempotent answer is kept", _at_least(1)),
-    Setting("result_url_ttl", "seconds that a signed result link works", _at_least(1)),
+    Setting("retry_base", "seconds before the first retry; doubles from there", at_least(0)),
+    Setting("retry_cap", "most seconds of backoff between two attempts", at_least(0)),
+    Setting("retry_after_cap", "most seconds that a Retry-After header is believed", at_least(0)),
+    Setting("rate_limit_deadline", "seconds after which a rate-limited task fails", at_least(0)),
+    Setting("max_interruptions", "lapsed claims after which a task fails", at_least(1)),
+    Setting("max_result_bytes", "largest decoded result body", at_least(1)),
+    Setting("max_request_bytes", "largest request body", at_least(1_024)),
+    Setting("max_inline_tasks", "most tasks in one submit", at_least(1)),
+    Setting("async_threshold", "number of inline tasks from which a submit is large", at_least(1)),
+    Setting("max_add_tasks", "most tasks in one add", at_least(1)),
+    Setting("max_open_job_tasks", "most tasks in an open job", at_least(1)),
+    Setting("max_active_jobs", "most unfinished jobs a caller; 0 means no limit", at_least(0)),
+    Setting("rate_limit", "requests a second a caller; 0 means no limit", at_least(0)),
     Setting(
-        "partial_rerun_window_days", "days within which a run can be partially rerun", _at_least(1)
+        "rate_limit_burst", "requests that a caller may make at once, where limited", at_least(1)
+    ),
+    Setting("idempotency_claim", "seconds until an unanswered idempotency key lapses", at_least(1)),
+    Setting("idempotency_ttl", "seconds that an idempotent answer is kept", at_least(1)),
+    Setting("result_url_ttl", "seconds that a signed result link works", at_least(1)),
+    Setting(
+        "partial_rerun_window_days", "days within which a run can be partially rerun", at_least(1)
     ),
     Setting(
         "task_shard_count",
         "partitions of the rows of large, open and heavy jobs; 1 keeps every job in one",
-        _between(1, 64),
+        between(1, 64),
     ),
-    Setting("shard_scheme", "how rows go into partitions", _one_of("stripe", "fnv32a")),
-    Setting("max_input_rows", "most tasks in an uploaded file", _at_least(1)),
-    Setting("max_input_bytes", "most bytes of an uploaded file, also unpacked", _at_least(1)),
+    Setting("shard_scheme", "how rows go into partitions", one_of("stripe", "fnv32a")),
+    Setting("max_input_rows", "most tasks in an uploaded file", at_least(1)),
+    Setting("max_input_bytes", "most bytes of an uploaded file, also unpacked", at_least(1)),
     Setting(
         "max_validation_seconds",
         "a list of tasks that would take longer to check is refused",
-        _at_least(1),
+        at_least(1),
     ),
-    Setting("input_upload_ttl", "seconds that an upload link works", _at_least(1)),
-    Setting("input_ttl", "seconds that a slot for a file lives", _at_least(1)),
-    Setting("export_ttl", "seconds that an export is kept", _at_least(1)),
-    Setting("max_export_bytes", "most bytes of result bodies in an export", _at_least(1)),
-    Setting("sweep_interval", "seconds between looks for what was left behind", _at_least(0.1)),
+    Setting("input_upload_ttl", "seconds that an upload link works", at_least(1)),
+    Setting("input_ttl", "seconds that a slot for a file lives", at_least(1)),
+    Setting("export_ttl", "seconds that an export is kept", at_least(1)),
+    Setting("max_export_bytes", "most bytes of result bodies in an export", at_least(1)),
+    Setting("sweep_interval", "seconds between looks for what was left behind", at_least(0.1)),
     Setting(
-        "quiet_after", "seconds without progress after which a run is looked after", _at_least(1)
+        "quiet_after", "seconds without progress after which a run is looked after", at_least(1)
     ),
     Setting(
         "row_retention_days",
         "days that an ended run is kept beyond its last result; 0 keeps it",
-        _at_least(0),
+        at_least(0),
     ),
+    Setting("role", "what conveyor is without a command: api or worker", one_of("", *ROLES)),
+    Setting("environment", "name of the fleet, in the name of each of its resources", name),
+    Setting("region", "region of AWS", instead="AWS_REGION"),
+    Setting("dynamodb_endpoint", "where DynamoDB is, if not in the region", url),
+    Setting("sqs_endpoint", "where SQS is, if not in the region", url),
+    Setting("s3_endpoint", "where S3 is, if not in the region", url),
+    Setting("stepfunctions_endpoint", "where Step Functions is, if not in the region", url),
+    Setting("kms_endpoint", "where KMS is, if not in the region", url),
+    Setting("table", "name of the DynamoDB table; conveyor-ENVIRONMENT if empty"),
+    Setting("bucket", "name of the S3 bucket"),
+    Setting("ledger", "where the fleet's permits are kept", one_of("redis", "dynamodb")),
+    Setting("redis_url", "URL of the fleet's Redis, a password in it", redis_url, secret=True),
+    Setting("aws_attempts", "tries of a call to AWS, the first included", between(1, 50)),
+    Setting("aws_threads", "calls at a time to one service of AWS", between(1, 512)),
+    Setting("aws_receive_threads", "receives at a time from SQS", between(1, 512)),
+    Setting("metrics_host", "address that the roles answer /metrics and /readyz on"),
+    Setting("metrics_port", "port of these; 0 picks a free one", between(0, 65_535)),
+    Setting("api_keys", "who may call: any, a file of key hashes, or the hashes themselves"),
+    Setting("kms_key", "KMS key under which callers' keys are sealed; empty: the secret alone"),
 )
 
 
@@ -238,9 +281,14 @@ class InvalidSetting(ConveyorError):
         super().__init__(ErrorCode.INVALID_ARGUMENT, f"{variable} {problem}")
 
 
-def from_environment(**overrides: Any) -> Settings:
+def from_environment(*, production: bool = False, **overrides: Any) -> Settings:
     """Settings from the process environment; an override that is not None wins."""
-    return load(os.environ, **overrides)
+    return load(os.environ, production=production, **overrides)
+
+
+def role_named() -> str:
+    """What CONVEYOR_ROLE says, unchecked."""
+    return os.environ.get("CONVEYOR_ROLE", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,18 +309,22 @@ def client_environment() -> ClientEnvironment:
     )
 
 
-def load(environment: Mapping[str, str], **overrides: Any) -> Settings:
-    """Settings from a mapping of CONVEYOR_… variables. Raises InvalidSetting for the first bad
-    one."""
+def load(
+    environment: Mapping[str, str], /, *, production: bool = False, **overrides: Any
+) -> Settings:
+    """Settings from a mapping of CONVEYOR_… variables; `production`: with the defaults of its
+    roles. Raises InvalidSetting for the first bad one."""
     kinds = {field.name: type(field.default) for field in fields(Settings)}
     values: dict[str, Any] = {}
     for setting in SETTINGS:
-        override = overrides.pop(setting.name, None)
-        if override is not None:
-            value = override
-        elif setting.variable in environment:
-            value = _parse(setting.variable, environment[setting.variable], kinds[setting.name])
-        else:
+        value = overrides.pop(setting.name, None)
+        if value is None:
+            text = _given(setting, environment)
+            if text is not None:
+                value = _parse(setting.variable, text, kinds[setting.name])
+            elif production:
+                value = setting.production
+        if value is None:
             continue
         problem = setting.check(value) or _out_of_reach(value)
         if problem is not None:
@@ -281,6 +333,21 @@ def load(environment: Mapping[str, str], **overrides: Any) -> Settings:
     if overrides:
         raise TypeError(f"unknown settings: {', '.join(sorted(overrides))}")
     return Settings(**values)
+
+
+def _given(setting: Setting, environment: Mapping[str, str]) -> str | None:
+    """The text of a setting, from a variable or from the file that one names."""
+    text = environment.get(setting.variable)
+    if text is None and setting.instead:
+        return environment.get(setting.instead)
+    if not setting.secret or setting.file_variable not in environment:
+        return text
+    if text is not None:
+        raise InvalidSetting(setting.file_variable, f"must not be set beside {setting.variable}")
+    try:
+        return Path(environment[setting.file_variable]).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        raise InvalidSetting(setting.file_variable, "must name a file that can be read") from None
 
 
 def _out_of_reach(value: object) -> str | None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conveyor import __version__
+from conveyor.cli.admin import admin
+from conveyor.cli.production import api, run_role, worker
 from conveyor.cli.run import run
 from conveyor.cli.work import job_options, run_client, tasks_of
 from conveyor.client.options import (
@@ -28,14 +30,21 @@ if TYPE_CHECKING:
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="conveyor")
 @click.pass_context
-def conveyor(context: click.Context) -> None:
+def conveyor(context: click.Context) -> int | None:
     """Submit scraping jobs to a Conveyor server, follow them, fetch their results.
+
+    Without a command it is the role that CONVEYOR_ROLE names, if it names one.
 
     Exit codes: 0 every task succeeded, 1 error, 2 usage, 3 some task did not succeed,
     130 interrupted.
     """
     if context.invoked_subcommand is None:
+        from conveyor.settings import role_named
+
+        if role := role_named():
+            return run_role(role)
         click.echo(context.get_help())
+    return None
 
 
 @conveyor.command()
@@ -250,5 +259,5 @@ def rm(jobs: tuple[str, ...], server: str | None, api_key: str | None) -> int:
     return run_client(lambda target, terminal: remove_jobs(target, terminal, jobs), server, api_key)
 
 
-conveyor.add_command(run)
-conveyor.add_command(simulate)
+for command in (run, simulate, api, worker, admin):
+    conveyor.add_command(command)

@@ -55,7 +55,11 @@ def run(
     """
     from conveyor.settings import InvalidSetting, from_environment
 
-    server_flags = {"gateway": gateway, "allow_private": allow_private, "workers": workers}
+    server_flags: dict[str, Any] = {
+        "gateway": gateway,
+        "allow_private": allow_private,
+        "workers": workers,
+    }
     try:
         settings = from_environment(
             host="127.0.0.1", port=0, public_url="", log_level="error", **server_flags

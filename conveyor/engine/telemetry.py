@@ -3,11 +3,13 @@ scraped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from conveyor.ports.clock import Clock
 
 COUNTERS = {
     "receives": "Receive calls to queues",
@@ -21,6 +23,11 @@ LABELLED_COUNTERS = {
     "tasks": ("Tasks that reached a terminal state", "state"),
 }
 
+LOOK = 0.25
+"""Seconds between looks at the loop's lag."""
+Read = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
+"""Reads the counts of one family, each by the values of its labels."""
+
 
 class Telemetry(Collector):
     """Counts what the loop and the handlers do. One object a process, on one event loop."""
@@ -31,6 +38,7 @@ class Telemetry(Collector):
         self.tasks: dict[str, int] = {}
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
         self._totals: list[tuple[str, str, Callable[[], float]]] = []
+        self._families: list[tuple[str, str, tuple[str, ...], Read]] = []
 
     def received(self, messages: int) -> None:
         """One receive call came back with so many messages."""
@@ -65,6 +73,10 @@ class Telemetry(Collector):
         """Expose a counter that something else keeps."""
         self._totals.append((name, text, read))
 
+    def family(self, name: str, text: str, labels: tuple[str, ...], read: Read) -> None:
+        """Expose counters with labels that something else keeps."""
+        self._families.append((name, text, labels, read))
+
     def collect(self) -> Iterator[Metric]:
         """Every family, for a Prometheus registry."""
         for name, text in COUNTERS.items():
@@ -76,6 +88,11 @@ class Telemetry(Collector):
             yield family
         for name, text, read in self._totals:
             yield CounterMetricFamily(f"conveyor_{name}", text, value=read())
+        for name, text, labels, read_all in self._families:
+            family = CounterMetricFamily(f"conveyor_{name}", text, labels=labels)
+            for values, count in sorted(read_all()):
+                family.add_metric(values, count)
+            yield family
         for name, text, read in self._gauges:
             yield GaugeMetricFamily(f"conveyor_{name}", text, value=read())
 
@@ -84,3 +101,18 @@ class Telemetry(Collector):
         registry = CollectorRegistry()
         registry.register(self)
         return registry
+
+
+class LoopLag:
+    """How late the event loop is, where no worker measures it. `seconds` is the latest lag."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            before = self._clock.monotonic()
+            await self._clock.sleep(LOOK)
+            self.seconds = max(0.0, self._clock.monotonic() - before - LOOK)

@@ -14,16 +14,19 @@ from starlette.routing import Route
 
 from conveyor.http import routes_exports, routes_inputs, routes_jobs, routes_runs, unbuilt
 from conveyor.http.access_log import AccessLog
+from conveyor.http.api_keys import AnyKey, ApiKeys
 from conveyor.http.auth import authenticate
 from conveyor.http.blobs import read_link
 from conveyor.http.call import Call, Handler
 from conveyor.http.failures import Failures, routing_problem
 from conveyor.http.head import HeadOnly
 from conveyor.http.origins import Origins
+from conveyor.http.rate_limit import admit
 from conveyor.http.request_id import RequestId
 from conveyor.http.routes_server import server_routes
 from conveyor.http.uploads import BodyLimits, receive_upload
 from conveyor.ports.clock import Clock
+from conveyor.ports.rate_limit import RateLimit
 from conveyor.service import export_links, links, upload_links
 from conveyor.service.service import Service
 
@@ -40,19 +43,23 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
 def create_app(
     service: Service,
     *,
-    registry: CollectorRegistry,
+    registry: CollectorRegistry | None,
     ready: Callable[[], bool],
     allowed_hosts: Collection[str],
     clock: Clock,
     max_request_bytes: int = 50_331_648,
+    api_keys: ApiKeys | None = None,
+    rate_limit: RateLimit | None = None,
 ) -> Starlette:
     """The application over one service.
 
-    `ready` tells whether /readyz says yes, `registry` is what /metrics shows. Requests may name
-    loopback, the host of the service's public origin, and `allowed_hosts`: names without a port.
+    `ready` tells whether /readyz says yes, `registry` is what /metrics shows; without one there is
+    no such path. Requests may name loopback, the host of the service's public origin, and
+    `allowed_hosts`: names without a port. Without `api_keys` every key may call,
+    without a `rate_limit` as often as it likes; signed links know no caller and are not limited.
     """
     app = Starlette(
-        routes=_routes(service, registry, ready),
+        routes=_routes(service, registry, ready, api_keys or AnyKey(), rate_limit),
         middleware=[
             Middleware(RequestId, clock=clock),
             Middleware(AccessLog, clock=clock),
@@ -72,7 +79,11 @@ def create_app(
 
 
 def _routes(
-    service: Service, registry: CollectorRegistry, ready: Callable[[], bool]
+    service: Service,
+    registry: CollectorRegistry | None,
+    ready: Callable[[], bool],
+    api_keys: ApiKeys,
+    rate_limit: RateLimit | None,
 ) -> list[Route]:
     async def signed(request: Request) -> Response:
         return await read_link(request, service)
@@ -84,7 +95,7 @@ def _routes(
         return await receive_upload(request, service)
 
     routes = [
-        Route(path, _endpoint(service, handlers), methods=list(handlers))
+        Route(path, _endpoint(service, handlers, api_keys, rate_limit), methods=list(handlers))
         for path, handlers in V1_ROUTES.items()
     ]
     routes.append(Route(links.PATH, signed, methods=["GET"]))
@@ -96,10 +107,14 @@ def _routes(
 
 
 def _endpoint(
-    service: Service, handlers: dict[str, Handler]
+    service: Service,
+    handlers: dict[str, Handler],
+    api_keys: ApiKeys,
+    rate_limit: RateLimit | None,
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        caller = authenticate(request, service)
+        caller = authenticate(request, service, api_keys)
+        await admit(rate_limit, caller.caller_id)
         handler = handlers["GET" if request.method == "HEAD" else request.method]
         return await handler(Call(request, service, caller))
 

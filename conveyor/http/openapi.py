@@ -75,7 +75,7 @@ def _described(operation: Operation) -> dict[str, Any]:
 def _responses(operation: Operation) -> dict[str, Any]:
     statuses = {*operation.errors, *_COMMON_ERRORS}
     if not operation.open:
-        statuses.add(401)
+        statuses |= {401, 429}
     responses: dict[str, Any] = {}
     if operation.success < 400:
         responses[str(operation.success)] = _success(operation)

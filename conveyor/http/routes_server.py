@@ -17,8 +17,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 _OPENAPI = msgspec.json.format(msgspec.json.encode(document()), indent=1)
 
 
-def server_routes(registry: CollectorRegistry, ready: Callable[[], bool]) -> dict[str, Endpoint]:
-    """Paths that are read with GET, and what answers them."""
+def server_routes(
+    registry: CollectorRegistry | None, ready: Callable[[], bool]
+) -> dict[str, Endpoint]:
+    """Paths that are read with GET, and what answers them; /metrics only of a registry."""
 
     async def healthz(_request: Request) -> Response:
         return _json(b'{"status":"alive"}')
@@ -33,10 +35,17 @@ def server_routes(registry: CollectorRegistry, ready: Callable[[], bool]) -> dic
     async def openapi(_request: Request) -> Response:
         return _json(_OPENAPI)
 
+    routes: dict[str, Endpoint] = {"/healthz": healthz, "/readyz": readyz, "/openapi.json": openapi}
+    if registry is not None:
+        routes["/metrics"] = _metrics(registry)
+    return routes
+
+
+def _metrics(registry: CollectorRegistry) -> Endpoint:
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    return {"/healthz": healthz, "/readyz": readyz, "/openapi.json": openapi, "/metrics": metrics}
+    return metrics
 
 
 def _json(body: bytes) -> Response:

@@ -23,8 +23,9 @@ import anyio
 from anyio.abc import TaskStatus
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.roles.dev import COLLECT_AFTER, serve
+from conveyor.roles.dev import serve
 from conveyor.roles.logs import configure_logs
+from conveyor.roles.serving import COLLECT_AFTER
 from conveyor.settings import Settings
 
 INTERRUPTED = 130

@@ -6,6 +6,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import anyio
@@ -111,10 +112,10 @@ def _describe(run: RunReply) -> str:
 
 
 @contextmanager
-def conveyor_server(data_dir: Path, **settings: object) -> Iterator[ConveyorServer]:
+def conveyor_server(data_dir: Path, **settings: Any) -> Iterator[ConveyorServer]:
     """A server for one test on a free port, silent, over the fake gateway, blind to the
     environment; `settings` are fields of `Settings`."""
-    defaults: dict[str, object] = {"port": 0, "shutdown_grace": 0.0, "retry_base": 0.01}
+    defaults: dict[str, Any] = {"port": 0, "shutdown_grace": 0.0, "retry_base": 0.01}
     chosen = load({}, data_dir=str(data_dir), **{**defaults, **settings})
     gateway = FakeGateway(SystemClock())
     with serving(chosen, gateway=gateway) as (info, portal):

@@ -346,6 +346,21 @@ class SimulatedBlobs:
         await self._link.come_back(back)
         return len(gone)
 
+    async def size(self, key: str) -> int | None:
+        """The size of a body; None where there is none."""
+        back = await self._link.go()
+        size = self._sizes.get(key)
+        await self._link.come_back(back)
+        return size
+
+    async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
+        """None: nothing is ever uploaded here."""
+        return None
+
+    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
+        """None: nothing is ever downloaded here."""
+        return None
+
 
 async def _zeros(size: int) -> AsyncIterator[bytes]:
     for start in range(0, size, 262_144):

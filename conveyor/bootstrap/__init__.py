@@ -1,0 +1,9 @@
+"""Wiring: from settings to a running API and worker. The only room that knows every other.
+
+Bindings are imported lazily, so that a process loads no more than the one it uses.
+"""
+
+from conveyor.bootstrap.development import Runtime as Runtime
+from conveyor.bootstrap.development import open_dev as open_dev
+from conveyor.bootstrap.loop import build_policy as build_policy
+from conveyor.bootstrap.loop import build_worker as build_worker

@@ -1,0 +1,101 @@
+"""Wiring of conveyor-dev: the API and the worker over a data directory, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conveyor.bootstrap.loop import build_worker
+from conveyor.bootstrap.parts import (
+    Readiness,
+    allowed_hosts,
+    gateway_of,
+    root_secrets,
+    service_options,
+)
+from conveyor.engine.telemetry import Telemetry
+from conveyor.engine.worker import Worker
+from conveyor.http.app import create_app
+from conveyor.http.malformed import protocol
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Gateway
+from conveyor.service.service import Service
+from conveyor.settings import Settings
+
+if TYPE_CHECKING:
+    from conveyor.dev.binding import DevBinding
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """An assembled process: what to serve, in which protocol, what to run, what to close at the
+    end."""
+
+    app: Any
+    protocol: type[asyncio.Protocol]
+    worker: Worker
+    data_dir: Path
+    readiness: Readiness
+    aclose: Callable[[], Awaitable[None]]
+
+
+async def open_dev(
+    settings: Settings, clock: Clock, *, origin: str, gateway: Gateway | None = None
+) -> Runtime:
+    """Everything of conveyor-dev, opened and not yet running. `origin` is the address it serves on.
+
+    A gateway that is handed in stays the caller's to close.
+    Raises ConveyorError where the data directory cannot be opened.
+    """
+    from conveyor.dev.binding import open_binding
+    from conveyor.dev.rate_limit import MemoryRateLimit
+
+    secret, older = root_secrets(settings)
+    binding = await open_binding(
+        Path(settings.data_dir),
+        clock,
+        secret=secret,
+        queue_window=settings.queue_window,
+        max_receives=settings.max_receives,
+    )
+    engine = gateway or gateway_of(settings, clock)
+    telemetry = Telemetry()
+    worker = build_worker(
+        binding.ports, engine, settings, clock, telemetry=telemetry, older_secrets=older
+    )
+    service = Service(binding.ports, service_options(settings, origin, older), clock)
+    _measure(telemetry, binding, worker, service)
+    readiness = Readiness()
+    app = create_app(
+        service,
+        registry=telemetry.registry(),
+        ready=readiness,
+        allowed_hosts=allowed_hosts(settings),
+        clock=clock,
+        max_request_bytes=settings.max_request_bytes,
+        rate_limit=MemoryRateLimit(clock, rate=settings.rate_limit, burst=settings.rate_limit_burst)
+        if settings.rate_limit
+        else None,
+    )
+
+    async def close() -> None:
+        if gateway is None:
+            await engine.aclose()
+        await binding.ports.aclose()
+
+    return Runtime(app, protocol(clock), worker, binding.directory.path, readiness, close)
+
+
+def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service: Service) -> None:
+    store, results = binding.store, service.results
+    telemetry.total("store_rows_read", "Task rows read for pages", lambda: store.rows_read)
+    telemetry.total(
+        "store_rows_returned",
+        "Task rows returned",
+        lambda: store.rows_returned - results.rows_discarded,
+    )
+    telemetry.gauge("wal_bytes", "Size of the database's write-ahead log", store.wal_size)
+    telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lambda: worker.loop_lag)

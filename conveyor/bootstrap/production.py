@@ -1,0 +1,220 @@
+"""Wiring of the production roles: an API without a worker, or a worker without an API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conveyor.bootstrap.loop import build_worker
+from conveyor.bootstrap.parts import (
+    Readiness,
+    allowed_hosts,
+    gateway_of,
+    root_secrets,
+    service_options,
+)
+from conveyor.domain.sealing import secret_bytes
+from conveyor.engine.telemetry import LoopLag, Telemetry
+from conveyor.engine.worker import Worker
+from conveyor.http.api_keys import ApiKeys, open_api_keys
+from conveyor.http.app import create_app
+from conveyor.http.malformed import protocol
+from conveyor.http.probes import create_probes
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Gateway
+from conveyor.service.service import Service
+from conveyor.settings import Settings
+
+if TYPE_CHECKING:
+    from conveyor.prod.admin.administration import Administration
+    from conveyor.prod.admin.dead_letters import DeadLetters
+    from conveyor.prod.binding import ProdBinding
+    from conveyor.prod.options import ProdOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleRuntime:
+    """An assembled role: either an `app` to serve, or a `worker` to run; and what goes beside it.
+
+    `probes` is the application for /readyz and /metrics, `lag` is to be run where there is no
+    worker. `agree` says that this process works by the fleet's ledger of permits, to be called
+    every `agree_every` seconds; it raises ConveyorError(conflict) once that is no longer so.
+    """
+
+    app: Any
+    worker: Worker | None
+    probes: Any
+    protocol: type[asyncio.Protocol]
+    readiness: Readiness
+    lag: LoopLag
+    agree: Callable[[], Awaitable[None]]
+    agree_every: float
+    aclose: Callable[[], Awaitable[None]]
+
+
+async def open_role(
+    settings: Settings, clock: Clock, *, origin: str, gateway: Gateway | None = None
+) -> RoleRuntime:
+    """The role that the settings name, opened and not yet running.
+
+    A gateway that is handed in stays the caller's to close. Raises ConveyorError where AWS or Redis
+    cannot be used, where the fleet keeps its permits elsewhere, and for unusable API keys.
+    """
+    api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
+
+    from conveyor.prod.binding import open_binding
+
+    binding = await open_binding(_options(settings), clock, works=api_keys is None)
+    telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
+    engine, worker, app = gateway, None, None
+    if api_keys is None:
+        engine = gateway or gateway_of(settings, clock)
+        worker = _worker(binding, engine, settings, clock, telemetry)
+    else:
+        app = _app(
+            binding,
+            settings,
+            clock,
+            origin=origin,
+            api_keys=api_keys,
+            ready=readiness,
+            telemetry=telemetry,
+            lag=lag,
+        )
+
+    async def close() -> None:
+        if engine is not None and engine is not gateway:
+            await engine.aclose()
+        await binding.ports.aclose()
+
+    return RoleRuntime(
+        app=app,
+        worker=worker,
+        probes=create_probes(telemetry.registry(), ready=readiness, clock=clock),
+        protocol=protocol(clock),
+        readiness=readiness,
+        lag=lag,
+        agree=binding.agree,
+        agree_every=binding.agree_every,
+        aclose=close,
+    )
+
+
+async def open_administration(settings: Settings, clock: Clock) -> Administration:
+    """What makes, checks and removes the resources of an environment; to be closed."""
+    from conveyor.prod.admin.administration import open_administration
+
+    return await open_administration(_options(settings), clock)
+
+
+async def open_dead_letters(settings: Settings, clock: Clock) -> DeadLetters:
+    """The dead letters of an environment; to be closed."""
+    from conveyor.prod.admin.dead_letters import open_dead_letters
+
+    return await open_dead_letters(_options(settings), clock)
+
+
+def _worker(
+    binding: ProdBinding, gateway: Gateway, settings: Settings, clock: Clock, telemetry: Telemetry
+) -> Worker:
+    _, older = root_secrets(settings)
+    worker = build_worker(
+        binding.ports,
+        gateway,
+        settings,
+        clock,
+        telemetry=telemetry,
+        older_secrets=older,
+        jobs=binding.jobs,
+        says_backlog=True,
+    )
+    _measure(telemetry, binding, lag=lambda: worker.loop_lag, discarded=lambda: 0)
+    return worker
+
+
+def _app(
+    binding: ProdBinding,
+    settings: Settings,
+    clock: Clock,
+    *,
+    origin: str,
+    api_keys: ApiKeys,
+    ready: Readiness,
+    telemetry: Telemetry,
+    lag: LoopLag,
+) -> Any:
+    _, older = root_secrets(settings)
+    service = Service(binding.ports, service_options(settings, origin, older), clock)
+    results = service.results
+    _measure(telemetry, binding, lag=lambda: lag.seconds, discarded=lambda: results.rows_discarded)
+    return create_app(
+        service,
+        registry=None,
+        ready=ready,
+        allowed_hosts=allowed_hosts(settings),
+        clock=clock,
+        max_request_bytes=settings.max_request_bytes,
+        api_keys=api_keys,
+        rate_limit=binding.rate_limit,
+    )
+
+
+def _options(settings: Settings) -> ProdOptions:
+    from conveyor.prod.aws.options import AwsOptions
+    from conveyor.prod.options import ProdOptions
+
+    secret, _ = root_secrets(settings)
+    return ProdOptions(
+        aws=AwsOptions(
+            region=settings.region,
+            dynamodb_endpoint=settings.dynamodb_endpoint,
+            sqs_endpoint=settings.sqs_endpoint,
+            s3_endpoint=settings.s3_endpoint,
+            stepfunctions_endpoint=settings.stepfunctions_endpoint,
+            kms_endpoint=settings.kms_endpoint,
+            attempts=settings.aws_attempts,
+            threads=settings.aws_threads,
+            receive_threads=settings.aws_receive_threads,
+        ),
+        environment=settings.environment,
+        table=settings.table_name,
+        bucket=settings.bucket,
+        ledger=settings.ledger,
+        redis_url=settings.redis_url,
+        root_secret=secret_bytes(secret),
+        kms_key=settings.kms_key,
+        max_receives=settings.max_receives,
+        rate_limit=settings.rate_limit,
+        rate_limit_burst=settings.rate_limit_burst,
+    )
+
+
+def _measure(
+    telemetry: Telemetry,
+    binding: ProdBinding,
+    *,
+    lag: Callable[[], float],
+    discarded: Callable[[], int],
+) -> None:
+    reads, stats = binding.store, binding.stats
+    telemetry.total("store_rows_read", "Task rows read for pages", lambda: reads.rows_read)
+    telemetry.total(
+        "store_rows_returned", "Task rows returned", lambda: reads.rows_returned - discarded()
+    )
+    call = ("service", "operation")
+    telemetry.family(
+        "aws_calls", "Tries of calls to AWS", (*call, "outcome"), lambda: stats.calls.items()
+    )
+    telemetry.family("aws_retries", "Calls to AWS made again", call, lambda: stats.retries.items())
+    telemetry.family(
+        "aws_throttles", "Calls that AWS throttled", call, lambda: stats.throttles.items()
+    )
+    telemetry.family(
+        "aws_consumed_capacity",
+        "Capacity units of DynamoDB used",
+        ("operation",),
+        lambda: (((operation,), units) for operation, units in stats.capacity.items()),
+    )
+    telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lag)

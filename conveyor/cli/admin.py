@@ -1,0 +1,155 @@
+"""`conveyor admin`: the resources of a fleet, and its dead letters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from conveyor.cli.work import reason
+from conveyor.client.program import Failure
+
+if TYPE_CHECKING:
+    from conveyor.settings import Settings
+
+Say = Callable[[str], None]
+Task = Callable[["Settings", Say], Awaitable[int]]
+
+
+@click.group()
+def admin() -> None:
+    """Make, check and remove what a fleet needs in AWS, and look after its dead letters.
+
+    Which fleet, and where, is told by environment variables CONVEYOR_…
+    """
+
+
+@admin.command()
+def init() -> int:
+    """Make what is missing: table, queues, bucket. Does no harm where all is there."""
+    from conveyor.roles.admin import init
+
+    return _run(init)
+
+
+@admin.command()
+def check() -> int:
+    """Check every resource, the clock and the permissions; one line for each thing."""
+    from conveyor.roles.admin import check
+
+    return _run(check)
+
+
+@admin.command()
+@click.option("--yes", metavar="ENVIRONMENT", required=True, help="The environment, once more.")
+def destroy(yes: str) -> int:
+    """Remove every resource of the environment with all that is in it."""
+    from conveyor.roles.admin import destroy
+
+    async def confirmed(settings: Settings, say: Say) -> int:
+        if yes != settings.environment:
+            raise Failure(f"--yes names {yes}, CONVEYOR_ENVIRONMENT {settings.environment}")
+        return await destroy(settings, say)
+
+    return _run(confirmed)
+
+
+@admin.command()
+@click.argument("kind", type=click.Choice(["redis", "dynamodb"]))
+def ledger(kind: str) -> int:
+    """Let the fleet keep its permits elsewhere from now on. All workers have to be stopped."""
+    from conveyor.roles.admin import move_ledger
+
+    async def move(settings: Settings, say: Say) -> int:
+        return await move_ledger(settings, kind, say)
+
+    return _run(move)
+
+
+@admin.command("key-hash")
+def key_hash() -> None:
+    """Read an API key from standard input and print its line for CONVEYOR_API_KEYS."""
+    from conveyor.domain.key_hashes import key_hash
+
+    key = sys.stdin.readline().strip()
+    if not key:
+        raise click.UsageError("no key on standard input")
+    click.echo(key_hash(key))
+
+
+@admin.group()
+def dlq() -> None:
+    """Look after the dead letters: messages that were given up."""
+
+
+@dlq.command("list")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True)
+def list_letters(limit: int) -> int:
+    """List dead letters: id, age, kind, job, run, and the reason if one was given.
+
+    A letter without a reason was received too often: its handler never got to an end.
+    """
+    from conveyor.roles.admin import list_letters
+
+    async def listed(settings: Settings, say: Say) -> int:
+        return await list_letters(settings, say, limit=limit)
+
+    return _run(listed)
+
+
+@dlq.command()
+@click.argument("letters", nargs=-1, metavar="ID...")
+@click.option("--all", "every", is_flag=True, help="All of them.")
+def redrive(letters: tuple[str, ...], every: bool) -> int:
+    """Send dead letters back to where they came from."""
+    from conveyor.roles.admin import redrive_letters
+
+    chosen = _chosen(letters, every)
+
+    async def redriven(settings: Settings, say: Say) -> int:
+        return await redrive_letters(settings, say, chosen)
+
+    return _run(redriven)
+
+
+@dlq.command()
+@click.argument("letters", nargs=-1, metavar="ID...")
+@click.option("--all", "every", is_flag=True, help="All of them.")
+def drop(letters: tuple[str, ...], every: bool) -> int:
+    """Remove dead letters for good."""
+    from conveyor.roles.admin import drop_letters
+
+    chosen = _chosen(letters, every)
+
+    async def dropped(settings: Settings, say: Say) -> int:
+        return await drop_letters(settings, say, chosen)
+
+    return _run(dropped)
+
+
+def _chosen(letters: tuple[str, ...], every: bool) -> frozenset[str] | None:
+    """The ids that were named; None for all."""
+    if every == bool(letters):
+        raise click.UsageError("name the letters, or say --all")
+    return None if every else frozenset(letters)
+
+
+def _run(task: Task) -> int:
+    import anyio
+
+    from conveyor.domain.errors import ConveyorError
+    from conveyor.roles.admin import log_to_stderr
+    from conveyor.roles.production_rules import check_place
+    from conveyor.settings import from_environment
+
+    try:
+        settings = from_environment(production=True)
+        check_place(settings)
+        log_to_stderr(settings)
+        return anyio.run(task, settings, click.echo)
+    except ConveyorError as error:
+        raise Failure(error.detail) from None
+    except ExceptionGroup as group:
+        raise Failure(reason(group)) from None

@@ -1,0 +1,205 @@
+"""The roles of production: `api` serves and works nothing, `worker` works and serves nothing.
+
+Beside either there is a small server of its own for /readyz and /metrics. It says that the role is
+not ready before anything else ends, and ends last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+
+import anyio
+import msgspec
+
+from conveyor.bootstrap.production import RoleRuntime, open_role
+from conveyor.clock import SystemClock
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Gateway
+from conveyor.roles.logs import configure_logs
+from conveyor.roles.production_rules import check_role, looseness
+from conveyor.roles.serving import (
+    HTTP_GRACE,
+    UVICORN_LOG,
+    HttpServer,
+    bound,
+    origin_of,
+    own_process,
+)
+from conveyor.settings import Settings
+
+LINGER = 0.2
+"""The part of the grace for which an API that is no longer ready still takes new requests, until
+the load balancer has noticed."""
+
+_log = logging.getLogger("conveyor.roles")
+
+
+class RoleInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a role that is ready can be found; `api` only of an API, it ends in /v1."""
+
+    role: str
+    pid: int
+    metrics: str
+    api: str = ""
+
+
+def run(
+    settings: Settings,
+    *,
+    on_ready: Callable[[RoleInfo], None] = lambda _info: None,
+) -> int:
+    """Be the role that the settings name until SIGINT or SIGTERM; the exit code.
+
+    Owns the process. Raises InvalidSetting, and ConveyorError where the role cannot start.
+    """
+    check_role(settings)
+    configure_logs(level=settings.log_level, form=settings.log_format)
+    for line in looseness(settings):
+        _log.warning(line)
+
+    async def until(stop: anyio.Event) -> None:
+        await serve(settings, on_ready=on_ready, stop=stop)
+
+    own_process(until, on_stopping=lambda: _log.info("stopping"))
+    return 0
+
+
+async def serve(
+    settings: Settings,
+    *,
+    on_ready: Callable[[RoleInfo], None],
+    stop: anyio.Event,
+    gateway: Gateway | None = None,
+) -> None:
+    """Open the production binding, serve or work until `stop`, then end everything in order.
+
+    A gateway that is handed in replaces the one that the settings name, and stays the caller's.
+    Raises ConveyorError for an address that cannot be bound, and whatever opening raises.
+    """
+    clock = SystemClock()
+    serves = settings.role == "api"
+    with (
+        bound(settings.metrics_host, settings.metrics_port) as beside,
+        bound(settings.host, settings.port) if serves else nullcontext() as listener,
+    ):
+        origin = "" if listener is None else _origin(settings.host, listener)
+        runtime = await open_role(settings, clock, origin=origin, gateway=gateway)
+        info = RoleInfo(
+            role=settings.role,
+            pid=os.getpid(),
+            metrics=_origin(settings.metrics_host, beside),
+            api=f"{origin}/v1" if origin else "",
+        )
+
+        def ready() -> None:
+            runtime.readiness.yes = True
+            _log.info("ready", extra={"role": info.role, "metrics": info.metrics})
+            on_ready(info)
+
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(_closed, runtime)
+            await stack.enter_async_context(_probes(runtime, beside))
+            stack.callback(UVICORN_LOG.setLevel, logging.NOTSET)
+            grace = settings.shutdown_grace
+            if listener is not None:
+                await _answer(runtime, listener, stop, ready, clock=clock, grace=grace)
+            else:
+                await _work(runtime, stop, ready, clock=clock, grace=grace)
+
+
+def _origin(host: str, listener: socket.socket) -> str:
+    return origin_of(host, listener.getsockname()[1])
+
+
+async def _closed(runtime: RoleRuntime) -> None:
+    with anyio.CancelScope(shield=True):
+        await runtime.aclose()
+
+
+@asynccontextmanager
+async def _probes(runtime: RoleRuntime, listener: socket.socket) -> AsyncIterator[None]:
+    """The server for /readyz and /metrics, up while the body runs."""
+    listening = anyio.Event()
+    server = HttpServer(runtime.probes, protocol=runtime.protocol, on_started=listening.set)
+    async with anyio.create_task_group() as group:
+
+        async def probe() -> None:
+            await server.serve(sockets=[listener])
+
+        group.start_soon(probe)
+        await listening.wait()
+        try:
+            yield
+        finally:
+            server.should_exit = True
+
+
+async def _work(
+    runtime: RoleRuntime,
+    stop: anyio.Event,
+    ready: Callable[[], None],
+    *,
+    clock: Clock,
+    grace: float,
+) -> None:
+    worker = runtime.worker
+    assert worker is not None
+    refusals: list[ConveyorError] = []
+
+    async def end() -> None:
+        await stop.wait()
+        runtime.readiness.yes = False
+        worker.stop()
+
+    async def agree() -> None:
+        while not refusals:
+            await clock.sleep(runtime.agree_every)
+            try:
+                await runtime.agree()
+            except ConveyorError as error:
+                if error.code is ErrorCode.CONFLICT:
+                    refusals.append(error)
+                    stop.set()
+                else:
+                    _log.warning("the fleet did not hear of this worker: %s", error.detail)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(end)
+        group.start_soon(agree)
+        ready()
+        await worker.run(grace=grace)
+        group.cancel_scope.cancel()
+    if refusals:
+        raise refusals[0]
+
+
+async def _answer(
+    runtime: RoleRuntime,
+    listener: socket.socket,
+    stop: anyio.Event,
+    ready: Callable[[], None],
+    *,
+    clock: Clock,
+    grace: float,
+) -> None:
+    linger = grace * LINGER
+    left = max(HTTP_GRACE, int(grace - linger))
+    server = HttpServer(runtime.app, protocol=runtime.protocol, on_started=ready, grace=left)
+
+    async def end() -> None:
+        await stop.wait()
+        runtime.readiness.yes = False
+        await clock.sleep(linger)
+        UVICORN_LOG.setLevel(logging.CRITICAL)
+        server.should_exit = True
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(end)
+        group.start_soon(runtime.lag.run)
+        await server.serve(sockets=[listener])
+        group.cancel_scope.cancel()

@@ -1,0 +1,135 @@
+"""What every role that serves HTTP does alike: a socket, a server, signals, an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import uvicorn
+from anyio.abc import TaskStatus
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+
+HTTP_GRACE = 1
+"""Whole seconds that requests under way get at shutdown, where nothing else is said."""
+BACKLOG = 2_048
+COLLECT_AFTER = 50_000
+"""Allocations between two garbage collections: at the default of 700 they took a tenth of the
+loop's time, nearly all of it on objects that live for one task and are freed without them."""
+
+UVICORN_LOG = logging.getLogger("uvicorn.error")
+"""Tells each request that is cut off at the end as an error, with a traceback: silent by then."""
+
+
+class HttpServer(uvicorn.Server):
+    """A uvicorn server that leaves signals to the role that runs it, and says when it listens."""
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        protocol: type[asyncio.Protocol],
+        on_started: Callable[[], None],
+        grace: int = HTTP_GRACE,
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=grace,
+        )
+        super().__init__(config)
+        self._on_started = on_started
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+
+def own_process(
+    serve: Callable[[anyio.Event], Awaitable[None]], *, on_stopping: Callable[[], None]
+) -> None:
+    """Run a server as the whole process, until it ends after a first SIGINT or SIGTERM.
+
+    `serve` is to end in order once its event is set; a second signal ends the process at once.
+    """
+    # Whatever is stored is its owner's alone, also where others may enter the data directory.
+    os.umask(0o077)
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 50)
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.run(_until_signalled(serve, on_stopping))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def _until_signalled(
+    serve: Callable[[anyio.Event], Awaitable[None]], on_stopping: Callable[[], None]
+) -> None:
+    stop = anyio.Event()
+
+    async def listen(*, task_status: TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for _ in signals:
+                if stop.is_set():
+                    os._exit(130)
+                on_stopping()
+                stop.set()
+
+    async with anyio.create_task_group() as group:
+        await group.start(listen)
+        await serve(stop)
+        group.cancel_scope.cancel()
+
+
+@contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket, closed at the exit. Raises ConveyorError(conflict)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+        except (OSError, UnicodeError) as error:
+            raise _unbindable(host, port, error) from None
+        yield listener
+
+
+def _unbindable(host: str, port: int, error: OSError | UnicodeError) -> ConveyorError:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        text = f"port {port} of {host} is taken (--port 0 picks a free one)"
+    else:
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        text = f"cannot listen on port {port} of {host}: {reason}"
+    return ConveyorError(ErrorCode.CONFLICT, text)
+
+
+def origin_of(host: str, port: int) -> str:
+    """Where a socket that is bound to this address is found from this machine."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
