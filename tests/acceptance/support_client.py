@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from zenrows.batch import BatchAPIError, ZenRowsBatchClient
@@ -14,11 +15,24 @@ from zenrows.batch.errors import BatchErrorCode
 from zenrows.batch.models import RunStatus, TaskResult
 
 from tests.acceptance import support_models
+from tests.acceptance.support_bindings import Serving
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_calls import KEY
 from tests.acceptance.support_wire import target
 
-OPEN_JOB_TASKS = 150
+OPEN_JOB_TASKS = 160
+LARGE_FROM = 130
+"""Tasks from which a submit to a fleet is large."""
+FLEET_SETTINGS: dict[str, Any] = {
+    "retry_base": 0.01,
+    "max_open_job_tasks": OPEN_JOB_TASKS,
+    "async_threshold": LARGE_FROM,
+    "visibility_timeout": 5,
+    "heartbeat": 1,
+    "permit_lease": 5,
+    "sweep_interval": 5,
+}
+"""What a fleet has that is to pass the tests of the public client."""
 NOWHERE = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 Tasks = list[str | TaskInputDict]
@@ -39,7 +53,7 @@ def client_server(directory: Path) -> Iterator[Booted]:
         yield server
 
 
-def open_client(server: Booted, key: str = KEY) -> ZenRowsBatchClient:
+def open_client(server: Serving, key: str = KEY) -> ZenRowsBatchClient:
     """A client whose every answer is held against the models."""
     hooks = {"response": [support_models.check]}
     return ZenRowsBatchClient(key, base_url=server.api, httpx_args={"event_hooks": hooks})

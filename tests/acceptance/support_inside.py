@@ -74,7 +74,7 @@ async def inside(
     *,
     crews: int = 1,
     clock: Clock | None = None,
-    **settings: object,
+    **settings: Any,
 ) -> AsyncIterator[Inside]:
     """A server over ports that `change` has made of the development ones, with so many workers;
     `settings` are fields of `Settings`."""

@@ -20,7 +20,7 @@ from zenrows.batch.models import (
 
 from conveyor.gateway.script import expected_body
 from tests.acceptance import support_models
-from tests.acceptance.support_boot import Booted
+from tests.acceptance.support_bindings import FLEET, Serving
 from tests.acceptance.support_calls import Caller
 from tests.acceptance.support_client import (
     NOWHERE,
@@ -38,13 +38,18 @@ from tests.acceptance.support_wire import eventually, target
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
+def server(
+    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    if binding == FLEET:
+        yield request.getfixturevalue("shared_fleet")
+        return
     with client_server(tmp_path_factory.mktemp("client")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def client(server: Booted) -> Iterator[ZenRowsBatchClient]:
+def client(server: Serving) -> Iterator[ZenRowsBatchClient]:
     with open_client(server) as client:
         yield client
 
@@ -205,7 +210,7 @@ def test_the_history_of_a_task_tells_each_attempt(client: ZenRowsBatchClient) ->
     assert only.error == bad.error
 
 
-def test_jobs_and_runs_are_listed_page_by_page(server: Booted) -> None:
+def test_jobs_and_runs_are_listed_page_by_page(server: Serving) -> None:
     with open_client(server, "key-of-the-lister") as client:
         made = [client.submit_regular(pages(1, f"list{n}")).job_id for n in range(7)]
         still_open = client.submit_open().job_id
@@ -254,7 +259,7 @@ def test_idempotency_keys_make_one_of_two_calls(client: ZenRowsBatchClient) -> N
     finish(job)
 
 
-def test_refusals_carry_their_code(client: ZenRowsBatchClient, server: Booted) -> None:
+def test_refusals_carry_their_code(client: ZenRowsBatchClient, server: Serving) -> None:
     done = client.submit_regular(pages(1, "codes"))
     finish(done)
     held = client.submit_open(pages(1, "held"))
@@ -298,7 +303,7 @@ def test_refusals_carry_their_code(client: ZenRowsBatchClient, server: Booted) -
         refused(Code.UNAUTHENTICATED, 401, stranger.list_jobs)
 
 
-def test_every_success_of_every_route_parses_in_its_model(server: Booted) -> None:
+def test_every_success_of_every_route_parses_in_its_model(server: Serving) -> None:
     seen: set[tuple[str, str]] = set()
 
     def note(response: httpx.Response) -> None:

@@ -13,7 +13,7 @@ from zenrows.batch.errors import BatchErrorCode as Code
 from zenrows.batch.models import FailureReason, JobStatus, PauseState, RunStatus, TaskStatus
 
 from conveyor.gateway.script import expected_body
-from tests.acceptance.support_boot import Booted
+from tests.acceptance.support_bindings import FLEET, Serving, bodies
 from tests.acceptance.support_calls import problem_of
 from tests.acceptance.support_client import (
     added,
@@ -27,13 +27,18 @@ from tests.acceptance.support_wire import eventually, target
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
+def server(
+    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    if binding == FLEET:
+        yield request.getfixturevalue("shared_fleet")
+        return
     with client_server(tmp_path_factory.mktemp("client")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def client(server: Booted) -> Iterator[ZenRowsBatchClient]:
+def client(server: Serving) -> Iterator[ZenRowsBatchClient]:
     with open_client(server) as client:
         yield client
 
@@ -115,7 +120,7 @@ def test_an_account_refusal_fails_the_run(client: ZenRowsBatchClient) -> None:
     assert run.data.failure_detail == "Full."
 
 
-def test_deleting_a_run_and_a_job(client: ZenRowsBatchClient, server: Booted) -> None:
+def test_deleting_a_run_and_a_job(client: ZenRowsBatchClient, server: Serving) -> None:
     job = client.submit_regular(pages(2, "deleted"))
     finish(job)
     first = job.run.load()
@@ -142,7 +147,7 @@ def test_deleting_a_run_and_a_job(client: ZenRowsBatchClient, server: Booted) ->
 
     assert eventually(gone, "the job is gone").code == Code.NOT_FOUND
     refused(Code.NOT_FOUND, 404, job.delete)
-    assert not [path for path in server.files() if job.job_id in str(path)]
+    assert bodies(server, job.job_id) == []
 
 
 def test_a_run_that_another_draws_on_cannot_be_deleted(client: ZenRowsBatchClient) -> None:

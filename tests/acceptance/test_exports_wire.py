@@ -17,6 +17,7 @@ from zenrows.batch.errors import BatchErrorCode as Code
 from zenrows.batch.models import ExportStatus
 
 from conveyor.gateway.script import expected_body
+from tests.acceptance.support_bindings import FLEET, Serving, bodies
 from tests.acceptance.support_boot import Booted
 from tests.acceptance.support_client import (
     NOWHERE,
@@ -35,15 +36,25 @@ TASKS = 5_000
 
 
 @pytest.fixture(scope="module")
-def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
+def booted(
+    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    if binding == FLEET:
+        yield request.getfixturevalue("shared_fleet")
+        return
     with client_server(tmp_path_factory.mktemp("exports")) as booted:
         yield booted
 
 
 @pytest.fixture(scope="module")
-def client(booted: Booted) -> Iterator[ZenRowsBatchClient]:
+def client(booted: Serving) -> Iterator[ZenRowsBatchClient]:
     with open_client(booted) as client:
         yield client
+
+
+def exported(booted: Serving, job_id: str) -> list[str]:
+    """The files of the exports of a job."""
+    return [key for key in bodies(booted, job_id) if key.startswith("exports/")]
 
 
 def manifest_of(path: Path) -> list[Any]:
@@ -95,26 +106,30 @@ def test_the_client_exports_a_run(client: ZenRowsBatchClient, tmp_path: Path) ->
 
 
 def test_a_deleted_run_has_no_export_and_leaves_no_file(
-    client: ZenRowsBatchClient, booted: Booted
+    client: ZenRowsBatchClient, booted: Serving
 ) -> None:
     job = client.submit_regular([target("deleted")])
     finish(job)
     export = job.run.load().start_export().wait(timeout=30, poll_interval=0.05)
     link = str(export.data.download_url)
-    exports = booted.data_dir / "blobs" / "exports" / job.job_id
-    assert len([path for path in exports.rglob("*") if path.is_file()]) == 1
+    assert len(exported(booted, job.job_id)) == 1
 
     job.delete()
 
     with pytest.raises(BatchAPIError) as missing:
         export.load()
     assert missing.value.status_code == 404
-    assert httpx.get(link).status_code == 404
-    eventually(lambda: True if not exports.exists() else None, "the export's file is gone")
+    if isinstance(booted, Booted):
+        # A fleet's link goes to the store, which knows of no job.
+        assert httpx.get(link, trust_env=False).status_code == 404
+    eventually(lambda: exported(booted, job.job_id) == [] or None, "the export's file is gone")
+    assert httpx.get(link, trust_env=False).status_code == 404
+    if not isinstance(booted, Booted):
+        return
     count = "SELECT count(*) FROM exports WHERE job_id = ?"
+    data_dir = booted.data_dir
     eventually(
-        lambda: rows_of(booted.data_dir, count, job.job_id) == [(0,)] or None,
-        "the export's row is gone",
+        lambda: rows_of(data_dir, count, job.job_id) == [(0,)] or None, "the export's row is gone"
     )
 
 

@@ -15,10 +15,19 @@ from zenrows.batch import BatchAPIError, ZenRowsBatchClient
 from zenrows.batch.errors import BatchErrorCode as Code
 from zenrows.batch.models import IngestStatus
 
+from tests.acceptance.support_bindings import FLEET, Serving, bodies
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_calls import Caller, Json, as_json, problem_of
-from tests.acceptance.support_client import NOWHERE, finish, open_client, refused, urls
+from tests.acceptance.support_client import (
+    FLEET_SETTINGS,
+    NOWHERE,
+    finish,
+    open_client,
+    refused,
+    urls,
+)
 from tests.acceptance.support_data import temporary_files
+from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_raw import answers_to
 from tests.acceptance.support_wire import eventually, target
 
@@ -40,28 +49,41 @@ GOOD: dict[str, bytes] = {
 }
 
 
+LIMITS: dict[str, Any] = {
+    "max_input_rows": MAX_ROWS,
+    "max_input_bytes": MAX_BYTES,
+    "max_request_bytes": MAX_REQUEST,
+    "async_threshold": LARGE_FROM,
+}
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
-    with boot(
-        tmp_path_factory.mktemp("inputs"),
-        *("--gateway", "fake", "--workers", "50"),
-        max_input_rows=MAX_ROWS,
-        max_input_bytes=MAX_BYTES,
-        max_request_bytes=MAX_REQUEST,
-        async_threshold=LARGE_FROM,
-        shutdown_grace=0.1,
-    ) as server:
+def server(binding: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    directory = tmp_path_factory.mktemp("inputs")
+    if binding == FLEET:
+        with fleet(directory, **FLEET_SETTINGS | LIMITS) as running:
+            yield running
+        return
+    flags = ("--gateway", "fake", "--workers", "50")
+    with boot(directory, *flags, **LIMITS, shutdown_grace=0.1) as server:
         yield server
 
 
+@pytest.fixture
+def booted(server: Serving) -> Booted:
+    """The server, where it is for development."""
+    assert isinstance(server, Booted)
+    return server
+
+
 @pytest.fixture(scope="module")
-def client(server: Booted) -> Iterator[ZenRowsBatchClient]:
+def client(server: Serving) -> Iterator[ZenRowsBatchClient]:
     with open_client(server) as client:
         yield client
 
 
 @pytest.fixture
-def caller(server: Booted) -> Iterator[Caller]:
+def caller(server: Serving) -> Iterator[Caller]:
     with Caller(server.api) as caller:
         yield caller
 
@@ -152,8 +174,13 @@ def test_a_large_file_is_ingested_after_the_answer(client: ZenRowsBatchClient) -
 
 
 def test_the_public_client_is_told_what_is_wrong(client: ZenRowsBatchClient) -> None:
+    def send_too_much() -> None:
+        file_input_id = client.upload_csv(io.BytesIO(b"x" * (MAX_BYTES + 1)), fields={"url": 0})
+        # The store of a fleet took it: a presigned link is bound to no length.
+        client.submit_regular(file_input_id=file_input_id)
+
     with pytest.raises(BatchAPIError) as caught:
-        client.upload_csv(io.BytesIO(b"x" * (MAX_BYTES + 1)), fields={"url": 0})
+        send_too_much()
     assert caught.value.status_code == 413
     refused(
         Code.INVALID_ARGUMENT,
@@ -199,7 +226,7 @@ def test_the_last_upload_before_the_submit_counts(caller: Caller) -> None:
     assert len(rows_of(caller, slot)) == 2
 
 
-def test_a_slot_is_its_makers_own(server: Booted, caller: Caller) -> None:
+def test_a_slot_is_its_makers_own(server: Serving, caller: Caller) -> None:
     slot = filled(caller, URLS, GOOD["urls"])
 
     with Caller(server.api, "somebody-else") as other:
@@ -207,6 +234,7 @@ def test_a_slot_is_its_makers_own(server: Booted, caller: Caller) -> None:
     assert len(rows_of(caller, slot)) == 1
 
 
+@pytest.mark.development_only("a fleet's files go straight to its store")
 def test_another_content_type_is_refused(caller: Caller) -> None:
     slot = filled(caller, URLS, GOOD["urls"])
 
@@ -219,8 +247,9 @@ def test_another_content_type_is_refused(caller: Caller) -> None:
     assert len(rows_of(caller, slot)) == 1
 
 
+@pytest.mark.development_only("a fleet's files go straight to its store")
 def test_a_file_may_be_larger_than_other_requests_but_not_too_large(
-    server: Booted, caller: Caller
+    booted: Booted, caller: Caller
 ) -> None:
     slot = filled(caller, URLS, b"\n" * (MAX_BYTES - len(GOOD["urls"])) + GOOD["urls"])
     sent = 0
@@ -237,23 +266,25 @@ def test_a_file_may_be_larger_than_other_requests_but_not_too_large(
     problem_of(put(slot, without_end()), status=413, code="payload_too_large")
 
     assert MAX_BYTES > MAX_REQUEST
-    assert temporary_files(server.data_dir) == []
+    assert temporary_files(booted.data_dir) == []
     assert len(rows_of(caller, slot)) == 1
 
 
-def test_an_announced_excess_is_not_even_asked_for(server: Booted, caller: Caller) -> None:
+@pytest.mark.development_only("a fleet's files go straight to its store")
+def test_an_announced_excess_is_not_even_asked_for(booted: Booted, caller: Caller) -> None:
     url = httpx.URL(make(caller, URLS)["upload"]["url"])
     head = (
         f"PUT {url.raw_path.decode()} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: text/plain\r\n"
         f"Expect: 100-continue\r\nContent-Length: {MAX_BYTES + 1}\r\n\r\n"
     )
 
-    [answer] = answers_to(server.port, head.encode())
+    [answer] = answers_to(booted.port, head.encode())
 
     assert answer.status_code == 413
 
 
-def test_an_upload_that_breaks_off_changes_nothing(server: Booted, caller: Caller) -> None:
+@pytest.mark.development_only("a fleet's files go straight to its store")
+def test_an_upload_that_breaks_off_changes_nothing(booted: Booted, caller: Caller) -> None:
     slot = filled(caller, URLS, GOOD["urls"])
     url = httpx.URL(slot["upload"]["url"])
     head = (
@@ -261,9 +292,9 @@ def test_an_upload_that_breaks_off_changes_nothing(server: Booted, caller: Calle
         f"Content-Length: {MAX_BYTES}\r\n\r\n"
     )
 
-    answers_to(server.port, head.encode() + b"x" * (MAX_BYTES - 1), hang_up=True)
+    answers_to(booted.port, head.encode() + b"x" * (MAX_BYTES - 1), hang_up=True)
 
-    eventually(lambda: not temporary_files(server.data_dir) or None, "nothing is left over")
+    eventually(lambda: not temporary_files(booted.data_dir) or None, "nothing is left over")
     assert len(rows_of(caller, slot)) == 1
 
 
@@ -345,11 +376,11 @@ BAD_FILES: dict[str, tuple[Json, bytes, int, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_bad_file_creates_nothing_and_can_be_replaced(
-    server: Booted, caller: Caller, name: str
+    server: Serving, caller: Caller, name: str
 ) -> None:
     document, content, status, words = BAD_FILES[name]
     slot = filled(caller, document, content)
-    before, files = jobs_of(caller), len(server.files())
+    before, files = jobs_of(caller), len(bodies(server, ""))
 
     response = submit(caller, slot)
 
@@ -357,7 +388,7 @@ def test_a_bad_file_creates_nothing_and_can_be_replaced(
     detail = problem_of(response, status=status, code=code)["detail"]
     assert [word for word in words if word not in detail] == [], detail
     assert jobs_of(caller) == before
-    assert len(server.files()) == files
+    assert len(bodies(server, "")) == files
     good = GOOD[document["type"]]
     if document is BY_NAME:
         good = b"id,url\n1,http://fake.test/good\n"

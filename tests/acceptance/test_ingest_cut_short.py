@@ -4,30 +4,50 @@ account. The client's waiter returns, the total is that of the rows, and nothing
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 from zenrows.batch import ZenRowsBatchClient
 from zenrows.batch._resources import JobRef
 from zenrows.batch.models import IngestStatus, Run, RunStatus
 
-from tests.acceptance.support_boot import Booted, boot
-from tests.acceptance.support_client import added, open_client, pages, urls
-from tests.acceptance.support_data import rows_of
+from tests.acceptance.support_bindings import DEVELOPMENT, FLEET, Serving, bodies, rows_written
+from tests.acceptance.support_boot import boot
+from tests.acceptance.support_client import LARGE_FROM, added, open_client, pages, urls
 from tests.acceptance.support_wire import Wire, eventually
 
 pytestmark = pytest.mark.server
 
-LARGE = 30_000
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many tasks are many, how many are so many that writing them can be cut short."""
+
+    some: int
+    many: int
+
+
+SIZES = {DEVELOPMENT: Sizes(1_000, 30_000), FLEET: Sizes(LARGE_FROM, 1_500)}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
-    """A server over the fake gateway for which a thousand tasks are many."""
+def sizes(binding: str) -> Sizes:
+    """What is large here."""
+    return SIZES[binding]
+
+
+@pytest.fixture(scope="module")
+def server(
+    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    """A server for which a thousand tasks are many, or a fleet for which fewer are."""
+    if binding == FLEET:
+        yield request.getfixturevalue("shared_fleet")
+        return
     with boot(
         tmp_path_factory.mktemp("large"),
         *("--gateway", "fake"),
-        async_threshold=1_000,
+        async_threshold=SIZES[DEVELOPMENT].some,
         visibility_timeout=2,
         heartbeat=0.5,
         shutdown_grace=0.1,
@@ -36,42 +56,32 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
 
 
 @pytest.fixture
-def client(server: Booted) -> Iterator[ZenRowsBatchClient]:
+def client(server: Serving) -> Iterator[ZenRowsBatchClient]:
     """The public client."""
     with open_client(server) as opened:
         yield opened
 
 
-def staged(server: Booted) -> list[Path]:
-    """What is staged."""
-    root = server.data_dir / "blobs" / "staged"
-    return [path for path in root.rglob("*") if path.is_file()]
-
-
-def rows_written(server: Booted, run_id: str) -> int:
-    """How many rows a run has, by the database itself."""
-    sql = (
-        "SELECT count(*) FROM tasks JOIN runs ON task_key >> 35 >= run_no "
-        "AND task_key >> 35 < run_no + shard_count WHERE run_id = ?"
-    )
-    found: int = rows_of(server.data_dir, sql, run_id)[0][0]
-    return found
+def staged(server: Serving, job: JobRef) -> list[str]:
+    """What is staged of a job."""
+    return [key for key in bodies(server, job.job_id) if key.startswith("staged/")]
 
 
 def test_a_large_submit_is_accepted_written_and_read(
-    server: Booted, client: ZenRowsBatchClient
+    server: Serving, client: ZenRowsBatchClient, sizes: Sizes
 ) -> None:
-    listed = pages(1_500)
+    count = sizes.some * 3 // 2
+    listed = pages(count)
     job = client.submit_regular(listed)
     assert job.submit_response is not None
     run = job.submit_response.latest_run
     assert run is not None
-    assert (run.stats.total, run.ingest_status) == (1_500, IngestStatus.PENDING)
+    assert (run.stats.total, run.ingest_status) == (count, IngestStatus.PENDING)
     job.wait_for_ingest(timeout=60, poll_interval=0.05)
     ended = job.run.wait(timeout=60, poll_interval=0.05)
-    assert (ended.status, ended.stats.successful) == (RunStatus.COMPLETED, 1_500)
+    assert (ended.status, ended.stats.successful) == (RunStatus.COMPLETED, count)
     assert urls(job.run.results()) == listed
-    assert staged(server) == []
+    assert staged(server, job) == []
 
 
 def ingested(client: ZenRowsBatchClient, job: JobRef) -> Run:
@@ -81,68 +91,72 @@ def ingested(client: ZenRowsBatchClient, job: JobRef) -> Run:
     return data.latest_run
 
 
-def test_stop(server: Booted, client: ZenRowsBatchClient) -> None:
-    job = client.submit_regular(pages(LARGE, delay=0.5))
+def test_stop(server: Serving, client: ZenRowsBatchClient, sizes: Sizes) -> None:
+    job = client.submit_regular(pages(sizes.many, delay=0.5))
     assert job.run.stop().status is RunStatus.STOPPED
     run = ingested(client, job)
-    assert run.stats.total == rows_written(server, run.run_id) < LARGE
-    assert staged(server) == []
+    assert run.stats.total == rows_written(server, run.run_id) < sizes.many
+    assert staged(server, job) == []
 
 
-def test_pause(server: Booted, client: ZenRowsBatchClient) -> None:
-    job = client.submit_regular(pages(LARGE, delay=0.5))
+def test_pause(server: Serving, client: ZenRowsBatchClient, sizes: Sizes) -> None:
+    job = client.submit_regular(pages(sizes.many, delay=0.5))
     job.run.pause()
     run = ingested(client, job)
-    assert run.stats.total == rows_written(server, run.run_id) == LARGE
-    assert staged(server) == []
+    assert run.stats.total == rows_written(server, run.run_id) == sizes.many
+    assert staged(server, job) == []
     job.run.stop()
 
 
-def test_delete(server: Booted, client: ZenRowsBatchClient) -> None:
-    job = client.submit_regular(pages(LARGE, delay=0.5))
+def test_delete(server: Serving, client: ZenRowsBatchClient, sizes: Sizes) -> None:
+    job = client.submit_regular(pages(sizes.many, delay=0.5))
     run = client.get_job(job.job_id).data.latest_run
     assert run is not None
     job.delete()
     run_id = run.run_id
     eventually(
-        lambda: (rows_written(server, run_id) == 0 and not staged(server)) or None,
+        lambda: (rows_written(server, run_id) == 0 and not staged(server, job)) or None,
         "everything is gone",
     )
 
 
-def test_account_failure(server: Booted, client: ZenRowsBatchClient) -> None:
+def test_account_failure(server: Serving, client: ZenRowsBatchClient, sizes: Sizes) -> None:
     refused = pages(1, "refused", account="insufficient_credits")
-    job = client.submit_regular([*refused, *pages(LARGE, delay=0.5)])
+    job = client.submit_regular([*refused, *pages(sizes.many, delay=0.5)])
     ended = job.run.wait(timeout=60, poll_interval=0.05)
     assert ended.status is RunStatus.FAILED
     run = ingested(client, job)
-    assert run.stats.total == rows_written(server, run.run_id) <= LARGE + 1
-    assert staged(server) == []
+    assert run.stats.total == rows_written(server, run.run_id) <= sizes.many + 1
+    assert staged(server, job) == []
 
 
-def test_an_open_job_takes_more_once_it_is_written(client: ZenRowsBatchClient) -> None:
-    job = client.submit_open(pages(1_200))
+def test_an_open_job_takes_more_once_it_is_written(
+    client: ZenRowsBatchClient, sizes: Sizes
+) -> None:
+    count = sizes.some + 20
+    job = client.submit_open(pages(count))
     job.wait_for_ingest(timeout=60, poll_interval=0.05)
     job.add_tasks(added(pages(3, "more"), last_batch=True))
     ended = job.run.wait(timeout=60, poll_interval=0.05)
-    assert (ended.status, ended.stats.total) == (RunStatus.COMPLETED, 1_203)
+    assert (ended.status, ended.stats.total) == (RunStatus.COMPLETED, count + 3)
 
 
-def test_a_large_rerun_of_what_failed(client: ZenRowsBatchClient) -> None:
-    listed = [*pages(1_000), *pages(200, "missing", status=404)]
+def test_a_large_rerun_of_what_failed(client: ZenRowsBatchClient, sizes: Sizes) -> None:
+    good, bad = sizes.some, sizes.some // 5
+    listed = [*pages(good), *pages(bad, "missing", status=404)]
     job = client.submit_regular(listed)
     job.run.wait(timeout=60, poll_interval=0.05)
     run = job.rerun(status="failed").data
     assert run.ingest_status is not None
-    assert run.stats.total == 1_200
+    assert run.stats.total == good + bad
     ended = job.run.wait(timeout=60, poll_interval=0.05)
-    assert (ended.stats.successful, ended.stats.failed) == (1_000, 200)
+    assert (ended.stats.successful, ended.stats.failed) == (good, bad)
     rows = list(job.run.results())
     assert urls(rows) == listed
-    assert sum(row.source_run_id is not None for row in rows) == 1_000
+    assert sum(row.source_run_id is not None for row in rows) == good
 
 
-def test_an_open_job_without_tasks_that_come_later(server: Booted) -> None:
+def test_an_open_job_without_tasks_that_come_later(server: Serving) -> None:
     with Wire(server.api) as wire:
         made = wire.ask("POST", "/jobs", body={"status": "open", "async": True})
         job_id = made["job_id"]

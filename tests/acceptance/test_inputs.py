@@ -11,16 +11,23 @@ from typing import Any
 import pytest
 from zenrows.batch.models import Problem
 
-from tests.acceptance.support_boot import Booted, boot
+from tests.acceptance.support_bindings import FLEET, Serving
+from tests.acceptance.support_boot import boot
 from tests.acceptance.support_calls import Caller, Json, problem_of
 from tests.acceptance.support_site import Page, Site, serving_site
 
 GOOD = "http://good.invalid/"
 NOBODY = "http://127.0.0.1:9"
+fetches = pytest.mark.development_only("the gateway of a fleet under test fetches nothing")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
+def server(
+    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    if binding == FLEET:
+        yield request.getfixturevalue("shared_fleet")
+        return
     directory = tmp_path_factory.mktemp("inputs")
     flags = ("--gateway", "direct", "--allow-private", "--log-level", "warning")
     with boot(directory, *flags, retry_base=0.01, retry_cap=0.02, gateway_timeout=5) as server:
@@ -29,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
 
 
 @pytest.fixture
-def caller(server: Booted) -> Iterator[Caller]:
+def caller(server: Serving) -> Iterator[Caller]:
     with Caller(server.api) as caller:
         yield caller
 
@@ -88,6 +95,16 @@ def resolver_is_slow() -> bool:
     return time.monotonic() - began > 1
 
 
+def test_odd_urls_are_kept_exactly(caller: Caller) -> None:
+    job = caller.submit(status="open")
+    caller.http.post(f"/jobs/{job['job_id']}/pause")
+    caller.http.post(f"/jobs/{job['job_id']}/tasks", json={"tasks": [{"url": u} for u in ODD_URLS]})
+
+    assert [row["url"] for row in caller.results(job)] == ODD_URLS
+    caller.http.post(f"/jobs/{job['job_id']}/stop")
+
+
+@fetches
 def test_odd_urls_come_back_exactly_and_no_worker_dies_of_one(caller: Caller, site: Site) -> None:
     rows = caller.scraped(*ODD_URLS, max_attempts=2)
 
@@ -106,6 +123,7 @@ def test_odd_urls_come_back_exactly_and_no_worker_dies_of_one(caller: Caller, si
     assert caller.content(alive).content == b"alive"
 
 
+@fetches
 @pytest.mark.parametrize(
     ("path", "sent"),
     [
@@ -191,7 +209,7 @@ BAD_TASKS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize("adding", [False, True], ids=["submit", "add"])
-def test_every_bad_task_is_listed_and_nothing_is_created(server: Booted, adding: bool) -> None:
+def test_every_bad_task_is_listed_and_nothing_is_created(server: Serving, adding: bool) -> None:
     tasks = [task for bad, _ in BAD_TASKS for task in (bad, {"url": GOOD})]
     with Caller(server.api, f"key-of-bad-tasks-{adding}") as caller:
         path, expected_jobs = "/jobs", 0

@@ -13,7 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from conveyor.gateway.hits import Hits
+from conveyor.testing.fleet import Fleet
 from conveyor.testing.server import ConveyorServer, conveyor_server
+from tests.acceptance.support_bindings import FLEET, hits, holds_no_permits, items_kept
+from tests.acceptance.support_bindings import Hits as FleetHits
 from tests.acceptance.support_data import (
     body_files,
     row_counts,
@@ -37,15 +41,19 @@ def anyio_backend() -> str:
 
 @dataclass(frozen=True)
 class Arena:
-    """A server on a thread of this process: its wire, its directory, the gateway's calls."""
+    """A server on a thread of this process, or a fleet: its wire, and the gateway's calls."""
 
     wire: Wire
+    server: ConveyorServer | Fleet
     data_dir: Path
-    server: ConveyorServer
+
+    def hits(self) -> Hits | FleetHits:
+        """The gateway's calls so far."""
+        return hits(self.server) if isinstance(self.server, Fleet) else self.server.hits
 
     def calls_of(self, urls: Sequence[str]) -> int:
         """How often the gateway was asked for these."""
-        counts = self.server.hits.counts
+        counts = self.hits().counts
         return sum(counts.get(url, 0) for url in urls)
 
     def calls_begin(self, urls: Sequence[str], *, at_least: int = 1) -> None:
@@ -54,28 +62,46 @@ class Arena:
 
     def idle(self) -> None:
         """Wait until no call is in flight, and none is claimed."""
+        eventually(lambda: self._is_idle() or None, "all calls end")
 
-        def is_idle() -> bool | None:
-            claims = rows_of(self.data_dir, "SELECT count(*) FROM claims")
-            return (claims == [(0,)] and self.server.hits.in_flight == 0) or None
+    def kept(self) -> dict[str, int]:
+        """How many jobs, runs and tasks the database holds."""
+        if isinstance(self.server, Fleet):
+            return items_kept(self.server)
+        counts = row_counts(self.data_dir)
+        return {table: counts[table] for table in ("jobs", "runs", "tasks")}
 
-        eventually(is_idle, "all calls end")
+    def _is_idle(self) -> bool:
+        if self.hits().in_flight > 0:
+            return False
+        if isinstance(self.server, Fleet):
+            return holds_no_permits(self.server)
+        claims: list[Any] = rows_of(self.data_dir, "SELECT count(*) FROM claims")
+        return claims == [(0,)]
 
 
 @pytest.fixture(scope="module")
-def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+def arena(
+    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Arena]:
     data_dir = tmp_path_factory.mktemp("races")
+    if binding == FLEET:
+        fleet: Fleet = request.getfixturevalue("shared_fleet")
+        with Wire(fleet.api, connections=100) as wire:
+            yield Arena(wire, fleet, data_dir)
+        return
     with (
         conveyor_server(data_dir, visibility_timeout=2.0, heartbeat=0.3, workers=100) as booted,
         Wire(booted.base_url, connections=100) as wire,
     ):
-        yield Arena(wire, data_dir, booted)
+        yield Arena(wire, booted, data_dir)
 
 
 @pytest.mark.parametrize(
     "times", [20, pytest.param(200, marks=(pytest.mark.full, pytest.mark.timeout(600)), id="full")]
 )
 def test_stop_within_5_ms_of_submit_stands(arena: Arena, times: int) -> None:
+    times = times // 3 if isinstance(arena.server, Fleet) else times
     draw = random.Random(times)
     wire = arena.wire
     stopped = []
@@ -115,7 +141,7 @@ def test_deleting_with_ten_in_flight_leaves_nothing(
         conveyor_server(tmp_path, visibility_timeout=1.0, heartbeat=0.2) as booted,
         Wire(booted.base_url) as wire,
     ):
-        arena = Arena(wire, tmp_path, booted)
+        arena = Arena(wire, booted, tmp_path)
         job_id = wire.submit([*urls, *late], max_inflight=IN_FLIGHT)["job_id"]
         arena.calls_begin(late, at_least=IN_FLIGHT)
         eventually(lambda: len(body_files(tmp_path)) >= len(urls) or None, "bodies are stored")
@@ -154,7 +180,7 @@ def test_fifty_requests_at_once_with_one_key_do_it_once(arena: Arena, path: str)
         job_id = wire.submit([target("again")])["job_id"]
         wire.ended(job_id)
         body, url = None, f"/jobs/{job_id}/rerun"
-    before = row_counts(arena.data_dir)
+    before = arena.kept()
 
     responses = together(count, lambda _: wire.send("POST", url, body=body, key=f"one-{path}"))
 
@@ -162,8 +188,8 @@ def test_fifty_requests_at_once_with_one_key_do_it_once(arena: Arena, path: str)
     again = wire.send("POST", url, body=body, key=f"one-{path}")
     assert_one_answer([*responses, again])
     assert again.headers["Idempotency-Replayed"] == "true"
-    after = row_counts(arena.data_dir)
-    made = {table: after[table] - before[table] for table in ("jobs", "runs", "tasks")}
+    after = arena.kept()
+    made = {table: after[table] - before[table] for table in before}
     assert (
         made
         == {
@@ -214,7 +240,8 @@ def test_a_replay_is_byte_equal_after_the_job_moved_on(arena: Arena) -> None:
 
 def test_pause_and_resume_crossing_leave_the_run_whole(arena: Arena) -> None:
     wire = arena.wire
-    urls = [target(f"pause/{number}", delay=0.01) for number in range(300)]
+    count = 100 if isinstance(arena.server, Fleet) else 300
+    urls = [target(f"pause/{number}", delay=0.01) for number in range(count)]
     job_id = wire.submit(urls, max_inflight=IN_FLIGHT)["job_id"]
 
     def cross(thread: int) -> set[str]:
@@ -239,7 +266,7 @@ def test_pause_and_resume_crossing_leave_the_run_whole(arena: Arena) -> None:
         assert held["stats"]["completed"] == called
         wire.ask("POST", f"/jobs/{job_id}/resume")
     assert wire.ended(job_id)["stats"]["successful"] == len(urls)
-    assert {url: arena.server.hits.counts[url] for url in urls} == dict.fromkeys(urls, 1)
+    assert {url: arena.hits().counts[url] for url in urls} == dict.fromkeys(urls, 1)
 
 
 @pytest.mark.parametrize("statuses", [None, "pending,processing,failed"])

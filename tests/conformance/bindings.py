@@ -14,6 +14,7 @@ from conveyor.ports.inputs import Inputs
 from conveyor.ports.records import Idempotency, Jobs, Runs
 from conveyor.ports.sweeping import Sweeping
 from conveyor.ports.tasks import Tasks
+from tests.conformance.production_store import open_production
 
 
 class Store(Protocol):
@@ -51,14 +52,17 @@ class BindingKind:
     """A binding and what it can do beyond the ports' promises.
 
     `filtered_pages_read_only_matches`: a page by status touches no row that it does not return.
-    `immediate_counters`: a run's counters are right with the answer of the write that moved them,
-    rather than a moment later.
+    `completes_at_once`: who sees all tasks of a run ended sees it completed, rather than a moment
+    later.
+    `effort`: the share of the random steps that it is put through, less than 1.0 where each call
+    takes milliseconds.
     """
 
     name: str
     open: Callable[[Path, int], Awaitable[Store]]
     filtered_pages_read_only_matches: bool
-    immediate_counters: bool
+    completes_at_once: bool
+    effort: float
 
 
 async def _open_development(path: Path, now: int) -> Store:
@@ -70,6 +74,14 @@ BINDINGS = [
         name="development",
         open=_open_development,
         filtered_pages_read_only_matches=True,
-        immediate_counters=True,
-    )
+        completes_at_once=True,
+        effort=1.0,
+    ),
+    BindingKind(
+        name="production",
+        open=open_production,
+        filtered_pages_read_only_matches=False,
+        completes_at_once=False,
+        effort=0.3,
+    ),
 ]

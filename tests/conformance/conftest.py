@@ -12,8 +12,17 @@ from conveyor.ports.inputs import Inputs
 from conveyor.ports.records import Idempotency, Jobs, Runs
 from conveyor.ports.tasks import Tasks
 from conveyor.testing.clock import FakeClock
+from tests.conformance import emulators
 from tests.conformance.bindings import BINDINGS, BindingKind, Store
 from tests.conformance.world import World
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the services that could not be had, whatever became of the tests that need them."""
+    if emulators.missing:
+        terminalreporter.section("services that could not be had", red=True, bold=True)
+        for reason in emulators.missing:
+            terminalreporter.line(reason, red=True)
 
 
 @pytest.fixture

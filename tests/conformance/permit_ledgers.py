@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,6 +11,7 @@ from conveyor.dev.permits import MemoryPermits
 from conveyor.ports.permits import Holding, Permits, Standing
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.lease_rows import AtomicLeaseRows, CountThenInsertPermits, LeaseRows
+from tests.conformance.permit_servers import VirtualRedis, dynamo_permits
 
 JOB, OTHER_JOB = "JOB", "OTHER"
 LIMIT = 10
@@ -23,13 +24,14 @@ class Bench:
     """A ledger under test and the clock that its leases run by.
 
     `reopen` makes it lose its entries and know it, closed for a lease of `LEASE`; None where an
-    adapter has no such thing. Remembers for each job and holder what it was granted and the last
-    sequence, so that a test names only what it is about.
+    adapter has no such thing. `close` ends what it holds open. Remembers for each job and holder
+    what it was granted and the last sequence, so that a test names only what it is about.
     """
 
     permits: Permits
     clock: FakeClock
     reopen: Callable[[], Permits] | None = None
+    close: Callable[[], Awaitable[None]] | None = None
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     sequences: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -80,18 +82,24 @@ class Bench:
         assert self.reopen is not None
         self.permits = self.reopen()
 
+    async def aclose(self) -> None:
+        """Let go of servers."""
+        if self.close is not None:
+            await self.close()
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """An adapter. `atomic`: the limit holds where calls overlap. `keeps_wants`: `wants` count.
     `sequenced`: late and repeated calls are turned away. `can_reopen_empty`: it knows that it may
-    have lost entries."""
+    have lost entries. `examples`: fleets that the search for a broken limit tries."""
 
     open: Callable[[], Bench]
     atomic: bool = True
     keeps_wants: bool = True
     sequenced: bool = True
     can_reopen_empty: bool = True
+    examples: int = 120
 
 
 def _memory() -> Bench:
@@ -109,12 +117,34 @@ def _count_then_insert() -> Bench:
     return Bench(CountThenInsertPermits(LeaseRows(clock, lambda: clock.sleep(0))), clock)
 
 
+def _redis() -> Bench:
+    clock = FakeClock()
+    ledger = VirtualRedis(clock, lease=LEASE)
+    return Bench(ledger.permits, clock, ledger.come_back_empty, ledger.aclose)
+
+
+def _dynamodb() -> Bench:
+    clock = FakeClock()
+    return Bench(dynamo_permits(clock), clock)
+
+
 LEDGERS: dict[str, Ledger] = {
     "memory": Ledger(_memory),
-    "atomic-rows": Ledger(_atomic_rows, keeps_wants=False, sequenced=False, can_reopen_empty=False),
-    "count-then-insert": Ledger(
-        _count_then_insert, atomic=False, keeps_wants=False, sequenced=False, can_reopen_empty=False
+    "atomic-rows": Ledger(
+        _atomic_rows, keeps_wants=False, sequenced=False, can_reopen_empty=False, examples=30
     ),
+    "count-then-insert": Ledger(
+        _count_then_insert,
+        atomic=False,
+        keeps_wants=False,
+        sequenced=False,
+        can_reopen_empty=False,
+        examples=30,
+    ),
+    "redis": Ledger(_redis, examples=50),
+    # A table's rows are not lost with a process, so it never comes back empty. The emulator makes
+    # about a hundred writes a second.
+    "dynamodb": Ledger(_dynamodb, can_reopen_empty=False, examples=8),
 }
 
 

@@ -33,6 +33,8 @@ from conveyor.testing.simulation.loop import VirtualLoop, VirtualTime, virtual_t
 from conveyor.testing.simulation.queues import SimulatedQueues
 from conveyor.testing.simulation.sqs import QueueService
 from conveyor.testing.simulation.trace import Trace
+from tests.conformance.queue_rows import Rows
+from tests.conformance.sqs_bench import sqs_bench
 
 JOB, RUN, OTHER_RUN = "JOB", "RUN", "OTHER"
 QUEUE = run_queue(RUN)
@@ -55,29 +57,6 @@ class Timeline(Protocol):
     async def advance(self, seconds: float) -> None:
         """Move time on, and let every task come to where it waits."""
         ...
-
-
-@dataclass
-class Rows:
-    """A stand-in for the task rows: what is written and not yet finished."""
-
-    rows: dict[str, dict[int, str]] = field(default_factory=dict)
-    refusals: int = 0
-
-    def write(self, run_id: str, *indexes: int) -> list[tuple[int, str]]:
-        """Write rows; the references to them."""
-        tasks = [(index, f"{run_id}-{index}") for index in indexes]
-        self.rows.setdefault(run_id, {}).update(tasks)
-        return tasks
-
-    async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        """What the tasks port answers; ConnectionError so often as is refused."""
-        await anyio.lowlevel.checkpoint()
-        if self.refusals:
-            self.refusals -= 1
-            raise ConnectionError
-        rows = self.rows.get(run_id, {})
-        return [(index, rows[index]) for index in sorted(rows) if index > after][:limit]
 
 
 @dataclass
@@ -147,6 +126,9 @@ class Adapter:
 
     `ordered`: messages come in the order sent. `exact_depth`: `depth` is not approximate.
     `reads_rows`: a run's queue fills itself from the rows, without being made again.
+    `waits_in_virtual_time`: a waiting receive wakes when the bench's time moves, and no later.
+    `keeps_lapsed_receipts`: a receipt that lapsed still deletes its message, and hides it no more,
+    as long as that did not come again.
     `backends`: the event loops that it is tested on, as anyio's plugin takes them.
     """
 
@@ -154,6 +136,8 @@ class Adapter:
     ordered: bool = True
     exact_depth: bool = True
     reads_rows: bool = True
+    waits_in_virtual_time: bool = True
+    keeps_lapsed_receipts: bool = True
     backends: Mapping[str, object] = field(
         default_factory=lambda: {"asyncio": ("asyncio", {}), "trio": "trio"}
     )
@@ -219,6 +203,12 @@ class LoopTime:
             await anyio.lowlevel.checkpoint()
 
 
+@asynccontextmanager
+async def _sqs(max_receives: int | None) -> AsyncIterator[Bench]:
+    async with sqs_bench(max_receives=max_receives or 1_000) as opened:
+        yield Bench(opened.queues, opened, opened.rows)
+
+
 ADAPTERS: dict[str, Adapter] = {
     "memory": Adapter(_memory(reorder=0)),
     "memory-out-of-order": Adapter(_memory(reorder=4), ordered=False),
@@ -229,6 +219,16 @@ ADAPTERS: dict[str, Adapter] = {
             "asyncio": ("asyncio", {"loop_factory": VirtualLoop}),
             "trio": ("trio", {"clock": trio.testing.MockClock(autojump_threshold=0)}),
         },
+    ),
+    "sqs": Adapter(
+        _sqs,
+        ordered=False,
+        exact_depth=False,
+        reads_rows=False,
+        waits_in_virtual_time=False,
+        # The emulator forgets the receipt for deleting, and takes it for hiding; SQS does neither.
+        keeps_lapsed_receipts=False,
+        backends={"asyncio": ("asyncio", {})},
     ),
 }
 
@@ -248,6 +248,8 @@ def fixtures(*, max_receives: int | None) -> tuple[Any, Any, Any]:
 
     @pytest.fixture(params=["asyncio", "trio"])
     def anyio_backend(request: pytest.FixtureRequest, adapter: Adapter) -> object:
+        if request.param not in adapter.backends:
+            pytest.skip(f"this adapter belongs to {', '.join(adapter.backends)}")
         return adapter.backends[request.param]
 
     @pytest.fixture

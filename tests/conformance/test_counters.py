@@ -299,7 +299,7 @@ def test_counters_agree_with_rows_after_every_step(binding_kind: BindingKind) ->
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=30,
+            max_examples=round(30 * binding_kind.effort),
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),

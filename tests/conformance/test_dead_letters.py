@@ -29,6 +29,7 @@ from tests.conformance.queue_benches import (
 adapter, anyio_backend, bench = fixtures(max_receives=LIMIT)
 
 exact_depth = those_that(lambda adapter: adapter.exact_depth)
+virtual_waits = those_that(lambda adapter: adapter.waits_in_virtual_time)
 
 
 async def _exhaust(bench: Bench, queue: str = QUEUE) -> list[Delivery]:
@@ -152,6 +153,7 @@ async def test_a_dead_letter_is_not_lost_to_its_run(bench: Bench, how: str) -> N
     assert {delivery.receive_count for delivery in again} == {1}
 
 
+@virtual_waits
 async def test_a_waiting_receive_passes_dead_letters_over_and_wakes_who_waits_for_them(
     bench: Bench,
 ) -> None:

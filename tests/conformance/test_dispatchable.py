@@ -13,6 +13,7 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import DispatchableRun, RunFailure, Task, TaskStatus
 from conveyor.ports.records import DispatchChange, Jobs, Runs
 from conveyor.ports.tasks import Claimed, Settlement, Undone
+from tests.conformance.bindings import BindingKind
 from tests.conformance.world import CALLER, CLAIM_LENGTH, World
 
 
@@ -169,11 +170,14 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_whatever_happens_just_the_changes_are_told(world: World, seed: int) -> None:
+async def test_whatever_happens_just_the_changes_are_told(
+    world: World, seed: int, binding_kind: BindingKind
+) -> None:
     walk = Walk(world, seed)
     walk.made.append(await world.submit(2, closed=False))
     told = 0
-    for number in range(100):
+    steps = round(100 * binding_kind.effort)
+    for number in range(steps):
         before = await standing(world, walk.made)
         await world.clock.advance(0.001 if number % 10 else CLAIM_LENGTH / 1_000)
         since = world.now
@@ -182,4 +186,4 @@ async def test_whatever_happens_just_the_changes_are_told(world: World, seed: in
         changed = {run_id for run_id, state in after.items() if before.get(run_id) != state}
         assert await named(world, since) == changed
         told += len(changed)
-    assert told > 20
+    assert told > steps / 6

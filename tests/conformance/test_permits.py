@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import anyio
 import pytest
 
@@ -21,8 +23,10 @@ racing = over(lambda ledger: not ledger.atomic)
 
 
 @pytest.fixture(params=LEDGERS)
-def bench(request: pytest.FixtureRequest) -> Bench:
-    return LEDGERS[request.param].open()
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    opened = LEDGERS[request.param].open()
+    yield opened
+    await opened.aclose()
 
 
 # Granted where the sum of all unexpired counts stays within the limit, or nothing is changed.

@@ -96,6 +96,7 @@ class Fleet(RuleBasedStateMachine):
         }
 
     def teardown(self) -> None:
+        self.loop.run(self.bench.aclose())
         self.loop.close()
 
     @property
@@ -232,7 +233,7 @@ def test_holders_never_use_more_than_the_limit(name: str) -> None:
     run_state_machine_as_test(
         FleetOverLedger,
         settings=settings(
-            max_examples=120 if LEDGERS[name].sequenced else 30,
+            max_examples=LEDGERS[name].examples,
             stateful_step_count=60,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from tests.conformance.permit_ledgers import LEASE, LEDGERS, LIMIT, Bench, over
@@ -10,8 +12,10 @@ can_reopen_empty = over(lambda ledger: ledger.can_reopen_empty)
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest) -> Bench:
-    return LEDGERS[request.param].open()
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    opened = LEDGERS[request.param].open()
+    yield opened
+    await opened.aclose()
 
 
 @can_reopen_empty

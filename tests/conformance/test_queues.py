@@ -34,6 +34,8 @@ adapter, anyio_backend, bench = fixtures(max_receives=None)
 ordered = those_that(lambda adapter: adapter.ordered)
 exact_depth = those_that(lambda adapter: adapter.exact_depth)
 reads_rows = those_that(lambda adapter: adapter.reads_rows)
+lapsed_receipts = those_that(lambda adapter: adapter.keeps_lapsed_receipts)
+virtual_waits = those_that(lambda adapter: adapter.waits_in_virtual_time)
 
 
 async def test_a_reference_comes_as_a_task_message_with_its_ids(bench: Bench) -> None:
@@ -88,6 +90,7 @@ async def test_a_deleted_message_never_comes_again(bench: Bench) -> None:
     assert await bench.receive() == []
 
 
+@lapsed_receipts
 async def test_a_lapsed_receipt_deletes_until_the_message_comes_again(bench: Bench) -> None:
     await bench.fill(0, 1)
     receipts = {held.message: held.receipt for held in await bench.receive(visibility=30)}
@@ -258,6 +261,7 @@ async def test_depth_counts_waiting_and_hidden_messages(bench: Bench) -> None:
     assert (bench.queues.depth(QUEUE), bench.queues.depth(CONTROL_QUEUE)) == (3, 1)
 
 
+@virtual_waits
 async def test_a_receive_waits_so_long_and_then_gives_nothing(bench: Bench) -> None:
     waiter = Waiter(bench, CONTROL_QUEUE, wait=20)
     async with anyio.create_task_group() as group:
@@ -269,6 +273,7 @@ async def test_a_receive_waits_so_long_and_then_gives_nothing(bench: Bench) -> N
     assert bench.clock.pending == 0
 
 
+@virtual_waits
 async def test_a_waiting_receive_returns_with_the_first_message(bench: Bench) -> None:
     await bench.fill(run_id=RUN)
     control, run = Waiter(bench, CONTROL_QUEUE, wait=20), Waiter(bench, QUEUE, wait=20)
@@ -287,6 +292,7 @@ async def test_a_waiting_receive_returns_with_the_first_message(bench: Bench) ->
     assert bench.clock.pending == 0
 
 
+@virtual_waits
 @pytest.mark.parametrize("how", ["lapse", "delay", "give back", "shorten"])
 async def test_a_waiting_receive_returns_when_a_message_becomes_visible(
     bench: Bench, how: str
@@ -307,6 +313,7 @@ async def test_a_waiting_receive_returns_when_a_message_becomes_visible(
         assert waiter.returned_at == expected[how]
 
 
+@virtual_waits
 async def test_a_waiting_receive_ends_with_its_queue(bench: Bench) -> None:
     await bench.fill(run_id=RUN)
     waiter = Waiter(bench, QUEUE, wait=20)
@@ -320,6 +327,7 @@ async def test_a_waiting_receive_ends_with_its_queue(bench: Bench) -> None:
     assert bench.clock.pending == 0
 
 
+@virtual_waits
 async def test_several_waiters_share_what_comes(bench: Bench) -> None:
     await bench.fill(run_id=RUN)
     waiters = [Waiter(bench, QUEUE, wait=20) for _ in range(3)]

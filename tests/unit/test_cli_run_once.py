@@ -9,6 +9,7 @@ import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
@@ -34,7 +35,7 @@ def _process() -> Iterator[None]:
     gc.set_threshold(*threshold)
 
 
-def settings(**values: object) -> Settings:
+def settings(**values: Any) -> Settings:
     return load({}, port=0, gateway="fake", log_level="error", **values)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
@@ -29,6 +30,8 @@ from conveyor.settings import PREFIX, SETTINGS, Settings, load
 from tests.unit.spec_document import ROOT, SPEC, name, names, once, section, table
 
 CLIENT_VARIABLES = {"CONVEYOR_URL"}
+TEST_VARIABLES = {"CONVEYOR_TEST_AWS", "CONVEYOR_TEST_REDIS_SERVER"}
+EMULATORS = ROOT / "scripts" / "emulators.d" / "programs.py"
 EVERYWHERE = {403, 500, 503}
 """What any route may answer."""
 
@@ -65,15 +68,40 @@ def test_every_setting_stands_with_its_default_and_unit() -> None:
     assert all(row[2] and row[3] for row in rows)
 
 
+def test_every_default_of_the_production_roles_stands() -> None:
+    rows = table("Variable of a role", "Default")
+
+    assert {name(row[0]): row[1] for row in rows} == {
+        setting.variable: _shown(setting.production)
+        for setting in SETTINGS
+        if setting.production is not None
+    }
+
+
 def test_every_field_of_the_settings_is_a_setting() -> None:
     assert {field.name for field in fields(Settings)} == {setting.name for setting in SETTINGS}
 
 
 def test_no_variable_is_named_that_nothing_reads() -> None:
     known = {setting.variable for setting in SETTINGS} | CLIENT_VARIABLES
-    variables = set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", SPEC))
+    files = {setting.file_variable for setting in SETTINGS if setting.secret}
+    variables = set(re.findall(rf"\b{PREFIX}[A-Z0-9_]+\b", SPEC))
 
-    assert variables <= known
+    assert variables <= known | files | _of_tests()
+    assert files <= variables
+
+
+def _of_tests() -> set[str]:
+    """The variables that tests read: one for each service that an emulator stands for."""
+    emulators = runpy.run_path(str(EMULATORS), run_name="programs")["emulators"](Path())
+    services = {service for emulator in emulators for service in emulator.addresses}
+    return {f"{PREFIX}TEST_{service}" for service in services} | TEST_VARIABLES
+
+
+def test_every_variable_of_the_tests_stands() -> None:
+    rows = table("Test variable", "Meaning")
+
+    assert once(variable for row in rows for variable in names(row[0])) == _of_tests()
 
 
 # -- the wire --
@@ -252,9 +280,16 @@ def test_every_counter_of_the_loop_stands_with_its_label() -> None:
 
 
 def _commands() -> dict[str, click.Command]:
-    group = cli.conveyor
-    found = {f"conveyor {word}": command for word, command in group.commands.items()}
-    return {"conveyor": group, **found, "conveyor-dev": cli.conveyor_dev}
+    return {**_group("conveyor", cli.conveyor), "conveyor-dev": cli.conveyor_dev}
+
+
+def _group(program: str, command: click.Command) -> dict[str, click.Command]:
+    """A command, and all those below it."""
+    found = {program: command}
+    if isinstance(command, click.Group):
+        for word, below in command.commands.items():
+            found |= _group(f"{program} {word}", below)
+    return found
 
 
 def _flags(program: str, command: click.Command) -> set[str]:
@@ -295,8 +330,13 @@ def test_every_dependency_stands_with_its_reason() -> None:
 
     assert once(name(row[0]) for row in rows) == required
     assert all(row[1] for row in rows)
-    extras = set(project["optional-dependencies"]) - {"dev"}
-    assert extras <= set(names(section("16. Dependencies")))
+    extras = {
+        extra: {re.split(r"[<>=!~;\[ ]", line)[0] for line in lines}
+        for extra, lines in project["optional-dependencies"].items()
+        if extra != "dev"
+    }
+    told = set(names(section("17. Dependencies")))
+    assert extras.keys() | set().union(*extras.values()) <= told
 
 
 def _room(path: Path) -> str:
@@ -338,7 +378,7 @@ def _tests_in(path: Path) -> set[str]:
 def test_the_tests_that_prove_the_guarantees_exist() -> None:
     cited = [
         reference.partition("::")
-        for row in table("Guarantee", "Test")
+        for row in (*table("Guarantee", "Test"), *table("On AWS alone", "Handling is tested by"))
         for reference in names(row[1])
     ]
     missing = [

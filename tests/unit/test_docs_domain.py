@@ -25,6 +25,7 @@ from conveyor.ports import (
     inputs,
     permits,
     queues,
+    rate_limit,
     records,
     signals,
     sweeping,
@@ -123,6 +124,7 @@ def test_every_word_of_the_fake_gateway_stands() -> None:
 
 PORTS: dict[str, type] = {
     "Jobs": records.Jobs,
+    "FindsJobs": records.FindsJobs,
     "Runs": records.Runs,
     "Dispatchable": records.Dispatchable,
     "Idempotency": records.Idempotency,
@@ -134,6 +136,7 @@ PORTS: dict[str, type] = {
     "Queues": queues.Queues,
     "Blobs": blobs.Blobs,
     "Permits": permits.Permits,
+    "RateLimit": rate_limit.RateLimit,
     "Gateway": gateway.Gateway,
     "Signals": signals.Signals,
     "Clock": clock.Clock,

@@ -18,9 +18,20 @@ from conveyor.domain import (
 from conveyor.engine import plans
 from conveyor.gateway import decode, engine, headers, problems
 from conveyor.handlers import delete
-from conveyor.http import idempotency, malformed
+from conveyor.http import api_keys, idempotency, malformed
 from conveyor.intake import csv_records, file_tasks, frames, lines
 from conveyor.ports import queues
+from conveyor.prod.dynamodb import (
+    deleting,
+    fleet,
+    rerun_runs,
+    sweeping_leftovers,
+    task_writes,
+)
+from conveyor.prod.redis import server
+from conveyor.prod.s3 import blobs, writing
+from conveyor.prod.sqs import messages, receipts
+from conveyor.prod.sqs import queues as sqs_queues
 from conveyor.service import callers, listing, reruns, results, staging, submit, task_lists
 from conveyor.settings import Settings
 from tests.unit.spec_document import table
@@ -61,6 +72,8 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "tasks in one add": (1, DEFAULTS.max_add_tasks),
     "tasks in an open job": (DEFAULTS.max_open_job_tasks,),
     "unfinished jobs of a caller": (),
+    "requests of a caller a second": (),
+    "requests of a caller at once, where they are limited": (DEFAULTS.rate_limit_burst,),
     "URL": (urls.MAX_LENGTH,),
     "POST body of a task": (task_input.MAX_BODY_BYTES,),
     "a task as stored": (task_input.MAX_ROW_BYTES,),
@@ -98,7 +111,34 @@ LIMITS: dict[str, tuple[int, ...]] = {
         plans.CONTROL_SLOTS,
         delete.MOST_LONG,
     ),
-    "references of a run in memory": (DEFAULTS.queue_window,),
+    "references of a run in memory, in development": (DEFAULTS.queue_window,),
+    "file of key hashes": (api_keys.LONGEST,),
+    "tries of a call to AWS": (DEFAULTS.aws_attempts,),
+    "calls at a time to a service of AWS": (DEFAULTS.aws_threads,),
+    "receives at a time from SQS, those that wait": (
+        DEFAULTS.aws_receive_threads,
+        sqs_queues.LONG_POLLS,
+    ),
+    "hiding of a message by SQS, after its receipt": (receipts.LONGEST_HIDING,),
+    "delay of a message by SQS itself": (messages.MOST_DELAY,),
+    "rows in an insertion, insertions at a time of one write": (
+        task_writes.MOST_INSERT,
+        task_writes.MOST_CALLS,
+    ),
+    "runs that one transaction deletes, pins that it writes": (
+        deleting.MOST_RUNS,
+        rerun_runs.MOST_PINS,
+    ),
+    "part of a large body, parts in flight in a process": (
+        writing.PART,
+        blobs.PARTS_AT_A_TIME,
+    ),
+    "an unfinished write until its leftovers are removed": (sweeping_leftovers.PATIENCE // 60_000,),
+    "a word of a worker about its ledger, silence before that may be changed": (
+        int(fleet.BEAT),
+        int(fleet.WATCH),
+    ),
+    "call of Redis": (int(server.TIMEOUT),),
 }
 
 

@@ -71,6 +71,18 @@ class Gated:
         """As it is."""
         return await self._blobs.delete_prefix(prefix, limit=limit)
 
+    async def size(self, key: str) -> int | None:
+        """As it is."""
+        return await self._blobs.size(key)
+
+    async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
+        """As it is."""
+        return await self._blobs.upload_link(key, content_type=content_type, seconds=seconds)
+
+    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
+        """As it is."""
+        return await self._blobs.download_link(key, seconds=seconds, file_name=file_name)
+
 
 def handler(api: Api, *, max_bytes: int = 100 * GIB, blobs: Gated | None = None) -> ExportHandler:
     """A handler over an API's binding."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import FrozenInstanceError, fields
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.settings import SETTINGS, InvalidSetting, Settings, load
 
 
-def refusal(environment: dict[str, str], **overrides: object) -> str:
+def refusal(environment: dict[str, str], **overrides: Any) -> str:
     with pytest.raises(InvalidSetting) as caught:
         load(environment, **overrides)
     assert isinstance(caught.value, ConveyorError)

@@ -422,3 +422,25 @@ async def test_one_worker_of_a_fleet_sweeps_at_a_time(api: Api) -> None:
     assert (len(first.outbox.references), len(second.outbox.references)) == (1, 0)
     await second.look()
     assert len(second.outbox.references) == 1
+
+
+async def test_the_store_tidies_up_at_each_sweep_and_what_it_did_is_told(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    at: list[int] = []
+    removed = [0, 2]
+
+    async def tidy(*, now: int) -> int:
+        at.append(now)
+        return removed.pop(0)
+
+    sweep = sweep_over(api)
+    monkeypatch.setattr(sweep.binding.sweeping, "tidy", tidy)
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        await sweep.look()
+        assert caplog.records == []
+        await sweep.look()
+    assert at == [api.clock.now() - round(INTERVAL * 1_000), api.clock.now()]
+    assert [record.getMessage() for record in caplog.records] == [
+        "what unfinished writes left behind was removed: 2 things"
+    ]

@@ -1,0 +1,47 @@
+"""What acceptance tests run over: a development server, and a fleet of production over emulators.
+
+A test that depends on `binding` runs once over each. One that looks behind the server, into a data
+directory or into a process, is marked `development_only(reason)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from conveyor.testing.fleet import Fleet
+from tests.acceptance.support_bindings import BINDINGS, FLEET
+from tests.acceptance.support_client import FLEET_SETTINGS
+from tests.acceptance.support_fleet import fleet
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what is for development alone, and run what needs a fleet last: one fleet serves
+    many modules, and should not stand beside tests that need none."""
+    for item in items:
+        marker = item.get_closest_marker("development_only")
+        if marker is not None and _over_fleet(item):
+            item.add_marker(pytest.mark.skip(reason=f"development only: {marker.args[0]}"))
+    items.sort(key=_over_fleet)
+
+
+@pytest.fixture(scope="module", params=BINDINGS)
+def binding(request: pytest.FixtureRequest) -> str:
+    """Each binding in turn."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture(scope="session")
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """The fleet of all modules that need no settings of their own."""
+    with fleet(tmp_path_factory.mktemp("fleet"), **FLEET_SETTINGS) as running:
+        yield running
+
+
+def _over_fleet(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    chosen = callspec is not None and callspec.params.get("binding") == FLEET
+    return chosen or "shared_fleet" in getattr(item, "fixturenames", ())

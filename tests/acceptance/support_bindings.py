@@ -1,0 +1,115 @@
+"""What the same test asks of a development server and of a fleet, each answered in its own way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Protocol
+from urllib.parse import urljoin
+
+import boto3
+import httpx
+import msgspec
+
+from conveyor.prod.dynamodb.keys import task_sort_key
+from conveyor.testing.fleet import Fleet
+from tests.acceptance.support_boot import Booted
+from tests.acceptance.support_data import rows_of
+from tests.acceptance.support_wire import holds_no_permit
+from tests.conformance.emulators import REGION, address
+
+DEVELOPMENT, FLEET = "development", "fleet"
+BINDINGS = (DEVELOPMENT, FLEET)
+
+_TASK_KIND = task_sort_key("", "").partition("#")[0]
+
+
+class Serving(Protocol):
+    """What serves the API, whatever is behind it."""
+
+    @property
+    def api(self) -> str:
+        """Where; it ends in /v1."""
+
+
+class Hits(msgspec.Struct, frozen=True):
+    """The calls that have reached a gateway; `peak_in_flight` is how many there were at a time."""
+
+    total: int
+    counts: dict[str, int]
+    in_flight: int
+    peak_in_flight: int
+
+
+def hits(fleet: Fleet) -> Hits:
+    """What a fleet's gateway tells of its calls."""
+    told = httpx.get(urljoin(fleet.environment["CONVEYOR_GATEWAY"], "/hits"), trust_env=False)
+    return msgspec.json.decode(told.content, type=Hits)
+
+
+def metrics(fleet: Fleet, role: str) -> list[str]:
+    """The metrics of each of its processes of one role."""
+    return [
+        httpx.get(f"{process.info.metrics}/metrics", trust_env=False).text
+        for process in fleet.processes
+        if process.role == role and process.alive
+    ]
+
+
+def holds_no_permits(fleet: Fleet) -> bool:
+    """Whether no worker of a fleet has a permit in hand."""
+    return all(holds_no_permit(page) for page in metrics(fleet, "worker"))
+
+
+def bodies(server: Serving, part: str) -> list[str]:
+    """The keys of the bodies that are stored, of those in whose key this stands."""
+    if isinstance(server, Fleet):
+        bucket = server.environment["CONVEYOR_BUCKET"]
+        pages = _client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
+    else:
+        assert isinstance(server, Booted)
+        root = server.data_dir / "blobs"
+        keys = [str(path.relative_to(root)) for path in server.files()]
+    return [key for key in keys if part in key]
+
+
+def rows_written(server: Serving, run_id: str) -> int:
+    """How many rows a run has, by the database itself."""
+    if not isinstance(server, Fleet):
+        assert isinstance(server, Booted)
+        sql = (
+            "SELECT count(*) FROM tasks JOIN runs ON task_key >> 35 >= run_no "
+            "AND task_key >> 35 < run_no + shard_count WHERE run_id = ?"
+        )
+        found: int = rows_of(server.data_dir, sql, run_id)[0][0]
+        return found
+    pages = _client("dynamodb").get_paginator("scan")
+    # Not by way of the run's place, which is gone with a run that was deleted.
+    return sum(
+        page["Count"]
+        for page in pages.paginate(
+            TableName=f"conveyor-{server.name}",
+            Select="COUNT",
+            ConsistentRead=True,
+            FilterExpression="begins_with(sk, :run)",
+            ExpressionAttributeValues={":run": {"S": task_sort_key(run_id, "")}},
+        )
+    )
+
+
+def items_kept(fleet: Fleet) -> dict[str, int]:
+    """How many jobs, runs and tasks the table of a fleet holds."""
+    pages = (
+        _client("dynamodb")
+        .get_paginator("scan")
+        .paginate(
+            TableName=f"conveyor-{fleet.name}", ProjectionExpression="sk", ConsistentRead=True
+        )
+    )
+    kinds = Counter(item["sk"]["S"].partition("#")[0] for page in pages for item in page["Items"])
+    return {"jobs": kinds["Job"], "runs": kinds["Run"], "tasks": kinds[_TASK_KIND]}
+
+
+def _client(service: str) -> Any:
+    variable = f"CONVEYOR_TEST_{service.upper()}"
+    return boto3.client(service, region_name=REGION, endpoint_url=address(variable) or None)

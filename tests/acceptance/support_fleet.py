@@ -1,0 +1,66 @@
+"""A fleet of production over emulators, where a test would else boot a development server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from conveyor.testing.fleet import Fleet, Services
+from tests.conformance.emulators import PREFIX, address
+
+APIS, WORKERS = 2, 4
+_GATEWAY = (sys.executable, "-m", "conveyor.testing.gateway_server", "--port", "0")
+
+
+def services() -> Services:
+    """Where this run of the tests has them; skips the test where one cannot be had."""
+    return Services(**{name: address(f"{PREFIX}{name.upper()}") for name in _NAMES})
+
+
+@contextmanager
+def serving_gateway() -> Iterator[str]:
+    """The scripted gateway as a process of its own, the same for every worker: its URL."""
+    with subprocess.Popen(_GATEWAY, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield msgspec.json.decode(process.stdout.readline())["url"]
+        finally:
+            process.kill()
+
+
+@contextmanager
+def fleet(
+    directory: Path, *, apis: int = APIS, workers: int = WORKERS, **settings: object
+) -> Iterator[Fleet]:
+    """A fleet over the scripted gateway; `settings` are fields of Settings."""
+    chosen: dict[str, Any] = {
+        "log_level": "warning",
+        "discovery_interval": 2,
+        "permit_lease": 10,
+        "retry_base": 0.01,
+        "shutdown_grace": 5,
+        **settings,
+    }
+    with (
+        serving_gateway() as gateway,
+        Fleet(
+            services(),
+            gateway=gateway,
+            directory=directory,
+            inherited=os.environ,
+            apis=apis,
+            workers=workers,
+            **chosen,
+        ) as running,
+    ):
+        yield running
+
+
+_NAMES = ("dynamodb", "sqs", "s3", "stepfunctions", "redis")

@@ -1,0 +1,175 @@
+"""The roles of production as processes: ready, not ready, gone; and what a fleet refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from conveyor.domain.key_hashes import key_hash
+from conveyor.testing.fleet import Fleet, RoleProcess
+from tests.acceptance.support_fleet import services
+from tests.acceptance.support_wire import eventually, target
+from tests.conformance.emulators import address
+
+pytestmark = pytest.mark.server
+KEY = "key-of-the-team"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """An API that one key may call and a worker that finds its runs quickly. Permits are kept in
+    DynamoDB: a ledger in Redis that begins anew is closed for one lease."""
+    directory = tmp_path_factory.mktemp("roles")
+    keys = directory / "keys"
+    keys.write_text(f"{key_hash(KEY)} the team\n")
+    with Fleet(
+        replace(services(), redis=""),
+        gateway="fake",
+        directory=directory,
+        inherited=os.environ,
+        apis=1,
+        workers=1,
+        api_keys=str(keys),
+        discovery_interval=0.3,
+        shutdown_grace=10,
+    ) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(running: Fleet) -> Fleet:
+    """The fleet, all of it running again."""
+    for process in running.processes:
+        if not process.alive:
+            running.restart(process)
+    return running
+
+
+def client(fleet: Fleet, key: str = KEY) -> httpx.Client:
+    return httpx.Client(base_url=fleet.api, headers={"X-API-Key": key}, trust_env=False)
+
+
+def readiness(process: RoleProcess) -> int | None:
+    """What /readyz says; None where nobody answers any more."""
+    try:
+        return httpx.get(f"{process.info.metrics}/readyz", trust_env=False).status_code
+    except httpx.TransportError:
+        return None
+
+
+def submit(api: httpx.Client, *urls: str) -> str:
+    tasks = [{"url": url} for url in urls]
+    answer = api.post("/jobs", json={"tasks": tasks})
+    assert answer.status_code == 201, answer.text
+    job_id: str = answer.json()["job_id"]
+    return job_id
+
+
+def stats(api: httpx.Client, job_id: str) -> dict[str, int]:
+    found: dict[str, int] = api.get(f"/jobs/{job_id}").json()["latest_run"]["stats"]
+    return found
+
+
+def deliveries(worker: RoleProcess) -> float:
+    """How many messages a worker has received."""
+    text = httpx.get(f"{worker.info.metrics}/metrics", trust_env=False).text
+    found = re.search(r"^conveyor_deliveries_total (\S+)$", text, re.MULTILINE)
+    assert found is not None, text
+    return float(found[1])
+
+
+def start_a_call(worker: RoleProcess, api: httpx.Client, *, delay: float) -> str:
+    """Submit one slow page and wait until the worker has it; the job."""
+    before = deliveries(worker)
+    job_id = submit(api, target("slow", delay=delay))
+    eventually(lambda: deliveries(worker) > before or None, "the task is received")
+    return job_id
+
+
+def ended(process: RoleProcess) -> int:
+    """Wait for its end, without another signal; the exit code."""
+    eventually(lambda: None if process.alive else True, "it ends")
+    return process.end()
+
+
+def test_a_worker_that_is_told_to_end_finishes_what_it_works(fleet: Fleet) -> None:
+    [worker] = fleet.workers
+    with client(fleet) as api:
+        assert readiness(worker) == 200
+        job_id = start_a_call(worker, api, delay=3)
+        worker.signal(signal.SIGTERM)
+        eventually(lambda: readiness(worker) == 503 or None, "it says that it is not ready")
+        assert worker.alive
+
+        assert ended(worker) == 0
+        assert stats(api, job_id)["successful"] == 1
+    assert readiness(worker) is None
+
+
+def test_a_second_signal_ends_a_worker_at_once(fleet: Fleet) -> None:
+    [worker] = fleet.workers
+    with client(fleet) as api:
+        job_id = start_a_call(worker, api, delay=60)
+        worker.signal(signal.SIGTERM)
+        eventually(lambda: readiness(worker) == 503 or None, "it drains")
+
+        assert worker.end() == 130
+        assert stats(api, job_id)["completed"] == 0
+        assert api.post(f"/jobs/{job_id}/stop").status_code == 200
+
+
+def test_an_api_that_is_told_to_end_still_answers_until_it_is_noticed(fleet: Fleet) -> None:
+    [process] = fleet.apis
+    with client(fleet) as api:
+        process.signal(signal.SIGTERM)
+        eventually(lambda: readiness(process) == 503 or None, "it says that it is not ready")
+        answered = api.get("/jobs")
+
+        assert answered.status_code == 200
+    assert ended(process) == 0
+
+
+def test_only_known_keys_are_served_and_metrics_stand_apart(fleet: Fleet) -> None:
+    with client(fleet, "another-key") as stranger, client(fleet) as api:
+        assert stranger.get("/jobs").status_code == 401
+        assert api.get("/jobs").status_code == 200
+    origin = fleet.api.removesuffix("/v1")
+    assert httpx.get(f"{origin}/metrics", trust_env=False).status_code == 404
+    for process in fleet.processes:
+        text = httpx.get(f"{process.info.metrics}/metrics", trust_env=False).text
+        assert 'conveyor_aws_calls_total{operation="' in text
+
+
+def test_no_process_says_a_secret(fleet: Fleet) -> None:
+    with client(fleet) as api:
+        job_id = submit(api, target("page"))
+        eventually(
+            lambda: stats(api, job_id)["completed"] == 1 or None, "the task ends", timeout=30.0
+        )
+    said = fleet.output()
+
+    assert b'"message":"ready"' in said
+    for secret in (KEY, fleet.environment["CONVEYOR_SECRET"]):
+        assert secret.encode() not in said
+
+
+def test_a_worker_of_another_ledger_does_not_start(fleet: Fleet, tmp_path: Path) -> None:
+    foreign = {
+        **fleet.environment,
+        "CONVEYOR_LEDGER": "redis",
+        "CONVEYOR_REDIS_URL": address("CONVEYOR_TEST_REDIS"),
+    }
+    stranger = RoleProcess("worker", tmp_path / f"{secrets.token_hex(4)}.log", foreign)
+    stranger.start()
+    with pytest.raises(RuntimeError, match="this fleet keeps its permits in dynamodb"):
+        stranger.ready()
+
+    assert ended(stranger) == 1

@@ -1,0 +1,140 @@
+"""A table with two processes on it, one behind a seam with faults, for tests of records."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio.to_thread
+import pytest
+from msgspec import structs
+
+from conveyor.clock import SystemClock
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.shards import ONE_SHARD
+from conveyor.ports.records import KeyClaim
+from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.dynamodb.items import Item, Table
+from conveyor.prod.dynamodb.job_items import JobRow, job_item
+from conveyor.prod.dynamodb.keys import INTENTS, job_key, place_key, run_key
+from conveyor.prod.dynamodb.places import Place
+from conveyor.prod.dynamodb.run_items import new_run_item
+from conveyor.prod.dynamodb.store import DynamoStore, open_store
+from conveyor.prod.dynamodb.table import BY_OWNER, description
+from conveyor.testing.clock import FakeClock
+from conveyor.testing.faulty_aws import FaultyAws
+from tests.conformance.production_store import dynamodb, new_name
+from tests.conformance.world import World
+
+DB = "dynamodb"
+TRANSACT = "transact_write_items"
+INSERT = "batch_execute_statement"
+WRITES = ("put_item", "update_item", "delete_item", TRANSACT, INSERT, "batch_write_item")
+LAPSE = 60_000
+DAY = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One table, and two processes on it: `world` behind `faults`, `other` beside it."""
+
+    faults: FaultyAws
+    table: Table
+    store: DynamoStore
+    world: World
+    other: World
+
+    async def run_item(self, job_id: str, run_sequence: int = 1) -> Item:
+        """A run's row as it lies there."""
+        item = await self.table.get(run_key(job_id, run_sequence))
+        assert item is not None
+        return item
+
+    async def intents(self) -> int:
+        """Jobs whose rows are being written."""
+        page = await self.table.page(INTENTS, index=BY_OWNER)
+        return len(page.items)
+
+    async def key(self, scope: str, *, created_id: str = "ID", after: int = 0) -> KeyClaim:
+        """Claim a key."""
+        now = self.world.now + after
+        return await self.store.idempotency.claim_idempotency_key(
+            scope,
+            fingerprint=b"body",
+            created_id=created_id,
+            now=now,
+            lapses_at=now + LAPSE,
+            expires_at=now + DAY,
+        )
+
+    async def nothing_half_added(self, job_id: str, run_id: str, indexes: list[int]) -> None:
+        """Just these rows are there, all of them counted, and no reservation."""
+        item = await self.run_item(job_id)
+        assert (item["reserved"], item.get("given_up", {})) == ({}, {})
+        assert item["total"] == len(indexes)
+        assert [row.index for row in await self.other.rows(run_id)] == indexes
+
+
+@asynccontextmanager
+async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
+    """An empty table, removed in the end.
+
+    Ids and tokens come from a real clock: virtual ones make the same in each test, and a
+    transaction whose token is known already is not carried out.
+    """
+    client, options = await anyio.to_thread.run_sync(dynamodb)
+    system = SystemClock()
+    aws = BotoAws({DB: client}, options, system)
+    name = new_name()
+    await aws.call(DB, "create_table", description(name))
+    faults = FaultyAws(aws)
+
+    async def process(seam: FaultyAws | BotoAws) -> DynamoStore:
+        worker = secrets.token_hex(6)
+        return await open_store(seam, table=name, clock=system, worker=worker, flush_interval=0)
+
+    store, other = await process(faults), await process(aws)
+    yield Bench(faults, Table(aws, name, system), store, World(store, clock), World(other, clock))
+    await store.aclose()
+    await other.aclose()
+    await aws.call(DB, "delete_table", {"TableName": name})
+
+
+async def refused(code: ErrorCode, awaitable: Awaitable[object]) -> None:
+    """A call is refused with this code."""
+    with pytest.raises(ConveyorError) as refusal:
+        await awaitable
+    assert refusal.value.code is code
+
+
+def away() -> ConveyorError:
+    """What the seam raises where a service stays away."""
+    return ConveyorError(ErrorCode.UNAVAILABLE, "away")
+
+
+def lose_every_answer(bench: Bench) -> None:
+    """From now on every write is carried out twice, as one whose first answer was lost."""
+    for operation in WRITES:
+        bench.faults.lose_answer(DB, operation, times=1_000)
+
+
+async def more_runs(bench: Bench, job_id: str, *, count: int) -> list[str]:
+    """Further runs of a job, written as they would lie there."""
+    view = await bench.other.view(job_id)
+    job, first = view.job, view.latest_run
+    assert first is not None
+    made = [bench.world.clock.new_id() for _ in range(count)]
+
+    async def write(run_sequence: int, run_id: str) -> None:
+        run = structs.replace(first, run_id=run_id, run_sequence=run_sequence)
+        place = Place(run_id, job_id, run_sequence, ONE_SHARD)
+        await bench.table.put(place.key, new_run_item(run, job))
+        await bench.table.put(place_key(run_id), place.item())
+
+    await asyncio.gather(*(write(number, one) for number, one in enumerate(made, start=2)))
+    job = structs.replace(job, latest_run_id=made[-1], run_count=count + 1)
+    await bench.table.put(job_key(job_id), job_item(JobRow(job, count + 1)))
+    return made

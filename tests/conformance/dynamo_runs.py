@@ -1,0 +1,224 @@
+"""Runs on a table of their own behind a seam that loses answers, for tests of what one adapter does
+when several processes, or none, get through."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import anyio
+
+from conveyor.clock import SystemClock
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.model import Job, NewTask, Run
+from conveyor.domain.shards import shards_of
+from conveyor.ports.records import Answer, Once
+from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.calls import Answer as AwsAnswer
+from conveyor.prod.aws.calls import Aws, AwsRefused, Parameters
+from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.keys import place_key
+from conveyor.prod.dynamodb.places import Place, Places
+from conveyor.prod.dynamodb.run_items import RunRow, new_run_item
+from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.table import description
+from conveyor.prod.dynamodb.task_items import new_task_item
+from conveyor.prod.dynamodb.task_writes import insert_items
+from conveyor.prod.dynamodb.tasks import DynamoTasks
+from conveyor.testing.clock import FakeClock
+from tests.conformance.bindings import Store
+from tests.conformance.emulators import address
+from tests.conformance.world import World
+
+Wanted = Callable[[str, Parameters], bool]
+
+
+def writes(operation: str, _parameters: Parameters) -> bool:
+    """Every update of one item."""
+    return operation == "update_item"
+
+
+def settles(operation: str, parameters: Parameters) -> bool:
+    """Ends of claims that leave an event."""
+    return writes(operation, parameters) and "attempts = " in parameters["UpdateExpression"]
+
+
+def additions(operation: str, parameters: Parameters) -> bool:
+    """Additions to a run's counters."""
+    return writes(operation, parameters) and "ADD flushes" in parameters["UpdateExpression"]
+
+
+def changes(operation: str, parameters: Parameters) -> bool:
+    """Changes of a run under its version."""
+    return writes(operation, parameters) and "known_version" in parameters["ConditionExpression"]
+
+
+@dataclass(slots=True, eq=False)
+class Fault:
+    """What becomes of the next calls that are wanted.
+
+    `carried_out`: how often the table sees the call. `answered`: whether its last answer comes,
+    else the caller is told that the service is away. `left`: how many calls it takes.
+    `passed`: how many are let through before. `held`: the call tells `met` that it was made, and
+    waits for `gate`.
+    """
+
+    wanted: Wanted
+    carried_out: int = 1
+    answered: bool = True
+    left: int = 1
+    passed: int = 0
+    held: bool = False
+    gate: anyio.Event = field(default_factory=anyio.Event)
+    met: anyio.Event = field(default_factory=anyio.Event)
+
+
+class FaultySeam:
+    """Calls that do not all come through, or come through twice."""
+
+    def __init__(self, aws: Aws) -> None:
+        self._aws = aws
+        self.faults: list[Fault] = []
+        self.calls: list[tuple[str, Parameters]] = []
+        self._answered: list[tuple[str, Parameters]] = []
+        self._one_more = anyio.Event()
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> AwsAnswer:
+        """One call, under the first fault that wants it."""
+        self.calls.append((operation, parameters))
+        fault = self._take(operation, parameters) or Fault(writes)
+        if fault.held:
+            fault.met.set()
+            await fault.gate.wait()
+        for _ in range(fault.carried_out - fault.answered):
+            with suppress(AwsRefused):
+                await self._aws.call(service, operation, parameters)
+        if fault.answered:
+            answer = await self._aws.call(service, operation, parameters)
+            self._answered.append((operation, parameters))
+            self._one_more.set()
+            self._one_more = anyio.Event()
+            return answer
+        raise ConveyorError(ErrorCode.UNAVAILABLE, "away", retry_after=1)
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        """As it is."""
+        return self._aws.presign(operation, parameters, seconds=seconds)
+
+    async def until_answered(self, wanted: Wanted, count: int) -> None:
+        """Wait until so many calls have been answered since the start."""
+        while sum(wanted(*call) for call in self._answered) < count:
+            await self._one_more.wait()
+
+    def lose_answers(self, wanted: Wanted, *, count: int = 1, passed: int = 0) -> None:
+        """Carry the next calls out twice, as one does whose first answer was lost."""
+        self.faults.append(Fault(wanted, carried_out=2, left=count, passed=passed))
+
+    def be_away(self, wanted: Wanted, *, carried_out: bool, count: int = 1) -> None:
+        """Never answer the next calls."""
+        self.faults.append(Fault(wanted, int(carried_out), answered=False, left=count))
+
+    def hold(self, wanted: Wanted) -> Fault:
+        """Keep the next call waiting, before the table sees it, until its `gate` is set."""
+        fault = Fault(wanted, held=True)
+        self.faults.append(fault)
+        return fault
+
+    def _take(self, operation: str, parameters: Parameters) -> Fault | None:
+        for fault in self.faults:
+            if not fault.wanted(operation, parameters):
+                continue
+            if fault.passed > 0:
+                fault.passed -= 1
+                continue
+            fault.left -= 1
+            if fault.left == 0:
+                self.faults.remove(fault)
+            return fault
+        return None
+
+
+class DirectJobs:
+    """Makes jobs by writing their items."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    async def create_job(
+        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+    ) -> None:
+        """Write rows, run and place; the job itself is not looked at."""
+        place = Place(run.run_id, job.job_id, run.run_sequence, shards_of(job))
+        rows = [
+            (place.task(task.task_id), new_task_item(task.task_id, task.spec, now=run.created_at))
+            for task in tasks
+        ]
+        assert len(await insert_items(self._table, rows)) == len(tasks)
+        await self._table.put(place.key, new_run_item(run, job))
+        await self._table.put(place_key(run.run_id), place.item())
+
+
+@dataclass(frozen=True, slots=True)
+class TasksStore:
+    """As much of a store as `World` needs to submit, claim and settle."""
+
+    jobs: DirectJobs
+    tasks: DynamoTasks
+
+
+class TableBench:
+    """A table of its own, and any number of processes that work its runs. Time is virtual."""
+
+    def __init__(self, aws: BotoAws, name: str, clock: FakeClock) -> None:
+        self._aws = aws
+        self.seam = FaultySeam(aws)
+        self.clock = clock
+        self.table = Table(self.seam, name, clock)
+        self.records = self._records(self.table)
+        self.outside = self._records(Table(aws, name, clock))
+
+    def world(self, *, worker: str, flush_interval: float = 0.0) -> World:
+        """A process of its own, with what tests do in it."""
+        return self._world(self._records(self.table), worker, flush_interval)
+
+    def observer(self) -> World:
+        """A process that is not subject to the faults."""
+        return self._world(self.outside, "observer", 0.0)
+
+    async def end(self, world: World) -> None:
+        """End a process."""
+        tasks = world.store.tasks
+        assert isinstance(tasks, DynamoTasks)
+        await tasks.aclose()
+
+    async def row(self, run_id: str) -> RunRow:
+        """A run's row."""
+        row = await self.outside.read(run_id)
+        assert row is not None
+        return row
+
+    async def aclose(self) -> None:
+        """Leave nothing behind."""
+        await self._aws.call("dynamodb", "delete_table", {"TableName": self.table.name})
+        await self._aws.aclose()
+
+    def _world(self, records: RunRecords, worker: str, flush_interval: float) -> World:
+        tasks = DynamoTasks(records, worker=worker, flush_interval=flush_interval)
+        store = TasksStore(DirectJobs(self.outside.table), tasks)
+        return World(cast("Store", store), self.clock)
+
+    def _records(self, table: Table) -> RunRecords:
+        return RunRecords(table, Places(table))
+
+
+async def open_bench(clock: FakeClock) -> TableBench:
+    """An empty table."""
+    options = AwsOptions(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
+    aws = await open_aws(options, SystemClock(), "dynamodb")
+    name = f"conveyor-runs-{secrets.token_hex(6)}"
+    await aws.call("dynamodb", "create_table", cast("dict[str, Any]", description(name)))
+    return TableBench(aws, name, clock)

@@ -1,0 +1,116 @@
+"""The permit ledgers of production, over real servers: a key and rows of their own each time."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import secrets
+from functools import cache
+from typing import Any
+
+import boto3
+import redis
+from botocore.config import Config
+
+from conveyor.ports.permits import Holding, Permits, Standing
+from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.permits import DynamoPermits
+from conveyor.prod.dynamodb.table import description
+from conveyor.prod.redis.permits import HOLD, RedisPermits, ledger_key
+from conveyor.prod.redis.server import RedisServer
+from conveyor.testing.clock import START, FakeClock
+from tests.conformance.emulators import REGION, address
+
+LONG_AGO = 3_600.0
+
+
+class VirtualRedis:
+    """A ledger key of its own on a shared server, on virtual time."""
+
+    def __init__(self, clock: FakeClock, *, lease: float) -> None:
+        self._clock = clock
+        self._lease = lease
+        self._url = address("CONVEYOR_TEST_REDIS")
+        self.environment = f"test-{secrets.token_hex(6)}"
+        self._server = RedisServer(self._url, clock)
+        self.permits = RedisPermits(
+            self._server, environment=self.environment, instant=self.instant
+        )
+        self.begin(-LONG_AGO)
+
+    def instant(self, after: float = 0.0) -> int:
+        """Virtual milliseconds; clocks that are set do not move them."""
+        return START + round((self._clock.monotonic() + after) * 1_000)
+
+    def begin(self, after: float) -> None:
+        """Let the ledger have been found empty so many seconds from now."""
+        key, lease = ledger_key(self.environment), math.ceil(self._lease * 1_000)
+        with redis.Redis.from_url(self._url) as client:
+            client.delete(key)
+            client.eval(HOLD.text, 1, key, "X", "x", 0, 0, 1, 0, 0, lease, self.instant(after))
+
+    def come_back_empty(self) -> Permits:
+        """Lose everything; somebody calls at once."""
+        self.begin(0.0)
+        return self.permits
+
+    async def aclose(self) -> None:
+        """Leave nothing behind."""
+        with redis.Redis.from_url(self._url) as client:
+            client.delete(ledger_key(self.environment))
+        await self._server.aclose()
+
+
+class OwnJobs:
+    """A ledger whose job ids are prefixed, so that tests can share a table."""
+
+    def __init__(self, permits: Permits, prefix: str) -> None:
+        self._permits = permits
+        self._prefix = prefix
+
+    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+        """One call for one's own job of that name."""
+        own = Holding(
+            job_id=self._prefix + holding.job_id,
+            holder=holding.holder,
+            count=holding.count,
+            before=holding.before,
+            sequence=holding.sequence,
+            wants=holding.wants,
+        )
+        return await self._permits.hold(own, limit=limit, lease=lease)
+
+
+@cache
+def dynamodb() -> tuple[Any, str, AwsOptions]:
+    """A client, the name of a table that lives as long as the tests do, and where it is."""
+    endpoint = address("CONVEYOR_TEST_DYNAMODB")
+    client = boto3.client(
+        "dynamodb",
+        region_name=REGION,
+        endpoint_url=endpoint or None,
+        config=Config(retries={"total_max_attempts": 1}, max_pool_connections=16),
+    )
+    name = f"conveyor-permits-{secrets.token_hex(6)}"
+    client.create_table(**description(name))
+    client.get_waiter("table_exists").wait(TableName=name)
+
+    def remove() -> None:
+        client.delete_table(TableName=name)
+        client.close()
+
+    atexit.register(remove)
+    return client, name, AwsOptions(dynamodb_endpoint=endpoint)
+
+
+def permits_table(clock: FakeClock) -> Table:
+    """The shared table, over a seam that belongs to the running loop."""
+    client, name, options = dynamodb()
+    return Table(BotoAws({"dynamodb": client}, options, clock), name, clock)
+
+
+def dynamo_permits(clock: FakeClock) -> Permits:
+    """A ledger on the shared table, with jobs of its own."""
+    return OwnJobs(DynamoPermits(permits_table(clock), clock), secrets.token_hex(6))

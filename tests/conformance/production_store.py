@@ -1,0 +1,130 @@
+"""The production store on a table of its own, which goes when it is closed.
+
+Virtual time may lie in the past of a real clock, so these tables remove nothing by time to live.
+"""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import boto3
+from botocore.config import Config
+
+from conveyor.clock import SystemClock
+from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.store import DynamoStore, open_store
+from conveyor.prod.dynamodb.table import PARTITION_KEY, SORT_KEY, description
+from tests.conformance.emulators import REGION, address, on_aws
+
+THREADS = 16
+
+
+class OwnStore:
+    """A store, and what is to be done once it is closed."""
+
+    def __init__(self, store: DynamoStore, release: Callable[[], Awaitable[None]]) -> None:
+        self.jobs = store.jobs
+        self.runs = store.runs
+        self.idempotency = store.idempotency
+        self.tasks = store.tasks
+        self.ingestion = store.ingestion
+        self.inputs = store.inputs
+        self.exports = store.exports
+        self.sweeping = store.sweeping
+        self._store = store
+        self._release = release
+
+    async def aclose(self) -> None:
+        """Close the store, then let go of its table."""
+        await self._store.aclose()
+        await self._release()
+
+
+async def open_production(_path: Path, _now: int) -> OwnStore:
+    """An empty store.
+
+    Its own clock is a real one: virtual clocks make the same ids in each test, and a transaction
+    that comes with a token known from another test would not be carried out.
+    """
+    client, options = await anyio.to_thread.run_sync(dynamodb)
+    # Belongs to the running loop, unlike the client, which takes a while to make.
+    aws = BotoAws({"dynamodb": client}, options, SystemClock())
+    name, release = await (_shared_table(aws) if on_aws() else _fresh_table(aws))
+    store = await open_store(
+        aws,
+        table=name,
+        clock=SystemClock(),
+        worker=f"worker-{secrets.token_hex(6)}",
+        flush_interval=0.0,
+    )
+    return OwnStore(store, release)
+
+
+@cache
+def dynamodb() -> tuple[Any, AwsOptions]:
+    """A client, made once, and where it asks."""
+    endpoint = address("CONVEYOR_TEST_DYNAMODB")
+    client = boto3.session.Session(region_name=REGION).client(
+        "dynamodb",
+        endpoint_url=endpoint or None,
+        config=Config(retries={"total_max_attempts": 1}, max_pool_connections=THREADS),
+    )
+    atexit.register(client.close)
+    return client, AwsOptions(dynamodb_endpoint=endpoint, threads=THREADS)
+
+
+async def _fresh_table(aws: BotoAws) -> tuple[str, Callable[[], Awaitable[None]]]:
+    """A table for one test: an emulator makes it in a few milliseconds."""
+    name = new_name()
+    await aws.call("dynamodb", "create_table", description(name))
+
+    async def release() -> None:
+        await aws.call("dynamodb", "delete_table", {"TableName": name})
+
+    return name, release
+
+
+async def _shared_table(aws: BotoAws) -> tuple[str, Callable[[], Awaitable[None]]]:
+    """The one table of all tests, emptied after each: AWS takes half a minute to make one."""
+    name = await anyio.to_thread.run_sync(_made_once)
+    return name, partial(_empty, Table(aws, name, SystemClock()))
+
+
+@cache
+def _made_once() -> str:
+    client, _ = dynamodb()
+    name = new_name()
+    client.create_table(**description(name))
+    atexit.register(client.delete_table, TableName=name)
+    client.get_waiter("table_exists").wait(TableName=name)
+    return name
+
+
+async def _empty(table: Table) -> None:
+    start: dict[str, Any] = {}
+    while True:
+        answer = await table.call(
+            "scan",
+            ConsistentRead=True,
+            ProjectionExpression=f"{PARTITION_KEY}, {SORT_KEY}",
+            **start,
+        )
+        keys = [Key(item[PARTITION_KEY]["S"], item[SORT_KEY]["S"]) for item in answer["Items"]]
+        await table.delete_many(keys)
+        if "LastEvaluatedKey" not in answer:
+            return
+        start = {"ExclusiveStartKey": answer["LastEvaluatedKey"]}
+
+
+def new_name() -> str:
+    """A name that no other run of the tests takes."""
+    return f"conveyor-test-{secrets.token_hex(6)}"

@@ -1,0 +1,30 @@
+"""A stand-in for the task rows behind queues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import anyio.lowlevel
+
+
+@dataclass
+class Rows:
+    """A stand-in for the task rows: what is written and not yet finished."""
+
+    rows: dict[str, dict[int, str]] = field(default_factory=dict)
+    refusals: int = 0
+
+    def write(self, run_id: str, *indexes: int) -> list[tuple[int, str]]:
+        """Write rows; the references to them."""
+        tasks = [(index, f"{run_id}-{index}") for index in indexes]
+        self.rows.setdefault(run_id, {}).update(tasks)
+        return tasks
+
+    async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+        """What the tasks port answers; ConnectionError so often as is refused."""
+        await anyio.lowlevel.checkpoint()
+        if self.refusals:
+            self.refusals -= 1
+            raise ConnectionError
+        rows = self.rows.get(run_id, {})
+        return [(index, rows[index]) for index in sorted(rows) if index > after][:limit]

@@ -1,0 +1,147 @@
+"""The table of an environment: made from nothing, held against its description, removed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from conveyor.clock import SystemClock
+from conveyor.prod.admin.clocks import clock_problem
+from conveyor.prod.admin.permissions import rows_problem
+from conveyor.prod.admin.table import TableResource
+from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.table import BY_DISPATCH, description
+from tests.conformance.emulators import address
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture
+async def aws() -> AsyncIterator[BotoAws]:
+    options = AwsOptions(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
+    opened = await open_aws(options, CLOCK, "dynamodb")
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+async def name(aws: BotoAws) -> AsyncIterator[str]:
+    """A name for a table, which is gone after the test."""
+    name = f"conveyor-admin-{secrets.token_hex(6)}"
+    yield name
+    await TableResource(aws, name, CLOCK).remove()
+
+
+@pytest.fixture
+def resource(aws: BotoAws, name: str) -> TableResource:
+    return TableResource(aws, name, CLOCK)
+
+
+async def create(aws: BotoAws, name: str, **changed: Any) -> None:
+    await aws.call("dynamodb", "create_table", {**description(name), **changed})
+
+
+async def test_a_table_is_made_once_and_then_found_right(resource: TableResource) -> None:
+    assert "does not exist" in str(await resource.problem())
+    assert await resource.ensure() is True
+    assert await resource.problem() is None
+    assert await resource.ensure() is False
+
+
+async def test_a_table_is_removed_once(resource: TableResource) -> None:
+    await resource.ensure()
+
+    assert await resource.remove() is True
+    assert "does not exist" in str(await resource.problem())
+    assert await resource.remove() is False
+
+
+async def test_a_missing_index_is_named_and_made(
+    aws: BotoAws, name: str, resource: TableResource
+) -> None:
+    whole = description(name)
+    indexes = [i for i in whole["GlobalSecondaryIndexes"] if i["IndexName"] != BY_DISPATCH]
+    used = {key["AttributeName"] for i in (whole, *indexes) for key in i["KeySchema"]}
+    attributes = [a for a in whole["AttributeDefinitions"] if a["AttributeName"] in used]
+    await create(aws, name, GlobalSecondaryIndexes=indexes, AttributeDefinitions=attributes)
+
+    assert f"lacks the index {BY_DISPATCH}" in str(await resource.problem())
+    assert await resource.ensure() is True
+    assert await resource.problem() is None
+
+
+async def test_an_index_of_another_shape_is_named(
+    aws: BotoAws, name: str, resource: TableResource
+) -> None:
+    indexes = [dict(index) for index in description(name)["GlobalSecondaryIndexes"]]
+    indexes[0]["Projection"] = {"ProjectionType": "KEYS_ONLY"}
+    await create(aws, name, GlobalSecondaryIndexes=indexes)
+    await resource.ensure()
+
+    assert "index gsi1 is another" in str(await resource.problem())
+
+
+async def test_a_table_without_expiry_is_told(
+    aws: BotoAws, name: str, resource: TableResource
+) -> None:
+    await create(aws, name)
+
+    assert "do not expire by ttl" in str(await resource.problem())
+
+
+async def test_every_call_of_a_role_is_tried_and_nothing_is_left(
+    aws: BotoAws, name: str, resource: TableResource
+) -> None:
+    await resource.ensure()
+    table = Table(aws, name, CLOCK)
+    assert await rows_problem(aws, table, CLOCK) is None
+    left = await aws.call("dynamodb", "scan", {"TableName": name, "Select": "COUNT"})
+
+    assert left["Count"] == 0
+    tried = {operation for _, operation, outcome in aws.stats.calls if outcome == "ok"}
+    assert tried >= {
+        "batch_execute_statement",
+        "batch_get_item",
+        "batch_write_item",
+        "delete_item",
+        "get_item",
+        "put_item",
+        "query",
+        "transact_write_items",
+        "update_item",
+    }
+
+
+class SetClock(SystemClock):
+    """A clock that somebody has set wrong by so many seconds."""
+
+    def __init__(self, wrong: float) -> None:
+        super().__init__()
+        self._wrong = round(wrong * 1_000)
+
+    def now(self) -> int:
+        return super().now() + self._wrong
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [(0.0, None), (-20.0, None), (40.0, "ahead of that of DynamoDB"), (-40.0, "behind that of")],
+)
+async def test_a_clock_that_is_wrong_is_told(
+    aws: BotoAws, name: str, resource: TableResource, wrong: float, problem: str | None
+) -> None:
+    await resource.ensure()
+    clock = SetClock(wrong)
+    told = await clock_problem(Table(aws, name, clock), clock)
+
+    assert told is None if problem is None else problem in str(told)
+    assert told is None or "40 s" in told or "39 s" in told or "41 s" in told
+
+
+async def test_a_clock_cannot_be_compared_without_a_table(aws: BotoAws, name: str) -> None:
+    assert "no table" in str(await clock_problem(Table(aws, name, CLOCK), CLOCK))

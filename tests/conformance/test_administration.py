@@ -1,0 +1,179 @@
+"""`conveyor admin` as a whole: an environment from nothing to nothing, and what it says of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from conveyor.clock import SystemClock
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.queues import CONTROL_QUEUE, run_queue
+from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.sqs.names import prefix
+from conveyor.roles import admin
+from conveyor.settings import Settings, load
+from tests.conformance.emulators import REGION, address
+
+CLOCK = SystemClock()
+RESOURCES = 3
+
+
+class Environment:
+    """One environment, and all that was said of it."""
+
+    def __init__(self, **changed: Any) -> None:
+        name = f"test-{secrets.token_hex(6)}"
+        self.settings: Settings = load(
+            {},
+            production=True,
+            **{
+                "environment": name,
+                "region": REGION,
+                "bucket": f"conveyor-{name}",
+                "dynamodb_endpoint": address("CONVEYOR_TEST_DYNAMODB"),
+                "sqs_endpoint": address("CONVEYOR_TEST_SQS"),
+                "s3_endpoint": address("CONVEYOR_TEST_S3"),
+                "redis_url": address("CONVEYOR_TEST_REDIS"),
+                **changed,
+            },
+        )
+        self.aws = AwsOptions(
+            dynamodb_endpoint=self.settings.dynamodb_endpoint,
+            sqs_endpoint=self.settings.sqs_endpoint,
+            s3_endpoint=self.settings.s3_endpoint,
+        )
+        self.said: list[str] = []
+
+    def take(self) -> list[str]:
+        """What was said since the last time."""
+        said, self.said = self.said, []
+        return said
+
+    async def init(self) -> list[str]:
+        assert await admin.init(self.settings, self.said.append) == 0
+        return self.take()
+
+    async def check(self, code: int) -> list[str]:
+        assert await admin.check(self.settings, self.said.append) == code
+        return self.take()
+
+    async def destroy(self) -> list[str]:
+        assert await admin.destroy(self.settings, self.said.append) == 0
+        return self.take()
+
+
+@pytest.fixture
+async def environment() -> AsyncIterator[Environment]:
+    made = Environment()
+    yield made
+    await made.destroy()
+
+
+@pytest.fixture
+async def aws(environment: Environment) -> AsyncIterator[BotoAws]:
+    opened = await open_aws(environment.aws, CLOCK, "dynamodb", "sqs", "s3")
+    yield opened
+    await opened.aclose()
+
+
+def wrong(lines: list[str]) -> list[str]:
+    return [line for line in lines if not line.startswith("ok ")]
+
+
+async def test_an_environment_is_made_checked_and_removed(environment: Environment) -> None:
+    nothing = await environment.check(1)
+    made = await environment.init()
+    again = await environment.init()
+    checked = await environment.check(0)
+    gone = await environment.destroy()
+    absent = await environment.destroy()
+
+    assert [line.split()[0] for line in wrong(nothing)] == ["WRONG"] * (RESOURCES + 1)
+    assert "conveyor admin init" in nothing[0]
+    assert [line.split()[0] for line in made] == ["made"] * (RESOURCES + 1)
+    assert [line.split()[0] for line in again] == ["there"] * (RESOURCES + 1)
+    assert wrong(checked) == []
+    assert [line.removeprefix("ok").strip() for line in checked[RESOURCES:]] == [
+        "clock",
+        "ledger of permits in redis",
+        "use of the table",
+        "use of queues",
+        "use of the bucket",
+        "redis",
+    ]
+    assert [line.split()[0] for line in gone] == ["removed"] * RESOURCES
+    assert [line.split()[0] for line in absent] == ["absent"] * RESOURCES
+    assert wrong(await environment.check(1))
+
+
+async def test_what_was_taken_away_is_named(environment: Environment, aws: BotoAws) -> None:
+    await environment.init()
+    name = f"{prefix(environment.settings.environment)}{CONTROL_QUEUE}"
+    url = (await aws.call("sqs", "get_queue_url", {"QueueName": name}))["QueueUrl"]
+    await aws.call("sqs", "delete_queue", {"QueueUrl": url})
+    [told] = wrong(await environment.check(1))
+
+    assert f"{name} does not exist" in told
+
+
+async def test_another_ledger_than_the_fleets_is_refused_and_told(
+    environment: Environment,
+) -> None:
+    await environment.init()
+    environment.settings = Environment(
+        environment=environment.settings.environment,
+        bucket=environment.settings.bucket,
+        ledger="dynamodb",
+    ).settings
+    [told] = wrong(await environment.check(1))
+
+    assert "the fleet keeps them in redis" in told
+    with pytest.raises(ConveyorError) as caught:
+        await environment.init()
+    assert caught.value.code is ErrorCode.CONFLICT
+    environment.take()
+
+
+async def test_a_redis_that_is_away_is_told_without_its_password(
+    environment: Environment,
+) -> None:
+    await environment.init()
+    environment.settings = Environment(
+        environment=environment.settings.environment,
+        bucket=environment.settings.bucket,
+        redis_url="redis://:hunter2@127.0.0.1:1/0",
+    ).settings
+    lines = await environment.check(1)
+
+    assert [line.split(":")[0] for line in wrong(lines)] == ["WRONG   redis"]
+    assert "hunter2" not in str(lines)
+
+
+async def test_a_removed_environment_leaves_no_queue_of_a_run(
+    environment: Environment, aws: BotoAws
+) -> None:
+    await environment.init()
+    start = prefix(environment.settings.environment)
+    name = f"{start}{run_queue(CLOCK.new_id())}-1"
+    await aws.call("sqs", "create_queue", {"QueueName": name})
+    await environment.destroy()
+    left = await aws.call("sqs", "list_queues", {"QueueNamePrefix": start})
+
+    assert not left.get("QueueUrls")
+
+
+async def test_a_kms_key_is_tried_where_one_is_set(environment: Environment) -> None:
+    await environment.init()
+    environment.settings = Environment(
+        environment=environment.settings.environment,
+        bucket=environment.settings.bucket,
+        kms_endpoint=address("CONVEYOR_TEST_KMS"),
+        kms_key="00000000-0000-0000-0000-000000000000",
+    ).settings
+    [told] = wrong(await environment.check(1))
+
+    assert told.startswith("WRONG   data key under KMS: ")

@@ -1,0 +1,407 @@
+"""Counters on DynamoDB are what the rows say, whatever answers are lost and whoever recounts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.model import RunStatus, Spend, TaskFailure
+from conveyor.ports.tasks import Failed, Finished, Held, Settled, Undone
+from conveyor.prod.dynamodb.recount import recount
+from conveyor.prod.dynamodb.run_records import Change, RunMoved
+from conveyor.prod.dynamodb.values import Plain
+from conveyor.testing.clock import FakeClock
+from tests.conformance.dynamo_runs import (
+    TableBench,
+    additions,
+    changes,
+    open_bench,
+    settles,
+    writes,
+)
+from tests.conformance.world import CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World
+
+LAPSE = CLAIM_LENGTH / 1_000
+
+
+@pytest.fixture
+async def bench(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TableBench]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    opened = await open_bench(clock)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def one(bench: TableBench) -> World:
+    """A process."""
+    return bench.world(worker="one")
+
+
+@pytest.fixture
+def two(bench: TableBench) -> World:
+    """Another one."""
+    return bench.world(worker="two")
+
+
+async def check(bench: TableBench, run_id: str, *, shards: int = 1) -> None:
+    """The counters are those of the rows, money included."""
+    world = bench.observer()
+    run = (await bench.row(run_id)).run
+    rows = await world.rows(run_id, shards)
+    statuses = Counter(str(row.status) for row in rows)
+    assert run.stats.total == len(rows)
+    assert run.stats.successful == statuses["successful"]
+    assert run.stats.failed == statuses["failed"]
+    assert run.stats.failure_reasons == Counter(row.failure for row in rows if row.failure)
+    spend = Spend()
+    for row in rows:
+        for event in await world.store.tasks.task_history(run_id, row.task_id) or []:
+            spend += event.spend
+    assert run.stats.spend == spend
+
+
+async def work_three_tasks(bench: TableBench, world: World) -> str:
+    """One succeeds, one fails at the second try, one is given up by the store."""
+    _, run_id = await world.submit(3)
+    for _ in range(MAX_INTERRUPTIONS + 1):
+        await world.claimed(run_id, 2)
+        await world.clock.advance(LAPSE)
+    assert (await world.succeed(run_id, 0)).applied
+    task = await world.claimed(run_id, 1)
+    assert (await world.settle(task, world.retry(task))).applied
+    task = await world.claimed(run_id, 1)
+    assert (await world.settle(task, Undone())).applied
+    assert (await world.fail(run_id, 1)).applied
+    assert await world.claim(run_id, 2) == Finished(RunStatus.COMPLETED)
+    return run_id
+
+
+async def test_the_answer_of_each_write_is_lost_once(bench: TableBench, one: World) -> None:
+    await work_three_tasks(bench, one)
+    count = sum(writes(*call) for call in bench.seam.calls)
+    assert count == 20
+    for lost in range(count):
+        bench.seam.lose_answers(writes, passed=lost)
+        run_id = await work_three_tasks(bench, one)
+        assert bench.seam.faults == []
+        run = (await bench.row(run_id)).run
+        assert (run.status, run.stats.successful, run.stats.failed) == (RunStatus.COMPLETED, 1, 2)
+        assert run.stats.spend == Spend(3, 0.75)
+        await check(bench, run_id)
+    # An addition whose answer was lost is recognised: no row is counted for it.
+    assert "query" not in {operation for operation, _ in bench.seam.calls}
+
+
+async def test_the_answer_of_every_write_is_lost(bench: TableBench, one: World) -> None:
+    bench.seam.lose_answers(writes, count=1_000)
+    run_id = await work_three_tasks(bench, one)
+    assert (await bench.row(run_id)).run.version == 2
+    await check(bench, run_id)
+
+
+async def test_settlements_that_come_meanwhile_go_with_the_next_addition(
+    bench: TableBench, one: World
+) -> None:
+    _, run_id = await one.submit(10)
+    held = bench.seam.hold(additions)
+    tasks = await asyncio.gather(*(one.claimed(run_id, index) for index in range(10)))
+    settling = [asyncio.create_task(one.settle(task, one.success(task))) for task in tasks]
+    await held.met.wait()
+    await bench.seam.until_answered(settles, 10)
+    held.gate.set()
+    settled = await asyncio.gather(*settling)
+    assert Counter(one.run_status for one in settled) == {"running": 9, "completed": 1}
+    row = await bench.row(run_id)
+    assert row.flushes == 2
+    assert list(row.sequences) == ["one"]
+    await check(bench, run_id)
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+async def test_an_addition_that_is_not_answered_is_made_with_the_next(
+    bench: TableBench, one: World, carried_out: bool
+) -> None:
+    _, run_id = await one.submit(3)
+    bench.seam.be_away(additions, carried_out=carried_out)
+    with pytest.raises(ConveyorError) as refused:
+        await one.succeed(run_id, 0)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    assert (await bench.row(run_id)).run.stats.successful == carried_out
+    # Delivered again, its message is forgotten: the row has moved.
+    assert await one.claim(run_id, 0) == Finished()
+    await one.succeed(run_id, 1)
+    assert (await bench.row(run_id)).run.stats.successful == 2
+    assert (await one.succeed(run_id, 2)).run_status is RunStatus.COMPLETED
+    await check(bench, run_id)
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+async def test_an_addition_that_is_not_answered_is_made_again_by_itself(
+    bench: TableBench, one: World, carried_out: bool
+) -> None:
+    _, run_id = await one.submit(1)
+    bench.seam.be_away(additions, carried_out=carried_out, count=2)
+    with pytest.raises(ConveyorError):
+        await one.succeed(run_id, 0)
+    while (await bench.row(run_id)).run.status is not RunStatus.COMPLETED:
+        await bench.clock.advance(0.5)
+    await check(bench, run_id)
+
+
+async def test_what_is_pending_is_added_at_the_end(bench: TableBench, one: World) -> None:
+    _, run_id = await one.submit(2)
+    bench.seam.be_away(additions, carried_out=False)
+    with pytest.raises(ConveyorError):
+        await one.succeed(run_id, 0)
+    await bench.end(one)
+    assert (await bench.row(run_id)).run.stats.successful == 1
+
+
+async def test_a_cancelled_settlement_is_counted(bench: TableBench, one: World) -> None:
+    _, run_id = await one.submit(1)
+    held = bench.seam.hold(additions)
+    settling = asyncio.create_task(one.succeed(run_id, 0))
+    await held.met.wait()
+    settling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await settling
+    held.gate.set()
+    await bench.end(one)
+    assert (await bench.row(run_id)).run.status is RunStatus.COMPLETED
+    await check(bench, run_id)
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+async def test_a_row_that_nobody_knows_to_have_moved_is_recounted(
+    bench: TableBench, one: World, carried_out: bool
+) -> None:
+    _, run_id = await one.submit(2)
+    task = await one.claimed(run_id, 0)
+    bench.seam.be_away(writes, carried_out=carried_out)
+    with pytest.raises(ConveyorError):
+        await one.settle(task, one.success(task))
+    if not carried_out:
+        assert (await one.settle(task, one.success(task))).applied
+    while (await bench.row(run_id)).run.stats.successful == 0:
+        await bench.clock.advance(0.5)
+    assert (await one.succeed(run_id, 1)).run_status is RunStatus.COMPLETED
+    await check(bench, run_id)
+
+
+async def test_a_recount_before_an_addition_counts_its_row(bench: TableBench, one: World) -> None:
+    _, run_id = await one.submit(1)
+    held = bench.seam.hold(additions)
+    settling = asyncio.create_task(one.succeed(run_id, 0))
+    await held.met.wait()
+    row = await recount(bench.outside, run_id, now=bench.clock.now())
+    assert row is not None
+    assert (row.run.status, row.run.stats.successful) == (RunStatus.COMPLETED, 1)
+    assert row.counter_epoch == 1
+    held.gate.set()
+    assert await settling == Settled(True, RunStatus.COMPLETED)
+    await check(bench, run_id)
+    assert (await bench.row(run_id)).counter_epoch == 1
+
+
+async def test_a_recount_that_missed_a_row_is_made_again(bench: TableBench, one: World) -> None:
+    """Counted before the row moved, written after that: the addition finds another epoch."""
+    _, run_id = await one.submit(2)
+    await one.succeed(run_id, 0)
+    task = await one.claimed(run_id, 1)
+    await distort(bench, run_id)
+    written = bench.seam.hold(changes)
+    later = bench.clock.now() + CLAIM_LENGTH
+    recounting = asyncio.create_task(recount(bench.records, run_id, now=later))
+    await written.met.wait()
+    added = bench.seam.hold(additions)
+    settling = asyncio.create_task(one.settle(task, one.success(task)))
+    await added.met.wait()
+    written.gate.set()
+    row = await recounting
+    assert row is not None
+    assert row.run.stats.successful == 1
+    added.gate.set()
+    assert await settling == Settled(True, RunStatus.COMPLETED)
+    await check(bench, run_id)
+
+
+async def test_a_recount_crossed_by_an_addition_counts_again(bench: TableBench, one: World) -> None:
+    _, run_id = await one.submit(3)
+    task = await one.claimed(run_id, 1)
+    await one.succeed(run_id, 0)
+    await distort(bench, run_id)
+    written = bench.seam.hold(changes)
+    later = bench.clock.now() + CLAIM_LENGTH
+    recounting = asyncio.create_task(recount(bench.records, run_id, now=later))
+    await written.met.wait()
+    assert (await one.settle(task, one.success(task))).applied
+    written.gate.set()
+    row = await recounting
+    assert row is not None
+    assert (row.run.status, row.run.stats.successful) == (RunStatus.RUNNING, 2)
+    await check(bench, run_id)
+
+
+async def test_a_dropped_addition_waits_for_the_tasks_in_work(
+    bench: TableBench, one: World, two: World
+) -> None:
+    _, run_id = await one.submit(2)
+    busy = await two.claimed(run_id, 1)
+    task = await one.claimed(run_id, 0)
+    later = bench.clock.now() + CLAIM_LENGTH
+    await distort(bench, run_id)
+    await recount(bench.outside, run_id, now=later)
+    assert await one.settle(task, one.success(task)) == Settled(True, RunStatus.RUNNING)
+    assert (await bench.row(run_id)).run.stats.successful == 0
+    # The second process is refused too, and finds nobody at work any more.
+    assert await two.settle(busy, two.success(busy)) == Settled(True, RunStatus.COMPLETED)
+    await check(bench, run_id)
+    await bench.end(one)
+
+
+async def test_a_recount_that_had_to_wait_is_made_up_for(
+    bench: TableBench, one: World, two: World
+) -> None:
+    _, run_id = await one.submit(2)
+    task = await one.claimed(run_id, 0)
+    await distort(bench, run_id)
+    await recount(bench.outside, run_id, now=bench.clock.now() + CLAIM_LENGTH)
+    busy = await two.claimed(run_id, 1)
+    assert await one.settle(task, one.success(task)) == Settled(True, RunStatus.RUNNING)
+    assert await two.settle(busy, two.success(busy)) == Settled(True, RunStatus.RUNNING)
+    while (await bench.row(run_id)).run.status is not RunStatus.COMPLETED:
+        await bench.clock.advance(0.5)
+    await check(bench, run_id)
+
+
+async def test_a_recount_leaves_what_is_right_and_what_is_in_work(
+    bench: TableBench, one: World
+) -> None:
+    _, run_id = await one.submit(2)
+    await one.succeed(run_id, 0)
+    before = await bench.row(run_id)
+    assert await recount(bench.outside, run_id, now=one.now) == before
+    await distort(bench, run_id)
+    task = await one.claimed(run_id, 1)
+    distorted = await bench.row(run_id)
+    assert await recount(bench.outside, run_id, now=one.now) == distorted
+    await one.settle(task, Undone())
+    row = await recount(bench.outside, run_id, now=one.now)
+    assert row is not None
+    assert row.run.stats == before.run.stats
+    assert row.sequences == {}
+    assert await recount(bench.outside, one.clock.new_id(), now=one.now) is None
+
+
+@pytest.mark.parametrize("mark", ["reserved", "given_up"])
+async def test_tasks_that_are_only_being_added_are_no_part_of_the_run(
+    bench: TableBench, one: World, mark: str
+) -> None:
+    _, run_id = await one.submit(3)
+    await put_on_run(bench, run_id, mark, {"2": 1})
+    counted = await recount(bench.outside, run_id, now=one.now)
+    assert counted is not None
+    assert counted.run.stats.total == 2
+    assert await one.claim(run_id, 2) == Held(one.now + 1_000)
+    rows = await one.rows(run_id)
+    assert [(row.status, row.claim_number) for row in rows] == [("pending", 0)] * 3
+
+
+async def test_tasks_that_were_added_since_are_not_counted(bench: TableBench, one: World) -> None:
+    """Reserving leaves the version alone: the next index tells."""
+    _, run_id = await one.submit(3)
+    await put_on_run(bench, run_id, "next_index", 2)
+    counted = await recount(bench.outside, run_id, now=one.now)
+    assert counted is not None
+    assert counted.run.stats.total == 2
+
+
+@pytest.mark.parametrize("first", ["close", "addition", "both"])
+async def test_a_close_crossing_the_last_addition_leaves_no_run_hanging(
+    bench: TableBench, one: World, first: str
+) -> None:
+    _, run_id = await one.submit(1, closed=False)
+    held = bench.seam.hold(additions)
+    settling = asyncio.create_task(one.succeed(run_id, 0))
+    await held.met.wait()
+    if first == "close":
+        await close_run(bench, run_id)
+        held.gate.set()
+    else:
+        held.gate.set()
+        if first == "addition":
+            await settling
+        await close_run(bench, run_id)
+    assert (await settling).applied
+    assert (await bench.row(run_id)).run.status is RunStatus.COMPLETED
+    await check(bench, run_id)
+
+
+async def test_completed_never_passes_the_total_nor_shrinks(
+    bench: TableBench, one: World, two: World
+) -> None:
+    _, run_id = await one.submit(40, task_shard_count=4)
+    bench.seam.lose_answers(additions, count=1_000)
+    seen = [0]
+
+    async def watch() -> None:
+        while seen[-1] < 40:
+            run = (await bench.row(run_id)).run
+            assert seen[-1] <= run.stats.completed <= run.stats.total == 40
+            seen.append(run.stats.completed)
+
+    watching = asyncio.create_task(watch())
+    settled = await asyncio.gather(
+        *((one, two)[index % 2].succeed(run_id, index) for index in range(40))
+    )
+    await watching
+    assert [one.applied for one in settled] == [True] * 40
+    await check(bench, run_id, shards=4)
+    assert (await bench.row(run_id)).run.status is RunStatus.COMPLETED
+
+
+async def test_an_addition_to_a_deleted_run_does_not_apply(bench: TableBench, one: World) -> None:
+    _, run_id = await one.submit(2)
+    tasks = [await one.claimed(run_id, index) for index in range(2)]
+    row = await bench.row(run_id)
+    await bench.outside.change(row, Change(status=RunStatus.DELETED), now=one.now)
+    assert await one.settle(tasks[0], one.success(tasks[0])) == Settled(False, None)
+    await bench.outside.table.delete(row.place.key)
+    failed = Failed(one.attempt(tasks[1]), PROBLEM, TaskFailure.OTHER)
+    assert await one.settle(tasks[1], failed) == Settled(False, None)
+
+
+async def distort(bench: TableBench, run_id: str) -> None:
+    """Put the counters wrong."""
+    await put_on_run(bench, run_id, "credits", 7)
+
+
+async def put_on_run(bench: TableBench, run_id: str, name: str, value: Plain) -> None:
+    """Set an attribute of a run's row, whatever it was."""
+    place = (await bench.row(run_id)).place
+    await bench.outside.table.update(
+        place.key,
+        "SET #name = :value",
+        condition="attribute_exists(pk)",
+        names={"#name": name},
+        value=value,
+    )
+
+
+async def close_run(bench: TableBench, run_id: str) -> None:
+    """What closing a job does to its run."""
+    while True:
+        row = await bench.row(run_id)
+        try:
+            change = Change(sets={"last_batch_received": True})
+            row = await bench.outside.change(row, change, now=bench.clock.now())
+        except RunMoved:
+            continue
+        await bench.outside.settle_status(row, now=bench.clock.now())
+        return

@@ -1,0 +1,130 @@
+"""The bucket as `conveyor admin init` makes it and `conveyor admin check` looks at it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from conveyor.ports.blobs import (
+    LIFECYCLE_DAYS,
+    export_key,
+    input_key,
+    lifecycle_class,
+    result_key,
+    staged_key,
+)
+from conveyor.prod.aws.calls import Answer, Aws
+from conveyor.prod.s3.bucket import bucket_problem, ensure_bucket
+from conveyor.prod.s3.lifecycle import lifecycle_rules
+from tests.conformance.emulators import REGION
+from tests.conformance.s3_bucket import open_s3
+
+Bucket = tuple[Aws, str]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def bucket() -> AsyncIterator[Bucket]:
+    """The name of a bucket that does not exist yet."""
+    aws, name = await open_s3(), f"conveyor-test-{secrets.token_hex(6)}"
+    yield aws, name
+    await aws.call("s3", "delete_bucket", {"Bucket": name})
+    await aws.aclose()
+
+
+async def test_a_bucket_is_made_once_and_is_then_as_it_should_be(bucket: Bucket) -> None:
+    aws, name = bucket
+    told = await bucket_problem(aws, name)
+    assert told == "does not exist (conveyor admin init makes it)"
+    assert await ensure_bucket(aws, name, region=REGION)
+    assert await bucket_problem(aws, name) is None
+    assert not await ensure_bucket(aws, name, region=REGION)
+
+
+async def test_a_bucket_without_rules_is_told_in_one_line_and_set_right(bucket: Bucket) -> None:
+    aws, name = bucket
+    await aws.call("s3", "create_bucket", {"Bucket": name})
+    told = await bucket_problem(aws, name)
+    assert told == "has none of its lifecycle rules (conveyor admin init sees to it)"
+    assert await ensure_bucket(aws, name, region=REGION)
+    assert await bucket_problem(aws, name) is None
+
+
+async def test_what_differs_is_named_and_what_is_not_ours_stays(bucket: Bucket) -> None:
+    aws, name = bucket
+    theirs = {**_rule("logs", "logs/", 5), "ID": "theirs"}
+    rules = [theirs, _rule("staged", "staged/", 1)]
+    rules += [rule for rule in lifecycle_rules() if rule["ID"] not in ("staged", "inputs")]
+    await aws.call("s3", "create_bucket", {"Bucket": name})
+    await _put(aws, name, rules)
+    assert await bucket_problem(aws, name) == (
+        "its lifecycle rule staged is on below staged/ after 1 days, not on below staged/ after "
+        "7 days; lacks the lifecycle rule inputs (conveyor admin init sees to it)"
+    )
+    assert await ensure_bucket(aws, name, region=REGION)
+    assert await bucket_problem(aws, name) is None
+    answer = await aws.call("s3", "get_bucket_lifecycle_configuration", {"Bucket": name})
+    assert sorted(rule["ID"] for rule in answer["Rules"]) == sorted(
+        ["theirs", *(rule["ID"] for rule in lifecycle_rules())]
+    )
+
+
+async def test_a_rule_that_is_switched_off_differs(bucket: Bucket) -> None:
+    aws, name = bucket
+    rules = [
+        {**rule, "Status": "Disabled"} if rule["ID"] == "exports" else rule
+        for rule in lifecycle_rules()
+    ]
+    await aws.call("s3", "create_bucket", {"Bucket": name})
+    await _put(aws, name, rules)
+    told = await bucket_problem(aws, name)
+    assert told is not None
+    assert told.startswith("its lifecycle rule exports is off below exports/")
+
+
+@pytest.mark.parametrize("ttl_days", [1, 30, 31, 90, 400])
+def test_every_body_lies_below_a_rule_that_outlives_it(ttl_days: int) -> None:
+    lifecycle = lifecycle_class(ttl_days)
+    assert _days(result_key("J", "R", "0000000TASK", 1, lifecycle)) > ttl_days
+    assert _days(staged_key("J", "R", 0)) == 7
+    assert _days(input_key("I")) == 2
+    assert _days(export_key("J", "R", "E")) == 2
+
+
+def test_unfinished_uploads_go_after_a_day_wherever_they_are() -> None:
+    [rule] = [rule for rule in lifecycle_rules() if "AbortIncompleteMultipartUpload" in rule]
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+    assert rule["Filter"] == {"Prefix": ""}
+    assert len(lifecycle_rules()) == len(LIFECYCLE_DAYS) + 4
+
+
+def _days(key: str) -> int:
+    """After how many days the one rule that a key lies below takes it away."""
+    [days] = [
+        rule["Expiration"]["Days"]
+        for rule in lifecycle_rules()
+        if "Expiration" in rule and key.startswith(rule["Filter"]["Prefix"])
+    ]
+    found: int = days
+    return found
+
+
+def _rule(name: str, prefix: str, days: int) -> dict[str, Any]:
+    return {
+        "ID": name,
+        "Status": "Enabled",
+        "Filter": {"Prefix": prefix},
+        "Expiration": {"Days": days},
+    }
+
+
+async def _put(aws: Aws, name: str, rules: list[dict[str, Any]]) -> Answer:
+    configuration = {"Bucket": name, "LifecycleConfiguration": {"Rules": rules}}
+    return await aws.call("s3", "put_bucket_lifecycle_configuration", configuration)

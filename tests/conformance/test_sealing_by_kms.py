@@ -1,0 +1,99 @@
+"""Callers' keys under KMS: one data key a fleet, whoever asks first, in the clear nowhere."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+
+from conveyor.clock import SystemClock
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.sealing import KEY_LENGTH
+from conveyor.prod.admin.table import TableResource
+from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.keys import DATA_KEY
+from conveyor.prod.sealing import open_data_key
+from conveyor.prod.together import side_by_side
+from tests.conformance.emulators import address
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture
+async def aws() -> AsyncIterator[BotoAws]:
+    options = AwsOptions(
+        dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"),
+        kms_endpoint=address("CONVEYOR_TEST_KMS"),
+    )
+    opened = await open_aws(options, CLOCK, "dynamodb", "kms")
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+async def table(aws: BotoAws) -> AsyncIterator[Table]:
+    resource = TableResource(aws, name := f"conveyor-sealing-{secrets.token_hex(6)}", CLOCK)
+    await resource.ensure()
+    yield Table(aws, name, CLOCK)
+    await resource.remove()
+
+
+async def kms_key(aws: BotoAws) -> str:
+    made = await aws.call("kms", "create_key", {})
+    return str(made["KeyMetadata"]["KeyId"])
+
+
+async def opened(aws: BotoAws, table: Table, key: str, environment: str = "test") -> bytes:
+    return await open_data_key(aws, table, kms_key=key, environment=environment)
+
+
+async def test_every_process_gets_the_same_key(aws: BotoAws, table: Table) -> None:
+    key = await kms_key(aws)
+    found: list[bytes] = []
+
+    async def ask(_number: int) -> None:
+        found.append(await opened(aws, table, key))
+
+    await side_by_side(ask, range(6))
+    assert len(found) == 6
+    assert len(set(found)) == 1
+    assert len(found[0]) == KEY_LENGTH
+
+
+async def test_the_table_holds_it_encrypted(aws: BotoAws, table: Table) -> None:
+    key = await opened(aws, table, await kms_key(aws))
+    item = await table.get(DATA_KEY)
+
+    assert item is not None
+    assert set(item) == {"pk", "sk", "shape", "kms_key", "sealed"}
+    assert key not in item["sealed"]
+
+
+async def test_another_environment_cannot_open_it(aws: BotoAws, table: Table) -> None:
+    key = await kms_key(aws)
+    await opened(aws, table, key)
+
+    with pytest.raises(ConveyorError) as caught:
+        await opened(aws, table, key, environment="other")
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+async def test_another_kms_key_wraps_the_same_data_key(aws: BotoAws, table: Table) -> None:
+    old, new = await kms_key(aws), await kms_key(aws)
+    before = await opened(aws, table, old)
+    after = await opened(aws, table, new)
+    item = await table.get(DATA_KEY)
+
+    assert after == before
+    assert item is not None
+    assert item["kms_key"] == new
+    assert await opened(aws, table, new) == before
+
+
+async def test_an_unknown_kms_key_is_told(aws: BotoAws, table: Table) -> None:
+    with pytest.raises(ConveyorError, match="data key cannot be opened"):
+        await opened(aws, table, "00000000-0000-0000-0000-000000000000")
+    assert await table.get(DATA_KEY) is None

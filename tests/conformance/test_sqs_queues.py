@@ -1,0 +1,294 @@
+"""What SQS adds to the port: batches that fail in part, long delays, queues lost and made again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import anyio
+import pytest
+
+from conveyor.clock import SystemClock
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DeleteMessage,
+    Delivery,
+    QueueMissing,
+    run_queue,
+)
+from conveyor.prod.aws.calls import Answer, Aws, Parameters
+from conveyor.prod.sqs.batches import MOST_CALLS
+from conveyor.prod.sqs.names import prefix
+from conveyor.testing.faulty_aws import FaultyAws
+from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion, indexes_of
+from tests.conformance.sqs_bench import SqsBench, sqs_bench
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[SqsBench]:
+    async with sqs_bench() as opened:
+        yield opened
+
+
+class PartlyFailing:
+    """A seam whose batches leave their first entry undone, so many times."""
+
+    def __init__(self, aws: Aws, *, times: int, sender_fault: bool = False) -> None:
+        self.batches: list[int] = []
+        self._aws = aws
+        self._times = times
+        self._sender_fault = sender_fault
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        """Make the call, without the first entry while times are left."""
+        entries = parameters.get("Entries", [])
+        if not entries:
+            return await self._aws.call(service, operation, parameters)
+        self.batches.append(len(entries))
+        if not self._times:
+            return await self._aws.call(service, operation, parameters)
+        self._times -= 1
+        first, *rest = entries
+        answer: Answer = {}
+        if rest:
+            answer = await self._aws.call(service, operation, {**parameters, "Entries": rest})
+        code = "InvalidMessageContents" if self._sender_fault else "InternalError"
+        failed = {"Id": first["Id"], "SenderFault": self._sender_fault, "Code": code}
+        return {**answer, "Failed": [failed]}
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        """As it is."""
+        return self._aws.presign(operation, parameters, seconds=seconds)
+
+
+class Busy:
+    """A seam that counts sends, and how many of them were under way at most."""
+
+    def __init__(self, aws: Aws) -> None:
+        self.sends = self.most = self._under_way = 0
+        self._aws = aws
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        """Make the call."""
+        sends = operation == "send_message_batch"
+        self.sends += sends
+        self._under_way += sends
+        self.most = max(self.most, self._under_way)
+        answer = await self._aws.call(service, operation, parameters)
+        self._under_way -= sends
+        return answer
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        """As it is."""
+        return self._aws.presign(operation, parameters, seconds=seconds)
+
+
+async def received(bench: SqsBench, queue: str = QUEUE) -> list[int]:
+    """The rows that all visible messages of a queue refer to."""
+    found: list[int] = []
+    while batch := await bench.queues.receive(queue, limit=10, visibility=60):
+        found += indexes_of(batch)
+    return sorted(found)
+
+
+async def test_only_the_entries_that_failed_are_sent_again(bench: SqsBench) -> None:
+    seam = PartlyFailing(bench.aws, times=2)
+    queues = bench.process(aws=seam, clock=SystemClock())
+    await queues.send_tasks(JOB, RUN, bench.rows.write(RUN, *range(10)))
+    assert seam.batches == [10, 1, 1]
+    assert await received(bench) == list(range(10))
+
+
+async def test_an_entry_that_sqs_will_never_take_is_an_error(bench: SqsBench) -> None:
+    queues = bench.process(aws=PartlyFailing(bench.aws, times=1, sender_fault=True))
+    with pytest.raises(ConveyorError, match="InvalidMessageContents") as caught:
+        await queues.send(CONTROL_QUEUE, deletion(RUN))
+    assert caught.value.code is ErrorCode.INTERNAL
+
+
+async def test_a_lost_answer_doubles_a_message_and_loses_none(bench: SqsBench) -> None:
+    faulty = FaultyAws(bench.aws)
+    faulty.lose_answer("sqs", "send_message_batch")
+    await bench.process(aws=faulty).send_tasks(JOB, RUN, bench.rows.write(RUN, 0, 1))
+    assert faulty.fired == 1
+    assert await received(bench) == [0, 0, 1, 1]
+
+
+async def test_references_go_ten_a_call_into_one_queue(bench: SqsBench) -> None:
+    faulty = FaultyAws(bench.aws)
+    await bench.process(aws=faulty).send_tasks(JOB, RUN, bench.rows.write(RUN, *range(95)))
+    assert faulty.calls.count(("sqs", "send_message_batch")) == 10
+    assert faulty.calls.count(("sqs", "create_queue")) == 1
+
+
+async def test_a_delay_beyond_what_sqs_knows_is_kept(bench: SqsBench) -> None:
+    await bench.queues.send(CONTROL_QUEUE, deletion(RUN), delay=3_000)
+    for _ in range(2):
+        await bench.advance(1_499)
+        assert await bench.queues.receive(CONTROL_QUEUE, limit=1, visibility=60) == []
+    await bench.advance(3)
+    [delivery] = await bench.queues.receive(CONTROL_QUEUE, limit=1, visibility=60)
+    assert delivery.message == deletion(RUN)
+
+
+async def test_fractions_of_a_second_are_rounded_up(bench: SqsBench) -> None:
+    await bench.queues.send(CONTROL_QUEUE, deletion(RUN), delay=0.2)
+    assert await bench.queues.receive(CONTROL_QUEUE, limit=1, visibility=60) == []
+    await bench.advance(1)
+    [delivery] = await bench.queues.receive(CONTROL_QUEUE, limit=1, visibility=0.5)
+    await bench.queues.change_visibility(CONTROL_QUEUE, [delivery.receipt], visibility=0.2)
+    assert await bench.queues.receive(CONTROL_QUEUE, limit=1, visibility=60) == []
+    await bench.advance(1)
+    assert len(await bench.queues.receive(CONTROL_QUEUE, limit=1, visibility=60)) == 1
+
+
+async def test_a_visibility_beyond_twelve_hours_is_the_longest_there_is(bench: SqsBench) -> None:
+    await bench.queues.send(CONTROL_QUEUE, deletion(RUN))
+    [delivery] = await bench.queues.receive(CONTROL_QUEUE, limit=1, visibility=60)
+    await bench.queues.change_visibility(CONTROL_QUEUE, [delivery.receipt], visibility=86_400)
+    await bench.advance(43_198)
+    assert await bench.queues.receive(CONTROL_QUEUE, limit=1, visibility=60) == []
+    await bench.advance(1)
+    assert len(await bench.queues.receive(CONTROL_QUEUE, limit=1, visibility=60)) == 1
+
+
+async def test_every_process_finds_the_queue_that_one_made(bench: SqsBench) -> None:
+    await bench.process().send_tasks(JOB, RUN, bench.rows.write(RUN, 0))
+    await bench.process().send_tasks(JOB, RUN, bench.rows.write(RUN, 1))
+    assert await received(bench) == [0, 1]
+    assert bench.generations.numbers == {RUN: 1}
+
+
+async def test_a_queue_deleted_under_a_live_run_is_made_again_with_every_reference(
+    bench: SqsBench,
+) -> None:
+    other = bench.process()
+    await bench.queues.send_tasks(JOB, RUN, bench.rows.write(RUN, *range(25)))
+    assert len(await other.receive(QUEUE, limit=5, visibility=60)) == 5
+    await bench.lose(RUN)
+    for process in (bench.queues, other):
+        with pytest.raises(QueueMissing):
+            await process.receive(QUEUE, limit=10, visibility=60)
+    async with anyio.create_task_group() as group:
+        group.start_soon(bench.queues.remake_run, JOB, RUN)
+        group.start_soon(other.remake_run, JOB, RUN)
+    # Both find it missing, and one of them fills it.
+    assert await received(bench) == list(range(25))
+    assert bench.generations.numbers == {RUN: 2}
+
+
+async def test_a_dropped_queue_is_dropped_for_all_and_its_name_not_used_again(
+    bench: SqsBench,
+) -> None:
+    other = bench.process()
+    await bench.queues.send_tasks(JOB, RUN, bench.rows.write(RUN, 0))
+    await other.receive(QUEUE, limit=1, visibility=0)
+    await bench.queues.drop_run(RUN)
+    await bench.queues.drop_run(RUN)
+    with pytest.raises(QueueMissing):
+        await other.receive(QUEUE, limit=1, visibility=60)
+    with pytest.raises(QueueMissing):
+        await other.send(QUEUE, DeleteMessage(JOB, RUN))
+    bench.rows.rows[RUN].clear()
+    await other.send_tasks(JOB, RUN, bench.rows.write(RUN, 7))
+    assert await received(bench) == [7]
+    assert bench.generations.numbers == {RUN: 2}
+
+
+async def test_a_message_of_a_later_version_stays_for_those_who_can_read_it(
+    bench: SqsBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"{prefix(bench.environment)}{CONTROL_QUEUE}"
+    url = (await bench.aws.call("sqs", "get_queue_url", {"QueueName": name}))["QueueUrl"]
+    for body in ('{"type":"delete","job_id":"J","run_id":"R","version":2}', '{"type":"new"}', "{"):
+        await bench.aws.call("sqs", "send_message", {"QueueUrl": url, "MessageBody": body})
+    await bench.queues.send(CONTROL_QUEUE, deletion(RUN))
+    with caplog.at_level(logging.ERROR):
+        for _ in range(2):
+            found = await bench.queues.receive(CONTROL_QUEUE, limit=10, visibility=30)
+            assert [delivery.message for delivery in found] == [deletion(RUN)]
+            await bench.advance(30)
+    assert len(caplog.records) == 3
+    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    counts = {"QueueUrl": url, "AttributeNames": names}
+    answer = await bench.aws.call("sqs", "get_queue_attributes", counts)
+    assert sum(int(answer["Attributes"][name]) for name in names) == 4
+
+
+async def test_depth_is_asked_beside_receives_and_not_with_each(bench: SqsBench) -> None:
+    faulty = FaultyAws(bench.aws)
+    queues = bench.process(aws=faulty)
+    assert queues.depth(QUEUE) == 0
+    await queues.send_tasks(JOB, RUN, bench.rows.write(RUN, *range(3)))
+    for _ in range(5):
+        await queues.receive(QUEUE, limit=1, visibility=60)
+    assert queues.depth(QUEUE) == 3
+    assert faulty.calls.count(("sqs", "get_queue_attributes")) == 2  # once for an ARN
+    await bench.advance(11)
+    await queues.receive(QUEUE, limit=1, visibility=60)
+    assert faulty.calls.count(("sqs", "get_queue_attributes")) == 3
+    await queues.drop_run(RUN)
+    assert queues.depth(QUEUE) == 0
+
+
+async def test_a_depth_that_nobody_asked_for_a_minute_says_nothing(bench: SqsBench) -> None:
+    await bench.queues.send_tasks(JOB, RUN, bench.rows.write(RUN, 0))
+    await bench.queues.receive(QUEUE, limit=1, visibility=60)
+    await bench.advance(60)
+    assert bench.queues.depth(QUEUE) == 1
+    await bench.advance(1)
+    assert bench.queues.depth(QUEUE) == 0
+
+
+async def test_a_queue_that_is_lost_has_no_depth(bench: SqsBench) -> None:
+    await bench.queues.send_tasks(JOB, RUN, bench.rows.write(RUN, 0))
+    await bench.lose(RUN)
+    await bench.process().remake_run(JOB, RUN)
+    for _ in range(2):
+        # The first finds the old one gone, the second the new one.
+        with suppress(QueueMissing):
+            await bench.queues.receive(QUEUE, limit=1, visibility=60)
+    assert bench.queues.depth(QUEUE) == 1
+    await bench.lose(RUN, 2)
+    with pytest.raises(QueueMissing):
+        await bench.queues.receive(QUEUE, limit=1, visibility=60)
+    assert bench.queues.depth(QUEUE) == 0
+
+
+async def test_a_large_send_leaves_room_for_other_calls(bench: SqsBench) -> None:
+    seam = Busy(bench.aws)
+    await bench.process(aws=seam).send_tasks(JOB, RUN, bench.rows.write(RUN, *range(300)))
+    assert (seam.sends, seam.most) == (30, MOST_CALLS)
+
+
+async def test_a_receive_waits_in_short_polls_and_takes_what_comes(bench: SqsBench) -> None:
+    faulty = FaultyAws(bench.aws)
+    queues = bench.process(aws=faulty)
+    asked = anyio.Event()
+    found: list[Delivery] = []
+
+    async def note() -> None:
+        asked.set()
+
+    async def wait() -> None:
+        found.extend(await queues.receive(CONTROL_QUEUE, limit=1, visibility=60, wait=20))
+
+    faulty.before("sqs", "receive_message", note)
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        await asked.wait()
+        await bench.queues.send(CONTROL_QUEUE, deletion(RUN))
+    assert [delivery.message for delivery in found] == [deletion(RUN)]
+
+
+async def test_an_unknown_queue_of_another_run_is_missing(bench: SqsBench) -> None:
+    with pytest.raises(QueueMissing):
+        await bench.queues.receive(run_queue("NEVER"), limit=1, visibility=1)
+    assert bench.generations.numbers == {}

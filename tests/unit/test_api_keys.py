@@ -1,0 +1,174 @@
+"""Which API keys may call: any, hashes given, or the hashes in a file that may change."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+
+from conveyor.dev.binding import open_binding
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.key_hashes import is_key_hash, key_hash
+from conveyor.http.api_keys import ApiKeys, open_api_keys
+from conveyor.http.app import create_app
+from conveyor.service import Service, ServiceOptions
+from conveyor.testing.clock import FakeClock
+
+ORIGIN = "http://127.0.0.1:9000"
+ALICE, BOB = "key-of-alice", "key-of-bob"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The store runs on asyncio."""
+    return "asyncio"
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConveyorError) as caught:
+        open_api_keys(text)
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+    return caught.value.detail
+
+
+def test_a_hash_is_the_sha256_of_the_key() -> None:
+    assert key_hash(ALICE) == f"sha256:{hashlib.sha256(ALICE.encode()).hexdigest()}"
+    assert is_key_hash(key_hash(ALICE))
+    assert is_key_hash(f"sha256:{'A' * 64}")
+    assert not is_key_hash(ALICE)
+    assert not is_key_hash(key_hash(ALICE) + "0")
+
+
+def test_any_takes_every_key() -> None:
+    assert open_api_keys("any").knows(ALICE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        key_hash(ALICE),
+        f"{key_hash('other')}, {key_hash(ALICE)}",
+        f"# of the team\n{key_hash(ALICE)} Alice\n",
+    ],
+)
+def test_hashes_may_stand_in_the_setting_itself(text: str) -> None:
+    keys = open_api_keys(text)
+
+    assert keys.knows(ALICE)
+    assert not keys.knows(BOB)
+
+
+def test_a_file_holds_hashes_and_words_for_people(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# keys\n\n{key_hash(ALICE)}  Alice, since May\n")
+    keys = open_api_keys(str(file))
+
+    assert keys.knows(ALICE)
+    assert not keys.knows(BOB)
+
+
+def test_upper_case_digits_are_the_same_hash(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sha256:" + key_hash(ALICE).removeprefix("sha256:").upper())
+
+    assert open_api_keys(str(file)).knows(ALICE)
+
+
+def replace(file: Path, text: str) -> None:
+    """As a deployment does: a new file takes the place of the old one."""
+    aside = file.with_suffix(".new")
+    aside.write_text(text)
+    os.replace(aside, file)
+
+
+def test_a_change_of_the_file_counts_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(key_hash(ALICE))
+    keys = open_api_keys(str(file))
+    replace(file, key_hash(BOB))
+
+    assert keys.knows(BOB)
+    assert not keys.knows(ALICE)
+
+
+@pytest.mark.parametrize("text", ["", "no hash", None])
+def test_a_file_that_breaks_leaves_the_keys_as_they_were(
+    tmp_path: Path, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(key_hash(ALICE))
+    keys = open_api_keys(str(file))
+    if text is None:
+        file.unlink()
+    else:
+        replace(file, text)
+    with caplog.at_level(logging.ERROR, "conveyor.http"):
+        known = [keys.knows(ALICE), keys.knows(ALICE), keys.knows(BOB)]
+
+    assert known == [True, True, False]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    replace(file, key_hash(BOB))
+    assert keys.knows(BOB)
+
+
+def test_what_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    assert "can be read" in refusal(str(file))
+    file.write_text("# nobody\n")
+    assert refusal(str(file)).endswith("names a file without a hash of a key")
+    file.write_text(f"{key_hash(ALICE)}\n{BOB}\n")
+    detail = refusal(str(file))
+    assert "line 2" in detail
+    assert BOB not in detail
+
+
+async def answers(tmp_path: Path, keys: ApiKeys | None) -> dict[str, httpx.Response]:
+    """What each of three callers gets from an API with these keys."""
+    clock = FakeClock()
+    binding = await open_binding(tmp_path / "data", clock)
+    service = Service(binding.ports, ServiceOptions(public_origin=ORIGIN), clock)
+    app = create_app(
+        service,
+        registry=None,
+        ready=lambda: True,
+        allowed_hosts=[],
+        clock=clock,
+        api_keys=keys,
+    )
+    found = {}
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
+        for key in (ALICE, BOB):
+            found[key] = await client.get("/v1/jobs", headers={"X-API-Key": key})
+        found["nobody"] = await client.get("/v1/jobs")
+        found["metrics"] = await client.get("/metrics")
+        found["readyz"] = await client.get("/readyz")
+    await binding.ports.aclose()
+    return found
+
+
+async def test_an_unknown_key_is_answered_like_none_at_all(tmp_path: Path) -> None:
+    found = await answers(tmp_path, open_api_keys(key_hash(ALICE)))
+
+    assert found[ALICE].status_code == 200
+    for caller in (BOB, "nobody"):
+        assert found[caller].status_code == 401
+        assert found[caller].json()["code"] == "unauthenticated"
+    assert BOB not in found[BOB].text
+
+
+async def test_without_a_list_every_key_may_call(tmp_path: Path) -> None:
+    found = await answers(tmp_path, None)
+
+    assert [found[key].status_code for key in (ALICE, BOB, "nobody")] == [200, 200, 401]
+
+
+async def test_an_api_without_a_registry_shows_no_metrics(tmp_path: Path) -> None:
+    found = await answers(tmp_path, None)
+
+    assert found["metrics"].status_code == 404
+    assert found["readyz"].status_code == 200

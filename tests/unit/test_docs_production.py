@@ -1,0 +1,195 @@
+"""SPEC.md against the production binding: its items, indexes, queues, lifecycle rules, metrics."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from prometheus_client import generate_latest
+
+from conveyor.bootstrap.production import _measure
+from conveyor.domain import ids
+from conveyor.domain.model import (
+    Ingest,
+    IngestStatus,
+    Job,
+    JobStatus,
+    Run,
+    RunStats,
+    RunStatus,
+    TaskFailure,
+    TaskSpec,
+)
+from conveyor.domain.shards import Shards
+from conveyor.engine.telemetry import Telemetry
+from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
+from conveyor.prod.aws.calls import CallStats
+from conveyor.prod.dynamodb import keys
+from conveyor.prod.dynamodb.job_items import JobRow, job_item
+from conveyor.prod.dynamodb.places import Place
+from conveyor.prod.dynamodb.run_items import REASON, new_run_item
+from conveyor.prod.dynamodb.submitting import intent_item
+from conveyor.prod.dynamodb.table import INDEXES, PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
+from conveyor.prod.dynamodb.task_items import new_task_item
+from conveyor.prod.redis.permits import ledger_key
+from conveyor.prod.s3.lifecycle import lifecycle_rules
+from conveyor.prod.sqs.names import prefix, run_queue_name
+from tests.unit.spec_document import name, names, once, section, table
+
+if TYPE_CHECKING:
+    from conveyor.prod.binding import ProdBinding
+
+STORAGE = section("10. Storage of the production binding")
+INDEX_KEYS = {key for partition, sort, _ in INDEXES.values() for key in (partition, sort)}
+OF_EVERY_ITEM = {"shape", TIME_TO_LIVE, *INDEX_KEYS}
+
+
+def task_key(shards: Shards) -> keys.Key:
+    """The key of the task with the index 7."""
+    task_id = next(iter(ids.task_ids("RUN", 7, 1)))
+    key = keys.task_key("JOB", "RUN", task_id, shards)
+    return keys.Key(key.pk, key.sk.replace(task_id, "TASK"))
+
+
+# -- the table --
+
+
+def test_every_item_stands_under_its_key() -> None:
+    told = {row[0]: (name(row[1]), name(row[2])) for row in table("Item", "Partition key")}
+
+    assert told == {
+        "job": keys.job_key("JOB"),
+        "run": keys.run_key("JOB", 1),
+        "place": keys.place_key("RUN"),
+        "task of a job in one shard": task_key(Shards(1)),
+        "task of a job in more shards": task_key(Shards(8)),
+        "pin": keys.pin_key("JOB", "SOURCE", "RUN"),
+        "intent": keys.intent_key("JOB", "RUN"),
+        "idempotency key": keys.idempotency_key("SCOPE"),
+        "file input": keys.input_item_key("INPUT"),
+        "export": keys.export_item_key("EXPORT"),
+        "permits": keys.permits_key("JOB"),
+        "sweep": keys.SWEEP,
+        "fleet": keys.FLEET,
+        "data key": keys.DATA_KEY,
+    }
+
+
+def test_every_index_of_the_table_stands_with_what_it_carries() -> None:
+    rows = table("Table index", "Keys", "Carries", "Finds")
+
+    assert {name(row[0]): (*names(row[1]), tuple(names(row[2]))) for row in rows} == INDEXES
+    assert {PARTITION_KEY, SORT_KEY, TIME_TO_LIVE} <= set(names(STORAGE))
+
+
+def test_every_partition_of_an_index_stands() -> None:
+    finds = {
+        partition
+        for row in table("Table index", "Keys", "Carries", "Finds")
+        for partition in names(row[3])
+    }
+
+    assert finds == {
+        keys.caller_jobs("CALLER"),
+        keys.run_exports("EXPORT").replace("EXPORT", "RUN"),
+        keys.INTENTS,
+        keys.INPUTS,
+        keys.EXPORTS,
+        *(
+            re.sub(r"\d+", "N", keys.every(kind)[0])
+            for kind in ("ingesting", "ended", "deleted", "active", "idle")
+        ),
+    }
+    assert f"modulo {keys.SPREAD}" in STORAGE
+
+
+def test_the_attributes_of_new_items_stand() -> None:
+    job = Job(job_id="JOB", caller="caller", status=JobStatus.CLOSED, created_at=1, updated_at=1)
+    run = Run(
+        run_id="RUN",
+        job_id="JOB",
+        run_sequence=1,
+        status=RunStatus.RUNNING,
+        created_at=1,
+        updated_at=1,
+        stats=RunStats(failure_reasons={TaskFailure.TIMEOUT: 1}),
+        rerun_of="SOURCE",
+        ingest=Ingest(status=IngestStatus.PENDING, end=1),
+    )
+    place = Place("RUN", "JOB", 1, Shards(1))
+    made = {
+        "job": job_item(JobRow(job, 1)),
+        "run": new_run_item(run, job),
+        "task": new_task_item("TASK", TaskSpec("http://a.test/"), now=1),
+        "place": place.item(),
+        "intent": intent_item(place, now=1),
+    }
+    told = {row[0]: set(names(row[1])) for row in table("Attributes of", "Are")}
+    told["intent"] |= told["place"]
+    told["run"].add(f"{REASON}{TaskFailure.TIMEOUT}")
+
+    assert REASON in told["run"]
+    assert not {
+        item: more for item in made if (more := made[item].keys() - told[item] - OF_EVERY_ITEM)
+    }
+
+
+# -- queues, the bucket, Redis --
+
+
+def test_every_queue_stands_by_its_name() -> None:
+    rows = table("Queue", "Is there", "Retention")
+
+    assert once(name(row[0]) for row in rows) == {
+        f"{prefix('ENVIRONMENT')}{CONTROL_QUEUE}",
+        f"{prefix('ENVIRONMENT')}{DEAD_LETTER_QUEUE}",
+        run_queue_name("ENVIRONMENT", "RUN", 1).removesuffix("1") + "GENERATION",
+    }
+
+
+def test_every_lifecycle_rule_stands_with_its_days() -> None:
+    told = {}
+    for rule, below, days in table("Lifecycle rule", "Prefix", "After days"):
+        told[name(rule)] = ("".join(names(below)), int(days.partition(",")[0]))
+
+    assert told == {
+        rule["ID"]: (
+            rule["Filter"]["Prefix"],
+            rule["Expiration"]["Days"]
+            if "Expiration" in rule
+            else rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"],
+        )
+        for rule in lifecycle_rules()
+    }
+
+
+def test_the_ledger_in_redis_stands_under_its_key() -> None:
+    rows = table("Key", "Holds", "Kept")
+
+    assert name(rows[0][0]) == ledger_key("ENVIRONMENT")
+
+
+# -- metrics --
+
+
+def test_every_metric_of_production_stands_with_its_labels() -> None:
+    stats = CallStats()
+    stats.calls["sqs", "receive_message", "ok"] = 1
+    stats.retries["sqs", "receive_message"] = stats.throttles["sqs", "receive_message"] = 1
+    stats.capacity["query"] = 1.0
+    binding = SimpleNamespace(store=SimpleNamespace(rows_read=0, rows_returned=0), stats=stats)
+    telemetry = Telemetry()
+    _measure(telemetry, cast("ProdBinding", binding), lag=float, discarded=int)
+    page = generate_latest(telemetry.registry()).decode()
+    served = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
+    own = table("Metric of production", "Type", "Labels", "Meaning")
+    shared = {name(row[0]): row[1] for row in table("Metric", "Type", "Labels", "Meaning")}
+    for of_development in ("conveyor_wal_bytes", "conveyor_permits", "conveyor_queue_depth"):
+        del shared[of_development]
+
+    assert served == shared | {name(row[0]): row[1] for row in own}
+    for row in own:
+        (shown,) = re.findall(rf"^{name(row[0])}{{(.+)}} ", page, re.MULTILINE)
+        labels = re.findall(r"(\w+)=", shown)
+        assert set(labels) == set(names(row[2])[: len(labels)])
