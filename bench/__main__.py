@@ -30,6 +30,8 @@ NAMES = (
     "fairness",
     "gateway_engine",
     "delete",
+    "aws_calls",
+    "fleet",
 )
 
 
