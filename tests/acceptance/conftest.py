@@ -15,6 +15,15 @@ from tests.acceptance.support_bindings import BINDINGS, FLEET
 from tests.acceptance.support_client import FLEET_SETTINGS
 from tests.acceptance.support_fleet import fleet
 
+FULL_OVER_FLEET = frozenset({"test_exports_wire", "test_file_inputs", "test_inputs"})
+"""Modules whose run over a fleet is left to the full run: it takes minutes on two cores."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what only the full run has."""
+    if item.path.stem in FULL_OVER_FLEET and _over_fleet(item):
+        item.add_marker(pytest.mark.full)
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
