@@ -52,8 +52,6 @@ class BindingKind:
     """A binding and what it can do beyond the ports' promises.
 
     `filtered_pages_read_only_matches`: a page by status touches no row that it does not return.
-    `completes_at_once`: who sees all tasks of a run ended sees it completed, rather than a moment
-    later.
     `effort`: the share of the random steps that it is put through, less than 1.0 where each call
     takes milliseconds.
     """
@@ -61,7 +59,6 @@ class BindingKind:
     name: str
     open: Callable[[Path, int], Awaitable[Store]]
     filtered_pages_read_only_matches: bool
-    completes_at_once: bool
     effort: float
 
 
@@ -74,14 +71,12 @@ BINDINGS = [
         name="development",
         open=_open_development,
         filtered_pages_read_only_matches=True,
-        completes_at_once=True,
         effort=1.0,
     ),
     BindingKind(
         name="production",
         open=open_production,
         filtered_pages_read_only_matches=False,
-        completes_at_once=False,
         effort=0.3,
     ),
 ]

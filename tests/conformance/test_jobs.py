@@ -241,9 +241,9 @@ async def test_adding_beyond_the_quota_adds_nothing(world: World) -> None:
 
 
 async def test_a_last_batch_received_takes_no_more(world: World, jobs: Jobs) -> None:
-    job, run, _ = world.draft(0, closed=False)
+    job, run, tasks = world.draft(1, closed=False)
     latched = structs.replace(run, last_batch_received=True)
-    await jobs.create_job(job, latched, [], answer=Answer(201, b""), once=None)
+    await jobs.create_job(job, latched, tasks, answer=Answer(201, b""), once=None)
     await refused(ErrorCode.LAST_BATCH_RECEIVED, world.append(job.job_id, 1))
 
 

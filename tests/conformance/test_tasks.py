@@ -20,7 +20,6 @@ from conveyor.ports.tasks import (
     Tasks,
     Undone,
 )
-from tests.conformance.bindings import BindingKind
 from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World, spec
 
 S, F, P, R = (
@@ -340,9 +339,7 @@ async def test_a_late_result_of_a_deleted_run_changes_nothing(
     assert await world.rows(run_id) == []
 
 
-async def test_a_read_after_the_end_says_completed(
-    world: World, tasks: Tasks, binding_kind: BindingKind
-) -> None:
+async def test_a_read_after_the_end_says_completed(world: World) -> None:
     job_id, run_id = await world.submit(100)
     seen: list[int] = []
 
@@ -354,8 +351,7 @@ async def test_a_read_after_the_end_says_completed(
             seen.append(run.stats.completed)
             if run.status is RunStatus.COMPLETED:
                 return
-            if binding_kind.completes_at_once:
-                assert run.stats.completed < run.stats.total
+            assert run.stats.completed < run.stats.total
 
     watching = asyncio.create_task(watch())
     await asyncio.gather(*(world.succeed(run_id, index) for index in range(100)))
