@@ -15,8 +15,16 @@ from tests.acceptance.support_bindings import BINDINGS, FLEET
 from tests.acceptance.support_client import FLEET_SETTINGS
 from tests.acceptance.support_fleet import fleet
 
-FULL_OVER_FLEET = frozenset({"test_exports_wire", "test_file_inputs", "test_inputs"})
-"""Modules whose run over a fleet is left to the full run: it takes minutes on two cores."""
+FULL_OVER_FLEET = frozenset(
+    {
+        "test_exports_wire",
+        "test_file_inputs",
+        "test_ingest_cut_short",
+        "test_inputs",
+        "test_races",
+    }
+)
+"""Modules whose run over a fleet is left to the full run: together they take minutes."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
