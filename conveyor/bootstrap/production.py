@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from conveyor.bootstrap.parts import (
     root_secrets,
     service_options,
 )
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.sealing import secret_bytes
 from conveyor.engine.telemetry import LoopLag, Telemetry
 from conveyor.engine.worker import Worker
@@ -27,11 +29,28 @@ from conveyor.ports.gateway import Gateway
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
+EXTRA = frozenset({"boto3", "botocore", "redis"})
+"""What only the extra `aws` brings."""
+
 if TYPE_CHECKING:
     from conveyor.prod.admin.administration import Administration
     from conveyor.prod.admin.dead_letters import DeadLetters
     from conveyor.prod.binding import ProdBinding
     from conveyor.prod.options import ProdOptions
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    """What the production binding imports is an extra: a plain answer where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        raise ConveyorError(
+            ErrorCode.UNAVAILABLE,
+            "production needs boto3 and redis: install Conveyor with its extra, as [aws]",
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +83,8 @@ async def open_role(
     """
     api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
 
-    from conveyor.prod.binding import open_binding
+    with _extra():
+        from conveyor.prod.binding import open_binding
 
     binding = await open_binding(_options(settings), clock, works=api_keys is None)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
@@ -104,14 +124,16 @@ async def open_role(
 
 async def open_administration(settings: Settings, clock: Clock) -> Administration:
     """What makes, checks and removes the resources of an environment; to be closed."""
-    from conveyor.prod.admin.administration import open_administration
+    with _extra():
+        from conveyor.prod.admin.administration import open_administration
 
     return await open_administration(_options(settings), clock)
 
 
 async def open_dead_letters(settings: Settings, clock: Clock) -> DeadLetters:
     """The dead letters of an environment; to be closed."""
-    from conveyor.prod.admin.dead_letters import open_dead_letters
+    with _extra():
+        from conveyor.prod.admin.dead_letters import open_dead_letters
 
     return await open_dead_letters(_options(settings), clock)
 
