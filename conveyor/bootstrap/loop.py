@@ -24,6 +24,7 @@ from conveyor.handlers.control import ControlHandler
 from conveyor.handlers.delete import DeleteHandler
 from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.ingest import IngestHandler
+from conveyor.handlers.notify import Notifier
 from conveyor.handlers.sweep import Sweeper, SweepOptions
 from conveyor.handlers.task import TaskHandler, TaskOptions
 from conveyor.handlers.templates import Templates
@@ -133,7 +134,16 @@ def build_worker(
             row_retention_days=settings.row_retention_days,
         ),
     )
-    tickers = [Ticker(sweeper.sweep, clock, interval=settings.sweep_interval, what="the sweep")]
+    notifier = Notifier(binding, clock, observer=telemetry, heartbeat=settings.callback_heartbeat)
+    tickers = [
+        Ticker(sweeper.sweep, clock, interval=settings.sweep_interval, what="the sweep"),
+        Ticker(
+            notifier.deliver,
+            clock,
+            interval=settings.outbox_interval,
+            what="the look for callbacks",
+        ),
+    ]
     if says_backlog:
 
         async def say() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from conveyor.dev.callbacks import FileCallbacks
 from conveyor.dev.directory import DataDirectory
 from conveyor.dev.files import FileBlobs
 from conveyor.dev.leftovers import remove_unnamed, runs_to_scrub
@@ -73,6 +74,8 @@ async def open_binding(
         inputs=store.inputs,
         exports=store.exports,
         sweeping=store.sweeping,
+        outbox=store.outbox,
+        callbacks=FileCallbacks(directory.callbacks, clock),
         queues=queues,
         blobs=blobs,
         permits=MemoryPermits(clock),

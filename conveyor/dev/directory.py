@@ -36,6 +36,11 @@ class DataDirectory:
         """The root of the bodies."""
         return self.path / "blobs"
 
+    @property
+    def callbacks(self) -> Path:
+        """What would have been told to state machines."""
+        return self.path / "callbacks.jsonl"
+
     @classmethod
     def open(cls, path: Path, clock: Clock, *, secret: str = "") -> DataDirectory:
         """Open a directory, made where it is missing, and lock it.

@@ -109,6 +109,18 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     params: dict[str, str] | None = None
 
 
+class Callback(msgspec.Struct, frozen=True):
+    """Who waits for the end of a job's first run: a state machine, by its task token.
+
+    Whoever has the token can end that task: it is a secret, and not shown by `repr`.
+    """
+
+    task_token: str
+
+    def __repr__(self) -> str:
+        return "Callback(task_token='…')"
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A reusable template and its configuration.
 
@@ -135,6 +147,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sealed_key: bytes = b""
     latest_run_id: str | None = None
     run_count: int = 0
+    callback: Callback | None = None
     version: int = 1
 
 

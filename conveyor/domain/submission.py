@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -9,10 +10,13 @@ import msgspec
 
 from conveyor.domain import params, task_input, text_rules
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
-from conveyor.domain.model import Format, TaskSpec
+from conveyor.domain.model import Callback, Format, TaskSpec
 from conveyor.domain.text_rules import Refused
 
 MAX_NAME = 100
+MAX_TASK_TOKEN = 2_048
+"""Characters that Step Functions takes as a task token."""
+_TASK_TOKEN = re.compile(f"[!-~]{{1,{MAX_TASK_TOKEN}}}")
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -44,9 +48,9 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     result_ttl_days: int
     force_async: bool
     file_input_id: str | None
+    callback: Callback | None
     has_webhook: bool
     has_schedule: bool
-    has_callback: bool
 
 
 class AddRequest(msgspec.Struct, frozen=True):
@@ -85,9 +89,9 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
         result_ttl_days=_integer(fields, "result_ttl_days", (1, 365), default=14),
         force_async=_flag(fields, "async"),
         file_input_id=_text(fields, "file_input_id", 128),
+        callback=_callback(fields),
         has_webhook=_is_present(fields, "webhook"),
         has_schedule=_is_present(fields, "schedule"),
-        has_callback=_is_present(fields, "callback"),
         specs=_specs(_submitted(fields, limits, is_open=is_open), job_params),
     )
 
@@ -204,6 +208,16 @@ def _is_present(fields: dict[str, Any], name: str) -> bool:
     if value is not None and not isinstance(value, dict):
         _refuse(name, "must be an object")
     return value is not None
+
+
+def _callback(fields: dict[str, Any]) -> Callback | None:
+    """The error never quotes the token."""
+    if not _is_present(fields, "callback"):
+        return None
+    token = fields["callback"].get("task_token")
+    if not isinstance(token, str) or not _TASK_TOKEN.fullmatch(token):
+        _refuse("callback.task_token", f"must be 1 to {MAX_TASK_TOKEN} visible ASCII characters")
+    return Callback(token)
 
 
 def _external_id(fields: dict[str, Any]) -> str | None:

@@ -21,6 +21,7 @@ COUNTERS = {
 LABELLED_COUNTERS = {
     "gateway_calls": ("Gateway calls that ended", "outcome"),
     "tasks": ("Tasks that reached a terminal state", "state"),
+    "callbacks": ("Callbacks that were tried", "outcome"),
 }
 
 LOOK = 0.25
@@ -36,6 +37,7 @@ class Telemetry(Collector):
         self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.gateway_calls: dict[str, int] = {}
         self.tasks: dict[str, int] = {}
+        self.callbacks: dict[str, int] = {}
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
         self._totals: list[tuple[str, str, Callable[[], float]]] = []
         self._families: list[tuple[str, str, tuple[str, ...], Read]] = []
@@ -64,6 +66,10 @@ class Telemetry(Collector):
     def task_ended(self, state: str) -> None:
         """One task has reached a terminal state."""
         self.tasks[state] = self.tasks.get(state, 0) + 1
+
+    def callback_made(self, outcome: str) -> None:
+        """One callback was tried."""
+        self.callbacks[outcome] = self.callbacks.get(outcome, 0) + 1
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Expose a value that is read when metrics are scraped."""

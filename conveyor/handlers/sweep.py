@@ -11,7 +11,8 @@ from functools import partial
 
 import msgspec
 
-from conveyor.handlers.sweep_memory import Recently, alone
+from conveyor.handlers.alone import alone
+from conveyor.handlers.sweep_memory import Recently
 from conveyor.handlers.sweep_quiet import QuietRuns
 from conveyor.handlers.sweep_retention import Retention
 from conveyor.ports.binding import Binding
@@ -55,14 +56,14 @@ class Sweeper:
         lapses_at = now + round(self._options.interval * CLAIM_SHARE * 1_000)
         if not await self._binding.sweeping.claim_sweep(now=now, lapses_at=lapses_at):
             return
-        await alone("unfinished writes", self._unfinished_writes)
-        await alone("stuck ingestions", self._ingestions)
-        await alone("unfinished exports", self._exports)
-        await alone("quiet runs", self._quiet_runs.look)
-        await alone("unfinished deletions", self._deletions)
-        await alone("expired inputs", self._expired_inputs)
-        await alone("expired exports", self._expired_exports)
-        await alone("expired results", self._retention.look)
+        await alone("sweeping unfinished writes", self._unfinished_writes)
+        await alone("sweeping stuck ingestions", self._ingestions)
+        await alone("sweeping unfinished exports", self._exports)
+        await alone("sweeping quiet runs", self._quiet_runs.look)
+        await alone("sweeping unfinished deletions", self._deletions)
+        await alone("sweeping expired inputs", self._expired_inputs)
+        await alone("sweeping expired exports", self._expired_exports)
+        await alone("sweeping expired results", self._retention.look)
 
     @property
     def _quiet_since(self) -> int:

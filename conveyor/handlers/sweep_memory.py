@@ -1,14 +1,8 @@
-"""What a sweeper remembers from one sweep to the next, and how a part of it may fail alone."""
+"""What a sweeper remembers from one sweep to the next."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable
-
-from conveyor.domain.errors import ConveyorError
 from conveyor.ports.clock import Clock
-
-_log = logging.getLogger("conveyor.handlers")
 
 
 class Recently:
@@ -31,13 +25,3 @@ class Recently:
             return False
         self._done[key] = now
         return True
-
-
-async def alone(what: str, act: Callable[[], Awaitable[None]]) -> None:
-    """Do something whose failure is told in one line and stops nothing else."""
-    try:
-        await act()
-    except ConveyorError as error:
-        _log.warning("sweeping %s failed: %s", what, error)
-    except Exception as error:
-        _log.error("sweeping %s failed: %s: %s", what, type(error).__name__, error)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.handlers.sweep_memory import Recently, alone
+from conveyor.handlers.alone import alone
+from conveyor.handlers.sweep_memory import Recently
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import run_queue
@@ -36,11 +37,11 @@ class QuietRuns:
     async def look(self) -> None:
         """Go on where the last sweep reached its bound; then look at every quiet run."""
         for (job_id, run_id), after in list(self._onward.items()):
-            await alone("a quiet run", partial(self._send, job_id, run_id, after=after))
+            await alone("sweeping a quiet run", partial(self._send, job_id, run_id, after=after))
         before = self._clock.now() - round(self._quiet_after * 1_000)
         for run in await self._binding.sweeping.quiet_runs(before=before):
             if self._recently.first(run.run_id):
-                await alone("a quiet run", partial(self._set_right, run))
+                await alone("sweeping a quiet run", partial(self._set_right, run))
 
     async def _set_right(self, run: QuietRun) -> None:
         sweeping = self._binding.sweeping
@@ -52,7 +53,7 @@ class QuietRuns:
             self._binding.signals.run_changed(run.run_id)
             return
         due = await self._due(run.run_id, after=_BEFORE_ALL)
-        if self._binding.queues.depth(run_queue(run.run_id)) < len(due):
+        if await self._binding.queues.count(run_queue(run.run_id)) < len(due):
             await self._send(run.job_id, run.run_id, after=_BEFORE_ALL)
 
     async def _send(self, job_id: str, run_id: str, *, after: int) -> None:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from conveyor import __version__
-from conveyor.http import openapi_exports, openapi_inputs, problems
+from conveyor.http import openapi_callback, openapi_exports, openapi_inputs, problems
 from conveyor.http.openapi_operations import OPERATIONS, Operation
 from conveyor.http.openapi_parameters import PARAMETERS
 from conveyor.http.openapi_schemas import SCHEMAS, ref
@@ -38,7 +38,10 @@ def document() -> dict[str, Any]:
                     "description": "The only place a key is taken from.",
                 }
             },
-            "schemas": SCHEMAS | openapi_inputs.SCHEMAS | openapi_exports.SCHEMAS,
+            "schemas": SCHEMAS
+            | openapi_callback.SCHEMAS
+            | openapi_inputs.SCHEMAS
+            | openapi_exports.SCHEMAS,
             "parameters": PARAMETERS | openapi_inputs.PARAMETERS | openapi_exports.PARAMETERS,
             "responses": {f"Problem{status}": _problem(status) for status in _statuses()},
         },

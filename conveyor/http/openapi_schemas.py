@@ -159,6 +159,7 @@ _REQUESTS: dict[str, Schema] = {
             "priority": _between(0, 9, 5, "Two steps up double the job's share of the workers."),
             "max_attempts": _between(1, 10, 3, "Attempts at a task before it fails."),
             "result_ttl_days": _between(1, 365, 14, "Days that result bodies are kept."),
+            "callback": ref("Callback"),
             "file_input_id": _ulid("An uploaded file with the tasks of a closed job."),
             "async": {
                 "type": "boolean",
@@ -264,6 +265,7 @@ _JOBS: dict[str, Schema] = {
             "priority": _count("As submitted."),
             "max_attempts": _count("As submitted."),
             "result_ttl_days": _count("As submitted."),
+            "callback": ref("Callback"),
             "latest_run": ref("Run"),
             "created_at": _instant("When the job was submitted."),
             "updated_at": _instant("When it last changed."),

@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from conveyor.ports.blobs import Blobs
+from conveyor.ports.callbacks import Callbacks
 from conveyor.ports.exports import Exports
 from conveyor.ports.ingestion import Ingestion
 from conveyor.ports.inputs import Inputs
+from conveyor.ports.outbox import Outbox
 from conveyor.ports.permits import Permits
 from conveyor.ports.queues import Queues
 from conveyor.ports.records import Idempotency, Jobs, Runs
@@ -33,6 +35,8 @@ class Binding:
     inputs: Inputs
     exports: Exports
     sweeping: Sweeping
+    outbox: Outbox
+    callbacks: Callbacks
     queues: Queues
     blobs: Blobs
     permits: Permits

@@ -147,5 +147,10 @@ class Queues(Protocol):
         ...
 
     def depth(self, queue: str) -> int:
-        """About how many messages wait, hidden ones included."""
+        """About how many messages wait, hidden ones included, as far as this process has seen."""
+        ...
+
+    async def count(self, queue: str) -> int:
+        """About how many messages wait, hidden ones included, whoever receives them; none where
+        there is no such queue. Raises ConveyorError(unavailable)."""
         ...

@@ -80,7 +80,8 @@ class Jobs(Protocol):
     ) -> None:
         """Write job, first run, every task and, under `once`, the answer. All, or nothing.
 
-        A run with an `ingest` comes without tasks.
+        A run with an `ingest` comes without tasks. With a `callback` on the job, its notice is in
+        the outbox from then on.
 
         Writing a job_id a second time raises ConveyorError(conflict) and changes nothing.
         """

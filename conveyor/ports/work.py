@@ -48,3 +48,7 @@ class Observer(Protocol):
     def claim_undone(self) -> None:
         """One claim was given back before its work was done."""
         ...
+
+    def callback_made(self, outcome: str) -> None:
+        """One callback was tried: heartbeat, success, failure, unwanted or failed."""
+        ...

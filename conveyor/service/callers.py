@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hmac
-import re
 from dataclasses import dataclass, field
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.key_hashes import is_carried
 from conveyor.service.keys import Keyring
-
-MAX_API_KEY_LENGTH = 512
-
-_API_KEY = re.compile(rf"[\x21-\x7e]{{1,{MAX_API_KEY_LENGTH}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +23,6 @@ def identify(api_key: str | None, keyring: Keyring) -> Caller:
 
     Raises ConveyorError(unauthenticated) where there is no key, or none that a header can hold.
     """
-    if api_key is None or not _API_KEY.fullmatch(api_key):
+    if api_key is None or not is_carried(api_key):
         raise ConveyorError(ErrorCode.UNAUTHENTICATED, "send your API key in the X-API-Key header")
     return Caller(hmac.digest(keyring.callers, api_key.encode(), "sha256").hex(), api_key)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from conveyor.domain.timestamps import rfc3339
 from conveyor.ports.exports import Export
-from conveyor.service.timestamps import rfc3339
 
 
 class StartExportBody(msgspec.Struct, frozen=True, kw_only=True):

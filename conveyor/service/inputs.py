@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator
 from conveyor.domain import ids, strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.input_spec import InputType, parse_input
+from conveyor.domain.timestamps import rfc3339
 from conveyor.ports.blobs import input_key
 from conveyor.ports.inputs import JobInput
 from conveyor.service.context import Context
 from conveyor.service.input_shapes import JobInputBody, UploadBody
-from conveyor.service.timestamps import rfc3339
 from conveyor.service.upload_links import UploadSigner
 
 CONTENT_TYPES = {

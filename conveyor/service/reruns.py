@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import JobView, RunStatus, TaskStatus
+from conveyor.domain.model import JobView, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import shards_of
 from conveyor.ports.records import Answer, Rerun
 from conveyor.service.announcing import Announcer
@@ -17,8 +17,13 @@ CLAIM_WAIT = 5.0
 LATER = 202
 """The status of a rerun whose rows are written after the answer."""
 
-_CLAIM_POLL = 0.05
-_CLAIM_PAGE = 1_000
+LONGEST_CALL = 3_600_000
+"""Milliseconds after the end of a run in which a call of it may still be under way: minutes, in
+truth. The store, which decides, knows an older run at once."""
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 0.5
+_CLAIM_PAGE = 10
 _DAY = 86_400_000
 
 
@@ -81,16 +86,16 @@ class Reruns:
         if run is None or run.status not in (RunStatus.STOPPED, RunStatus.FAILED):
             return
         clock = self._context.clock
+        all_ended = run.stats.completed >= run.stats.total
+        if all_ended or clock.now() - run.updated_at > LONGEST_CALL:
+            return
         deadline = clock.monotonic() + CLAIM_WAIT
-        shards = range(shards_of(view.job).count)
-        while any([await self._has_live_claim(run.run_id, shard) for shard in shards]):
-            if clock.monotonic() >= deadline:
-                raise ConveyorError(
-                    ErrorCode.RUN_NOT_TERMINAL, "calls in flight of the stopped run have not ended"
-                )
-            await clock.sleep(_CLAIM_POLL)
+        for shard in range(shards_of(view.job).count):
+            await self._wait_for_shard(run.run_id, shard, deadline)
 
-    async def _has_live_claim(self, run_id: str, shard: int) -> bool:
+    async def _wait_for_shard(self, run_id: str, shard: int, deadline: float) -> None:
+        """Go through the claims of a shard. No row of a run that has ended comes to be claimed, so
+        each stretch of rows is read about once, however long the wait."""
         after: int | None = None
         while True:
             page = await self._context.binding.tasks.page_tasks(
@@ -100,12 +105,34 @@ class Reruns:
                 after=after,
                 limit=_CLAIM_PAGE,
             )
-            now = self._context.clock.now()
-            if any(task.claimed_until > now for task in page.tasks):
-                return True
-            if page.next_index is None:
-                return False
-            after = page.next_index
+            claimed = next(filter(self._is_live, page.tasks), None)
+            if claimed is not None:
+                # What follows it is read anew: others have ended with it.
+                await self._wait_for(claimed, deadline)
+                after = claimed.index
+            elif page.next_index is None:
+                return
+            else:
+                after = page.next_index
+
+    async def _wait_for(self, claimed: Task, deadline: float) -> None:
+        """Look at one row, ever less often, until its claim has ended."""
+        clock = self._context.clock
+        pause = _FIRST_PAUSE
+        task: Task | None = claimed
+        while task is not None and self._is_live(task):
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                raise ConveyorError(
+                    ErrorCode.RUN_NOT_TERMINAL, "calls in flight of the stopped run have not ended"
+                )
+            await clock.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            task = await self._context.binding.tasks.get_task(claimed.run_id, claimed.task_id)
+
+    def _is_live(self, task: Task) -> bool:
+        now = self._context.clock.now()
+        return task.status is TaskStatus.PROCESSING and task.claimed_until > now
 
 
 def parse_statuses(text: str | None) -> frozenset[TaskStatus] | None:

@@ -42,6 +42,12 @@ class RunBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     failure_detail: str | None = None
 
 
+class CallbackBody(msgspec.Struct, frozen=True):
+    """Who is called back, as the submit named it."""
+
+    task_token: str
+
+
 class JobBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A job with its latest run."""
 
@@ -57,6 +63,7 @@ class JobBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     priority: int
     max_attempts: int
     result_ttl_days: int
+    callback: CallbackBody | None = None
     latest_run: RunBody | None = None
     created_at: str
     updated_at: str

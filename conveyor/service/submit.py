@@ -164,6 +164,7 @@ class Submissions:
             ),
             latest_run_id=run.run_id,
             run_count=1,
+            callback=request.callback,
         )
         return job, run
 

@@ -17,5 +17,3 @@ def refuse_unbuilt(request: JobRequest) -> None:
         raise not_implemented("scheduled jobs")
     if request.has_webhook:
         raise not_implemented("webhooks")
-    if request.has_callback:
-        raise not_implemented("callbacks")

@@ -19,9 +19,11 @@ from conveyor.domain.model import (
     Task,
 )
 from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.domain.timestamps import rfc3339
 from conveyor.ports.records import Appended, Rerun
 from conveyor.service.shapes import (
     AddTasksBody,
+    CallbackBody,
     EventBody,
     HistoryBody,
     JobBody,
@@ -33,7 +35,6 @@ from conveyor.service.shapes import (
     StatsBody,
     SubmitBody,
 )
-from conveyor.service.timestamps import rfc3339
 
 PROBLEM_TYPE = "urn:conveyor:problem:"
 """What the type of a problem starts with; its code follows."""
@@ -62,6 +63,7 @@ def job_body(view: JobView) -> JobBody:
         priority=job.priority,
         max_attempts=job.max_attempts,
         result_ttl_days=job.result_ttl_days,
+        callback=CallbackBody(job.callback.task_token) if job.callback is not None else None,
         latest_run=run_body(view.latest_run) if view.latest_run is not None else None,
         created_at=rfc3339(job.created_at),
         updated_at=rfc3339(job.updated_at),

@@ -12,7 +12,7 @@ from conveyor.clock import SystemClock
 from conveyor.domain.model import Job, JobStatus
 from conveyor.domain.sealing import KeySealer
 from conveyor.handlers.templates import Templates
-from conveyor.prod.redis.job_cache import KEPT, CachedJobs
+from conveyor.prod.redis.job_cache import KEPT, SHAPE, CachedJobs
 from conveyor.prod.redis.rate_limit import RedisRateLimit
 from conveyor.prod.redis.server import RedisServer
 from conveyor.testing.clock import START, FakeClock
@@ -20,6 +20,7 @@ from tests.conformance.redis_process import RedisProcess
 
 API_KEY = "the-key-of-a-caller"
 SEALER = KeySealer([b"a secret of the fleet"])
+NAME = f"conveyor:cache:job:{SHAPE}:JOB"
 
 
 def job(job_id: str = "JOB") -> Job:
@@ -96,12 +97,12 @@ async def test_redis_never_sees_the_key_in_the_clear_and_forgets_the_job(
 ) -> None:
     await cache.find_job("JOB")
     keys = redis_process.command("KEYS", "*")
-    assert keys == [b"conveyor:cache:job:1:JOB"]
-    kept = redis_process.command("GET", "conveyor:cache:job:1:JOB")
+    assert keys == [NAME.encode()]
+    kept = redis_process.command("GET", NAME)
     assert isinstance(kept, bytes)
     assert job().sealed_key in kept
     assert API_KEY.encode() not in kept
-    seconds = redis_process.command("TTL", "conveyor:cache:job:1:JOB")
+    seconds = redis_process.command("TTL", NAME)
     assert isinstance(seconds, int)
     assert 0 < seconds <= KEPT
 
@@ -124,7 +125,7 @@ async def test_that_there_is_no_such_job_is_not_kept(cache: CachedJobs, store: C
 async def test_what_cannot_be_read_is_read_from_the_store(
     cache: CachedJobs, redis_process: RedisProcess, rubbish: str
 ) -> None:
-    redis_process.command("SET", "conveyor:cache:job:1:JOB", rubbish)
+    redis_process.command("SET", NAME, rubbish)
     assert await cache.find_job("JOB") == job()
 
 

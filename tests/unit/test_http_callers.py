@@ -133,7 +133,6 @@ async def test_a_submit_that_asks_for_something_reserved(api: Api) -> None:
         {"type": "scheduled", "schedule": schedule},
         {"schedule": schedule},
         {"webhook": {"url": "https://hook.test/", "signature": False}},
-        {"callback": {"task_token": "t"}},
     ]
     for fields in asked:
         response = await api.client.post("/v1/jobs", json={**TASKS, **fields})

@@ -1,4 +1,4 @@
-"""What the SQLite store does beyond its ports: groups, faults, boots and upgrades."""
+"""What the SQLite store does beyond its ports: groups, faults and boots."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import pytest
 
 from conveyor.dev.sqlite import SqliteStore, inserts, live_runs, moves, open_store, tasks
 from conveyor.dev.sqlite.reads import UNFINISHED, page_sql
-from conveyor.dev.sqlite.schema import STEPS
 from conveyor.dev.sqlite.values import MOST_ROWS, KeyStatement, RowsStatement
-from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import RunStatus, TaskStatus
+from conveyor.domain.model import Callback, RunStatus, TaskStatus
 from conveyor.ports.records import Answer
 from conveyor.ports.tasks import Claimed, Held
 from conveyor.testing.clock import FakeClock
@@ -218,6 +216,20 @@ async def test_a_boot_voids_the_claims_of_live_runs(store: SqliteStore, world: W
     assert (await world.rerun(stopped_job))[1].startswith("2 0")
 
 
+async def test_a_boot_ends_the_leases_of_notices(store: SqliteStore, world: World) -> None:
+    _, run_id = await world.submit(1, callback=Callback("a token"))
+    outbox, now = store.outbox, world.now
+    earlier = await outbox.lease_notice(run_id, now=now, lapses_at=now + 60_000)
+    assert earlier is not None
+    assert await outbox.due_notices(now=now, limit=1) == []
+    await store.void_claims(now)
+
+    assert await outbox.due_notices(now=now, limit=1) == [run_id]
+    assert await outbox.lease_notice(run_id, now=now, lapses_at=now + 60_001) is not None
+    await outbox.drop_notice(earlier)
+    assert await outbox.due_notices(now=now + 60_001, limit=1) == [run_id]
+
+
 async def test_a_boot_touches_claims_and_no_pending_row(store: SqliteStore, world: World) -> None:
     _, run_id = await world.submit(5_000)
     await world.claimed(run_id, 4_000)
@@ -300,97 +312,3 @@ async def test_expired_keys_go_when_the_store_is_opened(path: Path) -> None:
     store = await open_store(path, now=11)
     assert await scopes(store) == ["2"]
     await store.aclose()
-
-
-def build_older(path: Path, version: int) -> None:
-    """A file as an older schema left it: a run that inherits a row of another one."""
-    connection = sqlite3.connect(path)
-    for statement in STEPS[0]:
-        connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {version}")
-    connection.execute(
-        "INSERT INTO jobs VALUES ('JOB', ?, 'closed', 1, 1, NULL, NULL, NULL, '{}', 'html', "
-        "100, 5, 3, 14, 1, 'stripe', x'', 'SECOND', 2, 1)",
-        (CALLER,),
-    )
-    for sequence, run_id in enumerate(("FIRST", "SECOND"), start=1):
-        connection.execute(
-            "INSERT INTO runs VALUES (?1, ?2, 'JOB', ?1, 'completed', 1, 1, 'manual', 0, 1, 1, "
-            "1, 1, 0, '{}', 0, 0, NULL, NULL, NULL, 1, 0)",
-            (sequence, run_id),
-        )
-        connection.execute(
-            "INSERT INTO tasks (task_key, state, task_id, created_at, updated_at, source_run_id, "
-            'spec) VALUES (? << 35, 1, ?, 1, 1, ?, \'{"url":"http://a/"}\')',
-            (sequence, ids.task_id("FIRST", 0), "FIRST" if sequence == 2 else None),
-        )
-    for step in STEPS[1:version]:
-        for statement in step:
-            connection.execute(statement)
-    connection.commit()
-    connection.close()
-
-
-@pytest.mark.parametrize("version", range(1, len(STEPS)))
-async def test_an_older_file_is_upgraded_in_place(path: Path, version: int) -> None:
-    build_older(path, version)
-    store = await open_store(path, now=0)
-    page = await store.tasks.page_tasks("SECOND", statuses=None, after=None, limit=10)
-    assert [(task.source_run_id, task.spec.url) for task in page.tasks] == [("FIRST", "http://a/")]
-    with pytest.raises(ConveyorError) as refusal:
-        await store.runs.delete_run(CALLER, "JOB", "FIRST", now=1)
-    assert refusal.value.code is ErrorCode.RUN_HAS_DESCENDANTS
-    changes = await store.runs.dispatch_changes(since=1)
-    assert [change.run_id for change in changes] == ["FIRST", "SECOND"]
-    assert await store.runs.dispatch_changes(since=2) == []
-    await store.aclose()
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (len(STEPS),)
-    connection.close()
-
-
-async def test_a_newer_file_is_refused_untouched(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA user_version = {len(STEPS) + 1}")
-    connection.execute("CREATE TABLE of_the_future (x)")
-    connection.commit()
-    connection.close()
-    with pytest.raises(ConveyorError, match="newer Conveyor") as refusal:
-        await open_store(path, now=0)
-    assert refusal.value.code is ErrorCode.UNAVAILABLE
-    assert "\n" not in refusal.value.detail
-    connection = sqlite3.connect(path)
-    tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
-    assert tables == [("of_the_future",)]
-    connection.close()
-
-
-def make_unusable(path: Path, kind: str) -> None:
-    if kind == "text":
-        path.write_bytes(b"this is not a database at all" * 100)
-    else:
-        path.mkdir()
-
-
-@pytest.mark.parametrize("kind", ["text", "directory"])
-async def test_what_is_no_database_is_refused_without_its_path(path: Path, kind: str) -> None:
-    make_unusable(path, kind)
-    with pytest.raises(ConveyorError) as refusal:
-        await open_store(path, now=0)
-    assert refusal.value.code is ErrorCode.UNAVAILABLE
-    assert str(path) not in str(refusal.value)
-
-
-async def test_a_step_that_fails_leaves_the_older_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_older(path, 1)
-    broken = (STEPS[0], (*STEPS[1], "SELECT no_such_function()"))
-    monkeypatch.setattr("conveyor.dev.sqlite.schema.STEPS", broken)
-    with pytest.raises(ConveyorError):
-        await open_store(path, now=0)
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-    assert "run_sources" not in tables
-    connection.close()

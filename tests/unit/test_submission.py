@@ -11,7 +11,7 @@ from zenrows.batch.models import SubmitJobRequest
 from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.errors import InvalidTaskReason as Reason
-from conveyor.domain.model import Format, TaskSpec
+from conveyor.domain.model import Callback, Format, TaskSpec
 from conveyor.domain.submission import AddRequest, JobRequest, Limits, parse_add, parse_job
 
 TASK = {"url": "https://example.com/"}
@@ -44,9 +44,9 @@ def test_defaults() -> None:
         result_ttl_days=14,
         force_async=False,
         file_input_id=None,
+        callback=None,
         has_webhook=False,
         has_schedule=False,
-        has_callback=False,
     )
 
 
@@ -86,10 +86,30 @@ def test_every_field() -> None:
         result_ttl_days=365,
         force_async=True,
         file_input_id="01ARZ3NDEKTSV4RRFFQ69G5FAV",
+        callback=Callback("t"),
         has_webhook=True,
         has_schedule=True,
-        has_callback=True,
     )
+
+
+@pytest.mark.parametrize("token", [None, "", 5, ["t"], "a b", "t\n", "café", "x" * 2_049], ids=repr)
+def test_what_is_no_task_token(token: object) -> None:
+    error = refusal({"tasks": [TASK], "callback": {"task_token": token}})
+    assert error.code is ErrorCode.INVALID_ARGUMENT
+    assert error.detail.startswith("callback.task_token: must be 1 to 2048")
+
+
+def test_a_callback_without_a_task_token() -> None:
+    assert refusal({"tasks": [TASK], "callback": {}}).detail.startswith("callback.task_token: ")
+
+
+def test_a_task_token_is_shown_nowhere() -> None:
+    token = "s3cret" * 300
+    request = job(callback={"task_token": token})
+    assert request.callback == Callback(token)
+    assert "s3cret" not in repr(request)
+    error = refusal({"tasks": [TASK], "callback": {"task_token": token + token}})
+    assert "s3cret" not in error.detail
 
 
 def test_null_is_absent_and_unknown_fields_are_ignored() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -15,26 +14,11 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats, RunStatus
 from conveyor.handlers import sweep_quiet, sweep_retention
-from conveyor.handlers.sweep import DELETE_PATIENCE, Sweeper, SweepOptions
-from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import export_key, input_key, run_prefix
-from conveyor.ports.exports import Export, ExportFormat, ExportStatus
-from conveyor.ports.inputs import InputType, JobInput
-from conveyor.ports.queues import (
-    CONTROL_QUEUE,
-    DeleteMessage,
-    ExportMessage,
-    IngestMessage,
-    Message,
-    run_queue,
-)
+from conveyor.handlers.sweep import DELETE_PATIENCE
+from conveyor.ports.queues import DeleteMessage, IngestMessage, run_queue
 from conveyor.ports.records import Answer
 from tests.unit.http_api import Api, open_api
-
-INTERVAL = 60.0
-QUIET = 300.0
-ROW_DAYS = 30
-DAY = 86_400.0
+from tests.unit.sweep_world import DAY, INTERVAL, QUIET, run_id_of, slot_of, sweep_over
 
 
 @pytest.fixture
@@ -46,62 +30,6 @@ def anyio_backend() -> str:
 async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
     async with open_api(tmp_path) as api:
         yield api
-
-
-class Outbox:
-    """The queues port, as far as the sweeper knows it. `depths` is what the queues hold."""
-
-    def __init__(self) -> None:
-        self.sent: list[Message] = []
-        self.references: list[tuple[str, list[int]]] = []
-        self.dropped: list[str] = []
-        self.depths: dict[str, int] = {}
-
-    async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
-        """Keep a control message."""
-        assert (queue, delay) == (CONTROL_QUEUE, 0.0)
-        self.sent.append(message)
-
-    async def send_tasks(self, _job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
-        """Keep references."""
-        self.references.append((run_id, [index for index, _ in tasks]))
-
-    async def drop_run(self, run_id: str) -> None:
-        """Keep whose queue went."""
-        self.dropped.append(run_id)
-
-    def depth(self, queue: str) -> int:
-        """As told."""
-        return self.depths.get(queue, 0)
-
-
-@dataclasses.dataclass
-class Sweep:
-    """A sweeper over the API's store, and what it sends. `look` sweeps as one tick does."""
-
-    api: Api
-    binding: Binding
-    outbox: Outbox
-    sweeper: Sweeper
-
-    async def look(self, *, after: float = INTERVAL) -> None:
-        await self.api.clock.advance(after)
-        await self.sweeper.sweep()
-
-
-def sweep_over(api: Api, *, row_days: int = ROW_DAYS, **ports: Any) -> Sweep:
-    outbox = Outbox()
-    binding = dataclasses.replace(api.binding, queues=cast(Any, outbox), **ports)
-    options = SweepOptions(interval=INTERVAL, quiet_after=QUIET, row_retention_days=row_days)
-    return Sweep(api, binding, outbox, Sweeper(binding, api.clock, options=options))
-
-
-def run_id_of(job: dict[str, Any]) -> str:
-    run_id: str = job["latest_run"]["run_id"]
-    return run_id
-
-
-# -- quiet runs --
 
 
 async def test_references_that_may_be_lost_are_sent_again_once_a_run_is_quiet(api: Api) -> None:
@@ -211,9 +139,6 @@ async def test_looking_for_due_references_reads_about_as_many_rows_as_it_returns
     assert store.rows_read - before <= 1_000 + stored.task_shard_count
 
 
-# -- messages that were lost --
-
-
 async def test_a_stuck_ingestion_is_sent_again_once_a_quiet_period(api: Api) -> None:
     now = api.clock.now()
     job_id, run_id = api.clock.new_id(), api.clock.new_id()
@@ -261,103 +186,6 @@ async def test_a_tombstone_that_stands_for_long_is_sent_to_its_scrub_again(api: 
     assert sweep.outbox.sent == [DeleteMessage(job["job_id"], run_id_of(job))]
 
 
-async def _export(api: Api, job: dict[str, Any], *, expires_in: float) -> Export:
-    now = api.clock.now()
-    export = Export(
-        export_id=api.clock.new_id(),
-        job_id=job["job_id"],
-        run_id=run_id_of(job),
-        format=ExportFormat.ZIP,
-        status=ExportStatus.PENDING,
-        created_at=now,
-        updated_at=now,
-        expires_at=now + round(expires_in * 1_000),
-    )
-    await api.binding.exports.create_export(export)
-    return export
-
-
-async def test_an_unfinished_export_is_sent_again_and_an_expired_one_goes(api: Api) -> None:
-    job = await api.submit(1)
-    export = await _export(api, job, expires_in=3 * QUIET)
-    key = export_key(export.job_id, export.run_id, export.export_id)
-    await api.binding.blobs.put(key, b"zip")
-    sweep = sweep_over(api)
-    await sweep.look(after=QUIET + 1)
-    await sweep.look()
-    assert sweep.outbox.sent == [ExportMessage(export.job_id, export.run_id, export.export_id)]
-    assert await api.binding.blobs.open(key) is not None
-    await sweep.look(after=3 * QUIET)
-    assert await api.binding.blobs.open(key) is None
-    assert await api.binding.exports.get_export(export.export_id) is None
-
-
-# -- what is past its time --
-
-
-async def _slot(api: Api, *, lives: float) -> str:
-    now = api.clock.now()
-    slot = JobInput(
-        input_id=api.clock.new_id(),
-        caller="caller",
-        type=InputType.URLS,
-        content_type="text/plain",
-        created_at=now,
-        upload_until=now,
-        expires_at=now + round(lives * 1_000),
-    )
-    await api.binding.inputs.create_input(slot)
-    await api.binding.blobs.put(input_key(slot.input_id), b"https://site.test/")
-    return slot.input_id
-
-
-async def test_expired_slots_go_with_their_files_and_others_stay(api: Api) -> None:
-    expired = [await _slot(api, lives=10) for _ in range(3)]
-    kept = await _slot(api, lives=1_000)
-    sweep = sweep_over(api)
-    await sweep.look()
-    for input_id in expired:
-        assert await api.binding.inputs.get_input(input_id) is None
-        assert await api.binding.blobs.open(input_key(input_id)) is None
-    assert await api.binding.inputs.get_input(kept) is not None
-    assert await api.binding.blobs.open(input_key(kept)) is not None
-
-
-async def test_bodies_go_with_their_results_and_rows_a_retention_later(api: Api) -> None:
-    job = await api.submit(3, result_ttl_days=2)
-    job_id, run_id = job["job_id"], run_id_of(job)
-    keys = [task.result.blob_key for task in await api.drain(job) if task.result is not None]
-    late = run_prefix(job_id, run_id, 400) + "late"
-    await api.binding.blobs.put(late, b"of another class")
-    sweep = sweep_over(api)
-    await sweep.look(after=2 * DAY - 60)
-    assert await api.binding.blobs.open(keys[0]) is not None
-    await sweep.look(after=sweep_retention.INTERVAL)
-    assert [key for key in [*keys, late] if await api.binding.blobs.open(key) is not None] == []
-    assert len(await api.tasks_of(run_id)) == 3
-    [ended] = await api.binding.sweeping.ended_runs(before=api.clock.now(), after="", limit=9)
-    assert ended.swept
-    await sweep.look(after=ROW_DAYS * DAY - 2 * sweep_retention.INTERVAL)
-    assert sweep.outbox.sent == []
-    await sweep.look(after=2 * sweep_retention.INTERVAL)
-    assert sweep.outbox.sent == [DeleteMessage(job_id, run_id)]
-    run = await api.binding.runs.get_run(
-        api.service.identify("key-of-alice").caller_id, job_id, run_id
-    )
-    assert run is not None
-    assert run.status is RunStatus.DELETED
-
-
-async def test_rows_are_kept_for_ever_where_the_setting_says_so(api: Api) -> None:
-    job = await api.submit(1, result_ttl_days=1)
-    await api.drain(job)
-    sweep = sweep_over(api, row_days=0)
-    await sweep.look(after=400 * DAY)
-    await sweep.look(after=400 * DAY)
-    assert sweep.outbox.sent == []
-    assert len(await api.tasks_of(run_id_of(job))) == 1
-
-
 async def test_a_long_look_stands_back_and_the_next_sweep_goes_on(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,9 +214,6 @@ async def test_a_long_look_stands_back_and_the_next_sweep_goes_on(
     assert seen == [[True, False, False], [True, True, False], [True, True, True]]
 
 
-# -- the sweeper itself --
-
-
 async def test_one_part_that_fails_stops_no_other_and_costs_a_line(
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -400,7 +225,7 @@ async def test_one_part_that_fails_stops_no_other_and_costs_a_line(
         def __getattr__(self, name: str) -> Any:
             raise TypeError(name)
 
-    input_id = await _slot(api, lives=1)
+    input_id = await slot_of(api, lives=1)
     sweep = sweep_over(api, ingestion=Broken(), exports=Worse())
     with caplog.at_level(logging.WARNING, "conveyor"):
         await sweep.look()

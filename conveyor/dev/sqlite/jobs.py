@@ -10,6 +10,7 @@ from msgspec import structs
 from conveyor.dev.sqlite.answers import store_answer, stored_answer
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.inserts import insert_tasks
+from conveyor.dev.sqlite.outbox import insert_notice
 from conveyor.dev.sqlite.rows import SELECT_VIEW, insert_job, insert_run, view_from
 from conveyor.dev.sqlite.states import (
     RUN_CHANGED,
@@ -49,6 +50,7 @@ class SqliteJobs:
             except sqlite3.IntegrityError:
                 raise ConveyorError(ErrorCode.CONFLICT, "the job exists already") from None
             insert_tasks(connection, place, tasks, now=run.created_at)
+            insert_notice(connection, job, run)
             store_answer(connection, once, answer)
 
         await self._database.write(create)

@@ -15,7 +15,9 @@ from typing import Any
 import msgspec
 
 from conveyor.domain import ids
+from conveyor.domain.ending import Ending
 from conveyor.domain.model import (
+    Callback,
     Event,
     Format,
     Ingest,
@@ -44,7 +46,7 @@ UNFINISHED, SUCCESSFUL, FAILED = 0, 1, 2
 JOB_COLUMNS = (
     "job_id, caller, status, created_at, updated_at, name, external_id, metadata, params, format, "
     "max_inflight, priority, max_attempts, result_ttl_days, task_shard_count, shard_scheme, "
-    "sealed_key, latest_run_id, run_count, version"
+    "sealed_key, latest_run_id, run_count, version, callback"
 )
 RUN_COLUMNS = (
     "run_id, job_id, run_sequence, status, created_at, updated_at, trigger, paused, "
@@ -92,6 +94,7 @@ _events = msgspec.json.Decoder(list[Event])
 _texts = msgspec.json.Decoder(dict[str, str])
 _counts = msgspec.json.Decoder(dict[str, int])
 _ingests = msgspec.json.Decoder(Ingest)
+_callbacks = msgspec.json.Decoder(Callback)
 _encoder = msgspec.json.Encoder()
 
 
@@ -135,7 +138,9 @@ def index_of(task_id: str) -> int | None:
         return None
 
 
-def to_json(record: TaskSpec | ResultBody | Problem | Event | Ingest | dict[str, Any]) -> str:
+def to_json(
+    record: TaskSpec | ResultBody | Problem | Event | Ingest | Callback | Ending | dict[str, Any],
+) -> str:
     """A record as the text of a column."""
     return _encoder.encode(record).decode()
 
@@ -177,6 +182,7 @@ def insert_job(connection: sqlite3.Connection, job: Job) -> None:
         job.latest_run_id,
         job.run_count,
         job.version,
+        None if job.callback is None else to_json(job.callback),
     )
     marks = ",".join("?" * JOB_WIDTH)
     connection.execute(f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({marks})", values)
@@ -252,6 +258,7 @@ def job_from(row: tuple[Any, ...]) -> Job:
         latest_run_id=row[17],
         run_count=row[18],
         version=row[19],
+        callback=None if row[20] is None else callback_from(row[20]),
     )
 
 
@@ -294,6 +301,11 @@ def view_from(row: tuple[Any, ...]) -> JobView:
     """A job and its latest run out of SELECT_VIEW."""
     run = None if row[JOB_WIDTH] is None else run_from(row[JOB_WIDTH:])
     return JobView(job_from(row[:JOB_WIDTH]), run)
+
+
+def callback_from(text: str) -> Callback:
+    """A callback out of its column."""
+    return _callbacks.decode(text)
 
 
 def counts_from(text: str) -> dict[str, int]:

@@ -181,7 +181,33 @@ LARGE_RUNS = (
     """,
 )
 
-STEPS = (TABLES, PINS, DISPATCH_CHANGES, LARGE_RUNS)
+NOTICES = (
+    "ALTER TABLE jobs ADD COLUMN callback TEXT",
+    """
+    CREATE TABLE notices (
+        run_id TEXT PRIMARY KEY,
+        job_id TEXT NOT NULL,
+        callback TEXT NOT NULL,
+        due_at INTEGER NOT NULL,
+        leased_until INTEGER NOT NULL DEFAULT 0,
+        ending TEXT,
+        decided_at INTEGER NOT NULL DEFAULT 0,
+        attempts INTEGER NOT NULL DEFAULT 0
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX notices_by_due ON notices (due_at)",
+    # Whoever ends a run, by whatever statement, makes its notice due in that transaction.
+    """
+    CREATE TRIGGER notices_of_ended_runs AFTER UPDATE OF status ON runs
+    WHEN NEW.status <> OLD.status AND NEW.status NOT IN ('running', 'pending')
+    BEGIN
+        UPDATE notices SET due_at = NEW.updated_at
+        WHERE run_id = NEW.run_id AND ending IS NULL;
+    END
+    """,
+)
+
+STEPS = (TABLES, PINS, DISPATCH_CHANGES, LARGE_RUNS, NOTICES)
 """What leads from version n to n + 1. Steps are added at the end and never changed."""
 
 

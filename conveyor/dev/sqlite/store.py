@@ -14,6 +14,7 @@ from conveyor.dev.sqlite.idempotency import SqliteIdempotency
 from conveyor.dev.sqlite.ingestion import SqliteIngestion
 from conveyor.dev.sqlite.inputs import SqliteInputs
 from conveyor.dev.sqlite.jobs import SqliteJobs
+from conveyor.dev.sqlite.outbox import SqliteOutbox
 from conveyor.dev.sqlite.runs import SqliteRuns
 from conveyor.dev.sqlite.schema import migrate
 from conveyor.dev.sqlite.sweeping import SqliteSweeping
@@ -39,6 +40,7 @@ class SqliteStore:
     inputs: SqliteInputs
     exports: SqliteExports
     sweeping: SqliteSweeping
+    outbox: SqliteOutbox
 
     @property
     def rows_read(self) -> int:
@@ -70,8 +72,9 @@ class SqliteStore:
     async def void_claims(self, now: int) -> int:
         """Let every claim lapse at `now`, as at boot: its process is gone. How many there were.
 
-        Claims of idempotency keys lapse with them. Tasks of runs that have ended go back to pending
-        and are not counted. Costs by the number of claims, whatever the number of tasks.
+        Claims of idempotency keys and leases of notices lapse with them. Tasks of runs that have
+        ended go back to pending and are not counted. Costs by the number of claims, whatever the
+        number of tasks.
         """
 
         def void(connection: sqlite3.Connection) -> int:
@@ -86,6 +89,7 @@ class SqliteStore:
                 "UPDATE idempotency_keys SET lapses_at = ? WHERE status IS NULL AND lapses_at > ?",
                 (now, now),
             )
+            connection.execute("UPDATE notices SET leased_until = 0 WHERE leased_until > 0")
             return connection.execute("UPDATE claims SET claimed_until = ?", (now,)).rowcount
 
         return await self.database.write(void)
@@ -137,4 +141,5 @@ async def open_store(path: Path, *, now: int, max_readers: int = 2) -> SqliteSto
         inputs=SqliteInputs(database),
         exports=SqliteExports(database),
         sweeping=SqliteSweeping(database),
+        outbox=SqliteOutbox(database),
     )

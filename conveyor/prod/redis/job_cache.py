@@ -2,10 +2,12 @@
 
 A worker that meets a job for the first time needs its template: parameters, limits, the caller's
 key. Where hundreds of workers start on one job, one of them reads the store. The key stays sealed
-as it is in the store: Redis never sees it in the clear.
+as it is in the store, and a task token stays there: Redis never sees a secret in the clear.
 """
 
 from __future__ import annotations
+
+from zlib import crc32
 
 import msgspec
 
@@ -16,8 +18,9 @@ from conveyor.prod.redis.server import RedisServer
 
 KEPT = 900
 """Seconds that a job is kept; so long a sealed key may outlive its job here."""
-SHAPE = 1
-"""The version of what is kept, in the key: old and new processes do not read each other's."""
+SHAPE = f"{crc32(','.join(Job.__struct_fields__).encode()):08x}"
+"""What is kept, in the key: versions that know other fields of a job do not read each other's, as a
+field that one of them left out would look like one that has its default."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Job).decode
@@ -26,9 +29,10 @@ _decode = msgspec.msgpack.Decoder(Job).decode
 class CachedJobs:
     """Finds jobs in Redis, and those that are not there in the store.
 
-    A job that is found is right in what never changes. Its status, version and latest run are those
-    of some moment of the last quarter of an hour: whoever needs them asks the store. Where Redis is
-    away, or holds what cannot be read, the store is asked as if there were no cache.
+    A job that is found is right in what never changes, but for its callback, which may be left out.
+    Its status, version and latest run are those of some moment of the last quarter of an hour:
+    whoever needs them asks the store. Where Redis is away, or holds what cannot be read, the store
+    is asked as if there were no cache.
     """
 
     def __init__(self, jobs: FindsJobs, server: RedisServer, *, environment: str) -> None:
@@ -56,7 +60,8 @@ class CachedJobs:
             return None
 
     async def _keep(self, job: Job) -> None:
+        told = _encode(msgspec.structs.replace(job, callback=None))
         try:
-            await self._server.put(self._prefix + job.job_id, _encode(job), seconds=KEPT)
+            await self._server.put(self._prefix + job.job_id, told, seconds=KEPT)
         except ConveyorError:
             return

@@ -1,0 +1,124 @@
+"""Notices of runs' ends. What ends a run makes its notice due, by the trigger in `schema`."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import msgspec
+
+from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.rows import callback_from, to_json
+from conveyor.dev.sqlite.states import find_run
+from conveyor.domain.ending import Ending
+from conveyor.domain.model import Job, Run
+from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Notice
+
+_DUE = """
+    SELECT run_id FROM notices
+    WHERE due_at <= :now AND (leased_until <= :now OR leased_until > :most)
+    ORDER BY due_at LIMIT :limit
+"""
+_LEASE = """
+    UPDATE notices SET leased_until = :lapses_at
+    WHERE run_id = :run_id AND due_at <= :now
+        AND (leased_until <= :now OR leased_until > :most)
+"""
+_PUT_OFF = """
+    UPDATE notices SET leased_until = 0, attempts = :attempts, due_at = iif(
+        ending IS NULL AND NOT EXISTS (
+            SELECT 1 FROM runs
+            WHERE runs.run_id = notices.run_id AND status IN ('running', 'pending')
+        ), due_at, :due_at)
+    WHERE run_id = :run_id AND leased_until = :lease
+"""
+"""A notice whose run has ended untold keeps its time, which is that of the end."""
+
+_endings = msgspec.json.Decoder(Ending)
+
+
+class SqliteOutbox:
+    """The outbox port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def due_notices(self, *, now: int, limit: int) -> list[str]:
+        """The run ids of notices that are due by `now`, the longest due first."""
+        values = {"now": now, "most": now + LONGEST_LEASE, "limit": limit}
+        rows = await self._database.read(lambda reader: reader.execute(_DUE, values).fetchall())
+        return [run_id for (run_id,) in rows]
+
+    async def lease_notice(self, run_id: str, *, now: int, lapses_at: int) -> Notice | None:
+        """Take a notice for one delivery; None where it is not to be had."""
+
+        def lease(connection: sqlite3.Connection) -> Notice | None:
+            values = {
+                "run_id": run_id,
+                "now": now,
+                "lapses_at": lapses_at,
+                "most": lapses_at + CLOCKS_APART,
+            }
+            taken = connection.execute(_LEASE, values).rowcount
+            return _leased(connection, run_id) if taken else None
+
+        return await self._database.write(lease)
+
+    async def decide_notice(self, notice: Notice, ending: Ending, *, now: int) -> bool:
+        """Settle what is told; False where the lease was lost, or that was settled before."""
+        values = (to_json(ending), now, notice.run_id, notice.lease)
+        return await self._database.write(
+            lambda connection: (
+                connection.execute(
+                    "UPDATE notices SET ending = ?, decided_at = ? "
+                    "WHERE run_id = ? AND leased_until = ? AND ending IS NULL",
+                    values,
+                ).rowcount
+                == 1
+            )
+        )
+
+    async def put_off_notice(self, notice: Notice, *, due_at: int, attempts: int) -> None:
+        """Give the lease back; due at `due_at`, or at once where its run has ended untold."""
+        values = {
+            "run_id": notice.run_id,
+            "lease": notice.lease,
+            "due_at": due_at,
+            "attempts": attempts,
+        }
+        await self._database.write(lambda connection: connection.execute(_PUT_OFF, values))
+
+    async def drop_notice(self, notice: Notice) -> None:
+        """Remove a notice. Without effect where the lease was lost."""
+        values = (notice.run_id, notice.lease)
+        await self._database.write(
+            lambda connection: connection.execute(
+                "DELETE FROM notices WHERE run_id = ? AND leased_until = ?", values
+            )
+        )
+
+
+def insert_notice(connection: sqlite3.Connection, job: Job, run: Run) -> None:
+    """Write the notice of a job's first run, where somebody waits for it."""
+    if job.callback is not None:
+        connection.execute(
+            "INSERT INTO notices (run_id, job_id, callback, due_at) VALUES (?, ?, ?, ?)",
+            (run.run_id, job.job_id, to_json(job.callback), run.created_at),
+        )
+
+
+def _leased(connection: sqlite3.Connection, run_id: str) -> Notice:
+    job_id, callback, lease, ending, decided_at, attempts = connection.execute(
+        "SELECT job_id, callback, leased_until, ending, decided_at, attempts "
+        "FROM notices WHERE run_id = ?",
+        (run_id,),
+    ).fetchone()
+    return Notice(
+        job_id=job_id,
+        run_id=run_id,
+        callback=callback_from(callback),
+        lease=lease,
+        run=find_run(connection, run_id),
+        ending=None if ending is None else _endings.decode(ending),
+        decided_at=decided_at,
+        attempts=attempts,
+    )

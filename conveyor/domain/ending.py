@@ -1,0 +1,95 @@
+"""How a run ended, as it is told to those who wait for it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from conveyor.domain.model import Job, Run, RunStats, RunStatus
+from conveyor.domain.timestamps import rfc3339
+
+SCHEMA = "1"
+"""The version of the event."""
+MOST_CAUSE = 32_768
+"""Characters that the cause of a failure may have (Step Functions, SendTaskFailure)."""
+
+
+class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is told of a run's end: the event as a JSON text and, unless the run was completed, the
+    name of the error."""
+
+    event: str
+    error: str = ""
+
+
+class EventStats(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The counters of a run at its end."""
+
+    total: int
+    completed: int
+    successful: int
+    failed: int
+    failure_reasons: dict[str, int] | None = None
+    spend: dict[str, float]
+
+
+class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The event of a run's end.
+
+    `event_type` is run.completed, run.failed, run.stopped or run.deleted. What is no longer known,
+    because the run is gone, is left out.
+    """
+
+    schema: str
+    event_id: str
+    event_type: str
+    occurred_at: str
+    job_id: str
+    external_id: str | None = None
+    metadata: dict[str, str] | None = None
+    run_id: str
+    run_sequence: int
+    stats: EventStats | None = None
+    failure_reason: str | None = None
+    failure_detail: str | None = None
+
+
+def ending_of(
+    run: Run | None, job: Job | None, *, job_id: str, run_id: str, event_id: str, now: int
+) -> Ending:
+    """What is told of a run that has ended; of one that is gone, that it was deleted."""
+    status = RunStatus.DELETED if run is None else run.status
+    event = RunEvent(
+        schema=SCHEMA,
+        event_id=event_id,
+        event_type=f"run.{status}",
+        occurred_at=rfc3339(now if run is None else run.updated_at),
+        job_id=job_id,
+        external_id=None if job is None else job.external_id,
+        metadata=None if job is None else job.metadata,
+        run_id=run_id,
+        run_sequence=1 if run is None else run.run_sequence,
+        stats=None if run is None else _stats(run.stats),
+        failure_reason=None if run is None or run.failure_reason is None else run.failure_reason,
+        failure_detail=None if run is None else run.failure_detail,
+    )
+    if status is RunStatus.COMPLETED:
+        return Ending(_text(event))
+    text = _text(event)
+    if len(text) > MOST_CAUSE:
+        text = _text(msgspec.structs.replace(event, metadata=None))
+    return Ending(text, f"Conveyor.Run{status.capitalize()}")
+
+
+def _text(event: RunEvent) -> str:
+    return msgspec.json.encode(event).decode()
+
+
+def _stats(stats: RunStats) -> EventStats:
+    return EventStats(
+        total=stats.total,
+        completed=stats.completed,
+        successful=stats.successful,
+        failed=stats.failed,
+        failure_reasons=stats.failure_reasons or None,
+        spend={"credits": stats.spend.credits, "cost": stats.spend.cost},
+    )

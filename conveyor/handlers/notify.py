@@ -1,0 +1,143 @@
+"""Telling those who wait how a run ended, and until then that it goes on."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+from msgspec import structs
+
+from conveyor.domain.backoff import retry_delay
+from conveyor.domain.ending import Ending, ending_of
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.handlers.alone import alone
+from conveyor.ports.binding import Binding
+from conveyor.ports.callbacks import Callbacks, NobodyWaits
+from conveyor.ports.clock import Clock
+from conveyor.ports.outbox import Notice, Outbox
+from conveyor.ports.records import FindsJobs
+from conveyor.ports.work import Observer
+
+PAGE = 100
+"""Notices that one look takes; it looks again while there are as many."""
+SIDE_BY_SIDE = 10
+"""Notices delivered at a time."""
+LEASE = 60.0
+"""Seconds that a notice stays with a worker that may be lost."""
+RETRY_BASE = 2.0
+RETRY_CAP = 300.0
+GIVE_UP_AFTER = 3 * 86_400.0
+"""Seconds after which a run's end is not told any more, as for webhooks."""
+
+_log = logging.getLogger("conveyor.handlers")
+
+
+class Notifier:
+    """Delivers what is due in the outbox; any number of workers may do so at once.
+
+    `heartbeat`: seconds between two signs of life of a run that goes on.
+    """
+
+    def __init__(
+        self, binding: Binding, clock: Clock, *, observer: Observer, heartbeat: float
+    ) -> None:
+        self._outbox: Outbox = binding.outbox
+        self._callbacks: Callbacks = binding.callbacks
+        self._jobs: FindsJobs = binding.jobs
+        self._clock = clock
+        self._observer = observer
+        self._heartbeat = heartbeat
+
+    async def deliver(self) -> None:
+        """One look: every notice that is due. What fails is logged, put off, and tried again."""
+        while True:
+            due = await self._outbox.due_notices(now=self._clock.now(), limit=PAGE)
+            for start in range(0, len(due), SIDE_BY_SIDE):
+                async with anyio.create_task_group() as group:
+                    for run_id in due[start : start + SIDE_BY_SIDE]:
+                        group.start_soon(self._alone, run_id)
+            if len(due) < PAGE:
+                return
+
+    async def _alone(self, run_id: str) -> None:
+        await alone(f"the callback of run {run_id}", lambda: self._deliver(run_id))
+
+    async def _deliver(self, run_id: str) -> None:
+        now = self._clock.now()
+        notice = await self._outbox.lease_notice(
+            run_id, now=now, lapses_at=now + round(LEASE * 1_000)
+        )
+        if notice is None:
+            return
+        if notice.ending is not None:
+            await self._tell(notice, notice.ending)
+        elif notice.run is not None and notice.run.status in LIVE_RUN_STATES:
+            await self._say_alive(notice)
+        else:
+            await self._decide(notice)
+
+    async def _say_alive(self, notice: Notice) -> None:
+        try:
+            await self._callbacks.send_heartbeat(notice.callback.task_token)
+        except NobodyWaits:
+            await self._nobody(notice)
+            return
+        except ConveyorError as error:
+            self._observer.callback_made("failed")
+            _log.warning("a heartbeat for run %s failed: %s", notice.run_id, error)
+        else:
+            self._observer.callback_made("heartbeat")
+        due_at = self._clock.now() + round(self._heartbeat * 1_000)
+        await self._outbox.put_off_notice(notice, due_at=due_at, attempts=0)
+
+    async def _decide(self, notice: Notice) -> None:
+        """Settle what is told, and tell it, unless another has the notice meanwhile."""
+        now = self._clock.now()
+        ending = ending_of(
+            notice.run,
+            await self._jobs.find_job(notice.job_id),
+            job_id=notice.job_id,
+            run_id=notice.run_id,
+            event_id=self._clock.new_id(),
+            now=now,
+        )
+        if await self._outbox.decide_notice(notice, ending, now=now):
+            await self._tell(structs.replace(notice, decided_at=now), ending)
+
+    async def _tell(self, notice: Notice, ending: Ending) -> None:
+        try:
+            await self._send(notice.callback.task_token, ending)
+        except NobodyWaits:
+            await self._nobody(notice)
+        except ConveyorError as error:
+            self._observer.callback_made("failed")
+            await self._again(notice, error)
+        else:
+            self._observer.callback_made("failure" if ending.error else "success")
+            await self._outbox.drop_notice(notice)
+
+    async def _send(self, task_token: str, ending: Ending) -> None:
+        if ending.error:
+            await self._callbacks.send_failure(task_token, error=ending.error, cause=ending.event)
+        else:
+            await self._callbacks.send_success(task_token, output=ending.event)
+
+    async def _nobody(self, notice: Notice) -> None:
+        """Also the answer to a repetition whose first delivery was not answered."""
+        self._observer.callback_made("unwanted")
+        _log.warning("nobody waits for run %s (any more): its callback is dropped", notice.run_id)
+        await self._outbox.drop_notice(notice)
+
+    async def _again(self, notice: Notice, error: ConveyorError) -> None:
+        attempts = notice.attempts + 1
+        now = self._clock.now()
+        if now - notice.decided_at > GIVE_UP_AFTER * 1_000:
+            _log.error("the end of run %s could not be told: %s", notice.run_id, error)
+            await self._outbox.drop_notice(notice)
+            return
+        _log.warning("telling the end of run %s failed: %s", notice.run_id, error)
+        delay = retry_delay(attempts, base=RETRY_BASE, cap=RETRY_CAP, jitter=self._clock.random())
+        await self._outbox.put_off_notice(
+            notice, due_at=now + round(delay * 1_000), attempts=attempts
+        )

@@ -1,0 +1,82 @@
+"""The outbox port: what is owed to those who wait for the end of a run.
+
+A notice is written together with its run and stays until it was delivered, or nobody waits for it
+any more: neither a crash after the run's end nor a destination that is away loses it. While the
+run goes on it is due now and then, for a sign of life.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from conveyor.domain.ending import Ending
+from conveyor.domain.model import Callback, Run
+
+LONGEST_LEASE = 3_600_000
+"""Milliseconds that a lease may last at most."""
+CLOCKS_APART = 60_000
+"""Milliseconds by which a lease may outlast one that is taken now. One that lasts longer was taken
+before a clock was set back, and counts for nothing."""
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice, leased to whoever delivers it.
+
+    `run` is how its run stands, None where it is gone. `ending`, once it was decided, is what is
+    told, the same at every attempt; `decided_at` tells since when, `attempts` how many deliveries
+    of it have failed. `lease` is the instant at which the lease lapses.
+    """
+
+    job_id: str
+    run_id: str
+    callback: Callback
+    lease: int
+    run: Run | None
+    ending: Ending | None = None
+    decided_at: int = 0
+    attempts: int = 0
+
+
+class Outbox(Protocol):
+    """Notices, one for each run of a job with a callback; `Jobs.create_job` writes them, due at
+    once.
+
+    They outlive their runs: `purge_run` and `purge_job` leave them alone.
+    """
+
+    async def due_notices(self, *, now: int, limit: int) -> list[str]:
+        """The run ids of notices that are due by `now`, the longest due first; not those that are
+        leased, unless for longer than any lease lasts.
+
+        The end of a run makes its notice due at the time of that end. A store that cannot write
+        both in one step may fail to do so after a crash: then the notice is due when it was before.
+        """
+        ...
+
+    async def lease_notice(self, run_id: str, *, now: int, lapses_at: int) -> Notice | None:
+        """Take a notice for one delivery; None where there is none, it is not due, or another holds
+        it.
+
+        Until `lapses_at` it is not due, and nobody else gets it. A lease that lapses more than a
+        minute after `lapses_at` is of a clock that was set back since, and does not count.
+        """
+        ...
+
+    async def decide_notice(self, notice: Notice, ending: Ending, *, now: int) -> bool:
+        """Settle what is told, once its run has ended; False where the lease was lost, or that was
+        settled before."""
+        ...
+
+    async def put_off_notice(self, notice: Notice, *, due_at: int, attempts: int) -> None:
+        """Give the lease back: the notice is due at `due_at`, after so many failed deliveries.
+
+        Where its run has ended meanwhile without being told, it is due at that end already. Without
+        effect where the lease was lost.
+        """
+        ...
+
+    async def drop_notice(self, notice: Notice) -> None:
+        """Remove a notice. Without effect where the lease was lost."""
+        ...

@@ -1,0 +1,1 @@
+"""Callbacks to state machines of Step Functions."""

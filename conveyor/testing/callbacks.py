@@ -1,0 +1,41 @@
+"""The callbacks port as a state machine may answer: what came is kept, refusals come as told."""
+
+from __future__ import annotations
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.callbacks import NobodyWaits
+
+
+class ScriptedCallbacks:
+    """Keeps what is told, in order, as (kind, token, text, text).
+
+    `away`: so many calls from now on find nobody there. Tokens in `unknown` are of nobody who
+    waits; one that was told an end becomes such a token.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+        self.away = 0
+        self.unknown: set[str] = set()
+
+    async def send_heartbeat(self, task_token: str) -> None:
+        """Keep a heartbeat."""
+        self._take("heartbeat", task_token)
+
+    async def send_success(self, task_token: str, *, output: str) -> None:
+        """Keep a success."""
+        self._take("success", task_token, output)
+        self.unknown.add(task_token)
+
+    async def send_failure(self, task_token: str, *, error: str, cause: str) -> None:
+        """Keep a failure."""
+        self._take("failure", task_token, error, cause)
+        self.unknown.add(task_token)
+
+    def _take(self, *told: str) -> None:
+        if self.away:
+            self.away -= 1
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "Step Functions is away", retry_after=5)
+        if told[1] in self.unknown:
+            raise NobodyWaits
+        self.told.append(told)
