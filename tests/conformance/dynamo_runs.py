@@ -4,6 +4,7 @@ when several processes, or none, get through."""
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import anyio
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Job, NewTask, Run
+from conveyor.domain.model import Job, NewTask, Run, Spend
 from conveyor.domain.shards import shards_of
 from conveyor.ports.records import Answer, Once
 from conveyor.prod.aws.boto import BotoAws, open_aws
@@ -181,9 +182,9 @@ class TableBench:
         self.records = self._records(self.table)
         self.outside = self._records(Table(aws, name, clock))
 
-    def world(self, *, worker: str, flush_interval: float = 0.0) -> World:
+    def world(self, *, worker: str, flush_interval: float = 0.0, patience: float = 0.0) -> World:
         """A process of its own, with what tests do in it."""
-        return self._world(self._records(self.table), worker, flush_interval)
+        return self._world(self._records(self.table), worker, flush_interval, patience)
 
     def observer(self) -> World:
         """A process that is not subject to the faults."""
@@ -206,8 +207,12 @@ class TableBench:
         await self._aws.call("dynamodb", "delete_table", {"TableName": self.table.name})
         await self._aws.aclose()
 
-    def _world(self, records: RunRecords, worker: str, flush_interval: float) -> World:
-        tasks = DynamoTasks(records, worker=worker, flush_interval=flush_interval)
+    def _world(
+        self, records: RunRecords, worker: str, flush_interval: float, patience: float = 0.0
+    ) -> World:
+        tasks = DynamoTasks(
+            records, worker=worker, flush_interval=flush_interval, patience=patience
+        )
         store = TasksStore(DirectJobs(self.outside.table), tasks)
         return World(cast("Store", store), self.clock)
 
@@ -222,3 +227,20 @@ async def open_bench(clock: FakeClock) -> TableBench:
     name = f"conveyor-runs-{secrets.token_hex(6)}"
     await aws.call("dynamodb", "create_table", cast("dict[str, Any]", description(name)))
     return TableBench(aws, name, clock)
+
+
+async def check(bench: TableBench, run_id: str, *, shards: int = 1) -> None:
+    """The counters are those of the rows, money included."""
+    world = bench.observer()
+    run = (await bench.row(run_id)).run
+    rows = await world.rows(run_id, shards)
+    statuses = Counter(str(row.status) for row in rows)
+    assert run.stats.total == len(rows)
+    assert run.stats.successful == statuses["successful"]
+    assert run.stats.failed == statuses["failed"]
+    assert run.stats.failure_reasons == Counter(row.failure for row in rows if row.failure)
+    spend = Spend()
+    for row in rows:
+        for event in await world.store.tasks.task_history(run_id, row.task_id) or []:
+            spend += event.spend
+    assert run.stats.spend == spend

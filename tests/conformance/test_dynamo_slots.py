@@ -11,7 +11,7 @@ from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.inputs import InputType, JobInput
 from conveyor.prod.dynamodb.keys import export_item_key, input_item_key
 from conveyor.testing.clock import FakeClock
-from tests.conformance.dynamo_ingests import DB, TRANSACT, Ingests, open_ingests
+from tests.conformance.dynamo_ingests import DB, TRANSACT, Ingests, away, open_ingests
 from tests.conformance.world import CALLER
 
 HOUR = 3_600_000
@@ -119,6 +119,22 @@ async def test_nothing_is_written_of_a_run_that_is_deleted_meanwhile(
             assert not await exports.end_export(export.export_id, size=1, error=None, now=now)
     found = await exports.get_export(export.export_id)
     assert found == (None if step == "create" else export)
+
+
+async def test_an_export_goes_with_its_run_before_an_index_knows_of_it(bench: Ingests) -> None:
+    job_id, run_id = await bench.other.world.submit(1)
+    store = bench.one.world.store
+    exports = [draft_export(bench, (job_id, run_id)) for _ in range(2)]
+    for export in exports:
+        await store.exports.create_export(export)
+    await store.exports.drop_export(exports[0].export_id)
+    await store.jobs.delete_job(CALLER, job_id, now=bench.one.world.now)
+    await store.tasks.scrub_tasks(run_id, 10)
+    bench.faults.fail(DB, "query", away(), where=lambda parameters: "IndexName" in parameters)
+    await store.runs.purge_run(run_id)
+    await store.jobs.purge_job(job_id)
+    assert bench.faults.fired == 0
+    assert (await bench.table.call("scan", ConsistentRead=True))["Items"] == []
 
 
 async def test_a_slot_is_made_once_and_keeps_its_upload(bench: Ingests) -> None:

@@ -62,7 +62,10 @@ async def settled(records: RunRecords, place: Place, *, now: int) -> RunRow | No
     """A run whose end was just made possible, with the status that its counters give it: they may
     have moved since that was decided. None where it is gone."""
     row = await records.read_at(place)
-    return None if row is None else await records.settle_status(row, now=now)
+    if row is None:
+        return None
+    await records.tell_end(row)
+    return await records.settle_status(row, now=now)
 
 
 def _last(row: RunRow) -> Change:

@@ -11,12 +11,11 @@ from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.items import Table, changed_too_often
 from conveyor.prod.dynamodb.job_items import JobRow, job_part, moved
-from conveyor.prod.dynamodb.keys import Key, job_key, place_key, run_exports
+from conveyor.prod.dynamodb.keys import Key, export_item_key, exported_key, job_key, place_key
 from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.run_listing import runs_of
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunMoved, RunRecords
 from conveyor.prod.dynamodb.sweeping_rows import dependants, keys_of
-from conveyor.prod.dynamodb.table import BY_OWNER
 from conveyor.prod.dynamodb.views import Views
 
 MOST_RUNS = 99
@@ -53,6 +52,9 @@ class Deleting:
                     raise
                 if losses == TRIES:
                     raise changed_too_often() from None
+            else:
+                for row in rows:
+                    await _tell_end(self._records, row, now=now)
 
     async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:
         """Turn a run to `deleted`; see `Runs.delete_run`."""
@@ -76,9 +78,7 @@ class Deleting:
         row = await self._records.read(run_id)
         if row is None or row.run.status is not RunStatus.DELETED:
             return
-        exports = self._table.pages(run_exports(run_id), index=BY_OWNER, keys_only=True)
-        async for page in exports:
-            await self._table.delete_many(keys_of(page.items))
+        await self._table.delete_many(await self._exports_of(row))
         await self._table.delete_many(await self._pins_held_by(row))
         parts = [self._table.delete_part(key) for key in (row.place.key, place_key(run_id))]
         await self._table.transact(parts, token=self._table.clock.new_id())
@@ -114,6 +114,16 @@ class Deleting:
                 raise ConveyorError(
                     ErrorCode.RUN_HAS_DESCENDANTS, "a newer run shows results that this run owns"
                 )
+
+    async def _exports_of(self, row: RunRow) -> list[Key]:
+        """The exports of a deleted run, which gets no more of them, with their marks: read
+        strongly, as an index does not know yet of one that was made a moment before."""
+        found: list[Key] = []
+        mark = exported_key(row.run.job_id, row.run.run_id, "")
+        async for page in self._table.pages(mark.pk, begins_with=mark.sk, keys_only=True):
+            for key in keys_of(page.items):
+                found += [key, export_item_key(key.sk.rpartition("#")[2])]
+        return found
 
     async def _pins_held_by(self, row: RunRow) -> list[Key]:
         found: list[Key] = []
@@ -152,6 +162,14 @@ async def _bury(records: RunRecords, row: RunRow, *, now: int, last_takes_job: b
         if not refused.is_condition:
             raise
         raise RunMoved from None
+    await _tell_end(records, row, now=now)
+
+
+async def _tell_end(records: RunRecords, row: RunRow, *, now: int) -> None:
+    """Tell the end of a run whose row, as it was before, has just been turned to `deleted`."""
+    run = structs.replace(row.run, status=RunStatus.DELETED)
+    ended_at = row.ended_at or max(row.run.updated_at, now)
+    await records.tell_end(structs.replace(row, run=run, ended_at=ended_at))
 
 
 async def _newest_other(table: Table, row: RunRow) -> RunRow | None:

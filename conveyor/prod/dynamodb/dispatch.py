@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from conveyor.domain.model import DispatchableRun, RunStatus
 from conveyor.ports.records import DispatchChange
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import by_time, every
 from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.shapes import Unfit, readable, whole
 from conveyor.prod.dynamodb.table import BY_DISPATCH
 from conveyor.prod.together import side_by_side
 
@@ -30,8 +33,8 @@ class Dispatch:
     async def dispatchable_runs(self) -> list[DispatchableRun]:
         """Every run that is running and not paused, as far as the index knows, by run id."""
         items = await read_all(self._records.table, every("active"), index=BY_DISPATCH)
-        found = {item["run_id"]: _run(item) for item in items if _works(item)}
-        return [found[run_id] for run_id in sorted(found)]
+        found = {change.run_id: change.run for change in readable(_change, items)}
+        return [run for _, run in sorted(found.items()) if run is not None]
 
     async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
         """Runs whose status or pause was changed at or after `since`, as far as the index knows, in
@@ -44,15 +47,15 @@ class Dispatch:
         )
         # A run on its way from one partition to another may be found in both.
         items.sort(key=lambda item: str(item["gsi2sk"]))
-        latest = {item["run_id"]: item for item in items}
-        return [
-            DispatchChange(run_id, _run(item) if _works(item) else None)
-            for run_id, item in latest.items()
-        ]
+        return list({change.run_id: change for change in readable(_change, items)}.values())
 
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
-        """One run, if it is running and not paused, strongly read."""
-        row = await self._records.read(run_id)
+        """One run, if it is running and not paused, strongly read. One of a newer shape, or a
+        damaged one, is none of this process's."""
+        try:
+            row = await self._records.read(run_id)
+        except Unfit:
+            return None
         if row is None or row.run.status is not RunStatus.RUNNING or row.run.paused:
             return None
         return _dispatchable(row)
@@ -70,18 +73,14 @@ async def read_all(table: Table, partitions: list[str], **query: Any) -> list[It
     return found
 
 
-def _works(item: Item) -> bool:
-    return bool(item["status"] == RunStatus.RUNNING and not item["paused"])
-
-
-def _run(item: Item) -> DispatchableRun:
-    return DispatchableRun(
-        run_id=item["run_id"],
-        job_id=item["job_id"],
-        priority=item["priority"],
-        max_inflight=item["max_inflight"],
-        created_at=item["created_at"],
-    )
+@whole
+def _change(item: Item) -> DispatchChange:
+    """What the index says of a run. It holds the whole row, so that nothing is read twice."""
+    works = RunStatus(item["status"]) is RunStatus.RUNNING and not item["paused"]
+    run = {name: item[name] for name in DispatchableRun.__struct_fields__}
+    # One that is not what it should be is found here, not by whoever shares out slots.
+    read = msgspec.convert(run, DispatchableRun)
+    return DispatchChange(read.run_id, read if works else None)
 
 
 def _dispatchable(row: RunRow) -> DispatchableRun:

@@ -22,9 +22,10 @@ def ends_at(partition: str, name: str, expires_at: int) -> Item:
     }
 
 
-async def ended(table: Table, partition: str, *, now: int, limit: int) -> list[Key]:
-    """Where items lie whose time has come, as far as the index knows, the first ended first."""
-    found: list[Key] = []
+async def ended(table: Table, partition: str, *, now: int, limit: int) -> list[Item]:
+    """Items whose time has come, as far as the index knows, the first ended first; those that this
+    version does not know left out."""
+    found: list[Item] = []
     async for page in table.pages(
         partition,
         index=BY_DISPATCH,
@@ -32,7 +33,9 @@ async def ended(table: Table, partition: str, *, now: int, limit: int) -> list[K
         limit=limit,
         keys_only=True,
     ):
-        found += [Key(item[PARTITION_KEY], item[SORT_KEY]) for item in page.items]
+        keys = [Key(item[PARTITION_KEY], item[SORT_KEY]) for item in page.items]
+        items = await table.get_many(keys)
+        found += [items[key] for key in keys if key in items]
         if len(found) >= limit:
             break
     return found[:limit]

@@ -13,10 +13,22 @@ from conveyor.ports.exports import Export, ExportStatus
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.due import ended, ends_at
 from conveyor.prod.dynamodb.items import Item, changed_too_often
-from conveyor.prod.dynamodb.keys import EXPORTS, Key, export_item_key, run_exports
+from conveyor.prod.dynamodb.keys import (
+    EXPORTS,
+    Key,
+    export_item_key,
+    exported_key,
+)
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_records import TRIES, RunRecords
-from conveyor.prod.dynamodb.table import BY_DISPATCH, PARTITION_KEY, ROW_SHAPE, SORT_KEY
+from conveyor.prod.dynamodb.shapes import readable, rewritten, whole
+from conveyor.prod.dynamodb.table import (
+    BY_DISPATCH,
+    PARTITION_KEY,
+    ROW_SHAPE,
+    SORT_KEY,
+    TIME_TO_LIVE,
+)
 
 UNFINISHED = (ExportStatus.PENDING, ExportStatus.RUNNING)
 
@@ -40,9 +52,12 @@ class DynamoExports:
             _item(export),
             condition="attribute_not_exists(pk)",
         )
+        mark = self._table.put_part(
+            exported_key(export.job_id, export.run_id, export.export_id), _mark(export)
+        )
         try:
             await self._table.transact(
-                [self._run_stands(place), new], token=self._table.clock.new_id()
+                [self._run_stands(place), new, mark], token=self._table.clock.new_id()
             )
         except AwsRefused as refused:
             if not refused.is_condition:
@@ -54,7 +69,7 @@ class DynamoExports:
     async def get_export(self, export_id: str) -> Export | None:
         """An export by its id, expired ones included."""
         item = await self._table.get(export_item_key(export_id))
-        return None if item is None else _export.decode(item["export"])
+        return None if item is None else _read(item)
 
     async def begin_export(self, export_id: str, *, now: int) -> Export | None:
         """Mark it running; None where it has ended, expired, or its run is deleted or gone."""
@@ -80,40 +95,48 @@ class DynamoExports:
             running=str(ExportStatus.RUNNING),
         ):
             keys += [Key(item[PARTITION_KEY], item[SORT_KEY]) for item in page.items]
-        found = await self._read(keys)
+        # An index may know of others still.
+        items = await self._table.get_many(list(dict.fromkeys(keys)))
+        found = readable(_read, items.values())
         due = [one for one in found if one.status in UNFINISHED and one.updated_at < before]
         return sorted(due, key=lambda export: export.export_id)
 
     async def expired_exports(self, *, now: int, limit: int) -> list[Export]:
         """Exports past their time, those first whose time ended first."""
-        return await self._read(await ended(self._table, EXPORTS, now=now, limit=limit))
+        items = await ended(self._table, EXPORTS, now=now, limit=limit)
+        return readable(_read, items)
 
     async def drop_export(self, export_id: str) -> None:
         """Remove an export. Without effect where it is gone."""
-        await self._table.delete(export_item_key(export_id))
-
-    async def _read(self, keys: list[Key]) -> list[Export]:
-        """Those that are there, in the order given: an index may know of others still."""
-        items = await self._table.get_many(list(dict.fromkeys(keys)))
-        return [_export.decode(items[key]["export"]) for key in keys if key in items]
+        export = await self.get_export(export_id)
+        if export is not None:
+            # Cut off between the two, a mark is left that ends by itself.
+            await self._table.delete(export_item_key(export_id))
+            await self._table.delete(exported_key(export.job_id, export.run_id, export_id))
 
     async def _move(self, export_id: str, *, now: int, **fields: Any) -> Export | None:
         """An export with other fields; None where it does not go on."""
         for _ in range(TRIES):
-            known = await self.get_export(export_id)
-            if known is None or known.status not in UNFINISHED or known.expires_at <= now:
+            item = await self._table.get(export_item_key(export_id))
+            if item is None:
+                return None
+            known = _read(item)
+            if known.status not in UNFINISHED or known.expires_at <= now:
                 return None
             place = await self._places.find(known.run_id)
             if place is None:
                 return None
             after = msgspec.structs.replace(known, updated_at=max(known.updated_at, now), **fields)
-            changed = self._table.put_part(
+            changed = self._table.update_part(
                 export_item_key(export_id),
-                _item(after),
-                condition="#status = :status AND updated_at = :updated_at",
-                names={"#status": "status"},
-                status=str(known.status),
-                updated_at=known.updated_at,
+                "SET #export = :export, #status = :status, updated_at = :updated_at",
+                condition="#status = :known_status AND updated_at = :known_at",
+                names={"#export": "export", "#status": "status"},
+                export=rewritten(item["export"], after),
+                status=str(after.status),
+                updated_at=after.updated_at,
+                known_status=str(known.status),
+                known_at=known.updated_at,
             )
             try:
                 await self._table.transact(
@@ -143,6 +166,17 @@ def _is_run_gone(refused: AwsRefused) -> bool:
     return refused.reasons[0] == "ConditionalCheckFailed"
 
 
+@whole
+def _read(item: Item) -> Export:
+    return _export.decode(item["export"])
+
+
+def _mark(export: Export) -> Item:
+    """What lies beside the job for it. It is found by its key, and in no index."""
+    ends = ends_at(EXPORTS, export.export_id, export.expires_at)
+    return {"shape": ROW_SHAPE, TIME_TO_LIVE: ends[TIME_TO_LIVE]}
+
+
 def _item(export: Export) -> Item:
     return {
         "shape": ROW_SHAPE,
@@ -151,7 +185,5 @@ def _item(export: Export) -> Item:
         "updated_at": export.updated_at,
         "job_id": export.job_id,
         "run_id": export.run_id,
-        "gsi1pk": run_exports(export.run_id),
-        "gsi1sk": export.export_id,
         **ends_at(EXPORTS, export.export_id, export.expires_at),
     }

@@ -16,6 +16,7 @@ from conveyor.prod.dynamodb.items import Item
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import REASON, RunRow, read_run_row
 from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.shapes import whole
 
 
 class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,13 +72,16 @@ class IngestRow(NamedTuple):
     """A run's row with the counts that go with its ingestion.
 
     `planned` is what the run's counters presume of the rows written, `copied` what was added up.
-    `recopied`: rows may have been written that nobody added up; only the rows tell.
+    `recopied`: rows may have been written that nobody added up; only the rows tell. The texts are
+    the counts as they lie there, "" where there are none.
     """
 
     row: RunRow
     planned: Counts
     copied: Counts
     recopied: bool
+    planned_text: str
+    copied_text: str
 
     @property
     def goes_on(self) -> bool:
@@ -103,22 +107,20 @@ async def ingest_row_at(records: RunRecords, place: Place) -> IngestRow | None:
     return None if item is None else read_ingest_row(item)
 
 
+@whole
 def read_ingest_row(item: Item) -> IngestRow:
     """A run from its item."""
     row = read_run_row(item)
-    planned = item.get("planned")
+    planned, copied = item.get("planned", ""), item.get("copied", "")
     return IngestRow(
         row,
         # Of a submit every row is a fresh one.
-        Counts(fresh=row.run.stats.total) if planned is None else _counts.decode(planned),
-        _counts.decode(item.get("copied", "{}")),
+        _counts.decode(planned) if planned else Counts(fresh=row.run.stats.total),
+        _counts.decode(copied) if copied else Counts(),
         item.get("recopied", False),
+        planned,
+        copied,
     )
-
-
-def counts_text(counts: Counts) -> str:
-    """Counts as an attribute."""
-    return msgspec.json.encode(counts).decode()
 
 
 def difference(before: Counts, after: Counts) -> dict[str, int]:

@@ -3,7 +3,8 @@
 A run's rows may be written by one that does not know yet that the run was stopped, or brought to
 its end by another. Rows are written under no condition on the run, so they are set right
 afterwards: counted by the end that is still to come, or else by a recount; those of a deleted run
-are removed.
+are removed. A recount that has to wait, or whose caller is lost, is left to the sweeper: the run is
+unsettled.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from conveyor.prod.together import side_by_side
 RECOPIED = Change(sets={"recopied": True})
 """The rows tell how many they are, not who added them up. It moves the version: an end that has
 counted them already counts again."""
+
+UNSETTLED = Change(unsettled=True)
+"""It moves the version too: a recount that is about to settle the run has come too early."""
 
 _DECIDING = ("total", "successful", "failed")
 
@@ -71,14 +75,15 @@ async def too_late(records: RunRecords, place: Place, written: Written, *, now: 
             return False
         if not written.inserted and _is_certain(row):
             return row.live and row.run.ingesting
-        if not row.run.ingesting:
-            # Not taken back: another may have found them there, and counted on them.
-            await recount_at(records, place, now=now)
-            return False
         try:
-            return (await records.change(row, RECOPIED, now=now)).live
+            if row.run.ingesting:
+                return (await records.change(row, RECOPIED, now=now)).live
+            # Not taken back: another may have found them there, and counted on them.
+            await records.change(row, UNSETTLED, now=now)
         except RunMoved:
             continue
+        await recount_at(records, place, now=now)
+        return False
     raise changed_too_often()
 
 

@@ -20,7 +20,6 @@ from conveyor.prod.dynamodb.dispatch import read_all
 from conveyor.prod.dynamodb.ingest_counts import (
     Counts,
     IngestRow,
-    counts_text,
     find_ingest_row,
     read_ingest_row,
 )
@@ -30,6 +29,7 @@ from conveyor.prod.dynamodb.keys import Key, every
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import read_run_row
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunRecords
+from conveyor.prod.dynamodb.shapes import readable, rewritten
 from conveyor.prod.dynamodb.table import BY_OWNER, PARTITION_KEY, SORT_KEY
 from conveyor.prod.dynamodb.task_writes import insert_items
 from conveyor.prod.dynamodb.values import Plain
@@ -137,10 +137,10 @@ class DynamoIngestion:
         """(job_id, run_id) of runs that ingest and have not moved on since `before`, by run id."""
         found = await read_all(self._table, every("ingesting"), index=BY_OWNER, keys_only=True)
         keys = dict.fromkeys(Key(item[PARTITION_KEY], item[SORT_KEY]) for item in found)
-        runs = [read_run_row(item).run for item in (await self._table.get_many([*keys])).values()]
+        items = await self._table.get_many([*keys])
         stuck = [
             (run.job_id, run.run_id)
-            for run in runs
+            for run in (row.run for row in readable(read_run_row, items.values()))
             if run.ingesting and run.status is not RunStatus.DELETED and run.updated_at < before
         ]
         return sorted(stuck, key=lambda names: names[1])
@@ -165,12 +165,16 @@ class DynamoIngestion:
         """Move the checkpoint of a rerun, with what was copied; False where it moved meanwhile."""
         planned, copied = known.planned, known.copied + counts
         update = f"{_MOVE}, copied = :copied"
-        values: dict[str, Plain] = {"seen": known.next_index, "copied": counts_text(copied)}
+        values: dict[str, Plain] = {
+            "seen": known.next_index,
+            "copied": rewritten(known.copied_text, copied),
+        }
         # What workers end while the run ingests stays within the total, whatever the plan was.
         more = max(0, copied.fresh - planned.fresh)
         if more:
             update += ", planned = :planned ADD #total :more"
-            values |= {"planned": counts_text(planned + Counts(fresh=more)), "more": more}
+            text = rewritten(known.planned_text, planned + Counts(fresh=more))
+            values |= {"planned": text, "more": more}
         moved = await self._move(
             known, update, condition="ingest_next = :seen", end=end, now=now, **values
         )

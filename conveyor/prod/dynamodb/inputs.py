@@ -10,7 +10,8 @@ from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.due import ended, ends_at
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import INPUTS, input_item_key
-from conveyor.prod.dynamodb.table import ROW_SHAPE
+from conveyor.prod.dynamodb.shapes import whole
+from conveyor.prod.dynamodb.table import PARTITION_KEY, ROW_SHAPE
 
 _slot = msgspec.json.Decoder(JobInput)
 
@@ -42,9 +43,7 @@ class DynamoInputs:
     async def get_input(self, input_id: str) -> JobInput | None:
         """A slot by its id, expired ones included."""
         item = await self._table.get(input_item_key(input_id))
-        if item is None:
-            return None
-        return msgspec.structs.replace(_slot.decode(item["slot"]), size=item["size"])
+        return None if item is None else _read(item)
 
     async def input_uploaded(self, input_id: str, *, size: int) -> bool:
         """Note a complete upload; False where the slot is gone."""
@@ -64,9 +63,20 @@ class DynamoInputs:
 
     async def expired_inputs(self, *, now: int, limit: int) -> list[str]:
         """Ids of slots past their time, those first whose time ended first."""
-        keys = await ended(self._table, INPUTS, now=now, limit=limit)
-        return [key.pk.partition("#")[2] for key in keys]
+        items = await ended(self._table, INPUTS, now=now, limit=limit)
+        ids = [item[PARTITION_KEY].partition("#")[2] for item in items]
+        # What is none lies under another key, and would be found again for ever.
+        return [
+            input_id
+            for input_id, item in zip(ids, items, strict=True)
+            if input_item_key(input_id).pk == item[PARTITION_KEY]
+        ]
 
     async def drop_input(self, input_id: str) -> None:
         """Remove a slot."""
         await self._table.delete(input_item_key(input_id))
+
+
+@whole
+def _read(item: Item) -> JobInput:
+    return msgspec.structs.replace(_slot.decode(item["slot"]), size=item["size"])

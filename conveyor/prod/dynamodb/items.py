@@ -9,8 +9,9 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.dynamodb.keys import Key
-from conveyor.prod.dynamodb.table import INDEXES, PARTITION_KEY, SORT_KEY
-from conveyor.prod.dynamodb.values import Plain, Tagged, tag, tag_all, untag_all
+from conveyor.prod.dynamodb.shapes import KNOWN, SHAPE, is_newer, known, refuse_newer
+from conveyor.prod.dynamodb.table import INDEXES, PARTITION_KEY, ROW_SHAPE, SORT_KEY
+from conveyor.prod.dynamodb.values import Plain, Tagged, tag, tag_all, untag, untag_all
 from conveyor.prod.together import side_by_side
 
 Item = dict[str, Any]
@@ -35,7 +36,11 @@ class Page(NamedTuple):
 
 
 class Table:
-    """One table behind the seam. Expressions write `#name` for a name, `:name` for a value."""
+    """One table behind the seam. Expressions write `#name` for a name, `:name` for a value.
+
+    Whatever reads or writes single items, or a partition, raises NewerShape where it meets an item
+    of a shape that this version does not know: see `shapes`.
+    """
 
     def __init__(self, aws: Aws, name: str, clock: Clock) -> None:
         self.name = name
@@ -49,11 +54,15 @@ class Table:
     async def get(self, key: Key, *, consistent: bool = True) -> Item | None:
         """One item."""
         answer = await self.call("get_item", Key=_key(key), ConsistentRead=consistent)
-        item = answer.get("Item")
-        return None if item is None else untag_all(item)
+        if "Item" not in answer:
+            return None
+        item = untag_all(answer["Item"])
+        refuse_newer(item)
+        return item
 
     async def get_many(self, keys: Sequence[Key]) -> dict[Key, Item]:
-        """Those of the items that exist, strongly read; any number of distinct keys."""
+        """Those of the items that exist and that this version knows, strongly read; any number of
+        distinct keys."""
         found: dict[Key, Item] = {}
 
         async def get(some: Sequence[Key]) -> None:
@@ -65,7 +74,8 @@ class Table:
                 )
                 for tagged in answer["Responses"].get(self.name, []):
                     item = untag_all(tagged)
-                    found[Key(item[PARTITION_KEY], item[SORT_KEY])] = item
+                    if not is_newer(item):
+                        found[Key(item[PARTITION_KEY], item[SORT_KEY])] = item
                 left = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", [])
                 if not left:
                     return
@@ -86,7 +96,7 @@ class Table:
     ) -> None:
         """Write a whole item. Raises AwsRefused, with the item that the condition met."""
         body: dict[str, Any] = {"Item": {**_key(key), **tag_all(item)}}
-        await self.call("put_item", **_conditional(body, condition, values, names))
+        await self._write("put_item", **_conditional(body, condition, values, names))
 
     async def update(
         self,
@@ -101,18 +111,8 @@ class Table:
 
         Raises AwsRefused, with the item that the condition met (untag it before use).
         """
-        parameters: dict[str, Any] = {
-            "Key": _key(key),
-            "UpdateExpression": update,
-            "ConditionExpression": condition,
-            "ReturnValues": "ALL_NEW",
-            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-        }
-        if values:
-            parameters["ExpressionAttributeValues"] = _values(values)
-        if names:
-            parameters["ExpressionAttributeNames"] = dict(names)
-        answer = await self.call("update_item", **parameters)
+        body = {"Key": _key(key), "UpdateExpression": update, "ReturnValues": "ALL_NEW"}
+        answer = await self._write("update_item", **_conditional(body, condition, values, names))
         return untag_all(answer["Attributes"])
 
     async def delete(
@@ -125,7 +125,7 @@ class Table:
     ) -> None:
         """Remove one item, where there is one. Raises AwsRefused."""
         body: dict[str, Any] = {"Key": _key(key)}
-        await self.call("delete_item", **_conditional(body, condition, values, names))
+        await self._write("delete_item", **_conditional(body, condition, values, names))
 
     async def transact(self, parts: Sequence[Mapping[str, Any]], *, token: str) -> None:
         """Up to 100 parts, made by `put_part`, `update_part`, `delete_part`, `check_part`: all or
@@ -133,11 +133,15 @@ class Table:
 
         Raises AwsRefused with the parts' reasons, and their items where conditions were not met.
         """
-        await self._aws.call(
-            "dynamodb",
-            "transact_write_items",
-            {"TransactItems": list(parts), "ClientRequestToken": token},
-        )
+        try:
+            await self._aws.call(
+                "dynamodb",
+                "transact_write_items",
+                {"TransactItems": list(parts), "ClientRequestToken": token},
+            )
+        except AwsRefused as refused:
+            _refuse_newer(*refused.items)
+            raise
 
     def put_part(
         self,
@@ -204,13 +208,15 @@ class Table:
         forward: bool = True,
         keys_only: bool = False,
         projection: str = "",
+        known_only: bool = False,
         **values: Plain,
     ) -> Page:
         """One query of a partition of the table or of an index, strongly read from the table.
 
         `between` takes both its ends, `below` does not take its own. `limit` bounds the items
         touched, not those returned. `keys_only` returns partition and sort key alone, `projection`
-        the attributes that it lists (and costs as much).
+        the attributes that it lists (and costs as much). `known_only` leaves out items of a shape
+        that this version does not know. Indexes do not tell shapes, nor do keys.
         """
         pk, sk = (PARTITION_KEY, SORT_KEY) if index is None else INDEXES[index][:2]
         condition, bounds = f"{pk} = :partition", {**values, "partition": partition}
@@ -241,11 +247,11 @@ class Table:
         if start is not None:
             parameters["ExclusiveStartKey"] = start
         if keys_only:
-            projection = f"{PARTITION_KEY}, {SORT_KEY}"
-        if projection:
-            parameters["ProjectionExpression"] = projection
+            parameters["ProjectionExpression"] = f"{PARTITION_KEY}, {SORT_KEY}"
+        elif projection:
+            parameters["ProjectionExpression"] = f"{projection}, {SHAPE}"
         answer = await self.call("query", **parameters)
-        items = [untag_all(item) for item in answer["Items"]]
+        items = known([untag_all(item) for item in answer["Items"]], known_only=known_only)
         return Page(items, answer["ScannedCount"], answer.get("LastEvaluatedKey"))
 
     async def pages(self, partition: str, **query: Any) -> AsyncIterator[Page]:
@@ -296,7 +302,8 @@ class Table:
         return responses
 
     async def delete_many(self, keys: Sequence[Key]) -> None:
-        """Remove items, whatever they are by now; any number, 25 a call, calls side by side."""
+        """Remove items, whatever they are by now, of any shape; any number, 25 a call, calls side
+        by side."""
 
         async def delete(some: Sequence[Key]) -> None:
             left = [{"DeleteRequest": {"Key": _key(key)}} for key in some]
@@ -311,6 +318,14 @@ class Table:
             raise _throttled()
 
         await side_by_side(delete, _pieces(keys, MOST_DELETE))
+
+    async def _write(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """A conditional write. A refusal by an item of a newer shape says nothing else of it."""
+        try:
+            return await self.call(operation, **parameters)
+        except AwsRefused as refused:
+            _refuse_newer(refused.item)
+            raise
 
     async def _rest(self, number: int) -> None:
         most: float = min(5.0, 0.05 * 2.0 ** (number + 1))
@@ -345,14 +360,21 @@ def _conditional(
     values: Mapping[str, Plain],
     names: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    if condition:
-        body["ConditionExpression"] = condition
-        body["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
-    if values:
-        body["ExpressionAttributeValues"] = _values(values)
+    if " OR " in condition:
+        condition = f"({condition})"
+    body["ConditionExpression"] = f"{condition} AND {KNOWN}" if condition else KNOWN
+    body["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
+    body["ExpressionAttributeValues"] = _values({**values, "known_shape": ROW_SHAPE})
     if names:
         body["ExpressionAttributeNames"] = dict(names)
     return body
+
+
+def _refuse_newer(*items: Mapping[str, Tagged] | None) -> None:
+    """Raise NewerShape where one of the items that a refusal returned is of such a shape."""
+    for item in items:
+        if item and SHAPE in item:
+            refuse_newer({SHAPE: untag(item[SHAPE])})
 
 
 def _throttled() -> ConveyorError:

@@ -13,11 +13,12 @@ from conveyor.prod.dynamodb.deleting import Deleting
 from conveyor.prod.dynamodb.keys import caller_jobs
 from conveyor.prod.dynamodb.run_records import RunRecords
 from conveyor.prod.dynamodb.submitting import Submitting
-from conveyor.prod.dynamodb.table import BY_OWNER
+from conveyor.prod.dynamodb.table import BY_OWNER, INDEXES
 from conveyor.prod.dynamodb.views import Views
 
 MOST_LISTED = 1_000
 """Jobs of the index that one query touches."""
+JOB_ID = INDEXES[BY_OWNER][1]
 LAST = "~"
 """Sorts behind every id."""
 
@@ -73,7 +74,7 @@ class DynamoJobs:
                 names={"#status": "status"},
                 status=str(status or JobStatus.DELETED),
             )
-            views = await self._views.many(caller, [item["job_id"] for item in page.items])
+            views = await self._views.many(caller, [item[JOB_ID] for item in page.items])
             found += [view.public for view in views if _is_listed(view.job.job, status)]
             start, size = page.last, min(2 * size, MOST_LISTED)
             if start is None:

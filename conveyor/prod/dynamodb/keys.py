@@ -79,6 +79,16 @@ def export_item_key(export_id: str) -> Key:
     return Key(f"Export#{export_id}", "Export")
 
 
+def exported_key(job_id: str, run_id: str, export_id: str) -> Key:
+    """That a run has an export: beside its job, where it is found strongly."""
+    return Key(f"Job#{job_id}", f"Export#{run_id}#{export_id}")
+
+
+def notice_key(run_id: str) -> Key:
+    """What is owed to who waits for a run's end: by the run's id, and not removed with it."""
+    return Key(f"Notice#{run_id}", "Notice")
+
+
 def permits_key(job_id: str) -> Key:
     """A job's ledger of permits, where DynamoDB keeps it."""
     return Key(f"Permits#{job_id}", "Permits")
@@ -107,14 +117,14 @@ def ended(run_id: str) -> str:
     return _spread("ended", run_id)
 
 
+def unsettled(run_id: str) -> str:
+    """gsi1: runs whose rows are to be counted once more, by run id."""
+    return _spread("unsettled", run_id)
+
+
 def tombstones(run_id: str) -> str:
     """gsi1: deleted runs that are not purged, by run id."""
     return _spread("deleted", run_id)
-
-
-def run_exports(run_id: str) -> str:
-    """gsi1: the exports of a run, by export id."""
-    return f"Exports#{run_id}"
 
 
 INTENTS = "intents"
@@ -135,10 +145,13 @@ INPUTS = "inputs"
 """gsi2: slots, by when they end."""
 EXPORTS = "exports"
 """gsi2: exports, by when they end."""
+OUTBOX = "outbox"
+"""gsi2: notices, by when they are due."""
 
 
 def every(kind: str) -> list[str]:
-    """All index partitions of one kind: "ingesting", "ended", "deleted", "active" or "idle"."""
+    """All index partitions of one kind: "ingesting", "unsettled", "ended", "deleted", "active" or
+    "idle"."""
     return [f"{kind}#{number}" for number in range(SPREAD)]
 
 

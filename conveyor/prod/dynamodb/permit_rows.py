@@ -11,6 +11,7 @@ import msgspec
 
 from conveyor.ports.permits import Holding, Standing
 from conveyor.prod.dynamodb.items import Item
+from conveyor.prod.dynamodb.shapes import whole
 
 MOST_REMOVED = 40
 """Lapsed entries that one write removes: an expression has a bounded length."""
@@ -28,6 +29,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     def attributes(self) -> dict[str, Any]:
         """As it lies in the row."""
         return msgspec.structs.asdict(self)
+
+
+@whole
+def _read(item: Item) -> tuple[str | None, dict[str, Entry]]:
+    """The generation and the entries of a row. Raises Damaged."""
+    return item["generation"], msgspec.convert(item["entries"], dict[str, Entry])
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -52,14 +59,13 @@ class Watch:
 
     def learn(self, item: Item | None, now: float) -> None:
         """Take in the row as it was answered; `now` is after the answer."""
-        held = {} if item is None else item["entries"]
-        entries = {holder: Entry(**fields) for holder, fields in held.items()}
+        generation, entries = (None, {}) if item is None else _read(item)
         self._since = {
             holder: self._since[holder] if entry == self.entries.get(holder) else now
             for holder, entry in entries.items()
         }
         self.entries = entries
-        self.generation = None if item is None else item["generation"]
+        self.generation = generation
 
     def is_live(self, holder: str, now: float) -> bool:
         """Whether an entry may still be in use, as far as this process can tell."""

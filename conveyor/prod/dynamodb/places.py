@@ -6,9 +6,10 @@ from collections import OrderedDict
 
 import msgspec
 
-from conveyor.domain.shards import Shards, ShardScheme
+from conveyor.domain.shards import Shards
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import Key, place_key, run_key, task_key
+from conveyor.prod.dynamodb.shapes import whole
 from conveyor.prod.dynamodb.table import ROW_SHAPE
 
 MOST_REMEMBERED = 10_000
@@ -42,6 +43,14 @@ class Place(msgspec.Struct, frozen=True):
         }
 
 
+@whole
+def read_place(item: Item) -> Place:
+    """A place from an item that has it, and the run's id. Raises Damaged."""
+    shards = {"count": item["shard_count"], "scheme": item["shard_scheme"]}
+    place = {name: item[name] for name in ("run_id", "job_id", "run_sequence")}
+    return msgspec.convert({**place, "shards": shards}, Place)
+
+
 class Places:
     """Finds places by run ids."""
 
@@ -61,8 +70,7 @@ class Places:
         item = await self._table.get(place_key(run_id))
         if item is None:
             return None
-        shards = Shards(item["shard_count"], ShardScheme(item["shard_scheme"]))
-        place = Place(run_id, item["job_id"], item["run_sequence"], shards)
+        place = read_place({**item, "run_id": run_id})
         self.remember(place)
         return place
 

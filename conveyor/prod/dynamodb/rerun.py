@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Ingest, IngestStatus, JobView, Run, TaskStatus
+from conveyor.domain.model import Ingest, IngestStatus, JobView, Run, RunStatus, TaskStatus
 from conveyor.ports.records import Answer, Once, Rerun
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.answers import Answers
 from conveyor.prod.dynamodb.ingest_counts import Counts
 from conveyor.prod.dynamodb.items import changed_too_often
 from conveyor.prod.dynamodb.live_claims import has_live_claim
+from conveyor.prod.dynamodb.recount import recount_at
 from conveyor.prod.dynamodb.rerun_rows import Intent, busy, fulfil, intend, take_back, write
 from conveyor.prod.dynamodb.rerun_runs import (
     NewRun,
@@ -27,7 +28,7 @@ from conveyor.prod.dynamodb.rerun_runs import (
     presumed,
 )
 from conveyor.prod.dynamodb.run_items import RunRow
-from conveyor.prod.dynamodb.run_records import TRIES, RunRecords
+from conveyor.prod.dynamodb.run_records import TRIES, Change, RunRecords
 from conveyor.prod.dynamodb.views import View, Views
 
 _log = logging.getLogger("conveyor.records")
@@ -81,10 +82,12 @@ class Reruns:
         )
         call = _Call(self._records, request)
         try:
-            return await call.make()
+            given = await call.make()
         except Exception:
             await call.undo()
             raise
+        await call.settle()
+        return given
 
 
 class _Call:
@@ -99,6 +102,7 @@ class _Call:
         self._holder = records.table.clock.new_id()
         self._intent: Intent | None = None
         self._is_overtaken = False
+        self._end = 0
 
     async def make(self) -> Answer:
         request = self._request
@@ -123,11 +127,28 @@ class _Call:
             return
         try:
             await take_back(self._table, self._intent)
+            await self.settle()
         except Exception as error:
             _log.warning(
                 "rows of a rerun that was not made are left to the sweeper",
                 extra={"run_id": self._request.run_id, "error": type(error).__name__},
             )
+
+    async def settle(self) -> None:
+        """Where another call made the run, rows that this one wrote may have come after it had
+        counted them."""
+        if not self._is_overtaken:
+            return
+        now = self._request.now
+        there = await self._records.read(self._request.run_id)
+        if there is None or await self._records.decide(there, self._unsettled, now=now) is None:
+            return
+        await recount_at(self._records, there.place, now=now)
+
+    def _unsettled(self, row: RunRow) -> Change | None:
+        if row.run.status is RunStatus.DELETED:
+            return None
+        return Change(unsettled=True, sets={"next_index": max(row.run.next_index, self._end)})
 
     async def _tell(self, view: View, there: RunRow, once: Once | None) -> Answer:
         """Answer for a run that exists already."""
@@ -155,6 +176,7 @@ class _Call:
             self._table, place, source.run, holder=self._holder, now=request.now
         )
         rows = await write(self._table, self._intent, source.run, request.statuses, now=request.now)
+        self._end = rows.end
         _refuse_empty(rows.counts)
         return new_run(
             source,

@@ -15,7 +15,7 @@ from conveyor.domain.model import TaskStatus
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.copying import Copy, Rows, rows_of
 from conveyor.prod.dynamodb.items import Item, Table, met
-from conveyor.prod.dynamodb.keys import Key, intent_key
+from conveyor.prod.dynamodb.keys import Key, intent_key, place_key
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.submitting import INTENDED, intent_item
@@ -55,10 +55,18 @@ async def intend(table: Table, place: Place, source: RunRow, *, holder: str, now
         "rerun_of": source.run.run_id,
         "holder": holder,
     }
-    condition = "attribute_not_exists(pk)" if found is None else f"{INTENDED} AND #holder = :seen"
-    seen: dict[str, Any] = {} if found is None else {"names": _HOLDER, "seen": found["holder"]}
     try:
-        await table.put(key, item, condition=condition, **seen)
+        if found is None:
+            await table.put(key, item, condition="attribute_not_exists(pk)")
+        else:
+            await table.update(
+                key,
+                "SET " + ", ".join(f"#{name} = :{name}" for name in item),
+                condition=f"{INTENDED} AND #holder = :seen",
+                names={f"#{name}": name for name in item},
+                seen=found["holder"],
+                **item,
+            )
     except AwsRefused as refused:
         if not refused.is_condition:
             raise
@@ -109,11 +117,36 @@ async def take_back(table: Table, intent: Intent) -> bool:
         if not refused.is_condition:
             raise
         there = met(refused)
-        if there is None or there.get("abandoned") != token:
+        if there is None:
+            return await _take_back_late(table, intent, token)
+        if there.get("abandoned") != token:
             return False
     await remove_rows(table, intent.place)
     await table.delete(intent.key)
     return True
+
+
+async def _take_back_late(table: Table, intent: Intent, token: str) -> bool:
+    """The intent is gone. Where that was not for the run, another call took the rows back, and this
+    one may have written some after that. A marked intent keeps all others away meanwhile."""
+    place = intent.place
+    item: Item = {
+        **intent_item(place, now=table.clock.now()),
+        "rerun_of": "",
+        "holder": intent.holder,
+        "abandoned": token,
+    }
+    try:
+        await table.put(intent.key, item, condition="attribute_not_exists(pk)")
+    except AwsRefused as refused:
+        there = met(refused)
+        if there is None or there.get("abandoned") != token:
+            return False
+    is_made = await table.get(place_key(place.run_id)) is not None
+    if not is_made:
+        await remove_rows(table, place)
+    await table.delete(intent.key)
+    return not is_made
 
 
 def busy() -> ConveyorError:

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from conveyor.domain.model import Ingest, JobStatus, Run, RunStatus, TaskStatus
-from conveyor.prod.dynamodb.ingest_counts import Counts, counts_text
+from conveyor.prod.dynamodb.ingest_counts import Counts
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.job_items import JobRow, job_part, moved
 from conveyor.prod.dynamodb.keys import Key, pin_key, place_key
 from conveyor.prod.dynamodb.live_claims import processing
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import RunRow, new_run_item
+from conveyor.prod.dynamodb.shapes import rewritten
 from conveyor.prod.dynamodb.submitting import ABSENT
 from conveyor.prod.dynamodb.table import ROW_SHAPE, SORT_KEY
 from conveyor.prod.together import side_by_side
@@ -144,7 +145,7 @@ def parts_of(table: Table, new: NewRun) -> list[dict[str, Any]]:
     job, source = new.source
     item = new_run_item(new.run, job.job, inherited=new.counts.inherited)
     if new.run.ingest is not None:
-        item["planned"] = counts_text(new.counts)
+        item["planned"] = rewritten("", new.counts)
     return [
         table.put_part(new.place.key, item, condition=ABSENT),
         table.put_part(place_key(new.run.run_id), new.place.item(), condition=ABSENT),

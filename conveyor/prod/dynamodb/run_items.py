@@ -26,11 +26,29 @@ from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.prod.dynamodb import keys
 from conveyor.prod.dynamodb.items import Item
 from conveyor.prod.dynamodb.places import Place
+from conveyor.prod.dynamodb.shapes import whole
 from conveyor.prod.dynamodb.table import ROW_SHAPE
 
 REASON = "failed_"
 """Failed tasks are counted by reason, each in an attribute of its own: `failed_timeout`."""
 
+_TEXTS = ("run_id", "job_id", "caller")
+_NUMBERS = (
+    "run_sequence",
+    "priority",
+    "max_inflight",
+    "result_ttl_days",
+    "shard_count",
+    "created_at",
+    "updated_at",
+    "next_index",
+    "version",
+    "counter_epoch",
+    "dispatch_changed_at",
+    "total",
+    "successful",
+    "failed",
+)
 _encode = msgspec.json.encode
 _ingest = msgspec.json.Decoder(Ingest)
 
@@ -42,7 +60,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     of each worker's last addition, `flushes` how many additions there have been. `inherited` counts
     rows that came with a body of an earlier run. `reserved` holds what is being added and not
     counted yet, as number of tasks by first index, `given_up` what will not be. `ended_at`: when
-    the run ended, 0 before.
+    the run ended, 0 before. `calls_back`: a notice in the outbox waits for its end. `unsettled`:
+    rows may move, or come, after the run's end and never be counted, so that it is to be recounted.
     """
 
     run: Run
@@ -59,7 +78,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     given_up: dict[str, int] = {}
     ended_at: int = 0
     swept: bool = False
+    unsettled: bool = False
     dispatch_changed_at: int = 0
+    calls_back: bool = False
 
     @property
     def place(self) -> Place:
@@ -114,6 +135,7 @@ def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
         run.status,
         paused=run.paused,
         ingesting=run.ingesting,
+        unsettled=False,
         changed_at=run.created_at,
     )
     item |= {name: key for name, key in found_by.items() if key is not None}
@@ -138,13 +160,21 @@ def counters(stats: RunStats) -> Item:
 
 
 def index_keys(
-    run_id: str, status: RunStatus, *, paused: bool, ingesting: bool, changed_at: int
+    run_id: str,
+    status: RunStatus,
+    *,
+    paused: bool,
+    ingesting: bool,
+    unsettled: bool,
+    changed_at: int,
 ) -> dict[str, str | None]:
     """In which index partitions a run in this state is found; None: the attribute is absent."""
     if status is RunStatus.DELETED:
         owner = keys.tombstones(run_id)
     elif ingesting:
         owner = keys.ingesting(run_id)
+    elif unsettled:
+        owner = keys.unsettled(run_id)
     elif status in LIVE_RUN_STATES:
         owner = None
     else:
@@ -158,8 +188,13 @@ def index_keys(
     }
 
 
+@whole
 def read_run_row(item: Item) -> RunRow:
-    """A run from its item."""
+    """A run from its item. Raises Damaged."""
+    for names, kind in ((_TEXTS, str), (_NUMBERS, int)):
+        for name in names:
+            if type(item[name]) is not kind:
+                raise TypeError(name)
     return RunRow(
         run=_run(item),
         caller=item["caller"],
@@ -175,7 +210,9 @@ def read_run_row(item: Item) -> RunRow:
         given_up=item.get("given_up", {}),
         ended_at=item.get("ended_at", 0),
         swept=item.get("swept", False),
+        unsettled=item.get("unsettled", False),
         dispatch_changed_at=item["dispatch_changed_at"],
+        calls_back=item.get("calls_back", False),
     )
 
 

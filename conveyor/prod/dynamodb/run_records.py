@@ -9,12 +9,16 @@ from conveyor.domain.model import RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.items import Table, changed_too_often, met
+from conveyor.prod.dynamodb.notice_items import hasten
 from conveyor.prod.dynamodb.places import Place, Places
 from conveyor.prod.dynamodb.run_items import RunRow, index_keys, read_run_row
 from conveyor.prod.dynamodb.values import Plain
 
 TRIES = 20
 """Times that a change is decided anew, because the row moved meanwhile."""
+
+
+_CUT_SHORT = (RunStatus.STOPPED, RunStatus.FAILED)
 
 
 class RunMoved(Exception):
@@ -24,14 +28,16 @@ class RunMoved(Exception):
 class Change(NamedTuple):
     """One change of a run's row under its version: what is set, added and removed.
 
-    `status` and `paused` bring the index keys, times and the end with them. Counters are never
-    set here, except by who raises `counter_epoch` too. An entry of `removes` that begins with "#"
-    is a path of placeholders; what it or the condition needs of them is in `names`, without "#".
+    `status`, `paused`, `ingesting` and `unsettled` bring the index keys, times and the end with
+    them; a run that is cut short becomes unsettled by it. Counters are never set here, except by
+    who raises `counter_epoch` too. An entry of `removes` that begins with "#" is a path of
+    placeholders; what it or the condition needs of them is in `names`, without "#".
     """
 
     status: RunStatus | None = None
     paused: bool | None = None
     ingesting: bool | None = None
+    unsettled: bool | None = None
     sets: Mapping[str, Plain] = {}
     adds: Mapping[str, int] = {}
     removes: Sequence[str] = ()
@@ -80,7 +86,16 @@ class RunRecords:
                 raise RunMoved from None
             # It was carried out, and its answer lost.
             item = found
-        return read_run_row(item)
+        after = read_run_row(item)
+        if row.live:
+            await self.tell_end(after)
+        return after
+
+    async def tell_end(self, row: RunRow) -> None:
+        """Make the notice of a run due, if it has one and has ended: to be called with the row
+        after whatever may have ended it. `change` does; who uses `part` has to."""
+        if row.calls_back and not row.live:
+            await hasten(self.table, row.run.run_id, ended_at=row.ended_at)
 
     def part(self, row: RunRow, change: Change, *, now: int) -> dict[str, Any]:
         """A change as a part of a transaction."""
@@ -100,7 +115,7 @@ class RunRecords:
             "moved_by": token,
         }
         removes = list(change.removes)
-        if (change.status, change.paused, change.ingesting) != (None, None, None):
+        if (change.status, change.paused, change.ingesting, change.unsettled) != (None,) * 4:
             _state(row, change, at, sets, removes)
         plain = [name for name in removes if not name.startswith("#")]
         names = {f"#{name}": name for name in (*sets, *change.adds, *plain)}
@@ -169,13 +184,32 @@ def _state(
     status = change.status or run.status
     paused = run.paused if change.paused is None else change.paused
     ingesting = run.ingesting if change.ingesting is None else change.ingesting
+    unsettled = _is_unsettled(row, change)
     sets |= {"status": str(status), "paused": paused, "ingesting": ingesting}
+    if unsettled is not row.unsettled:
+        sets["unsettled"] = unsettled
     sets["dispatch_changed_at"] = at
     if status not in LIVE_RUN_STATES and not row.ended_at:
         sets["ended_at"] = at
-    keys = index_keys(run.run_id, status, paused=paused, ingesting=ingesting, changed_at=at)
+    keys = index_keys(
+        run.run_id,
+        status,
+        paused=paused,
+        ingesting=ingesting,
+        unsettled=unsettled,
+        changed_at=at,
+    )
     for name, value in keys.items():
         if value is None:
             removes.append(name)
         else:
             sets[name] = value
+
+
+def _is_unsettled(row: RunRow, change: Change) -> bool:
+    """Whether a run is, after a change. Calls in flight of one that is cut short still end, and
+    whoever makes them may be lost between a row's end and its addition to the counters."""
+    if change.unsettled is not None:
+        return change.unsettled
+    cut_short = change.status in _CUT_SHORT and row.run.stats.completed < row.run.stats.total
+    return row.unsettled or cut_short

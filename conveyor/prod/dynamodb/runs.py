@@ -10,11 +10,12 @@ from conveyor.domain.states import LIVE_RUN_STATES, RUN_TRANSITIONS
 from conveyor.ports.records import Answer, DispatchChange, Once, Rerun
 from conveyor.prod.dynamodb.deleting import Deleting
 from conveyor.prod.dynamodb.dispatch import Dispatch, read_all
-from conveyor.prod.dynamodb.items import changed_too_often
+from conveyor.prod.dynamodb.items import Item, changed_too_often
 from conveyor.prod.dynamodb.keys import every
 from conveyor.prod.dynamodb.rerun import Reruns
 from conveyor.prod.dynamodb.run_listing import PIECE, runs_of
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunMoved, RunRecords
+from conveyor.prod.dynamodb.shapes import readable, whole
 from conveyor.prod.dynamodb.table import BY_OWNER
 from conveyor.prod.dynamodb.views import Views
 
@@ -32,7 +33,7 @@ class DynamoRuns:
     async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
         """A run by id, deleted ones included; with None, the latest that is not deleted."""
         if run_id is None:
-            latest = await self._listed(caller, job_id, below=None, limit=1)
+            latest = await self._listed(caller, job_id, below=None, limit=1, known_only=False)
             return latest[0] if latest else None
         row = await self._records.read(run_id)
         if row is None or row.caller != caller or row.run.job_id != job_id:
@@ -42,8 +43,8 @@ class DynamoRuns:
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
     ) -> list[Run]:
-        """Runs of a job that are not deleted, newest first."""
-        return await self._listed(caller, job_id, below=before, limit=limit)
+        """Runs of a job that are not deleted, newest first; without those of a newer shape."""
+        return await self._listed(caller, job_id, below=before, limit=limit, known_only=True)
 
     async def stop_run(self, caller: str, job_id: str, *, now: int) -> Run:
         """End the latest run as `stopped`."""
@@ -132,14 +133,20 @@ class DynamoRuns:
     async def deleted_runs(self) -> list[tuple[str, str]]:
         """(job_id, run_id) of every tombstone, as far as the index knows, by run id."""
         items = await read_all(self._records.table, every("deleted"), index=BY_OWNER)
-        found = {item["run_id"]: item["job_id"] for item in items}
+        found = dict(readable(_tombstone, items))
         return [(found[run_id], run_id) for run_id in sorted(found)]
 
     async def _listed(
-        self, caller: str, job_id: str, *, below: int | None, limit: int
+        self, caller: str, job_id: str, *, below: int | None, limit: int, known_only: bool
     ) -> list[Run]:
         found: list[Run] = []
-        async for row in runs_of(self._records.table, job_id, below=below, limit=min(limit, PIECE)):
+        async for row in runs_of(
+            self._records.table,
+            job_id,
+            below=below,
+            limit=min(limit, PIECE),
+            known_only=known_only,
+        ):
             if row.caller != caller:
                 return []
             if row.run.status is not RunStatus.DELETED:
@@ -162,3 +169,9 @@ class DynamoRuns:
             except RunMoved:
                 continue
         raise changed_too_often()
+
+
+@whole
+def _tombstone(item: Item) -> tuple[str, str]:
+    """A deleted run and its job, by their ids, as an index says."""
+    return str(item["run_id"]), str(item["job_id"])

@@ -4,52 +4,73 @@ from __future__ import annotations
 
 import anyio
 
+from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import TaskStatus
 from conveyor.ports.tasks import Failed, Retry, Settlement, Succeeded, Undone
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.counters import Delta
 from conveyor.prod.dynamodb.items import Table, met
 from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.shapes import Unfit
 from conveyor.prod.dynamodb.task_items import event_text, to_text, was_moved_by
 from conveyor.prod.dynamodb.values import Plain
 
+PAUSE = 1.0
+"""Seconds between two tries."""
 _NAMES = ("status", "holder", "events", "result", "error", "failure")
 
 
 async def settle_row(
-    table: Table, key: Key, claim_number: int, settlement: Settlement, *, now: int
+    table: Table,
+    key: Key,
+    claim_number: int,
+    settlement: Settlement,
+    *,
+    now: int,
+    patience: float,
 ) -> bool:
     """Move a claimed row on; False where the claim is not the caller's any more.
 
-    Not cancelled on its way: a row that has moved has to be counted. Raises
-    ConveyorError(unavailable), after which the row may have moved all the same.
+    Not cancelled on its way: a row that has moved has to be counted. A table that is away is waited
+    for, `patience` seconds: the condition on the claim's number makes that safe however late it is.
+    Raises ConveyorError(unavailable), after which the row may have moved all the same, as it may
+    after a cancellation between two tries.
     """
+    deadline = table.clock.monotonic() + patience
     token = table.clock.new_id()
     sets = ["#status = :status", "claimed_until = :zero", "updated_at = :now", "moved_by = :token"]
     more, values = _moves(settlement, token)
     update = f"SET {', '.join(sets + more)} REMOVE #holder"
     used = f"{update} #status"
-    try:
-        with anyio.CancelScope(shield=True):
-            await table.update(
-                key,
-                update,
-                condition="#status = :processing AND claim_number = :number",
-                names={f"#{name}": name for name in _NAMES if f"#{name}" in used},
-                processing=str(TaskStatus.PROCESSING),
-                number=claim_number,
-                zero=0,
-                now=now,
-                token=token,
-                **values,
-            )
-    except AwsRefused as refused:
-        if not refused.is_condition:
+    while True:
+        try:
+            with anyio.CancelScope(shield=True):
+                await table.update(
+                    key,
+                    update,
+                    condition="#status = :processing AND claim_number = :number",
+                    names={f"#{name}": name for name in _NAMES if f"#{name}" in used},
+                    processing=str(TaskStatus.PROCESSING),
+                    number=claim_number,
+                    zero=0,
+                    now=now,
+                    token=token,
+                    **values,
+                )
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+            found = met(refused)
+            # Carried out before, if its own token is there; only the answer was lost.
+            return found is not None and was_moved_by(found, token)
+        except Unfit:
             raise
-        found = met(refused)
-        # Carried out before, if its own token is there; only the answer was lost.
-        return found is not None and was_moved_by(found, token)
-    return True
+        except ConveyorError:
+            if table.clock.monotonic() >= deadline:
+                raise
+            await table.clock.sleep(PAUSE)
+        else:
+            return True
 
 
 def delta_of(settlement: Settlement, *, now: int) -> Delta | None:

@@ -12,6 +12,7 @@ from conveyor.prod.dynamodb.ingestion import DynamoIngestion
 from conveyor.prod.dynamodb.inputs import DynamoInputs
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.dynamodb.jobs import DynamoJobs
+from conveyor.prod.dynamodb.outbox import DynamoOutbox
 from conveyor.prod.dynamodb.places import Places
 from conveyor.prod.dynamodb.run_records import RunRecords
 from conveyor.prod.dynamodb.runs import DynamoRuns
@@ -35,6 +36,7 @@ class DynamoStore:
     inputs: DynamoInputs
     exports: DynamoExports
     sweeping: DynamoSweeping
+    outbox: DynamoOutbox
 
     @property
     def rows_read(self) -> int:
@@ -52,10 +54,17 @@ class DynamoStore:
 
 
 async def open_store(
-    aws: Aws, *, table: str, clock: Clock, worker: str, flush_interval: float = FLUSH_INTERVAL
+    aws: Aws,
+    *,
+    table: str,
+    clock: Clock,
+    worker: str,
+    flush_interval: float = FLUSH_INTERVAL,
+    patience: float = 0.0,
 ) -> DynamoStore:
     """The store on a table that is there. `worker` names this process: no other one, later ones
-    included, has the same name. `flush_interval` in seconds."""
+    included, has the same name. `flush_interval` in seconds, and so is `patience`: for how long the
+    end of a task is tried again where the table is away."""
     place = Table(aws, table, clock)
     records = RunRecords(place, Places(place))
     return DynamoStore(
@@ -63,9 +72,10 @@ async def open_store(
         jobs=DynamoJobs(records),
         runs=DynamoRuns(records),
         idempotency=DynamoIdempotency(place),
-        tasks=DynamoTasks(records, worker=worker, flush_interval=flush_interval),
+        tasks=DynamoTasks(records, worker=worker, flush_interval=flush_interval, patience=patience),
         ingestion=DynamoIngestion(records),
         inputs=DynamoInputs(place),
         exports=DynamoExports(records),
         sweeping=DynamoSweeping(records),
+        outbox=DynamoOutbox(records),
     )

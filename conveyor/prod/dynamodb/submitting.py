@@ -18,7 +18,16 @@ from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.answers import Answers
 from conveyor.prod.dynamodb.items import Item, changed_too_often
 from conveyor.prod.dynamodb.job_items import JobRow, job_item
-from conveyor.prod.dynamodb.keys import INTENTS, Key, by_time, intent_key, job_key, place_key
+from conveyor.prod.dynamodb.keys import (
+    INTENTS,
+    Key,
+    by_time,
+    intent_key,
+    job_key,
+    notice_key,
+    place_key,
+)
+from conveyor.prod.dynamodb.notice_items import new_notice_item
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import new_run_item
 from conveyor.prod.dynamodb.run_records import TRIES, RunRecords
@@ -82,13 +91,19 @@ class Submitting:
     ) -> list[dict[str, Any]]:
         table = self._table
         row = job_item(JobRow(job, run.run_sequence))
+        run_item = new_run_item(run, job)
+        if job.callback is not None:
+            run_item["calls_back"] = True
         parts = [
             table.put_part(job_key(job.job_id), row, condition=ABSENT),
-            table.put_part(place.key, new_run_item(run, job), condition=ABSENT),
+            table.put_part(place.key, run_item, condition=ABSENT),
             table.put_part(place_key(run.run_id), place.item(), condition=ABSENT),
         ]
         if is_intended:
             parts.append(table.delete_part(_intent(place), condition=INTENDED))
+        if job.callback is not None:
+            notice = new_notice_item(run, job.callback)
+            parts.append(table.put_part(notice_key(run.run_id), notice))
         return parts
 
     async def _take_back(self, place: Place, rows: Sequence[Key]) -> None:

@@ -1,6 +1,7 @@
 """The sweeping port on one DynamoDB table.
 
-Indexes lag behind: they tell where to look, and what is found there is read strongly.
+Indexes lag behind: they tell where to look, and what is found there is read strongly. Rows of a
+newer shape are left to the sweep of a process that knows them, damaged ones to whoever mends them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from conveyor.prod.dynamodb.keys import SWEEP, Key, every
 from conveyor.prod.dynamodb.recount import recount
 from conveyor.prod.dynamodb.run_items import read_run_row
 from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.shapes import Unfit, readable
 from conveyor.prod.dynamodb.sweeping_ends import Ends
 from conveyor.prod.dynamodb.sweeping_leftovers import Leftovers
 from conveyor.prod.dynamodb.sweeping_rows import due_rows, ended_keys, keys_of
@@ -66,10 +68,9 @@ class DynamoSweeping:
         await side_by_side(find, every("active"))
         # A run that changes while the index is read may be found twice.
         items = await self._table.get_many(list(dict.fromkeys(found)))
-        rows = map(read_run_row, items.values())
         quiet = [
             QuietRun(row.run.job_id, row.run.run_id, row.run.updated_at)
-            for row in rows
+            for row in readable(read_run_row, items.values())
             if row.run.status is RunStatus.RUNNING
             and not row.run.paused
             and not row.run.ingesting
@@ -105,7 +106,7 @@ class DynamoSweeping:
         found: list[EndedRun] = []
         async for keys in ended_keys(self._table, after=after, piece=limit):
             items = await self._table.get_many(keys)
-            rows = [read_run_row(items[key]) for key in keys if key in items]
+            rows = readable(read_run_row, [items[key] for key in keys if key in items])
             found += await self._ends.of(rows, before=before)
             if len(found) >= limit:
                 break
@@ -120,13 +121,18 @@ class DynamoSweeping:
             await self._table.update(
                 place.key, "SET swept = :yes", condition="attribute_exists(pk)", yes=True
             )
+        except Unfit:
+            return
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
 
     async def expire_run(self, run_id: str, *, now: int) -> list[str]:
         """Turn an ended run to `deleted`, and its job too where no other run of it is left."""
-        return await self._ends.expire(run_id, now=now)
+        try:
+            return await self._ends.expire(run_id, now=now)
+        except Unfit:
+            return []
 
     async def tidy(self, *, now: int) -> int:
         """Set right what writes left behind that were cut off in the middle; how many things."""

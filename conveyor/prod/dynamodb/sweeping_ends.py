@@ -11,6 +11,7 @@ from conveyor.prod.dynamodb.items import changed_too_often
 from conveyor.prod.dynamodb.keys import pin_key
 from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.run_records import TRIES, RunMoved, RunRecords
+from conveyor.prod.dynamodb.shapes import Unfit
 from conveyor.prod.dynamodb.sweeping_leftovers import Leftovers
 from conveyor.prod.dynamodb.sweeping_rows import dependants
 from conveyor.prod.together import side_by_side
@@ -29,7 +30,11 @@ class Ends:
 
         async def look(row: RunRow) -> None:
             ended_at = row.run.updated_at
-            for other in await self._drawing(row):
+            try:
+                drawing = await self._drawing(row)
+            except Unfit:
+                return
+            for other in drawing:
                 if not _has_ended(other):
                     return
                 ended_at = max(ended_at, other.run.updated_at)

@@ -2,19 +2,24 @@
 
 A job whose rows were written and whose run never was: an intent tells. Tasks being added that never
 became a part of their run: a reservation on the run tells. Pins of runs that are gone: seen when
-ended runs are looked at. Each gets 15 minutes, which no call takes.
+ended runs are looked at. Rows of ended runs that nobody counted: the run is unsettled. Each gets 15
+minutes, which no call takes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from conveyor.domain.model import RunStatus
-from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.dynamodb.dispatch import read_all
 from conveyor.prod.dynamodb.keys import INTENTS, Key, by_time, every
-from conveyor.prod.dynamodb.places import Place
+from conveyor.prod.dynamodb.places import read_place
+from conveyor.prod.dynamodb.recount import recount_at
 from conveyor.prod.dynamodb.reservations import Reservation, forget, give_back
 from conveyor.prod.dynamodb.run_items import RunRow, read_run_row
-from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.run_records import Change, RunMoved, RunRecords
+from conveyor.prod.dynamodb.shapes import Unfit, readable
 from conveyor.prod.dynamodb.sweeping_rows import BEGIN, keys_of, remove_rows
 from conveyor.prod.dynamodb.table import BY_DISPATCH, BY_OWNER
 from conveyor.prod.together import side_by_side
@@ -50,6 +55,7 @@ class Leftovers:
             self._looked_at = now
             done += await self._end_additions(now)
             done += await self._remove_pins(now)
+            await self._settle_runs(now)
         return done
 
     async def _end_intents(self, now: int) -> int:
@@ -57,7 +63,7 @@ class Leftovers:
         until = by_time(now - PATIENCE, "")
         async for page in self._table.pages(INTENTS, index=BY_OWNER, between=(BEGIN, until)):
             for key in keys_of(page.items):
-                done += await self._end_intent(key)
+                done += await _known(self._end_intent(key))
         return done
 
     async def _end_intent(self, key: Key) -> bool:
@@ -70,8 +76,7 @@ class Leftovers:
             if not refused.is_condition:
                 raise
             return False
-        shards = Shards(item["shard_count"], ShardScheme(item["shard_scheme"]))
-        place = Place(item["run_id"], item["job_id"], item["run_sequence"], shards)
+        place = read_place(item)
         run = await self._table.get(place.key)
         if run is None or run["run_id"] != place.run_id:
             await remove_rows(self._table, place)
@@ -84,12 +89,13 @@ class Leftovers:
         self._runs.clear()
         done, since = 0, self._added_since
         self._added_since = {}
-        for key, item in (await self._table.get_many(list(keys))).items():
-            row = read_run_row(item)
+        items = await self._table.get_many(list(keys))
+        for row in readable(read_run_row, items.values()):
+            key = row.place.key
             for start in {**row.reserved, **row.given_up}:
                 first_seen = since.get((key, start), now)
                 if now - first_seen >= PATIENCE:
-                    done += await self._take_back(row, start, now)
+                    done += await _known(self._take_back(row, start, now))
                 else:
                     self._added_since[key, start] = first_seen
         return done
@@ -103,16 +109,41 @@ class Leftovers:
         await forget(self._records, row.place, reservation)
         return True
 
+    async def _settle_runs(self, now: int) -> None:
+        """Count what came after the end of runs that were cut short. Where something is still
+        under way it is left to the next look."""
+        found = await read_all(self._table, every("unsettled"), index=BY_OWNER, keys_only=True)
+        items = await self._table.get_many(list(dict.fromkeys(keys_of(found))))
+        for row in readable(read_run_row, items.values()):
+            if row.unsettled and now - row.dispatch_changed_at >= PATIENCE:
+                await _known(self._settle_run(row, now))
+
+    async def _settle_run(self, row: RunRow, now: int) -> bool:
+        counted, done = await recount_at(self._records, row.place, now=now)
+        if counted is None or not done or counted.run.status is RunStatus.DELETED:
+            return False
+        try:
+            # Nothing of the run itself has moved: it keeps its time.
+            at = counted.run.updated_at
+            await self._records.change(counted, Change(unsettled=False), now=at)
+        except RunMoved:
+            return False
+        return True
+
     async def _remove_pins(self, now: int) -> int:
         """Of runs that are still not there, a while after that was seen."""
         done = 0
         for pin in [pin for pin, first in self._pins.items() if now - first >= PATIENCE]:
             del self._pins[pin]
-            run_id = pin.sk.rpartition("#")[2]
-            if await self._records.read(run_id) is None:
-                await self._table.delete(pin)
-                done += 1
+            done += await _known(self._remove_pin(pin))
         return done
+
+    async def _remove_pin(self, pin: Key) -> bool:
+        run_id = pin.sk.rpartition("#")[2]
+        if await self._records.read(run_id) is not None:
+            return False
+        await self._table.delete(pin)
+        return True
 
     async def _live_runs(self) -> list[Key]:
         found: list[Key] = []
@@ -130,3 +161,12 @@ class Leftovers:
 
         await side_by_side(find, [*every("active"), *every("idle")])
         return found
+
+
+async def _known(step: Awaitable[bool]) -> bool:
+    """What a step did; nothing where it met a row that is not for this process: it stays as it
+    is."""
+    try:
+        return await step
+    except Unfit:
+        return False

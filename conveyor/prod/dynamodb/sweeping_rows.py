@@ -14,7 +14,7 @@ from conveyor.domain.gather import ShardRead, ShardRows, stream
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import SPREAD, Key, every, pin_key, task_partition, task_sort_key
 from conveyor.prod.dynamodb.places import Place
-from conveyor.prod.dynamodb.table import BY_OWNER, PARTITION_KEY, SORT_KEY
+from conveyor.prod.dynamodb.table import BY_OWNER, INDEXES, PARTITION_KEY, SORT_KEY
 from conveyor.prod.dynamodb.values import Tagged, untag_all
 from conveyor.prod.together import side_by_side
 
@@ -27,6 +27,7 @@ BEGIN = "!"
 SPARE = 8
 """Index entries asked of each partition beyond its share, as no share is exact."""
 
+_ID = INDEXES[BY_OWNER][1]
 _DUE = (
     "(#status = :pending AND #not_before <= :now) OR "
     "(#status = :processing AND #claimed_until <= :now)"
@@ -74,7 +75,7 @@ async def due_rows(
 async def ended_keys(table: Table, *, after: str, piece: int) -> AsyncIterator[list[Key]]:
     """Where runs lie that have ended, by run id above `after`: every batch goes on from the one
     before, of about `piece`, none is empty."""
-    parts = [_Part(partition) for partition in every("ended")]
+    parts = [_Part(partition) for partition in (*every("ended"), *every("unsettled"))]
     share = ceil(piece / SPREAD) + SPARE
 
     async def read(part: _Part) -> None:
@@ -86,7 +87,7 @@ async def ended_keys(table: Table, *, after: str, piece: int) -> AsyncIterator[l
             start=part.last,
         )
         part.entries.extend(
-            (item["run_id"], Key(item[PARTITION_KEY], item[SORT_KEY])) for item in page.items
+            (item[_ID], Key(item[PARTITION_KEY], item[SORT_KEY])) for item in page.items
         )
         part.last, part.done = page.last, page.last is None
 

@@ -20,6 +20,7 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.prod.dynamodb.items import Item
+from conveyor.prod.dynamodb.shapes import whole
 from conveyor.prod.dynamodb.table import ROW_SHAPE
 
 _encode = msgspec.json.encode
@@ -37,10 +38,14 @@ class _SignedEvent(Event, frozen=True, kw_only=True):
 
 def new_task_item(task_id: str, spec: TaskSpec, *, now: int) -> Item:
     """The row of a task that nobody has claimed yet."""
+    return _new_item(task_id, to_text(spec), now=now)
+
+
+def _new_item(task_id: str, spec: str, *, now: int) -> Item:
     return {
         "shape": ROW_SHAPE,
         "task_id": task_id,
-        "spec": to_text(spec),
+        "spec": spec,
         "status": str(TaskStatus.PENDING),
         "created_at": now,
         "updated_at": now,
@@ -58,7 +63,7 @@ def inherited_item(source: Item, source_run_id: str, *, now: int) -> Item:
     """The row of a rerun that keeps the end of a terminal row of `source_run_id`, with the run that
     owns its body, and without its history."""
     item = {
-        **new_task_item(source["task_id"], _spec.decode(source["spec"]), now=now),
+        **_new_item(source["task_id"], source["spec"], now=now),
         "status": source["status"],
         "attempts": source["attempts"],
         "interruptions": source["interruptions"],
@@ -68,8 +73,9 @@ def inherited_item(source: Item, source_run_id: str, *, now: int) -> Item:
     return item | {name: source[name] for name in kept if name in source}
 
 
+@whole
 def read_task(run_id: str, item: Item) -> Task:
-    """A task from its item."""
+    """A task from its item. Raises Damaged."""
     task_id: str = item["task_id"]
     result, error, failure = item.get("result"), item.get("error"), item.get("failure")
     return Task(
@@ -92,8 +98,9 @@ def read_task(run_id: str, item: Item) -> Task:
     )
 
 
+@whole
 def read_events(item: Item) -> list[Event]:
-    """The history of a task from its item, oldest first."""
+    """The history of a task from its item, oldest first. Raises Damaged."""
     return [_event.decode(text) for text in item["events"]]
 
 

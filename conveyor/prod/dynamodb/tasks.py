@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conveyor.domain import ids
-from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
-from conveyor.ports.tasks import Claim, Finished, Settled, Settlement, TaskPage
+from conveyor.ports.tasks import Claim, Finished, Settled, Settlement, TaskPage, Undone
 from conveyor.prod.dynamodb.claims import ClaimCall, Claims
 from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.keys import Key
@@ -24,10 +23,14 @@ class DynamoTasks:
 
     `worker` names this process: no other one, later ones included, has the same name.
     `flush_interval`: seconds between the beginnings of two additions to one run's counters.
+    `patience`: seconds for which a settlement is tried again where the table is away.
     """
 
-    def __init__(self, records: RunRecords, *, worker: str, flush_interval: float) -> None:
+    def __init__(
+        self, records: RunRecords, *, worker: str, flush_interval: float, patience: float = 0.0
+    ) -> None:
         self._table = records.table
+        self._patience = patience
         self._places = records.places
         self._reads = RunReads(records)
         self._counters = Counters(records, worker=worker, flush_interval=flush_interval)
@@ -96,9 +99,13 @@ class DynamoTasks:
                 return Settled(applied=False, run_status=None)
             epoch = self._counters.epoch(place)
             assert epoch is not None  # the run was just seen
+        # Who only undoes a claim goes on to something else, or ends.
+        patience = 0.0 if isinstance(settlement, Undone) else self._patience
         try:
-            applied = await settle_row(self._table, key, claim_number, settlement, now=now)
-        except ConveyorError:
+            applied = await settle_row(
+                self._table, key, claim_number, settlement, now=now, patience=patience
+            )
+        except BaseException:
             self._counters.doubt(place)
             raise
         delta = delta_of(settlement, now=now)

@@ -12,6 +12,7 @@ from conveyor.prod.dynamodb.job_items import JobRow, read_job_row
 from conveyor.prod.dynamodb.keys import Key, job_key, run_key
 from conveyor.prod.dynamodb.run_items import RunRow, read_run_row
 from conveyor.prod.dynamodb.run_records import TRIES, RunRecords
+from conveyor.prod.dynamodb.shapes import Unfit, readable
 
 
 class View(NamedTuple):
@@ -72,23 +73,24 @@ class Views:
         return run
 
     async def many(self, caller: str, job_ids: Sequence[str]) -> list[View]:
-        """Those of the jobs that are the caller's, in the order given."""
+        """Those of the jobs that are the caller's, in the order given; without those of a newer
+        shape, or damaged ones, or with a run of such."""
         items = await self._table.get_many([job_key(job_id) for job_id in job_ids])
-        jobs = {
-            job_id: read_job_row(items[job_key(job_id)])
-            for job_id in job_ids
-            if job_key(job_id) in items
-        }
+        found = [items[key] for key in map(job_key, job_ids) if key in items]
+        jobs = {row.job.job_id: row for row in readable(read_job_row, found)}
         runs = await self._table.get_many(list(_latest_keys(jobs.values())))
         views: list[View | None] = []
         for job_id, job in jobs.items():
-            item = runs.get(run_key(job_id, job.latest_run_sequence))
-            run = await self._read(item)
-            if job.job.caller == caller:
+            if job.job.caller != caller:
+                continue
+            try:
+                run = await self._read(runs.get(run_key(job_id, job.latest_run_sequence)))
                 certain = _agree(job, run)
                 views.append(
                     View(job, _standing(run)) if certain else await self.find(caller, job_id)
                 )
+            except Unfit:
+                continue
         return [view for view in views if view is not None]
 
     async def _latest(self, job: JobRow) -> RunRow | None:

@@ -1,0 +1,164 @@
+"""Rows that are not what they should be: one costs its own run, and nothing beside it fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from conveyor.domain.errors import ErrorCode
+from conveyor.domain.ids import task_id
+from conveyor.domain.shards import ONE_SHARD
+from conveyor.prod.dynamodb import keys
+from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.shapes import Damaged, Unfit
+from conveyor.prod.dynamodb.sweeping_leftovers import PATIENCE
+from conveyor.testing.clock import FakeClock
+from tests.conformance.dynamo_versions import Versions, export_of, open_versions
+from tests.conformance.world import CALLER
+
+DAY = 86_400_000
+PARTITIONS = {
+    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", keys.INTENTS],
+    "gsi2": ["active#0", "idle#1", keys.INPUTS, keys.EXPORTS, keys.OUTBOX],
+}
+SECRET = "a-text-that-is-in-the-row"
+
+
+@pytest.fixture
+async def versions(clock: FakeClock) -> AsyncIterator[Versions]:
+    """An empty table, and processes on it."""
+    async with open_versions(clock) as opened:
+        yield opened
+
+
+async def damage(versions: Versions, key: Key, **changes: Any) -> None:
+    """Let an item be another; None removes an attribute."""
+    item = {**await versions.item(key), **changes}
+    await versions.table.delete(key)
+    left = {name: value for name, value in item.items() if value is not None}
+    await versions.table.put(key, left)
+
+
+async def look_at_everything(versions: Versions, now: int) -> set[str]:
+    """Whatever looks for many things in the index, as workers, sweepers and callers do: none of it
+    fails. The ids of runs and jobs that it told of."""
+    store = versions.today.store
+    found: list[object] = []
+    found += [run.run_id for run in await store.runs.dispatchable_runs()]
+    found += [one.run_id for one in await store.runs.dispatch_changes(since=0) if one.run]
+    found += [
+        view.job.job_id
+        for view in await store.jobs.list_jobs(CALLER, status=None, before=None, limit=10)
+    ]
+    found += [run.run_id for run in await store.sweeping.quiet_runs(before=now)]
+    found += [run.run_id for run in await store.sweeping.ended_runs(before=now, after="", limit=9)]
+    await store.ingestion.stuck_ingests(before=now)
+    await store.runs.deleted_runs()
+    await store.outbox.due_notices(now=now, limit=9)
+    await store.exports.unfinished_exports(before=now)
+    assert await store.exports.expired_exports(now=now, limit=9) == []
+    assert await store.inputs.expired_inputs(now=now, limit=9) == []
+    await store.sweeping.tidy(now=now)
+    await store.sweeping.tidy(now=now + PATIENCE + 1)
+    return {str(one) for one in found}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": None},
+        {"max_inflight": None},
+        {"max_inflight": SECRET},
+        {"total": None},
+        {"updated_at": SECRET},
+        {"status": SECRET},
+        {"shape": SECRET},
+        {"job_id": 7},
+    ],
+    ids=str,
+)
+async def test_a_damaged_run_costs_itself_alone(
+    versions: Versions, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    world, store = versions.today, versions.today.store
+    job_id, run_id = await world.submit(2)
+    other_job, other_run = await world.submit(2)
+    await damage(versions, keys.run_key(job_id, 1), **changes)
+    await world.clock.advance(DAY / 1_000)
+    found = await look_at_everything(versions, world.now)
+    assert {other_job, other_run} <= found
+    assert not {job_id} & found
+    assert run_id not in {run.run_id for run in await store.sweeping.quiet_runs(before=world.now)}
+    assert await store.runs.dispatchable_run(run_id) is None
+    assert await store.runs.list_runs(CALLER, job_id, before=None, limit=9) == []
+    for act in (world.view(job_id), world.claim(run_id, 0), store.runs.purge_run(run_id)):
+        with pytest.raises(Unfit) as caught:
+            await act
+        if "shape" not in changes:
+            assert isinstance(caught.value, Damaged)
+            assert caught.value.code is ErrorCode.INTERNAL
+            assert "damaged" in caught.value.detail
+    await world.succeed(other_run, 0)
+    if "shape" not in changes:
+        told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+        assert any(f"Job#{job_id}" in line for line in told)
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("changes", [{"job": None}, {"job": "\0{"}, {"latest_run_sequence": "x"}])
+async def test_a_damaged_job_costs_itself_alone(
+    versions: Versions, changes: dict[str, Any]
+) -> None:
+    world, store = versions.today, versions.today.store
+    job_id, _ = await world.submit(1)
+    other_job, other_run = await world.submit(1)
+    await damage(versions, keys.job_key(job_id), **changes)
+    found = await look_at_everything(versions, world.now + 1)
+    assert {other_job, other_run} <= found
+    assert job_id not in found
+    for act in (store.jobs.get_job(CALLER, job_id), store.jobs.find_job(job_id)):
+        with pytest.raises(Damaged):
+            await act
+
+
+async def test_other_damaged_rows_cost_themselves_alone(versions: Versions) -> None:
+    world, store = versions.today, versions.today.store
+    job_id, run_id = await world.submit(2)
+    export = export_of(world, job_id, run_id)
+    await store.exports.create_export(export)
+    first = task_id(run_id, 0)
+    await damage(versions, keys.export_item_key(export.export_id), export="{")
+    await damage(versions, keys.task_key(job_id, run_id, first, ONE_SHARD), spec="{")
+    await damage(versions, keys.place_key(run_id), shard_count="x")
+    await world.clock.advance(DAY / 1_000)
+    await look_at_everything(versions, world.now)
+    for act in (
+        store.exports.get_export(export.export_id),
+        store.exports.begin_export(export.export_id, now=world.now),
+    ):
+        with pytest.raises(Damaged):
+            await act
+    # This process knows the place already; another reads it.
+    with pytest.raises(Damaged):
+        await versions.older.claim(run_id, 1)
+    with pytest.raises(Damaged):
+        await store.tasks.get_task(run_id, first)
+    await world.succeed(run_id, 1)
+
+
+@pytest.mark.parametrize("shape", [None, 1, "x"])
+async def test_what_does_not_belong_into_an_index_is_passed_over(
+    versions: Versions, shape: object
+) -> None:
+    world = versions.today
+    job_id, run_id = await world.submit(1)
+    for index, partitions in PARTITIONS.items():
+        for partition in partitions:
+            item: dict[str, Any] = {f"{index}pk": partition, f"{index}sk": f"{0:015}#x"}
+            if shape is not None:
+                item["shape"] = shape
+            await versions.table.put(Key(f"Junk#{partition}", "x"), item)
+    assert {job_id, run_id} <= await look_at_everything(versions, world.now + DAY)

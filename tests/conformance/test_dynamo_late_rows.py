@@ -1,0 +1,197 @@
+"""Rows that come, or move, after the end of a run on DynamoDB, without anybody being left to count
+them: an ingester that is too late, a worker that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from conveyor.domain.errors import ErrorCode
+from conveyor.domain.model import RunStatus, TaskStatus
+from conveyor.prod.dynamodb.dispatch import read_all
+from conveyor.prod.dynamodb.keys import every
+from conveyor.prod.dynamodb.sweeping_leftovers import PATIENCE
+from conveyor.prod.dynamodb.table import BY_OWNER
+from conveyor.testing.clock import FakeClock
+from tests.conformance.dynamo_ingests import (
+    DB,
+    INSERT,
+    UPDATE,
+    Ingests,
+    away,
+    moves_checkpoint,
+    open_ingests,
+    refused,
+)
+from tests.conformance.world import CALLER
+
+
+@pytest.fixture
+async def bench(clock: FakeClock) -> AsyncIterator[Ingests]:
+    """An empty table."""
+    async with open_ingests(clock) as opened:
+        yield opened
+
+
+async def settle(bench: Ingests) -> None:
+    """Let a sweep pass that is late enough."""
+    world = bench.other.world
+    await world.clock.advance(PATIENCE / 1_000)
+    await world.store.sweeping.tidy(now=world.now)
+
+
+async def unsettled(bench: Ingests) -> list[str]:
+    """The runs that a sweep would look at, by the index."""
+    found = await read_all(bench.table, every("unsettled"), index=BY_OWNER)
+    return [item["run_id"] for item in found]
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+async def test_rows_that_came_too_late_are_counted_once_no_call_is_under_way(
+    bench: Ingests, is_claimed: bool
+) -> None:
+    """A stopped run whose end has been made still has a call under way when they come."""
+    job_id, run_id = await bench.other.large(6)
+    await bench.one.write(run_id, 0, 2)
+    world = bench.other.world
+    if is_claimed:
+        await world.claimed(run_id, 0)
+
+    async def stop() -> None:
+        await world.store.runs.stop_run(CALLER, job_id, now=world.now)
+        assert await bench.other.finish(run_id) is RunStatus.STOPPED
+
+    bench.faults.before(DB, INSERT, stop)
+    assert await bench.one.write(run_id, 2, 4) is False
+    assert (await world.run(job_id)).stats.total == (2 if is_claimed else 4)
+    assert await unsettled(bench) == [run_id]
+    # As long as something is under way, or may still come, the run is left for later.
+    await world.store.sweeping.tidy(now=world.now)
+    assert await unsettled(bench) == [run_id]
+    await settle(bench)
+    await bench.exact(job_id, run_id, "rppp" if is_claimed else "pppp")
+    assert await unsettled(bench) == []
+
+
+async def test_rows_of_an_ingester_that_died_behind_them_are_counted(bench: Ingests) -> None:
+    job_id, run_id = await bench.other.large(6)
+    await bench.one.write(run_id, 0, 2)
+    world = bench.other.world
+
+    async def stop() -> None:
+        await world.store.runs.stop_run(CALLER, job_id, now=world.now)
+        assert await bench.other.finish(run_id) is RunStatus.STOPPED
+
+    bench.faults.before(DB, INSERT, stop)
+    bench.faults.fail(DB, UPDATE, away(), where=moves_checkpoint)
+    await refused(ErrorCode.UNAVAILABLE, bench.one.write(run_id, 2, 4))
+    assert (await world.run(job_id)).stats.total == 2
+    await settle(bench)
+    await bench.exact(job_id, run_id, "pppp")
+    assert await unsettled(bench) == []
+
+
+async def test_copies_of_an_ingester_that_died_behind_them_are_counted(bench: Ingests) -> None:
+    job_id, _ = await bench.other.ended("sffsf")
+    run_id, _ = await bench.other.world.rerun(job_id, TaskStatus.FAILED, large_from=1)
+    await bench.one.copy(run_id, 0, 2)
+    world = bench.other.world
+
+    async def stop() -> None:
+        await world.store.runs.stop_run(CALLER, job_id, now=world.now)
+        assert await bench.other.finish(run_id) is RunStatus.STOPPED
+
+    bench.faults.before(DB, INSERT, stop)
+    bench.faults.fail(DB, UPDATE, away(), where=moves_checkpoint)
+    await refused(ErrorCode.UNAVAILABLE, bench.one.copy(run_id, 2, 4))
+    await settle(bench)
+    await bench.exact(job_id, run_id, "spps")
+
+
+async def test_rows_that_come_while_the_run_is_being_settled_are_counted(bench: Ingests) -> None:
+    """The sweeper has counted, and is about to say that all is well."""
+    job_id, run_id = await bench.other.large(6)
+    await bench.other.write(run_id, 0, 2)
+    world, sweeper = bench.other.world, bench.one.world
+
+    late, held = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        held.set()
+        await late.wait()
+
+    bench.faults.before(DB, INSERT, hold)
+    writing = asyncio.create_task(bench.one.write(run_id, 2, 4))
+    await held.wait()
+    await world.store.runs.stop_run(CALLER, job_id, now=world.now)
+    assert await bench.other.finish(run_id) is RunStatus.STOPPED
+    await world.clock.advance(PATIENCE / 1_000)
+
+    async def overtake() -> None:
+        late.set()
+        assert await writing is False
+
+    bench.faults.before(DB, UPDATE, overtake, where=settles_run)
+    await sweeper.store.sweeping.tidy(now=world.now)
+    await bench.exact(job_id, run_id, "pppp")
+    assert await unsettled(bench) == [run_id]
+    await settle(bench)
+    assert await unsettled(bench) == []
+
+
+async def test_an_ingester_that_comes_after_the_sweep_has_it_look_again(bench: Ingests) -> None:
+    """Its own recount does not get through."""
+    job_id, run_id = await bench.other.large(6)
+    await bench.one.write(run_id, 0, 2)
+    world = bench.other.world
+
+    async def stop() -> None:
+        await world.store.runs.stop_run(CALLER, job_id, now=world.now)
+        assert await bench.other.finish(run_id) is RunStatus.STOPPED
+        await settle(bench)
+        assert await unsettled(bench) == []
+
+    bench.faults.before(DB, INSERT, stop)
+    bench.faults.fail(DB, "query", away())
+    await refused(ErrorCode.UNAVAILABLE, bench.one.write(run_id, 2, 4))
+    assert (await world.run(job_id)).stats.total == 2
+    await settle(bench)
+    await bench.exact(job_id, run_id, "pppp")
+    assert await unsettled(bench) == []
+
+
+async def test_an_end_that_nobody_counted_of_a_stopped_run_is_counted(bench: Ingests) -> None:
+    """A worker is lost between the end of a row and its addition; nothing is quiet by then."""
+    job_id, run_id = await bench.other.world.submit(2, task_shard_count=2)
+    world, dying = bench.other.world, bench.one.world
+    task = await dying.claimed(run_id, 0)
+    await world.store.runs.stop_run(CALLER, job_id, now=world.now)
+    bench.faults.fail(DB, UPDATE, away(), where=adds, times=1_000)
+    await refused(ErrorCode.UNAVAILABLE, dying.settle(task, dying.success(task)))
+    assert (await world.run(job_id)).stats.successful == 0
+    await settle(bench)
+    await bench.exact(job_id, run_id, "sp")
+    run = await world.run(job_id)
+    assert (run.status, run.updated_at) == (RunStatus.STOPPED, world.now)
+
+
+async def test_a_run_that_ended_by_itself_is_not_recounted(bench: Ingests) -> None:
+    job_id, run_id = await bench.other.world.submit(1, task_shard_count=2)
+    await bench.other.world.succeed(run_id, 0)
+    assert await unsettled(bench) == []
+    await settle(bench)
+    assert (await bench.item(job_id, 1))["counter_epoch"] == 0
+
+
+def settles_run(parameters: object) -> bool:
+    """Whether an update says that nothing more comes of a run."""
+    assert isinstance(parameters, dict)
+    return bool(parameters["ExpressionAttributeValues"].get(":set_unsettled") == {"BOOL": False})
+
+
+def adds(parameters: object) -> bool:
+    """Whether an update adds to counters."""
+    assert isinstance(parameters, dict)
+    return "ADD flushes" in parameters["UpdateExpression"]

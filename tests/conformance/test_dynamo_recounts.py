@@ -1,0 +1,202 @@
+"""Recounts on DynamoDB set counters right, and nothing else, whoever works meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import RunStatus
+from conveyor.ports.tasks import Held, Settled, Undone
+from conveyor.prod.dynamodb.recount import recount
+from conveyor.prod.dynamodb.values import Plain
+from conveyor.testing.clock import FakeClock
+from tests.conformance.dynamo_runs import TableBench, additions, changes, check, open_bench, writes
+from tests.conformance.world import CLAIM_LENGTH, World
+
+LAPSE = CLAIM_LENGTH / 1_000
+
+
+@pytest.fixture
+async def bench(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TableBench]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    opened = await open_bench(clock)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def one(bench: TableBench) -> World:
+    """A process."""
+    return bench.world(worker="one")
+
+
+@pytest.fixture
+def two(bench: TableBench) -> World:
+    """Another one."""
+    return bench.world(worker="two")
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+async def test_a_row_that_nobody_knows_to_have_moved_is_recounted(
+    bench: TableBench, one: World, carried_out: bool
+) -> None:
+    _, run_id = await one.submit(2)
+    task = await one.claimed(run_id, 0)
+    bench.seam.be_away(writes, carried_out=carried_out)
+    with pytest.raises(ConveyorError):
+        await one.settle(task, one.success(task))
+    if not carried_out:
+        assert (await one.settle(task, one.success(task))).applied
+    while (await bench.row(run_id)).run.stats.successful == 0:
+        await bench.clock.advance(0.5)
+    assert (await one.succeed(run_id, 1)).run_status is RunStatus.COMPLETED
+    await check(bench, run_id)
+
+
+async def test_a_recount_before_an_addition_counts_its_row(bench: TableBench, one: World) -> None:
+    _, run_id = await one.submit(1)
+    held = bench.seam.hold(additions)
+    settling = asyncio.create_task(one.succeed(run_id, 0))
+    await held.met.wait()
+    row = await recount(bench.outside, run_id, now=bench.clock.now())
+    assert row is not None
+    assert (row.run.status, row.run.stats.successful) == (RunStatus.COMPLETED, 1)
+    assert row.counter_epoch == 1
+    held.gate.set()
+    assert await settling == Settled(True, RunStatus.COMPLETED)
+    await check(bench, run_id)
+    assert (await bench.row(run_id)).counter_epoch == 1
+
+
+async def test_a_recount_that_missed_a_row_is_made_again(bench: TableBench, one: World) -> None:
+    """Counted before the row moved, written after that: the addition finds another epoch."""
+    _, run_id = await one.submit(2)
+    await one.succeed(run_id, 0)
+    task = await one.claimed(run_id, 1)
+    await distort(bench, run_id)
+    written = bench.seam.hold(changes)
+    later = bench.clock.now() + CLAIM_LENGTH
+    recounting = asyncio.create_task(recount(bench.records, run_id, now=later))
+    await written.met.wait()
+    added = bench.seam.hold(additions)
+    settling = asyncio.create_task(one.settle(task, one.success(task)))
+    await added.met.wait()
+    written.gate.set()
+    row = await recounting
+    assert row is not None
+    assert row.run.stats.successful == 1
+    added.gate.set()
+    assert await settling == Settled(True, RunStatus.COMPLETED)
+    await check(bench, run_id)
+
+
+async def test_a_recount_crossed_by_an_addition_counts_again(bench: TableBench, one: World) -> None:
+    _, run_id = await one.submit(3)
+    task = await one.claimed(run_id, 1)
+    await one.succeed(run_id, 0)
+    await distort(bench, run_id)
+    written = bench.seam.hold(changes)
+    later = bench.clock.now() + CLAIM_LENGTH
+    recounting = asyncio.create_task(recount(bench.records, run_id, now=later))
+    await written.met.wait()
+    assert (await one.settle(task, one.success(task))).applied
+    written.gate.set()
+    row = await recounting
+    assert row is not None
+    assert (row.run.status, row.run.stats.successful) == (RunStatus.RUNNING, 2)
+    await check(bench, run_id)
+
+
+async def test_a_dropped_addition_waits_for_the_tasks_in_work(
+    bench: TableBench, one: World, two: World
+) -> None:
+    _, run_id = await one.submit(2)
+    busy = await two.claimed(run_id, 1)
+    task = await one.claimed(run_id, 0)
+    later = bench.clock.now() + CLAIM_LENGTH
+    await distort(bench, run_id)
+    await recount(bench.outside, run_id, now=later)
+    assert await one.settle(task, one.success(task)) == Settled(True, RunStatus.RUNNING)
+    assert (await bench.row(run_id)).run.stats.successful == 0
+    # The second process is refused too, and finds nobody at work any more.
+    assert await two.settle(busy, two.success(busy)) == Settled(True, RunStatus.COMPLETED)
+    await check(bench, run_id)
+    await bench.end(one)
+
+
+async def test_a_recount_that_had_to_wait_is_made_up_for(
+    bench: TableBench, one: World, two: World
+) -> None:
+    _, run_id = await one.submit(2)
+    task = await one.claimed(run_id, 0)
+    await distort(bench, run_id)
+    await recount(bench.outside, run_id, now=bench.clock.now() + CLAIM_LENGTH)
+    busy = await two.claimed(run_id, 1)
+    assert await one.settle(task, one.success(task)) == Settled(True, RunStatus.RUNNING)
+    assert await two.settle(busy, two.success(busy)) == Settled(True, RunStatus.RUNNING)
+    while (await bench.row(run_id)).run.status is not RunStatus.COMPLETED:
+        await bench.clock.advance(0.5)
+    await check(bench, run_id)
+
+
+async def test_a_recount_leaves_what_is_right_and_what_is_in_work(
+    bench: TableBench, one: World
+) -> None:
+    _, run_id = await one.submit(2)
+    await one.succeed(run_id, 0)
+    before = await bench.row(run_id)
+    assert await recount(bench.outside, run_id, now=one.now) == before
+    await distort(bench, run_id)
+    task = await one.claimed(run_id, 1)
+    distorted = await bench.row(run_id)
+    assert await recount(bench.outside, run_id, now=one.now) == distorted
+    await one.settle(task, Undone())
+    row = await recount(bench.outside, run_id, now=one.now)
+    assert row is not None
+    assert row.run.stats == before.run.stats
+    assert row.sequences == {}
+    assert await recount(bench.outside, one.clock.new_id(), now=one.now) is None
+
+
+@pytest.mark.parametrize("mark", ["reserved", "given_up"])
+async def test_tasks_that_are_only_being_added_are_no_part_of_the_run(
+    bench: TableBench, one: World, mark: str
+) -> None:
+    _, run_id = await one.submit(3)
+    await put_on_run(bench, run_id, mark, {"2": 1})
+    counted = await recount(bench.outside, run_id, now=one.now)
+    assert counted is not None
+    assert counted.run.stats.total == 2
+    assert await one.claim(run_id, 2) == Held(one.now + 1_000)
+    rows = await one.rows(run_id)
+    assert [(row.status, row.claim_number) for row in rows] == [("pending", 0)] * 3
+
+
+async def test_tasks_that_were_added_since_are_not_counted(bench: TableBench, one: World) -> None:
+    """Reserving leaves the version alone: the next index tells."""
+    _, run_id = await one.submit(3)
+    await put_on_run(bench, run_id, "next_index", 2)
+    counted = await recount(bench.outside, run_id, now=one.now)
+    assert counted is not None
+    assert counted.run.stats.total == 2
+
+
+async def distort(bench: TableBench, run_id: str) -> None:
+    """Put the counters wrong."""
+    await put_on_run(bench, run_id, "credits", 7)
+
+
+async def put_on_run(bench: TableBench, run_id: str, name: str, value: Plain) -> None:
+    """Set an attribute of a run's row, whatever it was."""
+    place = (await bench.row(run_id)).place
+    await bench.outside.table.update(
+        place.key,
+        "SET #name = :value",
+        condition="attribute_exists(pk)",
+        names={"#name": name},
+        value=value,
+    )
