@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from conveyor.domain.checks import (
+    HOUR,
+    MOST_DAYS,
+    MOST_LINK,
+    MOST_VISIBILITY,
     Check,
     at_least,
     between,
     gateway,
+    lasting,
     name,
     not_empty,
     one_of,
@@ -89,6 +94,8 @@ class Settings:
     max_export_bytes: int = 107_374_182_400
     sweep_interval: float = 60.0
     quiet_after: float = 300.0
+    outbox_interval: float = 5.0
+    callback_heartbeat: float = 30.0
     row_retention_days: int = 30
     role: str = ""
     environment: str = ""
@@ -171,43 +178,47 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "throttle_cooldown",
         "seconds that a queue rests after a refused permit, where messages come first",
-        at_least(0),
+        lasting(0),
     ),
     Setting(
         "bounce_visibility",
         "seconds that a message without a permit is hidden; doubles with each receive",
-        at_least(0),
+        lasting(0),
     ),
-    Setting("bounce_visibility_cap", "most seconds that such a message is hidden", at_least(0)),
+    Setting("bounce_visibility_cap", "most seconds that such a message is hidden", lasting(0)),
     Setting(
-        "permit_lease", "seconds after which the permits of a silent worker fall free", at_least(5)
+        "permit_lease",
+        "seconds after which the permits of a silent worker fall free",
+        lasting(5, HOUR),
     ),
     Setting(
         "visibility_timeout",
         "seconds that a received message and a claim stay reserved",
-        at_least(1),
+        lasting(1, MOST_VISIBILITY),
     ),
-    Setting("heartbeat", "seconds between renewals of claims, messages and permits", at_least(0.1)),
-    Setting("discovery_interval", "seconds between looks for changed runs", at_least(0.1)),
-    Setting("resync_interval", "seconds between looks at every run with work", at_least(0.1)),
-    Setting("evict_after", "seconds after which an empty queue is left alone", at_least(1)),
+    Setting(
+        "heartbeat", "seconds between renewals of claims, messages and permits", lasting(0.1, HOUR)
+    ),
+    Setting("discovery_interval", "seconds between looks for changed runs", lasting(0.1, HOUR)),
+    Setting("resync_interval", "seconds between looks at every run with work", lasting(0.1)),
+    Setting("evict_after", "seconds after which an empty queue is left alone", lasting(1)),
     Setting(
         "max_receives",
         "receives after which a message goes to the dead-letter queue",
         between(3, 1_000),
     ),
     Setting("queue_window", "references a run's queue holds in memory", at_least(10)),
-    Setting("gateway_timeout", "seconds that one gateway call may take", at_least(0.1)),
+    Setting("gateway_timeout", "seconds that one gateway call may take", lasting(0.1)),
     Setting(
         "shutdown_grace",
         "seconds that running calls get to end at shutdown",
-        at_least(0),
+        lasting(0),
         production=25.0,
     ),
-    Setting("retry_base", "seconds before the first retry; doubles from there", at_least(0)),
-    Setting("retry_cap", "most seconds of backoff between two attempts", at_least(0)),
-    Setting("retry_after_cap", "most seconds that a Retry-After header is believed", at_least(0)),
-    Setting("rate_limit_deadline", "seconds after which a rate-limited task fails", at_least(0)),
+    Setting("retry_base", "seconds before the first retry; doubles from there", lasting(0)),
+    Setting("retry_cap", "most seconds of backoff between two attempts", lasting(0)),
+    Setting("retry_after_cap", "most seconds that a Retry-After header is believed", lasting(0)),
+    Setting("rate_limit_deadline", "seconds after which a rate-limited task fails", lasting(0)),
     Setting("max_interruptions", "lapsed claims after which a task fails", at_least(1)),
     Setting("max_result_bytes", "largest decoded result body", at_least(1)),
     Setting("max_request_bytes", "largest request body", at_least(1_024)),
@@ -220,11 +231,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "rate_limit_burst", "requests that a caller may make at once, where limited", at_least(1)
     ),
-    Setting("idempotency_claim", "seconds until an unanswered idempotency key lapses", at_least(1)),
-    Setting("idempotency_ttl", "seconds that an idempotent answer is kept", at_least(1)),
-    Setting("result_url_ttl", "seconds that a signed result link works", at_least(1)),
+    Setting("idempotency_claim", "seconds until an unanswered idempotency key lapses", lasting(1)),
+    Setting("idempotency_ttl", "seconds that an idempotent answer is kept", lasting(1)),
+    Setting("result_url_ttl", "seconds that a signed result link works", lasting(1, MOST_LINK)),
     Setting(
-        "partial_rerun_window_days", "days within which a run can be partially rerun", at_least(1)
+        "partial_rerun_window_days",
+        "days within which a run can be partially rerun",
+        lasting(1, MOST_DAYS),
     ),
     Setting(
         "task_shard_count",
@@ -237,20 +250,30 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "max_validation_seconds",
         "a list of tasks that would take longer to check is refused",
-        at_least(1),
+        lasting(1),
     ),
-    Setting("input_upload_ttl", "seconds that an upload link works", at_least(1)),
-    Setting("input_ttl", "seconds that a slot for a file lives", at_least(1)),
-    Setting("export_ttl", "seconds that an export is kept", at_least(1)),
+    Setting("input_upload_ttl", "seconds that an upload link works", lasting(1, MOST_LINK)),
+    Setting("input_ttl", "seconds that a slot for a file lives", lasting(1)),
+    Setting("export_ttl", "seconds that an export is kept", lasting(1)),
     Setting("max_export_bytes", "most bytes of result bodies in an export", at_least(1)),
-    Setting("sweep_interval", "seconds between looks for what was left behind", at_least(0.1)),
+    Setting("sweep_interval", "seconds between looks for what was left behind", lasting(0.1, HOUR)),
     Setting(
-        "quiet_after", "seconds without progress after which a run is looked after", at_least(1)
+        "quiet_after",
+        "seconds without progress after which a run is looked after",
+        lasting(1),
+    ),
+    Setting(
+        "outbox_interval", "seconds between looks for callbacks that are due", lasting(0.1, HOUR)
+    ),
+    Setting(
+        "callback_heartbeat",
+        "seconds between signs of life to whoever waits for a run",
+        lasting(1, HOUR),
     ),
     Setting(
         "row_retention_days",
         "days that an ended run is kept beyond its last result; 0 keeps it",
-        at_least(0),
+        lasting(0, MOST_DAYS),
     ),
     Setting("role", "what conveyor is without a command: api or worker", one_of("", *ROLES)),
     Setting("environment", "name of the fleet, in the name of each of its resources", name),
@@ -340,9 +363,10 @@ def _given(setting: Setting, environment: Mapping[str, str]) -> str | None:
     text = environment.get(setting.variable)
     if text is None and setting.instead:
         return environment.get(setting.instead)
-    if not setting.secret or setting.file_variable not in environment:
+    # An empty variable is how a deployment says nothing: it is the default.
+    if not setting.secret or not environment.get(setting.file_variable):
         return text
-    if text is not None:
+    if text:
         raise InvalidSetting(setting.file_variable, f"must not be set beside {setting.variable}")
     try:
         return Path(environment[setting.file_variable]).read_text(encoding="utf-8").strip()

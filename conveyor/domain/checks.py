@@ -9,6 +9,17 @@ from urllib.parse import urlsplit
 
 Check = Callable[[Any], str | None]
 
+HOUR = 3_600
+"""Seconds beyond which work stands still that waits for somebody to look, or to be given up."""
+MOST_VISIBILITY = 43_200
+"""Seconds for which SQS hides a message at most."""
+MOST_LINK = 604_800
+"""Seconds for which S3 believes a signed link at most."""
+LONG = 31_536_000
+"""Seconds, a year: longer is a mistake, and times far beyond cannot be written down."""
+MOST_DAYS = 36_500
+"""Days, a hundred years: the same of days."""
+
 
 def at_least(low: float) -> Check:
     """A number from `low` on."""
@@ -18,6 +29,17 @@ def at_least(low: float) -> Check:
 def between(low: float, high: float) -> Check:
     """A number from `low` to `high`, both included."""
     return lambda value: None if low <= value <= high else f"must be from {low:g} to {high:g}"
+
+
+def lasting(low: float, high: float = LONG) -> Check:
+    """A time from `low` to `high`, both included; in seconds, where that is left out."""
+
+    def check(value: float) -> str | None:
+        if not value >= low:
+            return f"must be at least {low:g}"
+        return None if value <= high else f"must be at most {high:.10g}"
+
+    return check
 
 
 def one_of(*words: str) -> Check:

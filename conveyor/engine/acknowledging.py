@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 import anyio
 
-from conveyor.domain.errors import ConveyorError
+from conveyor.engine.surviving import tell
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import MAX_BATCH, Queues
 
 LINGER = 0.2
 """Seconds that an acknowledgement waits for others: a batch costs one call."""
-
-_log = logging.getLogger("conveyor.engine")
 
 
 class Acknowledger:
@@ -62,5 +58,5 @@ class Acknowledger:
     async def _delete(self, queue: str, receipts: list[str]) -> None:
         try:
             await self._queues.delete(queue, receipts)
-        except ConveyorError:
-            _log.warning("acknowledgements were lost", exc_info=True)
+        except Exception as error:
+            tell("acknowledgements were lost", error)

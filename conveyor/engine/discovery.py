@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 
-from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.dispatcher import Dispatcher
 from conveyor.engine.reads import Reads
+from conveyor.engine.surviving import survive
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import Queues
 from conveyor.ports.records import Dispatchable
@@ -78,15 +79,14 @@ class Discovery:
             else:
                 seen = await self._try(self._changes, since)
             since = since if seen is None else seen
-            await self._dispatcher.evict_lanes(empty_for=self._evict_after)
+            await survive("empty queues were not let go", self._evict)
+
+    async def _evict(self) -> None:
+        await self._dispatcher.evict_lanes(empty_for=self._evict_after)
 
     async def _try(self, look: Callable[..., Awaitable[int]], *args: int) -> int | None:
         """A look that fails waits for the next turn."""
-        try:
-            return await look(*args)
-        except ConveyorError:
-            _log.exception("a look for runs with work failed")
-            return None
+        return await survive("a look for runs with work failed", partial(look, *args))
 
     async def _scan(self) -> int:
         """The whole truth: open lanes of runs with work, close the others."""
@@ -133,11 +133,14 @@ class Discovery:
     async def _listen(self) -> None:
         """Hints make discovery immediate within one process."""
         while True:
-            for run_id in await self._signals.wait():
-                try:
-                    await self._look_at(run_id, poll=True)
-                except ConveyorError:
-                    _log.exception("a changed run could not be read")
+            hints = await survive("no hints could be had", self._signals.wait)
+            if hints is None:
+                await self._clock.sleep(self._interval)
+                continue
+            for run_id in hints:
+                await survive(
+                    "a changed run could not be read", partial(self._look_at, run_id, poll=True)
+                )
 
     def _report_missing(self, run_id: str) -> None:
         self._missing.add(run_id)
@@ -149,10 +152,9 @@ class Discovery:
             self._some_missing = anyio.Event()
             missing, self._missing = self._missing, set()
             for run_id in missing:
-                try:
-                    await self._look_after(run_id)
-                except ConveyorError:
-                    _log.exception("a missing queue could not be looked after")
+                await survive(
+                    "a missing queue could not be looked after", partial(self._look_after, run_id)
+                )
 
     async def _look_after(self, run_id: str) -> None:
         """A missing queue ends a lane only where its run has ended: a queue is no place to lose

@@ -8,24 +8,23 @@ grace, running work is cancelled, and each message is given back.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.acknowledging import Acknowledger
+from conveyor.engine.insisting import insist
 from conveyor.engine.lanes import Lane, Lanes
 from conveyor.engine.picking import Picking
 from conveyor.engine.plans import CONTROL_SLOTS, Acquire, Planner, Receive, Start
 from conveyor.engine.policy import Policy
 from conveyor.engine.polling import Polling
 from conveyor.engine.returns import Returns
+from conveyor.engine.surviving import survive, tell
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.waiting import wait_at_most
 from conveyor.ports.clock import Clock
@@ -38,8 +37,6 @@ BUFFER_AGE = 10.0
 """Most seconds that a message waits here without a slot, while others might work it."""
 CALM = 2.0
 """Seconds without buffering after a queue gave less than it was asked for."""
-
-_log = logging.getLogger("conveyor.engine")
 
 
 class Dispatcher:
@@ -155,14 +152,11 @@ class Dispatcher:
     # -- upkeep --
 
     async def renew(self) -> None:
-        """Extend the visibility of every message in work, and what handlers hold."""
-        receipts: dict[str, list[str]] = {}
-        for receipt, delivery in list(self._working.items()):
-            receipts.setdefault(delivery.queue, []).append(receipt)
-        for queue, batch in receipts.items():
-            await self._queues.change_visibility(queue, batch, visibility=self._visibility)
-        await self._task_handler.renew()
-        await self._control_handler.renew()
+        """Extend the visibility of every message in work, and what handlers hold. What fails is
+        told, and keeps nothing else from being renewed."""
+        await self._returns.keep(list(self._working.values()), seconds=self._visibility)
+        await survive("claims were not renewed", self._task_handler.renew)
+        await survive("control work was not renewed", self._control_handler.renew)
 
     def tend(self) -> None:
         """Look after permits and buffers; called a few times a second, and never waits."""
@@ -188,16 +182,21 @@ class Dispatcher:
             self._workers.start_soon(self._beside, act)
 
     async def _beside(self, act: Callable[[], Awaitable[None]]) -> None:
-        await act()
+        await survive("work beside the slots broke", act)
         self._wake_one()
 
     # -- slots --
 
     async def _slot(self) -> None:
-        """The fence cuts off what a slot works by cancelling it; the slot goes on."""
+        """The fence cuts off what a slot works by cancelling it; the slot goes on, as it does where
+        something breaks."""
         while not self._stopping:
             with anyio.CancelScope() as scope:
-                await self._serve(scope)
+                try:
+                    await self._serve(scope)
+                except Exception as error:
+                    tell("a slot broke", error)
+                    await self._clock.sleep(ERROR_PAUSE)
 
     async def _serve(self, scope: anyio.CancelScope) -> None:
         woken = False
@@ -231,8 +230,8 @@ class Dispatcher:
                 self._timer_wake.set()
             else:
                 await self._receive(plan)
-        except ConveyorError:
-            _log.exception("queue or ledger did not answer")
+        except Exception as error:
+            tell("queue or ledger did not answer", error)
             plan.lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
 
@@ -272,8 +271,7 @@ class Dispatcher:
         lane.found_nothing(now, empties_before=plan.empties)
         if now - began < plan.wait or not plan.wait:
             # An answer that did not wait must not be asked for again at once.
-            pause = self._polling.pause_after(lane.empties, self._clock.random())
-            lane.not_before = now + pause
+            lane.not_before = now + self._polling.pause_after(lane.empties, self._clock.random())
         self._timer_wake.set()
         await self._tidy(lane)
 
@@ -313,8 +311,8 @@ class Dispatcher:
             began = self._clock.monotonic()
             outcome = await self._handled(lane, handler, delivery, scope)
             await self._conclude(lane, delivery, outcome, began)
-        except ConveyorError:
-            _log.exception("the ledger did not answer")
+        except Exception as error:
+            tell("the ledger did not answer", error)
             lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
             await self._returns.give_back([delivery])
@@ -339,12 +337,13 @@ class Dispatcher:
         self._working[delivery.receipt] = delivery
         lane.scopes.add(scope)
         try:
-            return await handler.handle(delivery, lambda: lane.throttle(self._clock.monotonic()))
-        except Exception as error:
-            if isinstance(error, ConveyorError):  # the next message would fare no better
-                lane.not_before = self._clock.monotonic() + ERROR_PAUSE
-            _log.error("handler failed: %r", error, exc_info=not isinstance(error, ConveyorError))
-            return Outcome(hide_for=ERROR_PAUSE * 2.0 ** min(delivery.receive_count, 8))
+            return await insist(
+                lambda: handler.handle(delivery, lambda: lane.throttle(self._clock.monotonic())),
+                self._clock,
+                receives=delivery.receive_count,
+                keeps=lambda: not (lane.is_control or self._stopping),
+                away=lambda: lane.rest_until(self._clock.monotonic() + ERROR_PAUSE),
+            )
         finally:
             lane.scopes.discard(scope)
             self._working.pop(delivery.receipt, None)

@@ -120,6 +120,10 @@ class Lane:
         else:
             self.task_seconds = seconds
 
+    def rest_until(self, until: float) -> None:
+        """Ask for nothing before then."""
+        self.not_before = until
+
     def throttle(self, now: float) -> None:
         """Multiplicative decrease, at most once a second, after the gateway refused for load."""
         if now - self.throttled_at >= THROTTLE_PAUSE:

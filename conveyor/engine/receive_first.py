@@ -8,15 +8,14 @@ was asked for instead. None of them knows of other workers, which is why `reserv
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
 import anyio
 
-from conveyor.domain.errors import ConveyorError
 from conveyor.engine.lanes import Lane
 from conveyor.engine.policy import Spawn
+from conveyor.engine.surviving import tell
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Holding, Permits
 from conveyor.ports.queues import Delivery
@@ -26,8 +25,6 @@ Gate = Callable[[Lane], int]
 
 ANY_NUMBER = 1_000_000
 _RECEIVES_MAX = 30
-
-_log = logging.getLogger("conveyor.engine")
 
 
 def no_gate(_lane: Lane) -> int:
@@ -181,5 +178,5 @@ class ReceiveFirstPolicy:
         """What the ledger does not hear lapses with its lease."""
         try:
             await self._ledger.hold(holding, limit=limit, lease=self._lease)
-        except ConveyorError:
-            _log.warning("a permit of job %s was not updated", holding.job_id, exc_info=True)
+        except Exception as error:
+            tell(f"a permit of job {holding.job_id} was not updated", error)

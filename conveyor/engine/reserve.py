@@ -9,15 +9,14 @@ receives stay full and a permit that falls free is used at once.
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 
 import anyio
 
-from conveyor.domain.errors import ConveyorError
 from conveyor.engine.lanes import Lane
 from conveyor.engine.policy import Spawn
 from conveyor.engine.share import IDLE_AFTER, WANT_FROM, Share
+from conveyor.engine.surviving import tell
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Holding, Permits, Standing
 from conveyor.ports.queues import Delivery
@@ -34,8 +33,6 @@ looked after a few times a second, and at times late."""
 RETRY_PAUSE = 0.25
 """Seconds after which a renewal that failed is tried again: often enough that a ledger which was
 away for half a lease is asked before the fence."""
-
-_log = logging.getLogger("conveyor.engine")
 
 
 class ReservePolicy:
@@ -217,11 +214,11 @@ class ReservePolicy:
         share.dirty = False
         try:
             await self._hold(share, share.permits)
-        except ConveyorError:
+        except Exception as error:
             # Not renewed: the fence ends the calls in time, if the ledger stays away.
             share.dirty = True
             share.retry_at = self._clock.monotonic() + RETRY_PAUSE
-            _log.warning("permits of job %s were not renewed", share.job_id, exc_info=True)
+            tell(f"permits of job {share.job_id} were not renewed", error)
         finally:
             share.calling = False
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
-from conveyor.domain.errors import ConveyorError
+from conveyor.engine.surviving import tell
 from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, Queues
-
-_log = logging.getLogger("conveyor.engine")
 
 
 class Returns:
@@ -34,8 +31,15 @@ class Returns:
             await self._queues.change_visibility(
                 delivery.queue, (delivery.receipt,), visibility=seconds
             )
-        except ConveyorError:
-            _log.warning("a message was not hidden", exc_info=True)
+        except Exception as error:
+            tell("a message was not hidden", error)
+
+    async def keep(self, deliveries: Iterable[Delivery], *, seconds: float) -> None:
+        """Let nobody else receive messages for so many seconds from now."""
+        receipts: dict[str, list[str]] = {}
+        for delivery in deliveries:
+            receipts.setdefault(delivery.queue, []).append(delivery.receipt)
+        await self._show(receipts, seconds, "messages were not renewed")
 
     async def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Let others receive messages at once; worn ones as fresh copies."""
@@ -45,11 +49,15 @@ class Returns:
                 await self._replace(delivery, 0.0)
             else:
                 receipts.setdefault(delivery.queue, []).append(delivery.receipt)
+        await self._show(receipts, 0.0, "messages were not given back")
+
+    async def _show(self, receipts: dict[str, list[str]], after: float, failed: str) -> None:
+        """Let messages be seen after so many seconds: where one queue fails, the others still."""
         for queue, batch in receipts.items():
             try:
-                await self._queues.change_visibility(queue, batch, visibility=0.0)
-            except ConveyorError:
-                _log.warning("messages were not given back", exc_info=True)
+                await self._queues.change_visibility(queue, batch, visibility=after)
+            except Exception as error:
+                tell(failed, error)
 
     def _is_worn(self, delivery: Delivery) -> bool:
         return delivery.receive_count >= self._worn_from and delivery.queue != CONTROL_QUEUE
@@ -58,5 +66,5 @@ class Returns:
         try:
             await self._queues.send(delivery.queue, delivery.message, delay=delay)
             await self._queues.delete(delivery.queue, (delivery.receipt,))
-        except ConveyorError:
-            _log.warning("a worn message was not replaced", exc_info=True)
+        except Exception as error:
+            tell("a worn message was not replaced", error)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import anyio
 
-from conveyor.domain.errors import ConveyorError
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
 from conveyor.engine.ticker import Ticker
@@ -15,8 +13,6 @@ from conveyor.ports.clock import Clock
 
 TICK = 0.25
 """Seconds between looks after permits, buffers and the loop's lag."""
-
-_log = logging.getLogger("conveyor.engine")
 
 
 class Worker:
@@ -55,13 +51,10 @@ class Worker:
         self._dispatcher.stop()
 
     async def _beat(self) -> None:
-        """Renew what is in work; a failure waits for the next beat."""
+        """Renew what is in work; what fails waits for the next beat."""
         while True:
             await self._clock.sleep(self._heartbeat)
-            try:
-                await self._dispatcher.renew()
-            except ConveyorError:
-                _log.exception("messages and claims were not renewed")
+            await self._dispatcher.renew()
 
     async def _tick(self) -> None:
         while True:

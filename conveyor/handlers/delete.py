@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
+from conveyor.domain.model import Run, RunStatus
 from conveyor.handlers.pacing import BODIES_A_STEP, ROWS_A_STEP, Pace, Remove, bodies_below
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import LIFECYCLE_DAYS, export_prefix, run_prefix, staged_prefix
@@ -15,6 +17,8 @@ MOST_LONG = 2
 """Long deletions at a time in one worker: the control lane keeps slots for what cannot wait."""
 PAUSE = 5.0
 """Seconds until a deletion that had to stand back is tried again."""
+
+_log = logging.getLogger("conveyor.handlers")
 
 
 class DeleteHandler:
@@ -36,6 +40,14 @@ class DeleteHandler:
         """Remove everything of one run, or a step of it where too many long ones are under way."""
         message = delivery.message
         assert isinstance(message, DeleteMessage)
+        run = await self._run(message)
+        if run is None:
+            # Purged before, so that its job alone may be left.
+            await self._binding.jobs.purge_job(message.job_id)
+            return ACKNOWLEDGE
+        if run.status is not RunStatus.DELETED:
+            _log.error("a delete message for a run that stands", extra={"run_id": run.run_id})
+            return ACKNOWLEDGE
         if message.run_id in self._under_way:
             return await self._later(message)
         self._under_way.add(message.run_id)
@@ -55,6 +67,13 @@ class DeleteHandler:
 
     async def renew(self) -> None:
         """Nothing is held beside the message itself."""
+
+    async def _run(self, message: DeleteMessage) -> Run | None:
+        """The run, which should be a tombstone: nothing of it goes by a message's word alone."""
+        job = await self._binding.jobs.find_job(message.job_id)
+        if job is None:
+            return None
+        return await self._binding.runs.get_run(job.caller, message.job_id, message.run_id)
 
     async def _later(self, message: DeleteMessage) -> Outcome:
         """Send a fresh copy: standing back again and again wears no message out."""

@@ -6,11 +6,13 @@ import importlib
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import anyio
 from anyio import to_thread
 
 from conveyor.domain.errors import ConveyorError
+from conveyor.handlers.alone import alone
 from conveyor.handlers.export_pump import Writer, archive
 from conveyor.handlers.export_source import Source, TooLarge
 from conveyor.ports.binding import Binding
@@ -81,8 +83,13 @@ class ExportHandler:
 
     async def renew(self) -> None:
         """Tell that exports in work are still being made; end those that nobody wants any more."""
-        for export_id, scope in list(self._active.items()):
-            if await self._exports.begin_export(export_id, now=self._clock.now()) is None:
+        for export_id in list(self._active):
+            await alone("renewing an export", partial(self._renew, export_id))
+
+    async def _renew(self, export_id: str) -> None:
+        if await self._exports.begin_export(export_id, now=self._clock.now()) is None:
+            scope = self._active.get(export_id)
+            if scope is not None:
                 scope.cancel()
 
     async def _attempt(self, message: ExportMessage) -> None:

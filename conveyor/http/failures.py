@@ -45,6 +45,11 @@ class Failures:
             refused = error if isinstance(error, ConveyorError) else _unexpected(error, request_id)
             if started:
                 raise
+            if error is refused and refused.code in (ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL):
+                _log.warning(
+                    "a request could not be served",
+                    extra={"request_id": request_id, "error": str(error)},
+                )
             await problem_response(refused, request_id=request_id)(scope, receive, send)
 
 

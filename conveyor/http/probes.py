@@ -6,7 +6,7 @@ is asked for; it tells of no job.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -24,11 +24,15 @@ PATHS = ("/healthz", "/readyz", "/metrics")
 
 
 def create_probes(
-    registry: CollectorRegistry, *, ready: Callable[[], bool], clock: Clock
+    registry: CollectorRegistry,
+    *,
+    ready: Callable[[], bool],
+    clock: Clock,
+    away: Callable[[], Sequence[str]] = tuple,
 ) -> Starlette:
     """The application: /healthz, /readyz and /metrics as the API of a development server has
-    them."""
-    served = server_routes(registry, ready)
+    them. /readyz also names the services that are `away`."""
+    served = server_routes(registry, ready, away)
     app = Starlette(
         routes=[Route(path, served[path], methods=["GET"]) for path in PATHS],
         middleware=[Middleware(RequestId, clock=clock), Middleware(HeadOnly), Middleware(Failures)],

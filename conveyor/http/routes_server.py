@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -18,9 +18,12 @@ _OPENAPI = msgspec.json.format(msgspec.json.encode(document()), indent=1)
 
 
 def server_routes(
-    registry: CollectorRegistry | None, ready: Callable[[], bool]
+    registry: CollectorRegistry | None,
+    ready: Callable[[], bool],
+    away: Callable[[], Sequence[str]] = tuple,
 ) -> dict[str, Endpoint]:
-    """Paths that are read with GET, and what answers them; /metrics only of a registry."""
+    """Paths that are read with GET, and what answers them; /metrics only of a registry. /readyz
+    names the services that are `away`, and says yes all the same: no other process has them."""
 
     async def healthz(_request: Request) -> Response:
         return _json(b'{"status":"alive"}')
@@ -30,7 +33,8 @@ def server_routes(
             raise ConveyorError(
                 ErrorCode.UNAVAILABLE, "the server is starting or stopping", retry_after=1
             )
-        return _json(b'{"status":"ready"}')
+        silent = {"away": list(away())} if away() else {}
+        return _json(msgspec.json.encode({"status": "ready", **silent}))
 
     async def openapi(_request: Request) -> Response:
         return _json(_OPENAPI)

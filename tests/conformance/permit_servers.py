@@ -44,16 +44,18 @@ class VirtualRedis:
         """Virtual milliseconds; clocks that are set do not move them."""
         return START + round((self._clock.monotonic() + after) * 1_000)
 
-    def begin(self, after: float) -> None:
-        """Let the ledger have been found empty so many seconds from now."""
-        key, lease = ledger_key(self.environment), math.ceil(self._lease * 1_000)
+    def begin(self, after: float, *, lease: float | None = None) -> None:
+        """Let the ledger have been found empty so many seconds from now, by a call under a lease of
+        its own or one that names another."""
+        key = ledger_key(self.environment)
+        named = math.ceil((self._lease if lease is None else lease) * 1_000)
         with redis.Redis.from_url(self._url) as client:
             client.delete(key)
-            client.eval(HOLD.text, 1, key, "X", "x", 0, 0, 1, 0, 0, lease, self.instant(after))
+            client.eval(HOLD.text, 1, key, "X", "x", 0, 0, 1, 0, 0, named, self.instant(after))
 
-    def come_back_empty(self) -> Permits:
-        """Lose everything; somebody calls at once."""
-        self.begin(0.0)
+    def come_back_empty(self, *, lease: float | None = None) -> Permits:
+        """Lose everything; somebody calls at once, as of `begin`."""
+        self.begin(0.0, lease=lease)
         return self.permits
 
     async def aclose(self) -> None:

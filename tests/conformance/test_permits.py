@@ -195,6 +195,18 @@ async def test_each_call_sets_its_own_lease_shorter_or_longer(bench: Bench) -> N
     assert await bench.total() == 0
 
 
+async def test_a_lease_however_long_concerns_its_own_holder_alone(bench: Bench) -> None:
+    await bench.hold("a", 3)
+    # A ledger that is younger than that may refuse it, and nobody else.
+    await bench.hold("b", 4, lease=36_000.0)
+    assert await bench.asks("a", 5)
+    assert (await bench.look(job_id=OTHER_JOB)).free == LIMIT
+    await bench.clock.advance(LEASE)
+    assert await bench.asks("c", 6)
+    await bench.hold("b", 0, lease=36_000.0)
+    assert await bench.asks("c", LIMIT)
+
+
 async def test_a_lapsed_holder_renews_where_there_is_still_room(bench: Bench) -> None:
     await bench.hold("a", 6)
     await bench.clock.advance(LEASE)

@@ -292,3 +292,12 @@ async def test_an_unknown_queue_of_another_run_is_missing(bench: SqsBench) -> No
     with pytest.raises(QueueMissing):
         await bench.queues.receive(run_queue("NEVER"), limit=1, visibility=1)
     assert bench.generations.numbers == {}
+
+
+async def test_a_count_is_that_of_the_queue_whoever_receives_from_it(bench: SqsBench) -> None:
+    await bench.queues.send_tasks(JOB, RUN, bench.rows.write(RUN, *range(3)))
+    await bench.queues.receive(QUEUE, limit=1, visibility=60)
+    idle = bench.process()
+    assert (idle.depth(QUEUE), await idle.count(QUEUE)) == (0, 3)
+    await bench.lose(RUN)
+    assert await idle.count(QUEUE) == 0

@@ -255,13 +255,13 @@ async def test_an_empty_queue_is_left_alone_after_a_while_and_comes_back_with_wo
 async def test_a_queue_that_only_hides_its_messages_is_not_left_alone() -> None:
     it = Discovering()
     it.world.tasks.outcome = lambda delivery: (
-        Outcome(hide_for=3_600.0) if delivery.receive_count == 1 else ACKNOWLEDGE
+        Outcome(hide_for=1.5 * EVICT_AFTER) if delivery.receive_count == 1 else ACKNOWLEDGE
     )
     async with it.running():
         await it.submit("a", 1)
         await it.world.clock.advance(INTERVAL + 1)
         del it.catalogue.changed_at["a"]
-        await it.world.clock.advance(3_590)
+        await it.world.clock.advance(1.5 * EVICT_AFTER - 10)
         assert it.lane_is_open("a")
         await it.world.clock.advance(20)
         assert len(it.world.tasks.done) == 1

@@ -105,6 +105,40 @@ def test_a_bad_value_is_refused_by_the_name_of_its_variable(
     assert problem in detail
 
 
+DURATIONS = [
+    row
+    for row in SETTINGS
+    if "seconds" in row.name + row.help.partition(";")[0] or row.help.startswith("days ")
+]
+
+
+@pytest.mark.parametrize("row", DURATIONS, ids=lambda row: row.name)
+def test_no_duration_is_absurd(row: settings.Setting) -> None:
+    """What lasts for ever leaves work lying, and times beyond all calendars cannot be written."""
+    days = row.name.endswith("_days")
+    longest = 36_500 if days else 31_536_000
+    assert f"{row.variable} must be at most " in refusal({row.variable: str(longest + 1)})
+    most = int(refusal({row.variable: "999999999999"}).rpartition(" ")[2])
+    assert getattr(load({row.variable: str(most)}), row.name) == most <= longest
+    now, last_day = 1_800_000_000, 253_402_300_799
+    assert now + most * (86_400 if days else 1) < last_day
+
+
+@pytest.mark.parametrize(
+    ("variable", "most"),
+    [
+        ("PERMIT_LEASE", 3_600),
+        ("VISIBILITY_TIMEOUT", 43_200),
+        ("DISCOVERY_INTERVAL", 3_600),
+        ("RESULT_URL_TTL", 604_800),
+    ],
+)
+def test_what_others_wait_for_is_bounded(variable: str, most: int) -> None:
+    assert refusal({f"CONVEYOR_{variable}": f"{most + 1}"}).endswith(f"must be at most {most}")
+    assert refusal({f"CONVEYOR_{variable}": "1e11"}).endswith(f"must be at most {most}")
+    load({f"CONVEYOR_{variable}": str(most)})
+
+
 def test_a_bad_override_is_refused_too() -> None:
     assert refusal({}, workers=0).startswith("CONVEYOR_WORKERS must be ")
 

@@ -131,6 +131,50 @@ def test_rules_that_are_loose_are_told() -> None:
     assert len(looseness(loose)) == 3
 
 
+@pytest.mark.parametrize(
+    ("role", "gateway", "told"),
+    [
+        ("worker", "direct", ["CONVEYOR_GATEWAY"]),
+        ("worker", "https://api.example.com/v1/", []),
+        ("api", "direct", []),
+    ],
+)
+def test_a_worker_that_fetches_pages_itself_is_told(
+    role: str, gateway: str, told: list[str]
+) -> None:
+    given = {**FLEET, "CONVEYOR_API_KEYS": "/keys", "CONVEYOR_GATEWAY": gateway}
+    lines = looseness(load(given, production=True, role=role))
+
+    assert [word for line in lines for word in line.split() if word.startswith("CONVEYOR")] == told
+
+
+@pytest.mark.parametrize(
+    ("changed", "collide"),
+    [
+        ({"CONVEYOR_PORT": "9001"}, True),
+        ({"CONVEYOR_PORT": "9001", "CONVEYOR_HOST": "127.0.0.1"}, True),
+        (
+            {
+                "CONVEYOR_PORT": "9001",
+                "CONVEYOR_HOST": "10.0.0.1",
+                "CONVEYOR_METRICS_HOST": "10.0.0.2",
+            },
+            False,
+        ),
+        ({"CONVEYOR_PORT": "0", "CONVEYOR_METRICS_PORT": "0"}, False),
+    ],
+)
+def test_the_two_ports_of_an_api_are_two(changed: dict[str, str], collide: bool) -> None:
+    settings = load({**FLEET, "CONVEYOR_API_KEYS": "/keys", **changed}, production=True, role="api")
+    refused = ""
+    try:
+        check_role(settings)
+    except InvalidSetting as error:
+        refused = error.detail
+
+    assert refused.startswith("CONVEYOR_METRICS_PORT must be another port") is collide
+
+
 # -- secrets --
 
 
@@ -160,6 +204,15 @@ def test_a_secret_is_given_once(tmp_path: Path) -> None:
     assert caught.value.detail == "CONVEYOR_SECRET_FILE must not be set beside CONVEYOR_SECRET"
 
 
+def test_an_empty_variable_is_one_that_is_not_set(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(SECRET)
+
+    assert load({"CONVEYOR_SECRET": "", "CONVEYOR_SECRET_FILE": str(file)}).secret == SECRET
+    assert load({"CONVEYOR_SECRET": SECRET, "CONVEYOR_SECRET_FILE": ""}).secret == SECRET
+    assert load({"CONVEYOR_SECRET": "", "CONVEYOR_SECRET_FILE": ""}).secret == ""
+
+
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "secret"
@@ -183,3 +236,11 @@ def test_a_refused_address_of_redis_is_not_repeated() -> None:
     detail = refusal({**FLEET, "CONVEYOR_REDIS_URL": "rediz://:hunter2@cache"}, role="api")
 
     assert "hunter2" not in detail
+
+
+@pytest.mark.parametrize("bucket", ["Bad_Name", "ab", "-abc", "a" * 64, "ümlaut"])
+def test_a_name_that_aws_would_refuse_is_told_with_its_variable(bucket: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^invalid_argument: CONVEYOR_BUCKET must be 3 to 63"):
+        check_place(load({**FLEET, "CONVEYOR_BUCKET": bucket}, production=True))
+    with pytest.raises(InvalidSetting, match=r"CONVEYOR_TABLE must be 3 to 255"):
+        check_place(load({**FLEET, "CONVEYOR_TABLE": "no table"}, production=True))

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
@@ -49,6 +49,8 @@ PASSING = THROTTLES | {
 PASSING_REASONS = frozenset(
     {"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded", "None"}
 )
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError"})
+_LENGTHS = frozenset({"content-length", "transfer-encoding"})
 _COUNTS_CAPACITY = frozenset(
     {
         "get_item",
@@ -86,17 +88,27 @@ class BotoAws:
         for attempt in range(1, self._options.attempts + 1):
             try:
                 answer: Answer = await anyio.to_thread.run_sync(call, limiter=limiter)
+                _check_whole(answer)
             except ClientError as error:
-                refused = _refusal(error)
+                refused = _refusal(error, service, operation)
+                if _out_of_order(refused, error):
+                    self.stats.unanswered(service, self._clock.monotonic())
+                else:
+                    self.stats.answered(service)
                 if not _passes(refused, error):
                     self.stats.calls[service, operation, "refused"] += 1
                     raise refused from None
-                if refused.code in THROTTLES:
+                if refused.word in THROTTLES:
                     self.stats.throttles[service, operation] += 1
-                reason = refused.code
+                reason = refused.word
             except BotoCoreError as error:
+                self.stats.unanswered(service, self._clock.monotonic())
                 reason = type(error).__name__
+                if reason in _NO_CREDENTIALS:  # a client looks for them once, when it is made
+                    self.stats.calls[service, operation, "failed"] += 1
+                    break
             else:
+                self.stats.answered(service)
                 self.stats.calls[service, operation, "ok"] += 1
                 self._count_capacity(operation, answer)
                 if "Body" in answer:
@@ -106,9 +118,7 @@ class BotoAws:
             if attempt < self._options.attempts:
                 self.stats.retries[service, operation] += 1
                 await self._clock.sleep(self._pause(attempt))
-        raise ConveyorError(
-            ErrorCode.UNAVAILABLE, f"{service} does not answer {operation}: {reason}", retry_after=5
-        )
+        raise ConveyorError(ErrorCode.UNAVAILABLE, _told(service, operation, reason), retry_after=5)
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
         """A link to S3; see `Aws.presign`."""
@@ -207,13 +217,35 @@ def _config(service: str, config: Config) -> Config:
     return config.merge(Config(signature_version="s3v4")) if service == "s3" else config
 
 
-def _refusal(error: ClientError) -> AwsRefused:
+def _told(service: str, operation: str, reason: str) -> str:
+    """Why there is no answer, after the last try."""
+    if reason in _NO_CREDENTIALS:
+        return (
+            "no credentials of AWS were found: neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
+            " nor a profile, nor a role of this machine"
+        )
+    if reason == "CredentialRetrievalError":
+        return f"the credentials of AWS could not be renewed, so {service} was not asked"
+    return f"{service} does not answer {operation}: {reason}"
+
+
+def _check_whole(answer: Answer) -> None:
+    """Raise ConnectionClosedError for an answer that was cut off within its headers: the HTTP
+    library takes it for one with no body, and boto3 that for one that says nothing."""
+    told = answer.get("ResponseMetadata", {})
+    headers = told.get("HTTPHeaders", {})
+    if told.get("HTTPStatusCode") == 200 and not _LENGTHS & headers.keys():
+        raise ConnectionClosedError(endpoint_url="")
+
+
+def _refusal(error: ClientError, service: str, operation: str) -> AwsRefused:
     response = error.response
     details = response.get("Error", {})
     reasons = response.get("CancellationReasons", [])
     return AwsRefused(
         str(details.get("Code", "")),
         str(details.get("Message", "")),
+        asked=(service, operation),
         item=response.get("Item"),
         reasons=tuple(str(reason.get("Code")) for reason in reasons),
         items=tuple(reason.get("Item") for reason in reasons),
@@ -222,7 +254,12 @@ def _refusal(error: ClientError) -> AwsRefused:
 
 def _passes(refused: AwsRefused, error: ClientError) -> bool:
     """Whether the same call may be well a moment later."""
-    if refused.code == "TransactionCanceledException":
+    if refused.word == "TransactionCanceledException":
         return set(refused.reasons) <= PASSING_REASONS
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return refused.code in PASSING or status >= 500
+    return refused.word in PASSING or _out_of_order(refused, error)
+
+
+def _out_of_order(refused: AwsRefused, error: ClientError) -> bool:
+    """Whether the service said so of itself; one that throttles is in order."""
+    status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status >= 500 and refused.word not in THROTTLES

@@ -12,29 +12,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
+
 Parameters = Mapping[str, Any]
 Answer = dict[str, Any]
+REFUSED_FOR = 5
+"""Seconds after which a caller may come again, where nobody dealt with a refusal."""
 
 
-class AwsRefused(Exception):
+class AwsRefused(ConveyorError):
     """A service said no, and would say no again.
 
-    `code` is the service's own word, such as `ConditionalCheckFailedException`. `item` is the row
-    that a condition met, where the call asked for it. `reasons` are the codes of a cancelled
-    transaction's parts, in order, "None" for those that were well; `items` their rows.
+    Adapters deal with the refusals that they know. To all others one that nobody dealt with says
+    that the service is unavailable. Its text, for a log, has what the service said; its `detail`,
+    which a caller may see, the word alone.
+
+    `word` is the service's own, such as `ConditionalCheckFailedException`. `asked` names service
+    and operation. `item` is the row that a condition met, where the call asked for it. `reasons`
+    are the words of a cancelled transaction's parts, in order, "None" for those that were well;
+    `items` their rows.
     """
 
     def __init__(
         self,
-        code: str,
+        word: str,
         message: str,
         *,
+        asked: tuple[str, str] = ("aws", "a call"),
         item: Answer | None = None,
         reasons: tuple[str, ...] = (),
         items: tuple[Answer | None, ...] = (),
     ) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
+        service, operation = asked
+        super().__init__(
+            ErrorCode.UNAVAILABLE,
+            f"{service} refuses {operation}: {word}",
+            retry_after=REFUSED_FOR,
+        )
+        self.args = (f"{word}: {message}",)
+        self.word = word
         self.message = message
         self.item = item
         self.reasons = reasons
@@ -44,9 +60,15 @@ class AwsRefused(Exception):
     def is_condition(self) -> bool:
         """Whether a condition was not met, alone or as a part of a transaction."""
         return (
-            self.code == "ConditionalCheckFailedException"
+            self.word == "ConditionalCheckFailedException"
             or "ConditionalCheckFailed" in self.reasons
         )
+
+
+AWAY_AFTER = 3
+"""Tries in a row without an answer, after which a service counts as away."""
+AWAY_FOR = 30.0
+"""Seconds after the last of them for which it does, where it is not asked again."""
 
 
 @dataclass(slots=True)
@@ -62,6 +84,36 @@ class CallStats:
     retries: Counter[tuple[str, str]] = field(default_factory=Counter)
     throttles: Counter[tuple[str, str]] = field(default_factory=Counter)
     capacity: dict[str, float] = field(default_factory=dict)
+    _silent: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _useless: dict[str, float] = field(default_factory=dict)
+
+    def answered(self, service: str) -> None:
+        """A service gave an answer, be it a refusal."""
+        self._silent.pop(service, None)
+        self._useless.pop(service, None)
+
+    def unanswered(self, service: str, now: float) -> None:
+        """A service gave none to a try, or said that it is out of order; `now` is monotonic."""
+        tries, _ = self._silent.get(service, (0, now))
+        self._silent[service] = tries + 1, now
+
+    def unusable(self, service: str, now: float) -> None:
+        """What a service said leaves nothing that it could be asked: it counts as away at once, and
+        this process as of no use."""
+        self._silent[service] = AWAY_AFTER, now
+        self._useless[service] = now
+
+    def usable(self, now: float) -> bool:
+        """Whether all is there that this process works with, and its credentials are accepted."""
+        return all(now - last > AWAY_FOR for last in self._useless.values())
+
+    def away(self, now: float) -> tuple[str, ...]:
+        """The services that do not answer at present."""
+        return tuple(
+            service
+            for service, (tries, last) in sorted(self._silent.items())
+            if tries >= AWAY_AFTER and now - last <= AWAY_FOR
+        )
 
 
 class AnswerBody(Protocol):

@@ -18,8 +18,12 @@ would let permits that are still in use be given away, unless it is noticed. It 
 
 Not noticed: two servers that both believe to be the primary at the same time, and a server's clock
 that is *stepped forward* by more than the part of a lease that holders leave unused (its last
-tenth). Managed services fence the old primary off and slew their clocks. The longest lease that
-was asked for since the ledger was begun is how long it is closed: one fleet has one lease.
+tenth). Managed services fence the old primary off and slew their clocks.
+
+One fleet has one lease. Where it is being changed, calls name several. The longest that was named
+while a ledger was closed is how long it is, for all: whoever names one may hold permits under it
+from before. Once it has opened, a longer one closes it for the calls that name it alone, as long as
+that lease would have lasted: so whoever looks in with a short one opens it for nobody else.
 
 Entries do not outlive their use: each call drops the lapsed ones of its own job, and looks at two
 more jobs at random, whose fields it removes once nothing in them is under a lease.
@@ -30,9 +34,11 @@ INFO and TIME.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 
+from conveyor.domain.timestamps import rfc3339
 from conveyor.ports.permits import Holding, Standing
 from conveyor.prod.redis.server import RedisServer, Script
 
@@ -52,11 +58,13 @@ local server = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local kept = redis.call('HMGET', ledger, '#server', '#since', '#seen', '#lease', job)
 if kept[1] ~= server or now < tonumber(kept[3]) - 1000 then
   redis.call('DEL', ledger)
-  kept = {server, text(now), text(now), '0', false}
+  kept = {server, text(now), text(now), text(lease), false}
   redis.call('HSET', ledger, '#server', server, '#since', kept[2])
 end
-local longest = math.max(lease, tonumber(kept[4]))
-local closed = now < tonumber(kept[2]) + longest
+local since, longest = tonumber(kept[2]), tonumber(kept[4])
+local opens = since + math.max(lease, longest)
+local closed = now < opens
+if now < since + longest then longest = math.max(lease, longest) end
 redis.call('HSET', ledger, '#seen', text(now), '#lease', text(longest))
 
 local entries = kept[5] and cmsgpack.unpack(kept[5]) or {}
@@ -94,9 +102,13 @@ for _, field in ipairs(redis.call('HRANDFIELD', ledger, 2)) do
     if not live then redis.call('HDEL', ledger, field) end
   end
 end
-return {granted and 1 or 0, closed and 0 or math.max(0, limit - total), holders, wanting}
+local free = closed and 0 or math.max(0, limit - total)
+return {granted and 1 or 0, free, holders, wanting, closed and text(opens) or '0'}
 """)
-"""An entry is {count, sequence, wants, lapses at}; times are whole milliseconds."""
+"""An entry is {count, sequence, wants, lapses at}; times are whole milliseconds. The last answer is
+when a ledger that is closed for the call opens, 0 of an open one."""
+
+_log = logging.getLogger("conveyor.permits")
 
 
 class RedisPermits:
@@ -111,6 +123,7 @@ class RedisPermits:
         self._server = server
         self._key = ledger_key(environment)
         self._instant = instant
+        self._opens_at = 0
 
     async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
         """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
@@ -121,7 +134,7 @@ class RedisPermits:
         """
         if holding.count < 0:
             raise ValueError("a count of permits is not negative")
-        granted, free, holders, wanting = await self._server.run(
+        granted, free, holders, wanting, opens_at = await self._server.run(
             HOLD,
             self._key,
             holding.job_id,
@@ -134,7 +147,18 @@ class RedisPermits:
             math.ceil(lease * 1_000),
             "" if self._instant is None else self._instant(),
         )
+        self._tell(int(opens_at))
         return Standing(granted=bool(granted), free=free, holders=holders, wanting=wanting)
+
+    def _tell(self, opens_at: int) -> None:
+        """Say once of each time that the ledger is closed how long it will be."""
+        if opens_at > self._opens_at:
+            _log.warning(
+                "the ledger of permits %s was begun anew: until %s it grants no more than is held",
+                self._key,
+                rfc3339(opens_at),
+            )
+            self._opens_at = opens_at
 
 
 def ledger_key(environment: str) -> str:

@@ -164,7 +164,7 @@ class Addresses:
         try:
             answer = await self._aws.call("sqs", "get_queue_url", {"QueueName": name})
         except AwsRefused as refused:
-            if refused.code not in ABSENT:
+            if refused.word not in ABSENT:
                 raise refusal(name, refused) from None
             return None
         return str(answer["QueueUrl"])
@@ -186,9 +186,9 @@ class Addresses:
                 "sqs", "create_queue", {"QueueName": name, "Attributes": wanted, "tags": tags}
             )
         except AwsRefused as refused:
-            if refused.code in BLOCKED:
+            if refused.word in BLOCKED:
                 return None
-            if refused.code in MADE_OTHERWISE:
+            if refused.word in MADE_OTHERWISE:
                 return await self._look(name)
             raise refusal(name, refused) from None
         return str(answer["QueueUrl"])
@@ -197,7 +197,7 @@ class Addresses:
         try:
             await self._aws.call("sqs", "delete_queue", {"QueueUrl": url})
         except AwsRefused as refused:
-            if refused.code not in ABSENT:
+            if refused.word not in ABSENT:
                 raise refusal(queue, refused) from None
 
     async def _dead_letter_arn(self) -> str:

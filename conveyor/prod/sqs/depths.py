@@ -52,10 +52,13 @@ class Depths:
         # Noted before it is answered, so that receives side by side ask once.
         self._known.put(queue, _Known(self.of(queue), now))
         try:
-            answer = await self._aws.call(
-                "sqs", "get_queue_attributes", {"QueueUrl": url, "AttributeNames": list(_COUNTS)}
-            )
+            self._known.put(queue, _Known(await self.ask(url), now))
         except (AwsRefused, ConveyorError):
             return  # the receive that follows finds out what is wrong
-        depth = sum(int(answer["Attributes"].get(count, 0)) for count in _COUNTS)
-        self._known.put(queue, _Known(depth, now))
+
+    async def ask(self, url: str) -> int:
+        """What SQS says. Raises AwsRefused, and ConveyorError(unavailable)."""
+        answer = await self._aws.call(
+            "sqs", "get_queue_attributes", {"QueueUrl": url, "AttributeNames": list(_COUNTS)}
+        )
+        return sum(int(answer["Attributes"].get(count, 0)) for count in _COUNTS)

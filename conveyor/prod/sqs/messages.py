@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -14,8 +15,24 @@ NOT_BEFORE = "not_before"
 """The message attribute that holds an instant, in milliseconds, which no delay of SQS reaches."""
 MOST_DELAY = 900
 """Seconds that SQS itself delays a message at most."""
+MOST_INSTANT = 10**18
+"""Beyond any time, and still a number that is exact wherever it is calculated with."""
+OF_ANOTHER_VERSION = "it is of another version"
+NO_MESSAGE = "its body is no message"
+NO_INSTANT = f"its {NOT_BEFORE} is no instant"
+NO_IDS = "an id in it is none"
 
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+_id = re.compile(r"[0-9A-Za-z_-]{1,64}")
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """What was received and is no message to this version, and why: in a clause that shows nothing
+    of it."""
+
+    reason: str
 
 
 class _Versioned(msgspec.Struct):
@@ -39,21 +56,32 @@ def entry(message: Message, *, delay: float, now: int) -> dict[str, Any]:
     return made
 
 
-def read(received: dict[str, Any]) -> Message | None:
-    """The message in what was received; None for one of another version, which a process of that
-    version understands."""
+def read(received: dict[str, Any]) -> Message | Unreadable:
+    """The message in what was received. Anybody with the right to may have sent anything; one of
+    another version a process of that version understands."""
     body = received["Body"]
     try:
         if msgspec.json.decode(body, type=_Versioned).version > MESSAGE_VERSION:
-            return None
-        return _decoder.decode(body)
-    except msgspec.DecodeError:
-        return None
+            return Unreadable(OF_ANOTHER_VERSION)
+        message = _decoder.decode(body)
+    except (ValueError, RecursionError):
+        return Unreadable(NO_MESSAGE)
+    ids = (getattr(message, name) for name in message.__struct_fields__ if name.endswith("_id"))
+    if not all(map(_id.fullmatch, ids)):
+        return Unreadable(NO_IDS)
+    try:
+        _not_before(received)
+    except (KeyError, ValueError):
+        return Unreadable(NO_INSTANT)
+    return message
 
 
 def seconds_early(received: dict[str, Any], *, now: int) -> int:
-    """How many seconds too early a message came; 0 where it may be seen."""
+    """How many seconds too early a message came that can be read; 0 where it may be seen."""
+    return max(0, math.ceil((_not_before(received) - now) / 1_000))
+
+
+def _not_before(received: dict[str, Any]) -> int:
+    """Raises KeyError or ValueError for an attribute that holds no instant."""
     attribute = received.get("MessageAttributes", {}).get(NOT_BEFORE)
-    if attribute is None:
-        return 0
-    return max(0, math.ceil((int(attribute["StringValue"]) - now) / 1_000))
+    return 0 if attribute is None else min(int(attribute["StringValue"]), MOST_INSTANT)

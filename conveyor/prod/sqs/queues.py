@@ -26,7 +26,7 @@ from conveyor.prod.sqs.addresses import ABSENT, Addresses, Made, refusal
 from conveyor.prod.sqs.batches import in_batches
 from conveyor.prod.sqs.depths import Depths
 from conveyor.prod.sqs.generations import Generations
-from conveyor.prod.sqs.messages import NOT_BEFORE, entry, read, seconds_early
+from conveyor.prod.sqs.messages import NOT_BEFORE, Unreadable, entry, read, seconds_early
 from conveyor.prod.sqs.names import run_of
 from conveyor.prod.sqs.receipts import LONGEST_HIDING, handle_of, hiding, receipt_of
 from conveyor.prod.sqs.remembered import Remembered
@@ -166,6 +166,17 @@ class SqsQueues:
         """About how many messages wait, as of the last few seconds in which it was asked."""
         return self._depths.of(queue)
 
+    async def count(self, queue: str) -> int:
+        """About how many messages wait, by SQS's own word, which may be a minute old."""
+        try:
+            return await self._depths.ask(await self._addresses.find(queue))
+        except QueueMissing:
+            return 0
+        except AwsRefused as refused:
+            if refused.word in ABSENT:
+                return 0
+            raise refusal(queue, refused) from None
+
     async def _refill(self, job_id: str, run_id: str) -> None:
         after = -1
         while references := await self._unfinished(run_id, after, REFILL):
@@ -235,12 +246,11 @@ class SqsQueues:
         deliveries = []
         early: dict[str, float] = {}
         for receipt, one in received.items():
-            seconds = seconds_early(one, now=now)
             message = read(one)
-            if seconds:
+            if isinstance(message, Unreadable):
+                self._complain(queue, one["MessageId"], message.reason)
+            elif seconds := seconds_early(one, now=now):
                 early[receipt] = seconds
-            elif message is None:
-                self._complain(queue, one["MessageId"])
             else:
                 count = int(one["Attributes"]["ApproximateReceiveCount"])
                 deliveries.append(Delivery(queue, message, receipt, count))
@@ -249,12 +259,16 @@ class SqsQueues:
             await self._hide(queue, early)
         return deliveries
 
-    def _complain(self, queue: str, message_id: str) -> None:
-        """Say once that a message is of another version. It stays for a process that can read it,
-        or for the dead-letter queue."""
+    def _complain(self, queue: str, message_id: str, reason: str) -> None:
+        """Say once that a message cannot be read. It stays for a process that can, or for the
+        dead-letter queue."""
         if self._complained.get(message_id) is None:
             self._complained.put(message_id, True)
-            _log.error("a message cannot be read", extra={"queue": queue, "message_id": message_id})
+            _log.error(
+                "a message cannot be read: %s",
+                reason,
+                extra={"queue": queue, "message_id": message_id},
+            )
 
     async def _hide(self, queue: str, wishes: dict[str, float]) -> None:
         """Hide messages, each by its receipt, for so many seconds."""
@@ -278,7 +292,7 @@ class SqsQueues:
             return
         except AwsRefused as refused:
             # Where a queue is gone, its receipts are too.
-            if refused.code not in VOID | ABSENT:
+            if refused.word not in VOID | ABSENT:
                 raise refusal(queue, refused) from None
 
     async def _missing(self, queue: str, refused: AwsRefused) -> None:
@@ -287,7 +301,7 @@ class SqsQueues:
         Raises QueueMissing where it is gone; ConveyorError(unavailable) for other refusals.
         """
         run_id = run_of(queue)
-        if refused.code not in ABSENT:
+        if refused.word not in ABSENT:
             raise refusal(queue, refused) from None
         if run_id is not None and await self._addresses.is_coming(run_id, queue):
             return

@@ -1,0 +1,34 @@
+"""What breaks costs a pause, never the worker: whatever a port raises is told, and work goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from conveyor.domain.errors import ConveyorError
+
+UNFORESEEN = "conveyor.unforeseen"
+"""The logger of what no port may raise, which is a fault of the program: the tests look at it."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger("conveyor.engine")
+_unforeseen = logging.getLogger(UNFORESEEN)
+
+
+def tell(what: str, error: Exception) -> None:
+    """One line of what is away; of anything else where it came from, too."""
+    if isinstance(error, ConveyorError):
+        _log.warning("%s: %s", what, error)
+    else:
+        _unforeseen.error("%s: %r", what, error, exc_info=error)
+
+
+async def survive(what: str, act: Callable[[], Awaitable[T]]) -> T | None:
+    """What comes of an act; None where it broke, which `what` says in the log."""
+    try:
+        return await act()
+    except Exception as error:
+        tell(what, error)
+        return None

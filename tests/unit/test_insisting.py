@@ -1,0 +1,68 @@
+"""Work that is kept at hand while something is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.engine.insisting import TRIES, insist
+from conveyor.ports.work import ACKNOWLEDGE, Outcome
+from conveyor.testing.clock import FakeClock
+
+AWAY = ConveyorError(ErrorCode.UNAVAILABLE, "the store is away")
+
+
+class Work:
+    """Work that fails as told, and is then done."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.left = list(failures)
+        self.tries = 0
+        self.told = 0
+
+    async def __call__(self) -> Outcome:
+        """One try."""
+        self.tries += 1
+        if self.left:
+            raise self.left.pop(0)
+        return ACKNOWLEDGE
+
+    def away(self) -> None:
+        """Count it."""
+        self.told += 1
+
+
+async def outcome(work: Work, *, keeps: Callable[[], bool] = lambda: True) -> Outcome:
+    """What comes of it, with all the time in the world."""
+    clock = FakeClock()
+    found: list[Outcome] = []
+
+    async def act() -> None:
+        found.append(await insist(work, clock, receives=1, keeps=keeps, away=work.away))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(act)
+        await clock.advance_while(lambda: not found, limit=600.0)
+    return found[0]
+
+
+async def test_what_is_away_for_a_while_is_waited_for() -> None:
+    work = Work(*[AWAY] * (TRIES - 1))
+    assert await outcome(work) == ACKNOWLEDGE
+    assert (work.tries, work.told) == (TRIES, TRIES - 1)
+
+
+async def test_what_stays_away_is_given_up() -> None:
+    work = Work(*[AWAY] * TRIES)
+    assert await outcome(work) == Outcome(hide_for=2.0)
+    assert work.tries == TRIES
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_what_breaks_or_may_not_be_kept_is_tried_once(keeps: bool) -> None:
+    work = Work(RuntimeError("broken") if keeps else AWAY)
+    assert await outcome(work, keeps=lambda: keeps) == Outcome(hide_for=2.0)
+    assert (work.tries, work.told) == (1, 0 if keeps else 1)

@@ -1,0 +1,166 @@
+"""Refusals that concern the deployment: a service that is unavailable to callers, one plain line to
+whoever runs the fleet, and a process that says it is of no use."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.http.failures import Failures
+from conveyor.http.request_id import RequestId
+from conveyor.prod.aws.boto import open_aws
+from conveyor.prod.aws.calls import AWAY_FOR, REFUSED_FOR, Answer, AwsRefused, CallStats, Parameters
+from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
+from conveyor.testing.clock import FakeClock
+
+THINGS = {"dynamodb": "table ours", "s3": "bucket bodies", "sqs": "queues conveyor-x-…"}
+
+
+class Refusing:
+    """An `Aws` that refuses everything by one code, or answers."""
+
+    def __init__(self, stats: CallStats) -> None:
+        self.code = ""
+        self._stats = stats
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        self._stats.answered(service)
+        if self.code:
+            raise AwsRefused(self.code, "User: arn:aws:iam::123456789012:role/r may not")
+        return {}
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        return f"{operation} {seconds} {dict(parameters)}"
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.stats, self.clock = CallStats(), FakeClock()
+        self.behind = Refusing(self.stats)
+        self.aws = DeployedAws(self.behind, self.stats, self.clock, things=THINGS)
+
+    async def refused(self, service: str, code: str) -> Exception:
+        self.behind.code = code
+        with pytest.raises((ConveyorError, AwsRefused)) as caught:
+            await self.aws.call(service, "do_it", {})
+        return caught.value
+
+    @property
+    def usable(self) -> bool:
+        """What the process says of itself."""
+        return self.stats.usable(self.clock.monotonic())
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.mark.parametrize(
+    ("service", "code", "told", "usable"),
+    [
+        ("dynamodb", "ResourceNotFoundException", "there is no table ours", False),
+        ("s3", "NoSuchBucket", "there is no bucket bodies", False),
+        ("s3", "ExpiredToken", "bucket bodies: do_it: the credentials are not accepted", False),
+        ("dynamodb", "AccessDeniedException", "table ours: do_it: not permitted: User", True),
+        ("sqs", "AccessDenied", "queues conveyor-x-…: do_it: not permitted: User", True),
+    ],
+)
+async def test_what_is_to_be_mended_is_told_to_who_can_and_to_nobody_else(
+    bench: Bench, caplog: pytest.LogCaptureFixture, service: str, code: str, told: str, usable: bool
+) -> None:
+    with caplog.at_level(logging.ERROR, "conveyor.aws"):
+        error = await bench.refused(service, code)
+
+    assert isinstance(error, NotDeployed)
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert told in error.problem
+    assert error.problem == str(error) == caplog.messages[0]
+    assert not any(word in error.detail for word in ("ours", "bodies", "arn", service))
+    assert bench.usable is usable
+
+
+@pytest.mark.parametrize(
+    ("service", "code"),
+    [
+        ("dynamodb", "ConditionalCheckFailedException"),
+        ("s3", "NoSuchKey"),
+        ("sqs", "AWS.SimpleQueueService.NonExistentQueue"),
+        ("stepfunctions", "AccessDeniedException"),
+    ],
+)
+async def test_other_refusals_stay_what_they_are(bench: Bench, service: str, code: str) -> None:
+    assert isinstance(await bench.refused(service, code), AwsRefused)
+    assert bench.usable
+
+
+async def test_what_nobody_dealt_with_is_unavailable_to_callers_and_told_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    arn = "arn:aws:iam::123456789012:role/r"
+    refused = AwsRefused("LimitExceededException", f"{arn} may not", asked=("kms", "decrypt"))
+
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise refused
+
+    transport = httpx.ASGITransport(app=RequestId(Failures(app), clock=FakeClock()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://a.test") as client:
+        answer = await client.get("/v1/jobs")
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"] == str(REFUSED_FOR)
+    assert answer.json()["code"] == "unavailable"
+    assert answer.json()["detail"] == "kms refuses decrypt: LimitExceededException"
+    assert arn not in answer.text
+    [record] = caplog.records
+    assert record.getMessage() == "a request could not be served"
+    assert vars(record)["error"] == str(refused) == f"LimitExceededException: {arn} may not"
+
+
+async def test_an_answer_makes_it_usable_again_and_so_does_time(bench: Bench) -> None:
+    await bench.refused("dynamodb", "ResourceNotFoundException")
+    bench.behind.code = ""
+    usable = []
+    for service in ("s3", "dynamodb"):
+        assert await bench.aws.call(service, "do_it", {}) == {}
+        usable.append(bench.usable)
+    assert usable == [False, True]
+
+    await bench.refused("s3", "NoSuchBucket")
+    await bench.clock.advance(AWAY_FOR)
+    before = bench.usable
+    await bench.clock.advance(1)
+    assert (before, bench.usable) == (False, True)
+
+
+async def test_links_are_those_of_the_service(bench: Bench) -> None:
+    assert bench.aws.presign("get_object", {"Key": "k"}, seconds=9) == "get_object 9 {'Key': 'k'}"
+
+
+async def test_missing_credentials_are_told_at_once_and_as_what_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    options: dict[str, Any] = {"dynamodb_endpoint": "http://127.0.0.1:1"}
+    aws = await open_aws(AwsOptions(**options), FakeClock(), "dynamodb")
+    try:
+        with pytest.raises(ConveyorError) as caught:
+            await aws.call("dynamodb", "describe_table", {"TableName": "ours"})
+    finally:
+        await aws.aclose()
+
+    assert caught.value.detail.startswith("no credentials of AWS were found")
+    assert aws.stats.calls == {("dynamodb", "describe_table", "failed"): 1}

@@ -1,0 +1,118 @@
+"""What SQS hands out is a message, or is told to be none: nothing that anybody sends breaks who
+reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conveyor.ports.queues import (
+    DeleteMessage,
+    ExportMessage,
+    IngestMessage,
+    Message,
+    TaskMessage,
+)
+from conveyor.prod.sqs.messages import (
+    NO_IDS,
+    NO_INSTANT,
+    NO_MESSAGE,
+    NOT_BEFORE,
+    OF_ANOTHER_VERSION,
+    Unreadable,
+    entry,
+    read,
+    seconds_early,
+)
+
+NOW = 1_800_000_000_000
+ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+DELETION = json.dumps({"type": "delete", "job_id": ID, "run_id": ID})
+
+ids = st.text("0123456789ABCDEFGHJKMNPQRSTVWXYZ", min_size=26, max_size=26)
+anything = st.text(st.characters(), max_size=40)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | anything,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(anything, inner, max_size=3),
+    max_leaves=5,
+)
+messages = (
+    st.builds(TaskMessage, ids, ids, ids)
+    | st.builds(DeleteMessage, ids, ids, st.booleans())
+    | st.builds(IngestMessage, ids, ids, anything.filter(lambda text: text.isprintable()))
+    | st.builds(ExportMessage, ids, ids, ids)
+)
+nearly = st.fixed_dictionaries(
+    {"type": st.sampled_from(["task", "delete", "ingest", "export"]) | values},
+    optional=dict.fromkeys(
+        ["job_id", "run_id", "task_id", "export_id", "final", "reason", "version"], ids | values
+    ),
+).map(json.dumps)
+numbers = (
+    st.integers().map(str)
+    | st.floats().map(str)
+    | anything
+    | st.sampled_from(["1e400", "9" * 5_000])
+)
+attributes = st.none() | st.fixed_dictionaries(
+    {"DataType": st.sampled_from(["Number", "String", "Binary"])}, optional={"StringValue": numbers}
+)
+
+
+def received(body: str, not_before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a receive brings."""
+    made: dict[str, Any] = {"Body": body, "MessageId": "m", "ReceiptHandle": "r"}
+    return made if not_before is None else {**made, "MessageAttributes": {NOT_BEFORE: not_before}}
+
+
+@given(body=anything | nearly | messages.map(msgspec.json.encode).map(bytes.decode), at=attributes)
+def test_whatever_comes_is_a_message_or_told_to_be_none(
+    body: str, at: dict[str, Any] | None
+) -> None:
+    raw = received(body, at)
+    message = read(raw)
+    if isinstance(message, Unreadable):
+        assert message.reason
+        return
+    assert 0 <= seconds_early(raw, now=NOW) < 10**18
+    own = {name for name in message.__struct_fields__ if name.endswith("_id")}
+    assert all(0 < len(getattr(message, name)) <= 64 for name in own)
+
+
+@given(message=messages, delay=st.floats(0, 10**6))
+def test_what_is_sent_is_read_again_and_no_sooner_than_it_may_be(
+    message: Message, delay: float
+) -> None:
+    sent = entry(message, delay=delay, now=NOW)
+    raw = received(sent["MessageBody"], sent.get("MessageAttributes", {}).get(NOT_BEFORE))
+    assert read(raw) == message
+    assert max(sent.get("DelaySeconds", 0), seconds_early(raw, now=NOW)) >= delay
+
+
+@pytest.mark.parametrize(
+    ("body", "at", "reason"),
+    [
+        ("", None, NO_MESSAGE),
+        ("\x00", None, NO_MESSAGE),
+        ('{"type":"\ud800"}', None, NO_MESSAGE),
+        ('{"a":' + "[" * 100_000, None, NO_MESSAGE),
+        ('{"type":"delete"}', None, NO_MESSAGE),
+        ('{"type":"delete","version":2}', None, OF_ANOTHER_VERSION),
+        (DELETION.replace(ID, "", 1), None, NO_IDS),
+        (DELETION.replace(ID, "a" * 3_000), None, NO_IDS),
+        (DELETION.replace(ID, "../a", 1), None, NO_IDS),
+        (DELETION, {"DataType": "Number", "StringValue": "1.5"}, NO_INSTANT),
+        (DELETION, {"DataType": "Number", "StringValue": "1e400"}, NO_INSTANT),
+        (DELETION, {"DataType": "Binary", "BinaryValue": b"1"}, NO_INSTANT),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_why_it_is_none_is_said_and_nothing_of_it_shown(
+    body: str, at: dict[str, Any] | None, reason: str
+) -> None:
+    assert read(received(body, at)) == Unreadable(reason)
