@@ -80,6 +80,10 @@ class DuplicatingQueues:
         """About how many messages wait, copies included."""
         return self._queues.depth(queue)
 
+    async def count(self, queue: str) -> int:
+        """About how many messages wait, copies included."""
+        return await self._queues.count(queue)
+
     async def _send_copy(self, queue: str, message: Message, sent: set[Message]) -> None:
         if message not in sent and queue not in self._dropped:
             sent.add(message)

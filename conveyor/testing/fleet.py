@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,17 @@ import msgspec
 from conveyor.clock import SystemClock
 from conveyor.roles.production import RoleInfo
 from conveyor.settings import PREFIX
+from conveyor.testing import troubled
 from conveyor.testing.front import Front, front
 
 PROGRAM = (sys.executable, "-m", "conveyor")
+TROUBLED = (sys.executable, "-m", troubled.MODULE)
 BOOT_SECONDS = 60.0
 END_SECONDS = 40.0
 SECRET = "the root secret of a fleet that lives for one test"
 _POLL = 0.02
+
+Trouble = Callable[[str, int], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +50,28 @@ class Services:
 
 
 class RoleProcess:
-    """One process of a fleet. Its output goes to files, so that it may say as much as it likes."""
+    """One process of a fleet. Its output goes to files, so that it may say as much as it likes.
 
-    def __init__(self, role: str, log: Path, environment: Mapping[str, str]) -> None:
+    `trouble`: options of `conveyor.testing.troubled`, which then is the program.
+    """
+
+    def __init__(
+        self, role: str, log: Path, environment: Mapping[str, str], *, trouble: Sequence[str] = ()
+    ) -> None:
         self.role = role
         self.log = log
+        self._trouble = tuple(trouble)
         self.info = RoleInfo(role=role, pid=0, metrics="")
         self._environment = dict(environment)
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Begin to boot; also again, once it has ended. `ready` waits for it."""
-        command = [*PROGRAM, self.role, "--json", "--metrics-port", "0"]
-        if self.role == "api":
-            command += ["--host", "127.0.0.1", "--port", "0"]
+        if self._trouble:
+            command = [*TROUBLED, self.role, *self._trouble]
+        else:
+            command = [*PROGRAM, self.role, "--json", "--metrics-port", "0"]
+            command += ["--host", "127.0.0.1", "--port", "0"] if self.role == "api" else []
         with self._out.open("wb") as out, self.log.open("ab") as errors:
             self._child = subprocess.Popen(
                 command, stdout=out, stderr=errors, env=self._environment
@@ -125,6 +137,8 @@ class Fleet:
 
     `settings` are fields of Settings for every process; `gateway` is the URL of a scraping API, and
     `slots` how many calls of it each worker makes at a time.
+    `trouble` gives the options of `conveyor.testing.troubled` for a role and its number, none for a
+    process that is as in production.
     Of the `inherited` environment the processes get what is neither a setting nor a proxy.
     """
 
@@ -138,10 +152,12 @@ class Fleet:
         apis: int = 2,
         workers: int = 4,
         slots: int = 50,
+        trouble: Trouble = lambda _role, _number: (),
         **settings: object,
     ) -> None:
         self.name = f"test-{SystemClock().new_id().lower()}"
         self.directory = directory
+        self._trouble = trouble
         directory.mkdir(parents=True, exist_ok=True)
         self.environment = _kept(inherited) | self._environment(
             services, {"gateway": gateway, "workers": slots, **settings}
@@ -154,7 +170,7 @@ class Fleet:
 
     def __enter__(self) -> Self:
         self.admin("init")
-        self._stack.callback(self.admin, "destroy", "--yes", self.name)
+        self._stack.callback(self.admin, "destroy", "--yes", self.name, "--even-if-alive")
         try:
             for process in self.processes:
                 process.start()
@@ -213,7 +229,8 @@ class Fleet:
         return b"".join(process.log.read_bytes() for process in self.processes)
 
     def _process(self, role: str, number: int) -> RoleProcess:
-        return RoleProcess(role, self.directory / f"{role}-{number}.log", self.environment)
+        log = self.directory / f"{role}-{number}.log"
+        return RoleProcess(role, log, self.environment, trouble=self._trouble(role, number))
 
     def _addresses(self) -> list[tuple[str, int]]:
         origins = [urlsplit(process.info.api) for process in self.apis if process.alive]

@@ -1,4 +1,5 @@
-"""A load balancer for tests: connections to one address go to several servers in turn."""
+"""A load balancer for tests: connections to one address go to several servers in turn, or are cut
+off as if none were there."""
 
 from __future__ import annotations
 
@@ -6,28 +7,39 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import anyio
 from anyio.abc import TaskStatus
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 Address = tuple[str, int]
 _PIECE = 65_536
 
 
 class Front:
-    """Where the connections go; `servers` may be changed at any time."""
+    """Where the connections go; `servers` may be changed at any time. Without any, connections are
+    closed at once."""
 
     def __init__(self, servers: Sequence[Address]) -> None:
         self.servers = list(servers)
         self._turns = itertools.count()
+        self._open: set[asyncio.StreamWriter] = set()
+
+    def cut(self) -> None:
+        """End every connection. Belongs to the event loop that serves."""
+        for writer in self._open:
+            writer.transport.abort()
 
     async def serve(self, *, task_status: TaskStatus[int]) -> None:
         """Listen on a free port of loopback, which is told, until cancelled."""
         server = await asyncio.start_server(self._forward, "127.0.0.1", 0)
         async with server:
             task_status.started(server.sockets[0].getsockname()[1])
-            await server.serve_forever()
+            try:
+                await server.serve_forever()
+            finally:
+                self.cut()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -35,18 +47,22 @@ class Front:
         except OSError:
             writer.close()
             return
+        self._open |= {writer, back}
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(_pump, reader, back)
                 await _pump(there, writer)
                 group.cancel_scope.cancel()
         finally:
+            self._open -= {writer, back}
             back.close()
             writer.close()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The next server that takes connections. Raises OSError where none does."""
         servers = list(self.servers)
+        if not servers:
+            raise ConnectionRefusedError
         for _ in servers[1:]:
             try:
                 return await asyncio.open_connection(*servers[next(self._turns) % len(servers)])
@@ -71,9 +87,44 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def front(servers: Sequence[Address]) -> Iterator[tuple[int, Front]]:
     """A front on a thread of its own: its port, and itself."""
     balancer = Front(servers)
-    with start_blocking_portal() as portal:
-        serving, port = portal.start_task(balancer.serve)
-        try:
-            yield port, balancer
-        finally:
-            serving.cancel()
+    with start_blocking_portal() as portal, _serving(balancer, portal) as port:
+        yield port, balancer
+
+
+class Switch:
+    """A service that can be away: nobody takes connections then, and those there were are ended."""
+
+    def __init__(self, url: str, port: int, balancer: Front, portal: BlockingPortal) -> None:
+        parts = urlsplit(url)
+        self.url = f"http://127.0.0.1:{port}"
+        self._address = (parts.hostname or "", parts.port or 80)
+        self._front = balancer
+        self._portal = portal
+
+    def off(self) -> None:
+        """From now on it is away."""
+        self._front.servers = []
+        self._portal.call(self._front.cut)
+
+    def on(self) -> None:
+        """From now on it is there."""
+        self._front.servers = [self._address]
+
+
+@contextmanager
+def switch(url: str) -> Iterator[Switch]:
+    """A switch before the service at this URL, which is there to begin with."""
+    balancer = Front([])
+    with start_blocking_portal() as portal, _serving(balancer, portal) as port:
+        switched = Switch(url, port, balancer, portal)
+        switched.on()
+        yield switched
+
+
+@contextmanager
+def _serving(balancer: Front, portal: BlockingPortal) -> Iterator[int]:
+    serving, port = portal.start_task(balancer.serve)
+    try:
+        yield port
+    finally:
+        serving.cancel()

@@ -18,12 +18,15 @@ from conveyor.client.wire import RunReply
 from conveyor.clock import SystemClock
 from conveyor.gateway.fake import FakeGateway
 from conveyor.gateway.hits import Hits
+from conveyor.gateway.script import Behaviour
 from conveyor.ports.gateway import Gateway
 from conveyor.roles.dev import ServerInfo, serve
 from conveyor.settings import Settings, load
 
 API_KEY = "test-key"
 FAKE_ORIGIN = "http://fake.test"
+WORDS = frozenset(Behaviour.__struct_fields__)
+"""What `ConveyorServer.url` may be told."""
 _POLL = 0.01
 
 
@@ -67,9 +70,15 @@ class ConveyorServer:
 
         Such as `url("page", status=404)`, `url("slow", delay=0.5)`, `url("flaky", flaky=2)`,
         `url("exact", body=b"bytes")`; `conveyor.gateway.script.Behaviour` lists all words.
+        Raises TypeError for a word that is none, or bytes for another than `body`.
         """
         query: dict[str, str] = {}
         for word, value in behaviour.items():
+            if word not in WORDS or (isinstance(value, bytes) and word != "body"):
+                raise TypeError(
+                    f"url() knows no {word!r} of {type(value).__name__}; its words are"
+                    f" {', '.join(sorted(WORDS))}"
+                )
             if isinstance(value, bytes):
                 query[f"{word}64"] = urlsafe_b64encode(value).decode()
             else:

@@ -19,6 +19,7 @@ FULL_OVER_FLEET = frozenset(
     {
         "test_exports_wire",
         "test_file_inputs",
+        "test_file_inputs_bad",
         "test_ingest_cut_short",
         "test_inputs",
         "test_races",

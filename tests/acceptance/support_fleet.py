@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.testing.fleet import Fleet, Services
+from conveyor.testing.fleet import Fleet, Services, Trouble
 from tests.conformance.emulators import PREFIX, address
 
 APIS, WORKERS = 2, 4
@@ -37,9 +37,16 @@ def serving_gateway() -> Iterator[str]:
 
 @contextmanager
 def fleet(
-    directory: Path, *, apis: int = APIS, workers: int = WORKERS, **settings: object
+    directory: Path,
+    *,
+    apis: int = APIS,
+    workers: int = WORKERS,
+    over: Services | None = None,
+    trouble: Trouble = lambda _role, _number: (),
+    **settings: object,
 ) -> Iterator[Fleet]:
-    """A fleet over the scripted gateway; `settings` are fields of Settings."""
+    """A fleet over the scripted gateway; `over` other services than those of the tests. `settings`
+    are fields of Settings, `trouble` as Fleet takes it."""
     chosen: dict[str, Any] = {
         "log_level": "warning",
         "discovery_interval": 2,
@@ -51,12 +58,13 @@ def fleet(
     with (
         serving_gateway() as gateway,
         Fleet(
-            services(),
+            over or services(),
             gateway=gateway,
             directory=directory,
             inherited=os.environ,
             apis=apis,
             workers=workers,
+            trouble=trouble,
             **chosen,
         ) as running,
     ):

@@ -55,11 +55,11 @@ def holds_no_permit(metrics: str) -> bool:
 class Wire:
     """One caller's requests to one server. Safe to use from many threads."""
 
-    def __init__(self, base_url: str, *, connections: int = 50) -> None:
+    def __init__(self, base_url: str, *, connections: int = 50, caller: str = KEY) -> None:
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
         self._client = httpx.Client(
             base_url=base_url,
-            headers={"X-API-Key": KEY},
+            headers={"X-API-Key": caller},
             timeout=60.0,
             limits=limits,
             trust_env=False,

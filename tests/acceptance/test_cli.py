@@ -7,65 +7,21 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from conveyor.gateway.script import expected_body
-from conveyor.roles.site import pages
-from conveyor.testing.process import ServerProcess
 from conveyor.testing.server import ConveyorServer, conveyor_server
+from tests.acceptance.support_cli import (
+    CLIENT,
+    conveyor,
+    environment,
+)
 
 pytestmark = pytest.mark.server
-
-CLIENT = [sys.executable, "-m", "conveyor"]
-SERVER = [sys.executable, "-c", "from conveyor.cli import dev_main; dev_main()"]
-JOB_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
-
-
-class Ran:
-    """How a command ended."""
-
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
-        self.code = done.returncode
-        self.out = done.stdout.splitlines()
-        self.err = done.stderr.splitlines()
-
-    @property
-    def job_id(self) -> str:
-        found = JOB_ID.search(self.out[0])
-        assert found, (self.out, self.err)
-        return found[0]
-
-
-def environment(server: ConveyorServer, **more: str) -> Mapping[str, str]:
-    return {
-        **os.environ,
-        "CONVEYOR_URL": server.base_url,
-        "ZENROWS_API_KEY": server.api_key,
-        **more,
-    }
-
-
-def conveyor(server: ConveyorServer, *arguments: str, given: str = "") -> Ran:
-    return Ran(
-        subprocess.run(
-            [*CLIENT, *arguments],
-            env=environment(server),
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    )
 
 
 @pytest.fixture(scope="module")
@@ -293,130 +249,3 @@ def read_all(descriptor: int) -> str:
     finally:
         os.close(descriptor)
     return shown.decode()
-
-
-def dev(data_dir: Path, *flags: str) -> Ran:
-    return Ran(
-        subprocess.run(
-            [*SERVER, "--data-dir", str(data_dir), *flags],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    )
-
-
-def test_a_taken_port_or_directory_is_one_line_and_touches_nothing(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        ran = dev(tmp_path / "new", "--port", str(taken.getsockname()[1]))
-    assert (ran.code, ran.out, len(ran.err)) == (1, [], 1)
-    assert "taken" in ran.err[0]
-    assert not (tmp_path / "new").exists()
-
-    elsewhere = dev(tmp_path / "new", "--host", "203.0.113.1", "--port", "0")
-    assert (elsewhere.code, elsewhere.out, len(elsewhere.err)) == (1, [], 1)
-    assert not (tmp_path / "new").exists()
-
-    with ServerProcess(tmp_path / "used", "--gateway", "fake") as first:
-        second = dev(tmp_path / "used", "--port", "0")
-        assert (second.code, second.out, len(second.err)) == (1, [], 1)
-        assert httpx.get(first.info.api.removesuffix("/v1") + "/healthz").status_code == 200
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_server_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
-    with ServerProcess(tmp_path / "data", "--gateway", "fake") as server:
-        origin = server.info.api.removesuffix("/v1")
-        with httpx.Client() as connected:
-            assert connected.get(f"{origin}/readyz").status_code == 200
-            server.signal(number)
-            code, errors = server.wait(timeout=10)
-    assert code == 0
-    assert errors.splitlines() == ["stopping"]
-
-
-def test_quiet_says_nothing_at_all(tmp_path: Path) -> None:
-    port = free_port()
-    with subprocess.Popen(
-        [*SERVER, "--quiet", "--port", str(port), "--data-dir", str(tmp_path / "data")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as quiet:
-        wait_for(f"http://127.0.0.1:{port}/readyz")
-        quiet.send_signal(signal.SIGINT)
-        shown, _ = quiet.communicate(timeout=10)
-    assert (quiet.returncode, shown) == (0, b"")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def wait_for(url: str) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            if httpx.get(url).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        assert time.monotonic() < deadline, f"nothing at {url}"
-        time.sleep(0.02)
-
-
-def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [*SERVER, "--demo", "--port", "0", "--data-dir", str(tmp_path / "data")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as demo:
-        lines = lines_until(demo.stdout, "still serving")
-        assert len(lines[: lines.index("")]) <= 8
-        folder = Path(said(lines, "results are in "))
-        origin = said(lines, "API").removesuffix("/v1")
-        assert httpx.get(f"{origin}/readyz").status_code == 200
-        demo.send_signal(signal.SIGINT)
-        out, err = demo.communicate(timeout=10)
-    assert (demo.returncode, out, err) == (0, "stopping\n", "")
-    assert folder.is_relative_to(tmp_path / "data")
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == pages()
-
-
-def lines_until(stream: Any, start: str) -> list[str]:
-    lines: list[str] = []
-    while not (lines and lines[-1].startswith(start)):
-        line = stream.readline()
-        assert line, lines
-        lines.append(line.rstrip("\n"))
-    return lines
-
-
-def said(lines: list[str], label: str) -> str:
-    (line,) = [line for line in lines if line.startswith(label)]
-    return line.removeprefix(label).strip()
-
-
-def test_a_demonstration_finds_another_port_when_its_own_is_taken(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with subprocess.Popen(
-            [*SERVER, "--demo", "--data-dir", str(tmp_path / "data")],
-            env={**os.environ, "CONVEYOR_PORT": str(port)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as demo:
-            lines = lines_until(demo.stdout, "still serving")
-            demo.send_signal(signal.SIGTERM)
-            demo.communicate(timeout=10)
-    assert lines[0] == f"port {port} is taken; using a free one"
-    assert demo.returncode == 0

@@ -17,7 +17,7 @@ import pytest
 
 from conveyor.gateway.script import expected_body
 from conveyor.testing.server import ConveyorServer, conveyor_server
-from tests.acceptance.test_cli import CLIENT, Ran, conveyor
+from tests.acceptance.support_cli import CLIENT, Ran, conveyor
 from tests.unit.scripted_server import RUN, Handler, Script, ok
 
 pytestmark = pytest.mark.server

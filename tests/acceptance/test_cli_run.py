@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from conveyor.gateway.script import expected_body
+from tests.acceptance.support_cli import CLIENT, Ran
 from tests.acceptance.support_site import Page, serving_site
-from tests.acceptance.test_cli import CLIENT, Ran
 
 pytestmark = pytest.mark.server
 

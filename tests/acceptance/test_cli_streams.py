@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from conveyor.roles.site import pages
 from conveyor.testing.process import ServerProcess
 from conveyor.testing.server import ConveyorServer, conveyor_server
-from tests.acceptance.test_cli import (
+from tests.acceptance.support_cli import (
     CLIENT,
     SERVER,
     conveyor,
@@ -107,13 +108,21 @@ def interrupted(server: ConveyorServer, *arguments: str) -> Iterator[list[str]]:
     yield err.splitlines()
 
 
+def paused_job(server: ConveyorServer, urls: list[str]) -> str:
+    """A job that is paused before its tasks are done, however long a command takes to start."""
+    headers = {"X-API-Key": server.api_key}
+    with httpx.Client(base_url=server.base_url, headers=headers, trust_env=False) as client:
+        tasks = [{"url": url} for url in urls]
+        made = client.post("/jobs", json={"tasks": tasks, "max_inflight": 1})
+        job_id: str = made.json()["job_id"]
+        assert client.post(f"/jobs/{job_id}/pause").json()["pause_state"] == "paused"
+    return job_id
+
+
 def test_fetching_results_waits_for_the_end_and_tells_how_to_come_back(
     server: ConveyorServer, tmp_path: Path
 ) -> None:
-    urls = [server.url(f"wait{number}", delay=1) for number in range(4)]
-    job_id = conveyor(server, "submit", *urls, "--max-inflight", "1").job_id
-    # However slow the machine, it is not over when the interrupt comes.
-    conveyor(server, "pause", job_id)
+    job_id = paused_job(server, [server.url(f"wait{number}", delay=0.3) for number in range(4)])
     out = str(tmp_path / "a b")
     flags = (job_id, "--status", "successful", "--out", out, "--server", server.base_url)
     with interrupted(server, "results", *flags, "--api-key", server.api_key) as shown:

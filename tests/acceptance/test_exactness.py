@@ -30,6 +30,7 @@ class Sizes:
     mixed: int
     page_sizes: Sequence[int]
     page_delay: float
+    filtered_sizes: Sequence[int]
     adders: tuple[int, int, int]
     crossing_jobs: int
     dry: int
@@ -40,6 +41,7 @@ SIZES = {
         mixed=5_000,
         page_sizes=range(1, 51),
         page_delay=0.05,
+        filtered_sizes=(1, 7, 50),
         adders=(20, 10, 10),
         crossing_jobs=25,
         dry=20,
@@ -47,7 +49,8 @@ SIZES = {
     FLEET: Sizes(
         mixed=120,
         page_sizes=(1, 2, 3, 7, 20, 50),
-        page_delay=0.2,
+        page_delay=0.1,
+        filtered_sizes=(7, 50),
         adders=(6, 3, 8),
         crossing_jobs=6,
         dry=6,
@@ -207,7 +210,7 @@ def test_pages_of_every_size_give_each_row_once_while_tasks_finish(
         finished_meanwhile += after > before
     assert finished_meanwhile >= min(5, len(sizes.page_sizes) // 2)
     wire.ended(job_id)
-    for size in (1, 7, 50):
+    for size in sizes.filtered_sizes:
         parts = [row for one in FILTERS for row in wire.rows(job_id, status=one, limit=size)]
         assert [row["url"] for row in parts] == urls
 

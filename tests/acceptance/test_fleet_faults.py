@@ -8,48 +8,39 @@ less time here than a permit's lease: what is still in flight still has its perm
 from __future__ import annotations
 
 import random
-import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import boto3
-import httpx
 import pytest
 
-from conveyor.testing.fleet import Fleet, RoleProcess
-from tests.acceptance.support_bindings import hits
+from conveyor.testing.fleet import Fleet
 from tests.acceptance.support_fleet import fleet
-from tests.acceptance.support_wire import ENDED, Wire, eventually, target
+from tests.acceptance.support_fleet_runs import (
+    CAP,
+    LEASE,
+    QUICK,
+    assert_exact,
+    calls_of,
+    insisting,
+    pages,
+    permits_of,
+    until_called,
+    waiting_for,
+)
+from tests.acceptance.support_wire import Wire
 from tests.conformance.emulators import REGION
 from tests.conformance.redis_process import RedisProcess
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
 
-CAP = 8
-LEASE = 6
-QUICK: dict[str, Any] = {
-    "permit_lease": LEASE,
-    "visibility_timeout": LEASE,
-    "heartbeat": 1,
-    "discovery_interval": 1,
-    "sweep_interval": 2,
-    "quiet_after": 5,
-    "idempotency_claim": 5,
-    "max_interruptions": 1_000,
-    "rate_limit_deadline": 600,
-}
-"""So quick that a test sees it."""
 OLD_QUEUE = 62.0
 """Seconds from which a queue that is missing is not one that is yet to come."""
-PATIENCE = 150.0
-PAUSE = 0.05
-
-T = TypeVar("T")
 
 
 class Early(NamedTuple):
@@ -91,90 +82,6 @@ def early(wire: Wire) -> Early:
     there_at = time.monotonic()
     waiting_for(lambda: wire.latest_run(job_id)["stats"]["completed"] == 2 or None, "it is idle")
     return Early(job_id, urls, there_at)
-
-
-def pages(name: str, count: int, *, delay: float = 0.3) -> list[str]:
-    """So many URLs, each of which takes a while."""
-    return [target(f"{name}/{number}", delay=delay) for number in range(count)]
-
-
-def waiting_for(condition: Callable[[], T | None], what: str) -> T:
-    """`eventually`, with more patience and without keeping the fleet busy by looking."""
-
-    def look() -> T | None:
-        value = condition()
-        if value is None:
-            time.sleep(PAUSE)
-        return value
-
-    return eventually(look, what, timeout=PATIENCE)
-
-
-def calls_of(running: Fleet, urls: Sequence[str]) -> dict[str, int]:
-    """How often the gateway was called for each of these, so far."""
-    counts = hits(running).counts
-    return {url: counts[url] for url in urls if url in counts}
-
-
-def until_called(running: Fleet, urls: Sequence[str], times: int) -> None:
-    """Wait until the gateway was called so often for these."""
-    waiting_for(
-        lambda: sum(calls_of(running, urls).values()) >= times or None, f"{times} calls are made"
-    )
-
-
-def insisting(request: Callable[[], httpx.Response]) -> Any:
-    """Send a request until it is answered with success, as a client does whose connection broke;
-    what it says."""
-
-    def look() -> Any:
-        try:
-            response = request()
-        except httpx.TransportError:
-            return None
-        known = response.is_success or response.status_code in (409, 502, 503)
-        assert known, response.text
-        return response.json() if response.is_success else None
-
-    return waiting_for(look, "a request is answered")
-
-
-def ended(wire: Wire, job_id: str) -> Any:
-    """The run, once it has ended; at no look before had it completed more than there was."""
-
-    def look() -> Any:
-        run = insisting(lambda: wire.send("GET", f"/jobs/{job_id}"))["latest_run"]
-        stats = run["stats"]
-        assert stats["completed"] == stats["successful"] + stats["failed"] <= stats["total"]
-        return run if run["status"] in ENDED else None
-
-    return waiting_for(look, f"job {job_id} ends")
-
-
-def assert_exact(
-    wire: Wire, running: Fleet, job_id: str, urls: Sequence[str], *, faults: int
-) -> int:
-    """Once the run has ended: every task is there once and was scraped by one attempt, counters are
-    those of the rows, and the cap was kept. No fault has cost more than the calls that were in
-    flight at it, nor any task more than a call. How many calls there were beyond one a task."""
-    run = ended(wire, job_id)
-    assert run["status"] == "completed"
-    stats = run["stats"]
-    assert (stats["total"], stats["successful"], stats["failed"]) == (len(urls), len(urls), 0)
-    rows = wire.rows(job_id)
-    assert [(row["url"], row["status"]) for row in rows] == [(url, "successful") for url in urls]
-    assert hits(running).peak_in_flight <= CAP
-    calls = calls_of(running, urls)
-    further = sum(calls.values()) - len(urls)
-    assert further <= CAP * faults
-    for row in rows:
-        times = calls[row["url"]]
-        assert times <= 1 + faults
-        if times > 1:
-            kinds = [event["kind"] for event in wire.history(job_id, row["task_id"])]
-            assert kinds.count("attempt") == 1
-            assert set(kinds) <= {"attempt", "interruption"}
-    return further
 
 
 @pytest.mark.parametrize(
@@ -222,12 +129,45 @@ def test_a_run_survives_kills_of_any_process(
         process.ready()
 
 
-def permits_of(process: RoleProcess) -> float:
-    """How many permits a worker has in hand."""
-    page = httpx.get(f"{process.info.metrics}/metrics", trust_env=False).text
-    found = re.search(r"^conveyor_permits (\S+)$", page, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+@pytest.mark.parametrize(
+    "kills", [2, pytest.param(20, marks=(pytest.mark.full, pytest.mark.timeout(900)), id="full")]
+)
+def test_a_submit_whose_api_is_killed_is_found_by_its_retry_at_another(
+    running: Fleet, wire: Wire, kills: int
+) -> None:
+    """Each kill comes some time after the request was sent, and most before its answer."""
+    draw = random.Random(kills)
+    cut_off = 0
+    for number in range(kills):
+        urls = pages(f"cut/{kills}/{number}", 200, delay=0)
+        body = {"tasks": [{"url": url} for url in urls], "external_id": f"cut-{kills}-{number}"}
+        victim, other = draw.sample(running.apis, 2)
+        with Wire(victim.info.api) as first, Wire(other.info.api) as second:
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(first.send, "POST", "/jobs", body=body, key=f"cut-{number}")
+                time.sleep(draw.random() * 0.3)  # the moment is what the test varies
+                victim.kill()
+            cut_off += answer.exception() is not None
+            retry = partial(second.send, "POST", "/jobs", body=body, key=f"cut-{number}")
+            made = insisting(retry)
+            assert retry().json() == made
+            assert answer.exception() is not None or answer.result().json() == made
+            running.restart(victim)
+        listed = [job for job in jobs(wire) if job.get("external_id") == body["external_id"]]
+        assert [job["job_id"] for job in listed] == [made["job_id"]]
+        assert_exact(wire, running, made["job_id"], urls, faults=0)
+    assert cut_off > 0
+
+
+def jobs(wire: Wire) -> list[Any]:
+    """Every job of the caller."""
+    found, cursor = [], None
+    while True:
+        page = wire.ask("GET", "/jobs", limit=100, cursor=cursor)
+        found += page["jobs"]
+        cursor = page.get("next_cursor")
+        if cursor is None:
+            return found
 
 
 def test_a_worker_that_is_stopped_beyond_its_lease_does_no_harm(running: Fleet, wire: Wire) -> None:

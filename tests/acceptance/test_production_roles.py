@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,6 @@ from conveyor.domain.key_hashes import key_hash
 from conveyor.testing.fleet import Fleet, RoleProcess
 from tests.acceptance.support_fleet import services
 from tests.acceptance.support_wire import eventually, target
-from tests.conformance.emulators import address
 
 pytestmark = pytest.mark.server
 KEY = "key-of-the-team"
@@ -161,15 +159,63 @@ def test_no_process_says_a_secret(fleet: Fleet) -> None:
         assert secret.encode() not in said
 
 
-def test_a_worker_of_another_ledger_does_not_start(fleet: Fleet, tmp_path: Path) -> None:
-    foreign = {
-        **fleet.environment,
-        "CONVEYOR_LEDGER": "redis",
-        "CONVEYOR_REDIS_URL": address("CONVEYOR_TEST_REDIS"),
-    }
-    stranger = RoleProcess("worker", tmp_path / f"{secrets.token_hex(4)}.log", foreign)
+@pytest.mark.parametrize(
+    ("role", "changed", "told"),
+    [
+        (
+            "worker",
+            {"CONVEYOR_LEDGER": "redis", "CONVEYOR_REDIS_URL": "redis://127.0.0.1:1"},
+            "this fleet keeps its permits in dynamodb",
+        ),
+        ("worker", {"CONVEYOR_BUCKET": "others"}, "this fleet keeps its bodies in the bucket"),
+        ("api", {"CONVEYOR_BUCKET": "others"}, "this fleet keeps its bodies in the bucket"),
+        ("api", {"CONVEYOR_SECRET": "another " * 8}, "this fleet works by another CONVEYOR_SECRET"),
+        ("api", {"CONVEYOR_S3_ENDPOINT": "http://127.0.0.1:1"}, "s3 does not answer"),
+        ("api", {"CONVEYOR_SQS_ENDPOINT": "http://127.0.0.1:1"}, "sqs does not answer"),
+        ("worker", {"CONVEYOR_TABLE": "none"}, "there is no table none"),
+        (
+            "api",
+            {"CONVEYOR_ENVIRONMENT": "none", "CONVEYOR_TABLE": "conveyor-{fleet}"},
+            "there is no queue conveyor-none-control (conveyor admin init",
+        ),
+    ],
+)
+def test_who_is_none_of_the_fleet_does_not_start(
+    fleet: Fleet, tmp_path: Path, role: str, changed: dict[str, str], told: str
+) -> None:
+    changed = {name: value.replace("{fleet}", fleet.name) for name, value in changed.items()}
+    changed["CONVEYOR_AWS_ATTEMPTS"] = "2"
+    stranger = RoleProcess(role, tmp_path / "stranger.log", {**fleet.environment, **changed})
     stranger.start()
-    with pytest.raises(RuntimeError, match="this fleet keeps its permits in dynamodb"):
+    with pytest.raises(RuntimeError):
         stranger.ready()
 
     assert ended(stranger) == 1
+    last = stranger.log.read_text().splitlines()[-1]
+    assert last.startswith(f"conveyor: {told}")
+
+
+def test_a_fleet_that_is_removed_beneath_its_processes_says_so(tmp_path: Path) -> None:
+    with Fleet(
+        replace(services(), redis=""),
+        gateway="fake",
+        directory=tmp_path,
+        inherited=os.environ,
+        apis=1,
+        workers=1,
+        discovery_interval=0.3,
+        shutdown_grace=0,
+    ) as fleet:
+        [api], [worker] = fleet.apis, fleet.workers
+        fleet.admin("destroy", "--yes", fleet.name, "--even-if-alive")
+        with client(fleet) as caller:
+            answered = caller.get("/jobs")
+        for process in (api, worker):
+            eventually(lambda: readiness(process) == 503 or None, "it is not ready")  # noqa: B023
+        said = worker.log.read_text()
+
+    assert (answered.status_code, answered.json()["code"]) == (503, "unavailable")
+    assert fleet.name not in answered.text
+    assert f"there is no table conveyor-{fleet.name}" in api.log.read_text()
+    assert f"there is no table conveyor-{fleet.name}" in said
+    assert "Traceback" not in said

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from conveyor.gateway.hits import Hits
@@ -166,76 +165,6 @@ def test_deleting_with_ten_in_flight_leaves_nothing(
         if not whole:
             assert "latest_run" not in wire.ask("GET", f"/jobs/{job_id}")
             assert wire.send("POST", f"/jobs/{job_id}/rerun").status_code == 409
-
-
-@pytest.mark.parametrize("path", ["submit", "add", "rerun"])
-def test_fifty_requests_at_once_with_one_key_do_it_once(arena: Arena, path: str) -> None:
-    wire, count = arena.wire, 50
-    body: Any = {"tasks": [{"url": target(f"{path}/{one}")} for one in range(3)]}
-    job_id, url = "", "/jobs"
-    if path == "add":
-        job_id = wire.submit([], status="open")["job_id"]
-        url = f"/jobs/{job_id}/tasks"
-    elif path == "rerun":
-        job_id = wire.submit([target("again")])["job_id"]
-        wire.ended(job_id)
-        body, url = None, f"/jobs/{job_id}/rerun"
-    before = arena.kept()
-
-    responses = together(count, lambda _: wire.send("POST", url, body=body, key=f"one-{path}"))
-
-    assert_one_answer(responses)
-    again = wire.send("POST", url, body=body, key=f"one-{path}")
-    assert_one_answer([*responses, again])
-    assert again.headers["Idempotency-Replayed"] == "true"
-    after = arena.kept()
-    made = {table: after[table] - before[table] for table in before}
-    assert (
-        made
-        == {
-            "submit": {"jobs": 1, "runs": 1, "tasks": 3},
-            "add": {"jobs": 0, "runs": 0, "tasks": 3},
-            "rerun": {"jobs": 0, "runs": 1, "tasks": 1},
-        }[path]
-    )
-    if path != "rerun":
-        other = wire.send("POST", url, body={"tasks": []}, key=f"one-{path}")
-        assert (other.status_code, other.json()["code"]) == (409, "idempotency_key_conflict")
-
-
-def assert_one_answer(responses: list[httpx.Response]) -> None:
-    """All that were answered were answered alike, and the others told to wait."""
-    answered = [response for response in responses if response.is_success]
-    refused = [response for response in responses if not response.is_success]
-    assert len({(response.status_code, response.content) for response in answered}) == 1
-    assert {(one.status_code, one.json()["code"]) for one in refused} <= {
-        (409, "idempotency_key_conflict")
-    }
-
-
-def test_a_replay_is_byte_equal_after_the_job_moved_on(arena: Arena) -> None:
-    wire = arena.wire
-    body = {"tasks": [{"url": target("replay/0")}], "status": "open"}
-    more = {"tasks": [{"url": target("replay/1")}], "last_batch": True}
-    submitted = wire.send("POST", "/jobs", body=body, key="replay")
-    job_id = submitted.json()["job_id"]
-    path = f"/jobs/{job_id}"
-    added = wire.send("POST", f"{path}/tasks", body=more, key="replay")
-    wire.ended(job_id)
-    rerun = wire.send("POST", f"{path}/rerun", key="replay")
-    wire.ended(job_id)
-    wire.ask("DELETE", path)
-
-    again = [
-        wire.send("POST", "/jobs", body=body, key="replay"),
-        wire.send("POST", f"{path}/tasks", body=more, key="replay"),
-        wire.send("POST", f"{path}/rerun", key="replay"),
-    ]
-
-    for first, second in zip((submitted, added, rerun), again, strict=True):
-        assert (second.status_code, second.content) == (first.status_code, first.content)
-        assert "Idempotency-Replayed" not in first.headers
-        assert second.headers["Idempotency-Replayed"] == "true"
 
 
 def test_pause_and_resume_crossing_leave_the_run_whole(arena: Arena) -> None:

@@ -90,16 +90,6 @@ def test_without_a_key_there_is_nothing_but_the_servers_own_pages(server: Booted
             assert nobody.http.get(server.origin + path).status_code == 200
 
 
-def test_an_idempotency_key_is_its_callers_own(server: Booted, caller: Caller) -> None:
-    made = []
-    with Caller(server.api, "key-of-a-stranger") as stranger:
-        for who in (caller, stranger):
-            response = who.http.post("/jobs", json=DOCUMENT, headers={"Idempotency-Key": "shared"})
-            assert "Idempotency-Replayed" not in response.headers
-            made.append(response.json()["job_id"])
-    assert len(set(made)) == 2
-
-
 # -- cursors and links --
 
 

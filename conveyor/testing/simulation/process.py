@@ -32,10 +32,12 @@ from conveyor.testing.simulation.store import (
 )
 from conveyor.testing.simulation.trace import Trace
 from conveyor.testing.simulation.unsimulated import (
+    UnsimulatedCallbacks,
     UnsimulatedExports,
     UnsimulatedIdempotency,
     UnsimulatedIngestion,
     UnsimulatedInputs,
+    UnsimulatedOutbox,
     UnsimulatedSweeping,
 )
 from conveyor.testing.simulation.world import NO_TIME, World
@@ -85,6 +87,8 @@ class _Boot:
             inputs=UnsimulatedInputs(),
             exports=UnsimulatedExports(),
             sweeping=UnsimulatedSweeping(),
+            outbox=UnsimulatedOutbox(),
+            callbacks=UnsimulatedCallbacks(),
             tasks=SimulatedTasks(services.store, store),
             queues=SimulatedQueues(services.queues, self._link("queues", world.queue_latency)),
             blobs=SimulatedBlobs(services.blobs, self._link("blobs", NO_TIME)),

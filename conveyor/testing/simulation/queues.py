@@ -106,6 +106,10 @@ class SimulatedQueues:
         """How many messages wait, hidden ones included."""
         return self._service.depth(queue)
 
+    async def count(self, queue: str) -> int:
+        """The same."""
+        return self._service.depth(queue)
+
 
 def _lost() -> ConveyorError:
     return ConveyorError(ErrorCode.UNAVAILABLE, "the queue's answer was lost")

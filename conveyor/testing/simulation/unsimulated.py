@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from conveyor.domain.ending import Ending
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import JobStatus, JobView, Run, RunStatus, TaskSpec, TaskStatus
 from conveyor.ports.exports import Export
 from conveyor.ports.ingestion import Ingesting, StagedRows
 from conveyor.ports.inputs import JobInput
+from conveyor.ports.outbox import Notice
 from conveyor.ports.records import Answer, Appended, KeyClaim, Once, Rerun
 from conveyor.ports.sweeping import EndedRun, QuietRun
 
@@ -226,3 +228,41 @@ class UnsimulatedSweeping:
     async def tidy(self, *, now: int) -> int:
         """0: nothing is cut off in the middle."""
         return 0
+
+
+class UnsimulatedOutbox:
+    """The outbox port of a world where nobody waits for a run: there is no notice, ever."""
+
+    async def due_notices(self, *, now: int, limit: int) -> list[str]:
+        """Nothing: there is no notice."""
+        return []
+
+    async def lease_notice(self, run_id: str, *, now: int, lapses_at: int) -> Notice | None:
+        """None: there is no notice."""
+        return None
+
+    async def decide_notice(self, notice: Notice, ending: Ending, *, now: int) -> bool:
+        """False: there is no notice."""
+        return False
+
+    async def put_off_notice(self, notice: Notice, *, due_at: int, attempts: int) -> None:
+        """Without effect: there is no notice."""
+
+    async def drop_notice(self, notice: Notice) -> None:
+        """Without effect: there is no notice."""
+
+
+class UnsimulatedCallbacks:
+    """The callbacks port of a world where nobody waits for a run."""
+
+    async def send_heartbeat(self, task_token: str) -> None:
+        """Raises ConveyorError(unavailable)."""
+        raise not_simulated("a callback")
+
+    async def send_success(self, task_token: str, *, output: str) -> None:
+        """Raises ConveyorError(unavailable)."""
+        raise not_simulated("a callback")
+
+    async def send_failure(self, task_token: str, *, error: str, cause: str) -> None:
+        """Raises ConveyorError(unavailable)."""
+        raise not_simulated("a callback")

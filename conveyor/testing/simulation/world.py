@@ -98,6 +98,7 @@ class World:
             max_receives=self.max_receives,
             shutdown_grace=self.grace,
             sweep_interval=NEVER,
+            outbox_interval=NEVER,
         )
 
 

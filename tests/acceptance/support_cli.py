@@ -1,0 +1,104 @@
+"""The programs as a person runs them: processes, and what they said."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from conveyor.testing.server import ConveyorServer
+
+CLIENT = [sys.executable, "-m", "conveyor"]
+SERVER = [sys.executable, "-c", "from conveyor.cli import dev_main; dev_main()"]
+JOB_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+
+
+class Ran:
+    """How a command ended."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code = done.returncode
+        self.out = done.stdout.splitlines()
+        self.err = done.stderr.splitlines()
+
+    @property
+    def job_id(self) -> str:
+        found = JOB_ID.search(self.out[0])
+        assert found, (self.out, self.err)
+        return found[0]
+
+
+def environment(server: ConveyorServer, **more: str) -> Mapping[str, str]:
+    return {
+        **os.environ,
+        "CONVEYOR_URL": server.base_url,
+        "ZENROWS_API_KEY": server.api_key,
+        **more,
+    }
+
+
+def conveyor(server: ConveyorServer, *arguments: str, given: str = "") -> Ran:
+    return Ran(
+        subprocess.run(
+            [*CLIENT, *arguments],
+            env=environment(server),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    )
+
+
+def dev(data_dir: Path, *flags: str) -> Ran:
+    return Ran(
+        subprocess.run(
+            [*SERVER, "--data-dir", str(data_dir), *flags],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(url: str) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            if httpx.get(url).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < deadline, f"nothing at {url}"
+        time.sleep(0.02)
+
+
+def lines_until(stream: Any, start: str) -> list[str]:
+    lines: list[str] = []
+    while not (lines and lines[-1].startswith(start)):
+        line = stream.readline()
+        assert line, lines
+        lines.append(line.rstrip("\n"))
+    return lines
+
+
+def said(lines: list[str], label: str) -> str:
+    (line,) = [line for line in lines if line.startswith(label)]
+    return line.removeprefix(label).strip()

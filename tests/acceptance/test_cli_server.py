@@ -1,0 +1,100 @@
+"""The development server as a person runs it: ports, signals, silence, the demonstration."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from conveyor.roles.site import pages
+from conveyor.testing.process import ServerProcess
+from tests.acceptance.support_cli import SERVER, dev, free_port, lines_until, said, wait_for
+
+pytestmark = pytest.mark.server
+
+
+def test_a_taken_port_or_directory_is_one_line_and_touches_nothing(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ran = dev(tmp_path / "new", "--port", str(taken.getsockname()[1]))
+    assert (ran.code, ran.out, len(ran.err)) == (1, [], 1)
+    assert "taken" in ran.err[0]
+    assert not (tmp_path / "new").exists()
+
+    elsewhere = dev(tmp_path / "new", "--host", "203.0.113.1", "--port", "0")
+    assert (elsewhere.code, elsewhere.out, len(elsewhere.err)) == (1, [], 1)
+    assert not (tmp_path / "new").exists()
+
+    with ServerProcess(tmp_path / "used", "--gateway", "fake") as first:
+        second = dev(tmp_path / "used", "--port", "0")
+        assert (second.code, second.out, len(second.err)) == (1, [], 1)
+        assert httpx.get(first.info.api.removesuffix("/v1") + "/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
+    with ServerProcess(tmp_path / "data", "--gateway", "fake") as server:
+        origin = server.info.api.removesuffix("/v1")
+        with httpx.Client() as connected:
+            assert connected.get(f"{origin}/readyz").status_code == 200
+            server.signal(number)
+            code, errors = server.wait(timeout=10)
+    assert code == 0
+    assert errors.splitlines() == ["stopping"]
+
+
+def test_quiet_says_nothing_at_all(tmp_path: Path) -> None:
+    port = free_port()
+    with subprocess.Popen(
+        [*SERVER, "--quiet", "--port", str(port), "--data-dir", str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as quiet:
+        wait_for(f"http://127.0.0.1:{port}/readyz")
+        quiet.send_signal(signal.SIGINT)
+        shown, _ = quiet.communicate(timeout=10)
+    assert (quiet.returncode, shown) == (0, b"")
+
+
+def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*SERVER, "--demo", "--port", "0", "--data-dir", str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        lines = lines_until(demo.stdout, "still serving")
+        assert len(lines[: lines.index("")]) <= 8
+        folder = Path(said(lines, "results are in "))
+        origin = said(lines, "API").removesuffix("/v1")
+        assert httpx.get(f"{origin}/readyz").status_code == 200
+        demo.send_signal(signal.SIGINT)
+        out, err = demo.communicate(timeout=10)
+    assert (demo.returncode, out, err) == (0, "stopping\n", "")
+    assert folder.is_relative_to(tmp_path / "data")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == pages()
+
+
+def test_a_demonstration_finds_another_port_when_its_own_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with subprocess.Popen(
+            [*SERVER, "--demo", "--data-dir", str(tmp_path / "data")],
+            env={**os.environ, "CONVEYOR_PORT": str(port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as demo:
+            lines = lines_until(demo.stdout, "still serving")
+            demo.send_signal(signal.SIGTERM)
+            demo.communicate(timeout=10)
+    assert lines[0] == f"port {port} is taken; using a free one"
+    assert demo.returncode == 0
