@@ -35,6 +35,7 @@ EXTRA = frozenset({"boto3", "botocore", "redis"})
 if TYPE_CHECKING:
     from conveyor.prod.admin.administration import Administration
     from conveyor.prod.admin.dead_letters import DeadLetters
+    from conveyor.prod.aws.calls import Aws
     from conveyor.prod.binding import ProdBinding
     from conveyor.prod.options import ProdOptions
 
@@ -74,19 +75,27 @@ class RoleRuntime:
 
 
 async def open_role(
-    settings: Settings, clock: Clock, *, origin: str, gateway: Gateway | None = None
+    settings: Settings,
+    clock: Clock,
+    *,
+    origin: str,
+    gateway: Gateway | None = None,
+    seam: Callable[[Aws], Aws] | None = None,
 ) -> RoleRuntime:
     """The role that the settings name, opened and not yet running.
 
-    A gateway that is handed in stays the caller's to close. Raises ConveyorError where AWS or Redis
-    cannot be used, where the fleet keeps its permits elsewhere, and for unusable API keys.
+    A gateway that is handed in stays the caller's to close. `seam` puts something between the
+    adapters and AWS, for tests.
+    Raises ConveyorError where AWS or Redis cannot be used, where the fleet keeps its permits
+    elsewhere, and for unusable API keys.
     """
     api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
 
     with _extra():
         from conveyor.prod.binding import open_binding
 
-    binding = await open_binding(_options(settings), clock, works=api_keys is None)
+    works = api_keys is None
+    binding = await open_binding(_options(settings), clock, works=works, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
     engine, worker, app = gateway, None, None
     if api_keys is None:
@@ -112,7 +121,12 @@ async def open_role(
     return RoleRuntime(
         app=app,
         worker=worker,
-        probes=create_probes(telemetry.registry(), ready=readiness, clock=clock),
+        probes=create_probes(
+            telemetry.registry(),
+            ready=lambda: readiness() and binding.stats.usable(clock.monotonic()),
+            clock=clock,
+            away=lambda: binding.stats.away(clock.monotonic()),
+        ),
         protocol=protocol(clock),
         readiness=readiness,
         lag=lag,
@@ -187,7 +201,7 @@ def _options(settings: Settings) -> ProdOptions:
     from conveyor.prod.aws.options import AwsOptions
     from conveyor.prod.options import ProdOptions
 
-    secret, _ = root_secrets(settings)
+    secret, older = root_secrets(settings)
     return ProdOptions(
         aws=AwsOptions(
             region=settings.region,
@@ -206,6 +220,7 @@ def _options(settings: Settings) -> ProdOptions:
         ledger=settings.ledger,
         redis_url=settings.redis_url,
         root_secret=secret_bytes(secret),
+        older_secrets=older,
         kms_key=settings.kms_key,
         max_receives=settings.max_receives,
         rate_limit=settings.rate_limit,

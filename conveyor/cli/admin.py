@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from conveyor.cli.work import reason
+from conveyor.cli.work import reason, show_help
 from conveyor.client.program import Failure
 
 if TYPE_CHECKING:
@@ -18,12 +18,14 @@ Say = Callable[[str], None]
 Task = Callable[["Settings", Say], Awaitable[int]]
 
 
-@click.group()
-def admin() -> None:
+@click.group(invoke_without_command=True, no_args_is_help=False)
+@click.pass_context
+def admin(context: click.Context) -> None:
     """Make, check and remove what a fleet needs in AWS, and look after its dead letters.
 
     Which fleet, and where, is told by environment variables CONVEYOR_…
     """
+    show_help(context)
 
 
 @admin.command()
@@ -44,14 +46,18 @@ def check() -> int:
 
 @admin.command()
 @click.option("--yes", metavar="ENVIRONMENT", required=True, help="The environment, once more.")
-def destroy(yes: str) -> int:
-    """Remove every resource of the environment with all that is in it."""
+@click.option("--even-if-alive", is_flag=True, help="Do not look whether a worker is alive.")
+def destroy(yes: str, even_if_alive: bool) -> int:
+    """Remove every resource of the environment with all that is in it.
+
+    All processes have to be stopped: workers that are alive are noticed, apis are not.
+    """
     from conveyor.roles.admin import destroy
 
     async def confirmed(settings: Settings, say: Say) -> int:
         if yes != settings.environment:
             raise Failure(f"--yes names {yes}, CONVEYOR_ENVIRONMENT {settings.environment}")
-        return await destroy(settings, say)
+        return await destroy(settings, say, even_if_alive=even_if_alive)
 
     return _run(confirmed)
 
@@ -68,20 +74,46 @@ def ledger(kind: str) -> int:
     return _run(move)
 
 
+@admin.command()
+def rebind() -> int:
+    """Let the fleet have the bucket, and the secret if one is set, of these settings from now on.
+
+    Bodies are not moved. All workers have to be stopped.
+    """
+    from conveyor.roles.admin import rebind
+
+    return _run(rebind)
+
+
 @admin.command("key-hash")
 def key_hash() -> None:
-    """Read an API key from standard input and print its line for CONVEYOR_API_KEYS."""
-    from conveyor.domain.key_hashes import key_hash
+    """Read API keys from standard input, one a line, and print their lines for CONVEYOR_API_KEYS.
 
-    key = sys.stdin.readline().strip()
-    if not key:
+    Nothing is printed where one of them is a key that no request can carry.
+    """
+    from conveyor.domain.key_hashes import is_carried, key_hash
+
+    hashes = []
+    for number, line in enumerate(sys.stdin.buffer.read().splitlines(), start=1):
+        key = line.decode("latin-1").strip(" \t")
+        if not key:
+            continue
+        # The line is not repeated: it is a key.
+        if not is_carried(key):
+            raise Failure(
+                f"line {number} is no API key: printable ASCII without spaces, not too long"
+            )
+        hashes.append(key_hash(key))
+    if not hashes:
         raise click.UsageError("no key on standard input")
-    click.echo(key_hash(key))
+    click.echo("\n".join(hashes))
 
 
-@admin.group()
-def dlq() -> None:
+@admin.group(invoke_without_command=True, no_args_is_help=False)
+@click.pass_context
+def dlq(context: click.Context) -> None:
     """Look after the dead letters: messages that were given up."""
+    show_help(context)
 
 
 @dlq.command("list")

@@ -99,6 +99,12 @@ def job_options(flags: dict[str, Any]) -> JobOptions:
     return JobOptions(zenrows_params=parameters(flags.pop("params")), **flags)
 
 
+def show_help(context: click.Context) -> None:
+    """The help of a group that is called without a command."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
 def unfit(error: InvalidSetting, flags: Mapping[str, Any]) -> click.ClickException:
     """The setting that does not fit, named as it was given: by a flag or by a variable."""
     from conveyor.settings import PREFIX

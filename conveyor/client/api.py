@@ -215,6 +215,10 @@ class Api:
                 yield response
         except httpx.InvalidURL:
             raise ClientError("the result link is not a URL") from None
+        except httpx.TransportError as error:
+            # Of a name that is not resolved the system's own words do not even say the name.
+            host, reason = httpx.URL(url).netloc.decode("ascii"), str(error) or type(error).__name__
+            raise type(error)(f"{host}: {reason}") from None
 
     def _fetcher(self) -> httpx.AsyncClient:
         if self._keyless is None:

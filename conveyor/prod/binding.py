@@ -12,9 +12,10 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Permits
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import FindsJobs
-from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import AwsRefused, CallStats
-from conveyor.prod.dynamodb.fleet import BEAT, agree_on_ledger, ledger_kind
+from conveyor.prod.aws.boto import open_aws
+from conveyor.prod.aws.calls import Aws, CallStats
+from conveyor.prod.aws.refusals import DeployedAws
+from conveyor.prod.dynamodb.fleet import BEAT
 from conveyor.prod.dynamodb.generations import DynamoGenerations
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits
@@ -30,6 +31,11 @@ from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.signals import NoSignals
 from conveyor.prod.sqs.queues import SqsQueues
+from conveyor.prod.starting import start, things
+from conveyor.prod.stepfunctions.callbacks import StepFunctionsCallbacks
+
+PATIENCE = 60.0
+"""Seconds for which what became of a task is kept at hand while DynamoDB is away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +43,8 @@ class ProdBinding:
     """The ports, and what only this binding has.
 
     `jobs` finds templates, by way of Redis where there is one. `store` counts the rows that it
-    reads, `stats` the calls of AWS. `agree` says that this process works by the fleet's ledger, to
-    be called every `agree_every` seconds; it raises ConveyorError(conflict) where that is another.
+    reads, `stats` the calls of AWS. `agree` says that this process works by the fleet's terms, to
+    be called every `agree_every` seconds; it raises ConveyorError(conflict) where those are others.
     """
 
     ports: Binding
@@ -50,25 +56,31 @@ class ProdBinding:
     agree_every: float = BEAT
 
 
-async def open_binding(options: ProdOptions, clock: Clock, *, works: bool) -> ProdBinding:
-    """Open everything; the caller closes it by `ports.aclose`. `works`: it is a worker's.
+async def open_binding(
+    options: ProdOptions,
+    clock: Clock,
+    *,
+    works: bool,
+    seam: Callable[[Aws], Aws] | None = None,
+) -> ProdBinding:
+    """Open everything; the caller closes it by `ports.aclose`. `works`: it is a worker's. `seam`
+    puts something between the adapters and AWS, for tests.
 
-    Raises ConveyorError: (unavailable) where AWS is away, refuses, or lacks the table; (conflict)
-    where a worker's ledger is not the fleet's.
+    Raises ConveyorError: (unavailable) where AWS is away, refuses, or lacks table, bucket or
+    queue; (conflict) where a worker's ledger, or anybody's bucket or secret, is not the fleet's.
     """
     async with AsyncExitStack() as stack:
-        services = ["dynamodb", "sqs", "s3", *(["kms"] if options.kms_key else [])]
-        aws = await open_aws(options.aws, clock, *services)
-        stack.push_async_callback(aws.aclose)
+        services = ["dynamodb", "sqs", "s3", "stepfunctions", *(["kms"] if options.kms_key else [])]
+        boto = await open_aws(options.aws, clock, *services)
+        stack.push_async_callback(boto.aclose)
+        behind: Aws = boto if seam is None else seam(boto)
+        aws = DeployedAws(behind, boto.stats, clock, things=things(options))
         table = Table(aws, options.table, clock)
-
-        async def agree() -> None:
-            await _plainly(agree_on_ledger(table, options.ledger), options)
-
-        # Either call tells whether there is a table, and whether this process may use it.
-        await (agree() if works else _plainly(ledger_kind(table), options))
+        agree = await start(aws, table, options, works=works)
         sealing = await _sealing_secrets(aws, table, options)
-        store = await open_store(aws, table=options.table, clock=clock, worker=clock.new_id())
+        store = await open_store(
+            aws, table=options.table, clock=clock, worker=clock.new_id(), patience=PATIENCE
+        )
         stack.push_async_callback(store.aclose)
         server = RedisServer(options.redis_url, clock) if options.redis_url else None
         if server is not None:
@@ -91,6 +103,8 @@ async def open_binding(options: ProdOptions, clock: Clock, *, works: bool) -> Pr
             inputs=store.inputs,
             exports=store.exports,
             sweeping=store.sweeping,
+            outbox=store.outbox,
+            callbacks=StepFunctionsCallbacks(aws),
             queues=queues,
             blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),
             permits=_permits(options, table, server, clock),
@@ -102,7 +116,7 @@ async def open_binding(options: ProdOptions, clock: Clock, *, works: bool) -> Pr
     return ProdBinding(
         ports=ports,
         store=store,
-        stats=aws.stats,
+        stats=boto.stats,
         jobs=CachedJobs(store.jobs, server, environment=options.environment)
         if server is not None
         else store.jobs,
@@ -134,22 +148,9 @@ def _rate_limit(options: ProdOptions, server: RedisServer | None) -> RateLimit |
     )
 
 
-async def _sealing_secrets(aws: BotoAws, table: Table, options: ProdOptions) -> tuple[bytes, ...]:
+async def _sealing_secrets(aws: Aws, table: Table, options: ProdOptions) -> tuple[bytes, ...]:
     if not options.kms_key:
         return ()
     return (
         await open_data_key(aws, table, kms_key=options.kms_key, environment=options.environment),
     )
-
-
-async def _plainly(call: Awaitable[object], options: ProdOptions) -> None:
-    """A refusal in the words of whoever runs the fleet."""
-    try:
-        await call
-    except AwsRefused as refused:
-        text = (
-            f"there is no table {options.table}: conveyor admin init makes it"
-            if refused.code == "ResourceNotFoundException"
-            else f"the table {options.table} cannot be used: {refused}"
-        )
-        raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None

@@ -21,6 +21,7 @@ class ProdOptions:
     ledger: str
     redis_url: str = field(default="", repr=False)
     root_secret: bytes = field(repr=False)
+    older_secrets: tuple[bytes, ...] = field(default=(), repr=False)
     kms_key: str = ""
     max_receives: int = 1_000
     rate_limit: float = 0.0

@@ -37,9 +37,11 @@ async def check(settings: Settings, say: Say) -> int:
     return code
 
 
-async def destroy(settings: Settings, say: Say) -> int:
-    """Remove everything."""
+async def destroy(settings: Settings, say: Say, *, even_if_alive: bool = False) -> int:
+    """Remove everything. Raises ConveyorError where a worker is alive, unless that is no matter."""
     async with await open_administration(settings, SystemClock()) as administration:
+        if not even_if_alive:
+            await administration.check_no_worker(say)
         async for line in administration.destroy():
             say(line)
     return FINE
@@ -48,9 +50,18 @@ async def destroy(settings: Settings, say: Say) -> int:
 async def move_ledger(settings: Settings, kind: str, say: Say) -> int:
     """Let the fleet keep its permits elsewhere. Raises ConveyorError where a worker is alive."""
     async with await open_administration(settings, SystemClock()) as administration:
-        say("watching for a minute that no worker is alive")
-        changed = await administration.move_ledger(kind)
+        changed = await administration.move_ledger(kind, say)
     say(f"permits are kept in {kind}" if changed else f"permits were kept in {kind} already")
+    return FINE
+
+
+async def rebind(settings: Settings, say: Say) -> int:
+    """Let bucket and secret of the fleet be those of the settings. Raises ConveyorError where a
+    worker is alive."""
+    async with await open_administration(settings, SystemClock()) as administration:
+        changed = await administration.rebind(say)
+    what = "its bucket and secret" if settings.secret else "its bucket"
+    say(f"the fleet {'works' if changed else 'worked already'} by these settings for {what}")
     return FINE
 
 
@@ -58,9 +69,11 @@ async def list_letters(settings: Settings, say: Say, *, limit: int) -> int:
     """List dead letters, oldest first as far as the queue tells."""
     async with await open_dead_letters(settings, SystemClock()) as letters:
         found = await letters.look(limit=limit)
+    if found:
+        say(f"{'ID':<36}   AGE  WHAT, AND WHY")
     for letter in found:
         reason = letter.reason or "received too often, no reason was given"
-        say(f"{letter.letter_id}  {_age(letter.age):>4}  {letter.about}: {reason}")
+        say(f"{letter.letter_id:<36}  {_age(letter.age):>4}  {letter.about}: {reason}")
     if not found:
         say("no dead letters")
     return FINE

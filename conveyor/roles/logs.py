@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,10 +12,53 @@ import msgspec
 
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+"""Seconds for which a line is not said again; they double each time that it is."""
+FORGOTTEN_AFTER = 300.0
+MOST_TOLD = 1_000
+"""Lines that are remembered."""
+
+
+class Repeats(logging.Filter):
+    """Lets a warning or error that says the same again pass ever more seldom, and say how often it
+    was said meanwhile. What has fields of its own, or a traceback, always passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: dict[tuple[str, str], _Told] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record passes; a count is added to it where lines were left out."""
+        if record.levelno < logging.WARNING or record.exc_info or _fields(record):
+            return True
+        said = record.getMessage()
+        told = self._told.get((record.name, said))
+        if told is None or record.created - told.at >= FORGOTTEN_AFTER:
+            if len(self._told) >= MOST_TOLD:
+                self._told.clear()
+            self._told[record.name, said] = _Told(record.created)
+            return True
+        if record.created < told.at + told.pause:
+            told.left_out += 1
+            return False
+        if told.left_out:
+            record.msg, record.args = f"{said} (and {told.left_out} times before)", ()
+        told.at, told.left_out = record.created, 0
+        told.pause = min(told.pause * 2, LONGEST_PAUSE)
+        return True
+
+
+@dataclass(slots=True)
+class _Told:
+    at: float
+    pause: float = FIRST_PAUSE
+    left_out: int = 0
+
 
 def configure_logs(*, level: str, form: str) -> None:
     """Send the project's log records to standard error; libraries only from warning on."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Repeats())
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -11,9 +11,11 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from typing import Protocol
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
 from conveyor.bootstrap.production import RoleRuntime, open_role
 from conveyor.clock import SystemClock
@@ -48,14 +50,26 @@ class RoleInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     api: str = ""
 
 
+class Opens(Protocol):
+    """Opens a role, as `open_role` does."""
+
+    async def __call__(
+        self, settings: Settings, clock: Clock, *, origin: str, gateway: Gateway | None = None
+    ) -> RoleRuntime: ...
+
+
 def run(
     settings: Settings,
     *,
     on_ready: Callable[[RoleInfo], None] = lambda _info: None,
+    clock: Clock | None = None,
+    opened: Opens = open_role,
 ) -> int:
     """Be the role that the settings name until SIGINT or SIGTERM; the exit code.
 
-    Owns the process. Raises InvalidSetting, and ConveyorError where the role cannot start.
+    Owns the process. `clock` and `opened` are for tests: another clock than the system's, and a
+    role with something put in.
+    Raises InvalidSetting, and ConveyorError where the role cannot start.
     """
     check_role(settings)
     configure_logs(level=settings.log_level, form=settings.log_format)
@@ -63,7 +77,7 @@ def run(
         _log.warning(line)
 
     async def until(stop: anyio.Event) -> None:
-        await serve(settings, on_ready=on_ready, stop=stop)
+        await serve(settings, on_ready=on_ready, stop=stop, clock=clock, opened=opened)
 
     own_process(until, on_stopping=lambda: _log.info("stopping"))
     return 0
@@ -75,20 +89,22 @@ async def serve(
     on_ready: Callable[[RoleInfo], None],
     stop: anyio.Event,
     gateway: Gateway | None = None,
+    clock: Clock | None = None,
+    opened: Opens = open_role,
 ) -> None:
     """Open the production binding, serve or work until `stop`, then end everything in order.
 
     A gateway that is handed in replaces the one that the settings name, and stays the caller's.
     Raises ConveyorError for an address that cannot be bound, and whatever opening raises.
     """
-    clock = SystemClock()
+    clock = clock or SystemClock()
     serves = settings.role == "api"
     with (
-        bound(settings.metrics_host, settings.metrics_port) as beside,
+        bound(settings.metrics_host, settings.metrics_port, option="--metrics-port") as beside,
         bound(settings.host, settings.port) if serves else nullcontext() as listener,
     ):
         origin = "" if listener is None else _origin(settings.host, listener)
-        runtime = await open_role(settings, clock, origin=origin, gateway=gateway)
+        runtime = await opened(settings, clock, origin=origin, gateway=gateway)
         info = RoleInfo(
             role=settings.role,
             pid=os.getpid(),
@@ -139,22 +155,15 @@ async def _probes(runtime: RoleRuntime, listener: socket.socket) -> AsyncIterato
             server.should_exit = True
 
 
-async def _work(
-    runtime: RoleRuntime,
-    stop: anyio.Event,
-    ready: Callable[[], None],
-    *,
-    clock: Clock,
-    grace: float,
-) -> None:
-    worker = runtime.worker
-    assert worker is not None
-    refusals: list[ConveyorError] = []
+@asynccontextmanager
+async def _agreeing(
+    runtime: RoleRuntime, stop: anyio.Event, clock: Clock
+) -> AsyncIterator[TaskGroup]:
+    """Hold to the fleet's terms while the body runs, and end what is started in the group with it.
 
-    async def end() -> None:
-        await stop.wait()
-        runtime.readiness.yes = False
-        worker.stop()
+    Sets `stop`, and raises ConveyorError(conflict) after the body, once the terms are others.
+    """
+    refusals: list[ConveyorError] = []
 
     async def agree() -> None:
         while not refusals:
@@ -166,16 +175,36 @@ async def _work(
                     refusals.append(error)
                     stop.set()
                 else:
-                    _log.warning("the fleet did not hear of this worker: %s", error.detail)
+                    _log.warning("the fleet did not hear of this process: %s", error.detail)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(end)
         group.start_soon(agree)
-        ready()
-        await worker.run(grace=grace)
+        yield group
         group.cancel_scope.cancel()
     if refusals:
         raise refusals[0]
+
+
+async def _work(
+    runtime: RoleRuntime,
+    stop: anyio.Event,
+    ready: Callable[[], None],
+    *,
+    clock: Clock,
+    grace: float,
+) -> None:
+    worker = runtime.worker
+    assert worker is not None
+
+    async def end() -> None:
+        await stop.wait()
+        runtime.readiness.yes = False
+        worker.stop()
+
+    async with _agreeing(runtime, stop, clock) as group:
+        group.start_soon(end)
+        ready()
+        await worker.run(grace=grace)
 
 
 async def _answer(
@@ -198,8 +227,7 @@ async def _answer(
         UVICORN_LOG.setLevel(logging.CRITICAL)
         server.should_exit = True
 
-    async with anyio.create_task_group() as group:
+    async with _agreeing(runtime, stop, clock) as group:
         group.start_soon(end)
         group.start_soon(runtime.lag.run)
         await server.serve(sockets=[listener])
-        group.cancel_scope.cancel()

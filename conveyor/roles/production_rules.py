@@ -6,6 +6,7 @@ itself, an API that takes any key, links to an address that only it knows.
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from conveyor.ports.blobs import PASSING_DAYS
@@ -13,6 +14,9 @@ from conveyor.roles.banner import LOOPBACK
 from conveyor.settings import ROLES, InvalidSetting, Settings
 
 DAY = 86_400
+BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+TABLE = re.compile(r"[A-Za-z0-9_.-]{3,255}")
+EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 SHORTEST_SECRET = 32
 """Characters of a root secret."""
 
@@ -28,6 +32,16 @@ def check_place(settings: Settings) -> None:
         raise InvalidSetting("CONVEYOR_REGION", "must name a region of AWS, as AWS_REGION may too")
     if not settings.bucket:
         raise InvalidSetting("CONVEYOR_BUCKET", "must name the S3 bucket of the fleet")
+    if not BUCKET.fullmatch(settings.bucket):
+        raise InvalidSetting(
+            "CONVEYOR_BUCKET",
+            "must be 3 to 63 lower-case letters, digits, hyphens and dots, as S3 names a bucket",
+        )
+    if not TABLE.fullmatch(settings.table_name):
+        raise InvalidSetting(
+            "CONVEYOR_TABLE",
+            "must be 3 to 255 letters, digits, underscores, hyphens and dots, as DynamoDB has it",
+        )
     if settings.ledger == "redis" and not settings.redis_url:
         raise InvalidSetting(
             "CONVEYOR_REDIS_URL",
@@ -45,6 +59,7 @@ def check_role(settings: Settings) -> None:
     _check_secret(settings.secret)
     _check_lifetimes(settings)
     if settings.role == "api":
+        _check_ports(settings)
         _check_api(settings)
 
 
@@ -53,6 +68,9 @@ def looseness(settings: Settings) -> list[str]:
     loose = {
         "any API key is accepted": settings.role == "api" and settings.api_keys == "any",
         "the gateway makes its answers up": settings.gateway == "fake",
+        "pages are fetched directly, none is rendered: CONVEYOR_GATEWAY names no scraping API": (
+            settings.role == "worker" and settings.gateway == "direct"
+        ),
         "addresses that are not public are fetched": settings.allow_private,
     }
     return [line for line, holds in loose.items() if holds]
@@ -80,6 +98,17 @@ def _check_secret(secret: str) -> None:
     if any(len(part) < SHORTEST_SECRET for part in secret.split(",")):
         raise InvalidSetting(
             "CONVEYOR_SECRET", f"must have {SHORTEST_SECRET} characters at least in each part"
+        )
+
+
+def _check_ports(settings: Settings) -> None:
+    """An API has two."""
+    hosts = {settings.host, settings.metrics_host}
+    same = len(hosts) == 1 or not hosts.isdisjoint(EVERY_ADDRESS)
+    if same and settings.port == settings.metrics_port != 0:
+        raise InvalidSetting(
+            "CONVEYOR_METRICS_PORT",
+            f"must be another port than CONVEYOR_PORT, which is {settings.port} too",
         )
 
 

@@ -107,8 +107,9 @@ async def _until_signalled(
 
 
 @contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket, closed at the exit. Raises ConveyorError(conflict)."""
+def bound(host: str, port: int, *, option: str = "--port") -> Iterator[socket.socket]:
+    """A listening socket, closed at the exit. Raises ConveyorError(conflict), which names the
+    option that chooses the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -116,13 +117,15 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
             listener.listen(BACKLOG)
         except (OSError, UnicodeError) as error:
-            raise _unbindable(host, port, error) from None
+            raise _unbindable(host, port, error, option=option) from None
         yield listener
 
 
-def _unbindable(host: str, port: int, error: OSError | UnicodeError) -> ConveyorError:
+def _unbindable(
+    host: str, port: int, error: OSError | UnicodeError, *, option: str
+) -> ConveyorError:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        text = f"port {port} of {host} is taken (--port 0 picks a free one)"
+        text = f"port {port} of {host} is taken ({option} 0 picks a free one)"
     else:
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         text = f"cannot listen on port {port} of {host}: {reason}"

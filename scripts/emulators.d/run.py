@@ -32,6 +32,8 @@ READY_SECONDS = 60.0
 TRIES = 3
 """Times that one is started, each time on other ports: somebody may have taken one meanwhile."""
 PREFIX = "CONVEYOR_TEST_"
+NOT_RUN, NOT_FOUND = 126, 127
+"""Exit codes, as of a shell, for a command that cannot be run."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -148,11 +150,15 @@ def hold(venv: Path, service: str) -> int:
 def _run(command: list[str], environment: dict[str, str]) -> int:
     # Ctrl-C reaches the command by the terminal; other signals are handed on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    child = subprocess.Popen(
-        command,
-        env=environment,
-        preexec_fn=_ends_with_parent(signal.SIGTERM, interruptible=True),
-    )
+    try:
+        child = subprocess.Popen(
+            command,
+            env=environment,
+            preexec_fn=_ends_with_parent(signal.SIGTERM, interruptible=True),
+        )
+    except OSError as error:
+        print(f"conveyor: {command[0]} cannot be run: {error.strerror}", file=sys.stderr)
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)

@@ -11,6 +11,7 @@ from conveyor.dev.sqlite import open_store
 from conveyor.ports.exports import Exports
 from conveyor.ports.ingestion import Ingestion
 from conveyor.ports.inputs import Inputs
+from conveyor.ports.outbox import Outbox
 from conveyor.ports.records import Idempotency, Jobs, Runs
 from conveyor.ports.sweeping import Sweeping
 from conveyor.ports.tasks import Tasks
@@ -43,6 +44,9 @@ class Store(Protocol):
 
     @property
     def sweeping(self) -> Sweeping: ...
+
+    @property
+    def outbox(self) -> Outbox: ...
 
     async def aclose(self) -> None: ...
 

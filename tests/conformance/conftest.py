@@ -9,20 +9,12 @@ import pytest
 
 from conveyor.ports.exports import Exports
 from conveyor.ports.inputs import Inputs
+from conveyor.ports.outbox import Outbox
 from conveyor.ports.records import Idempotency, Jobs, Runs
 from conveyor.ports.tasks import Tasks
 from conveyor.testing.clock import FakeClock
-from tests.conformance import emulators
 from tests.conformance.bindings import BINDINGS, BindingKind, Store
 from tests.conformance.world import World
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the services that could not be had, whatever became of the tests that need them."""
-    if emulators.missing:
-        terminalreporter.section("services that could not be had", red=True, bold=True)
-        for reason in emulators.missing:
-            terminalreporter.line(reason, red=True)
 
 
 @pytest.fixture
@@ -88,6 +80,12 @@ def inputs(store: Store) -> Inputs:
 def exports(store: Store) -> Exports:
     """Its exports."""
     return store.exports
+
+
+@pytest.fixture
+def outbox(store: Store) -> Outbox:
+    """Its notices."""
+    return store.outbox
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ class OwnStore:
         self.inputs = store.inputs
         self.exports = store.exports
         self.sweeping = store.sweeping
+        self.outbox = store.outbox
         self._store = store
         self._release = release
 

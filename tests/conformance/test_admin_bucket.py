@@ -9,6 +9,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.prod.admin.bucket import BucketResource
+from conveyor.prod.admin.finding import MADE
 from conveyor.prod.admin.permissions import blobs_problem
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.options import AwsOptions
@@ -31,7 +32,7 @@ def name() -> str:
 
 async def test_a_bucket_is_removed_with_all_that_is_in_it(aws: BotoAws, name: str) -> None:
     bucket = BucketResource(aws, name, region=REGION)
-    assert await bucket.ensure() is True
+    assert await bucket.ensure() == MADE
     assert await bucket.problem() is None
     for number in range(3):
         await aws.call(

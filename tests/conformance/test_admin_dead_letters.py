@@ -58,7 +58,7 @@ class Fleet:
             await self.queues.send(DEAD_LETTER_QUEUE, message)
 
     async def bury_text(self, text: str) -> None:
-        """Give up what another version sent."""
+        """Give up whatever somebody sent."""
         where = await self.aws.call("sqs", "get_queue_url", {"QueueName": self._dead})
         entry = {"Id": "0", "MessageBody": text}
         await self.aws.call(
@@ -110,9 +110,9 @@ async def test_letters_are_listed_and_stay(fleet: Fleet) -> None:
     assert {letter.about for letter in first} == {
         f"ingest {JOB} {RUN}",
         f"task {JOB} {RUN} {'0' * 26}",
-        "of another version",
+        "cannot be read",
     }
-    assert {letter.reason for letter in first} == {REASON, ""}
+    assert {letter.reason for letter in first} == {REASON, "", "it is of another version"}
     assert all(0.0 <= letter.age < 60.0 for letter in first)
     assert {letter.letter_id for letter in second} == {letter.letter_id for letter in first}
     assert len(await fleet.letters.look(limit=2)) == 2
@@ -144,7 +144,7 @@ async def test_what_cannot_go_back_stays_and_says_why(fleet: Fleet) -> None:
     await fleet.bury_text("no message")
     done = await fleet.letters.redrive(None)
 
-    assert set(done.values()) == {"its run has no queue any more", "it is of another version"}
+    assert set(done.values()) == {"its run has no queue any more", "its body is no message"}
     assert len(await fleet.letters.look(limit=10)) == 2
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from conveyor.clock import SystemClock
+from conveyor.prod.admin.finding import MADE
 from conveyor.prod.admin.permissions import queues_problem
 from conveyor.prod.admin.queues import QueuesResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
@@ -62,9 +63,9 @@ async def names(aws: BotoAws, prefix: str) -> set[str]:
 async def test_queues_are_made_once_and_then_found_right(aws: BotoAws, prefix: str) -> None:
     resource = queues(aws, prefix)
     assert "dead-letter does not exist" in str(await resource.problem())
-    assert await resource.ensure() is True
+    assert await resource.ensure() == MADE
     assert await resource.problem() is None
-    assert await resource.ensure() is False
+    assert await resource.ensure() == ""
     assert await names(aws, prefix) == {"control", "dead-letter"}
 
 
@@ -90,7 +91,7 @@ async def test_a_queue_that_somebody_changed_is_told_and_mended(aws: BotoAws, pr
     await aws.call("sqs", "set_queue_attributes", {**where, "Attributes": changed})
 
     assert "control has another MessageRetentionPeriod" in str(await resource.problem())
-    assert await resource.ensure() is True
+    assert await resource.ensure() == f"set MessageRetentionPeriod of {prefix}control"
     assert await resource.problem() is None
 
 

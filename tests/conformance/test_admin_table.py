@@ -10,6 +10,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.prod.admin.clocks import clock_problem
+from conveyor.prod.admin.finding import MADE
 from conveyor.prod.admin.permissions import rows_problem
 from conveyor.prod.admin.table import TableResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
@@ -48,9 +49,9 @@ async def create(aws: BotoAws, name: str, **changed: Any) -> None:
 
 async def test_a_table_is_made_once_and_then_found_right(resource: TableResource) -> None:
     assert "does not exist" in str(await resource.problem())
-    assert await resource.ensure() is True
+    assert await resource.ensure() == MADE
     assert await resource.problem() is None
-    assert await resource.ensure() is False
+    assert await resource.ensure() == ""
 
 
 async def test_a_table_is_removed_once(resource: TableResource) -> None:
@@ -71,7 +72,7 @@ async def test_a_missing_index_is_named_and_made(
     await create(aws, name, GlobalSecondaryIndexes=indexes, AttributeDefinitions=attributes)
 
     assert f"lacks the index {BY_DISPATCH}" in str(await resource.problem())
-    assert await resource.ensure() is True
+    assert await resource.ensure() == f"got its index {BY_DISPATCH}, lets items expire by ttl"
     assert await resource.problem() is None
 
 

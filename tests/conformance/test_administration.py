@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 
+from conveyor.bootstrap.production import open_administration
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.queues import CONTROL_QUEUE, run_queue
+from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, run_queue
+from conveyor.prod.admin import administration
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.dynamodb.fleet import agree
+from conveyor.prod.dynamodb.table import description
+from conveyor.prod.s3.bucket import bucket_exists
 from conveyor.prod.sqs.names import prefix
+from conveyor.prod.starting import start
 from conveyor.roles import admin
 from conveyor.settings import Settings, load
 from tests.conformance.emulators import REGION, address
@@ -37,6 +46,7 @@ class Environment:
                 "dynamodb_endpoint": address("CONVEYOR_TEST_DYNAMODB"),
                 "sqs_endpoint": address("CONVEYOR_TEST_SQS"),
                 "s3_endpoint": address("CONVEYOR_TEST_S3"),
+                "stepfunctions_endpoint": address("CONVEYOR_TEST_STEPFUNCTIONS"),
                 "redis_url": address("CONVEYOR_TEST_REDIS"),
                 **changed,
             },
@@ -62,7 +72,8 @@ class Environment:
         return self.take()
 
     async def destroy(self) -> list[str]:
-        assert await admin.destroy(self.settings, self.said.append) == 0
+        code = await admin.destroy(self.settings, self.said.append, even_if_alive=True)
+        assert code == 0
         return self.take()
 
 
@@ -99,10 +110,11 @@ async def test_an_environment_is_made_checked_and_removed(environment: Environme
     assert wrong(checked) == []
     assert [line.removeprefix("ok").strip() for line in checked[RESOURCES:]] == [
         "clock",
-        "ledger of permits in redis",
+        f"terms of the fleet: permits in redis, bodies in {environment.settings.bucket}",
         "use of the table",
         "use of queues",
         "use of the bucket",
+        "callbacks",
         "redis",
     ]
     assert [line.split()[0] for line in gone] == ["removed"] * RESOURCES
@@ -131,7 +143,7 @@ async def test_another_ledger_than_the_fleets_is_refused_and_told(
     ).settings
     [told] = wrong(await environment.check(1))
 
-    assert "the fleet keeps them in redis" in told
+    assert "this fleet keeps its permits in redis" in told
     with pytest.raises(ConveyorError) as caught:
         await environment.init()
     assert caught.value.code is ErrorCode.CONFLICT
@@ -177,3 +189,90 @@ async def test_a_kms_key_is_tried_where_one_is_set(environment: Environment) -> 
     [told] = wrong(await environment.check(1))
 
     assert told.startswith("WRONG   data key under KMS: ")
+
+
+async def test_another_bucket_than_the_fleets_is_told_and_not_made(
+    environment: Environment, aws: BotoAws
+) -> None:
+    await environment.init()
+    bucket = environment.settings.bucket
+    environment.settings = Environment(
+        environment=environment.settings.environment, bucket=f"{bucket}-other"
+    ).settings
+    with pytest.raises(ConveyorError, match="in the bucket"):
+        await environment.init()
+    made = await bucket_exists(aws, environment.settings.bucket)
+    environment.settings = replace(environment.settings, bucket=bucket)
+    environment.take()
+
+    assert not made
+
+
+async def test_nothing_is_removed_while_a_worker_is_alive(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await environment.init()
+    monkeypatch.setattr(administration, "LOOK", 0.5)
+    async with await open_administration(environment.settings, CLOCK) as opened:
+        table, terms = opened._table, opened._terms
+        await agree(table, terms, works=True)
+
+        def speaks(line: str) -> None:
+            environment.said.append(line)
+            group.start_soon(partial(agree, table, terms, works=True))
+
+        async with anyio.create_task_group() as group:
+            with pytest.raises(ConveyorError) as caught:
+                await opened.check_no_worker(speaks)
+    assert caught.value.code is ErrorCode.CONFLICT
+    assert environment.take() == ["watching for 0.5 s that no worker is alive"]
+    assert wrong(await environment.check(0)) == []
+
+    assert await admin.destroy(environment.settings, environment.said.append) == 0
+
+
+async def test_what_is_absent_is_removed_without_a_look(environment: Environment) -> None:
+    assert await admin.destroy(environment.settings, environment.said.append) == 0
+    assert [line.split()[0] for line in environment.take()] == ["absent"] * RESOURCES
+
+
+async def test_a_ledger_that_is_the_fleets_is_said_at_once(environment: Environment) -> None:
+    await environment.init()
+    assert await admin.move_ledger(environment.settings, "redis", environment.said.append) == 0
+    assert environment.take() == ["permits were kept in redis already"]
+
+
+async def test_a_table_that_lacks_its_expiry_is_completed_and_said_so(
+    environment: Environment, aws: BotoAws
+) -> None:
+    name = environment.settings.table_name
+    await aws.call("dynamodb", "create_table", description(name))
+    lines = await environment.init()
+
+    assert lines[0] == f"changed table {name}: lets items expire by ttl"
+
+
+async def test_a_process_does_not_start_without_its_bucket(
+    environment: Environment, aws: BotoAws
+) -> None:
+    await environment.init()
+    async with await open_administration(environment.settings, CLOCK) as opened:
+        await opened._blobs.remove()
+        with pytest.raises(ConveyorError) as caught:
+            await start(aws, opened._table, opened._options, works=False)
+
+    assert caught.value.detail == (
+        f"there is no bucket {environment.settings.bucket} (conveyor admin init makes it)"
+    )
+
+
+async def test_dead_letters_stand_under_a_header(environment: Environment, aws: BotoAws) -> None:
+    await environment.init()
+    name = f"{prefix(environment.settings.environment)}{DEAD_LETTER_QUEUE}"
+    url = (await aws.call("sqs", "get_queue_url", {"QueueName": name}))["QueueUrl"]
+    await aws.call("sqs", "send_message", {"QueueUrl": url, "MessageBody": "garbage"})
+    assert await admin.list_letters(environment.settings, environment.said.append, limit=10) == 0
+    header, letter = environment.take()
+
+    assert header.split() == ["ID", "AGE", "WHAT,", "AND", "WHY"]
+    assert "received too often" not in letter

@@ -1,14 +1,27 @@
-"""One fleet, one ledger: who is bound to another does not start, and who runs is not changed."""
+"""One fleet, one ledger, bucket and secret: who has others does not start, and none is changed
+under who runs."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.dynamodb.fleet import BEAT, WATCH, agree_on_ledger, change_ledger, ledger_kind
+from conveyor.prod.dynamodb.fleet import (
+    BEAT,
+    WATCH,
+    Terms,
+    agree,
+    change_ledger,
+    fingerprint,
+    fleet_item,
+    names_callers_anew,
+    nobody_works,
+    rebind,
+)
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.dynamodb.keys import FLEET
 from conveyor.testing.clock import FakeClock
@@ -23,13 +36,40 @@ async def table(clock: FakeClock) -> AsyncIterator[Table]:
     await opened.delete(FLEET)
 
 
+async def agree_on_ledger(table: Table, kind: str) -> None:
+    """Agree as a worker."""
+    await agree(table, Terms(ledger=kind, bucket="bodies"), works=True)
+
+
+async def ledger_kind(table: Table) -> str | None:
+    item = await fleet_item(table)
+    return None if item is None else item["ledger"]
+
+
+def secrets(*texts: str) -> tuple[str, ...]:
+    return tuple(fingerprint(text.encode()) for text in texts)
+
+
 async def changing(table: Table, clock: FakeClock, kind: str, *, beats: bool = False) -> bool | str:
-    """What becomes of a change, during which a worker speaks or not."""
+    """What becomes of a change of the ledger, during which a worker speaks or not."""
+    change = partial(change_ledger, table, kind)
+    return await watched(table, clock, change, beats=beats, seconds=WATCH)
+
+
+async def watched(
+    table: Table,
+    clock: FakeClock,
+    act: Callable[[], Awaitable[bool]],
+    *,
+    beats: bool = False,
+    seconds: float,
+) -> bool | str:
+    """What becomes of it, a worker speaking in those seconds or not."""
     outcome: list[bool | str] = []
 
     async def change() -> None:
         try:
-            outcome.append(await change_ledger(table, kind))
+            outcome.append(await act())
         except ConveyorError as error:
             outcome.append(error.code)
 
@@ -37,7 +77,7 @@ async def changing(table: Table, clock: FakeClock, kind: str, *, beats: bool = F
         group.start_soon(change)
         while not clock.pending and not outcome:  # noqa: ASYNC110  (the clock tells nobody)
             await anyio.sleep(0.001)
-        await clock.advance(WATCH - 1)
+        await clock.advance(seconds - 1)
         assert not outcome
         if beats:
             await agree_on_ledger(table, "redis")
@@ -78,11 +118,10 @@ async def test_of_two_that_come_first_at_once_one_is_turned_away(table: Table) -
     assert sorted([*refused, str(await ledger_kind(table))]) == ["dynamodb", "redis"]
 
 
-@pytest.mark.parametrize("call", [agree_on_ledger, change_ledger])
-async def test_an_unknown_kind_is_refused(table: Table, call: object) -> None:
-    assert callable(call)
-    with pytest.raises(ConveyorError, match="redis, dynamodb"):
-        await call(table, "memory")
+async def test_an_unknown_kind_is_refused(table: Table) -> None:
+    for call in (agree_on_ledger, change_ledger):
+        with pytest.raises(ConveyorError, match="redis, dynamodb"):
+            await call(table, "memory")
 
 
 async def test_the_kind_is_changed_while_no_worker_speaks(table: Table, clock: FakeClock) -> None:
@@ -111,3 +150,81 @@ async def test_to_change_to_what_is_there_changes_nothing(table: Table) -> None:
 async def test_a_fleet_without_a_kind_gets_it_at_once(table: Table) -> None:
     assert await change_ledger(table, "dynamodb")
     assert await ledger_kind(table) == "dynamodb"
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_who_has_another_bucket_is_turned_away_whatever_its_role(
+    table: Table, works: bool
+) -> None:
+    await agree_on_ledger(table, "redis")
+    with pytest.raises(ConveyorError) as refused:
+        await agree(table, Terms(ledger="redis", bucket="others"), works=works)
+    assert refused.value.code is ErrorCode.CONFLICT
+    assert refused.value.detail == (
+        "this fleet keeps its bodies in the bucket bodies and this process is set to others"
+    )
+
+
+async def test_an_api_agrees_whatever_its_ledger_and_is_no_sign_of_a_worker(table: Table) -> None:
+    await agree_on_ledger(table, "redis")
+    before = await fleet_item(table)
+    after = await agree(table, Terms(ledger="dynamodb", bucket="bodies"), works=False)
+    assert after == before
+
+
+async def test_what_an_older_version_wrote_is_completed(table: Table) -> None:
+    await table.put(FLEET, {"shape": 1, "ledger": "redis", "beats": 7})
+    item = await agree(
+        table, Terms(ledger="redis", bucket="bodies", secrets=secrets("a")), works=True
+    )
+    assert (item["beats"], item["bucket_name"], item["secrets"]) == (8, "bodies", [*secrets("a")])
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_secrets_are_those_of_one_fleet_while_one_is_shared(
+    table: Table, works: bool
+) -> None:
+    async def come(*texts: str) -> list[str]:
+        terms = Terms(ledger="redis", bucket="bodies", secrets=secrets(*texts))
+        found: list[str] = (await agree(table, terms, works=works))["secrets"]
+        return found
+
+    assert await come("a") == [*secrets("a")]
+    assert await come("b", "a") == [*secrets("b", "a")]
+    assert await come("a") == [*secrets("b", "a")]
+    assert await come("c", "b", "a") == [*secrets("c", "b", "a")]
+    assert await come() == [*secrets("c", "b", "a")]
+    with pytest.raises(ConveyorError) as refused:
+        await come("x", "y")
+    assert refused.value.code is ErrorCode.CONFLICT
+    assert "CONVEYOR_SECRET" in refused.value.detail
+    assert not any(one in refused.value.detail for one in secrets("a", "b", "c", "x", "y"))
+
+
+async def test_another_last_secret_is_noticed(table: Table) -> None:
+    began = Terms(ledger="redis", bucket="bodies", secrets=secrets("b", "a"))
+    item = await agree(table, began, works=False)
+    cut = Terms(ledger="redis", bucket="bodies", secrets=secrets("c", "b"))
+
+    assert not names_callers_anew(item, began)
+    assert names_callers_anew(await agree(table, cut, works=False), cut)
+
+
+async def test_bucket_and_secrets_are_changed_while_no_worker_speaks(
+    table: Table, clock: FakeClock
+) -> None:
+    await agree_on_ledger(table, "redis")
+    moved = Terms(ledger="redis", bucket="moved", secrets=secrets("new"))
+    assert await watched(table, clock, partial(rebind, table, moved), seconds=WATCH) is True
+    assert not await rebind(table, moved)
+    await agree(table, moved, works=True)
+    with pytest.raises(ConveyorError, match="in the bucket moved"):
+        await agree_on_ledger(table, "redis")
+
+
+@pytest.mark.parametrize("beats", [True, False])
+async def test_a_worker_that_speaks_is_noticed(table: Table, clock: FakeClock, beats: bool) -> None:
+    assert await nobody_works(table, watch=BEAT)
+    await agree_on_ledger(table, "redis")
+    look = partial(nobody_works, table, watch=3 * BEAT)
+    assert await watched(table, clock, look, beats=beats, seconds=3 * BEAT) is not beats

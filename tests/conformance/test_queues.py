@@ -259,6 +259,7 @@ async def test_depth_counts_waiting_and_hidden_messages(bench: Bench) -> None:
     await bench.queues.send(CONTROL_QUEUE, deletion(RUN), delay=60)
     await bench.queues.receive(QUEUE, limit=1, visibility=60)
     assert (bench.queues.depth(QUEUE), bench.queues.depth(CONTROL_QUEUE)) == (3, 1)
+    assert await bench.queues.count(QUEUE) == 3
 
 
 @virtual_waits

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from conveyor import cli
@@ -29,6 +32,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is set but what a test sets."""
     for name in [name for name in os.environ if name.startswith((PREFIX, "AWS_"))]:
         monkeypatch.delenv(name)
+    # What a command does to the logs ends with its test, as the stream that they go to does.
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [*root.handlers])
     return monkeypatch
 
 
@@ -49,6 +55,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ["admin", "check"],
         ["admin", "destroy", "--yes", "staging"],
         ["admin", "ledger", "redis"],
+        ["admin", "rebind"],
         ["admin", "dlq", "list"],
         ["admin", "dlq", "redrive", "--all"],
         ["admin", "dlq", "drop", "abc"],
@@ -153,5 +160,43 @@ def test_a_hash_is_made_of_a_key_that_is_read(
     environment.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"key-of-alice\n")))
 
     assert run(capsys, "admin", "key-hash") == (0, f"{key_hash('key-of-alice')}\n", "")
+    environment.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b" one\r\n\ntwo \n")))
+    lines = f"{key_hash('one')}\n{key_hash('two')}\n"
+    assert run(capsys, "admin", "key-hash") == (0, lines, "")
     environment.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert run(capsys, "admin", "key-hash")[0] == 2
+
+
+@pytest.mark.parametrize("line", ["schlüssel", "two words", "k" * 513, "a\x07b"])
+def test_no_hash_is_made_where_one_is_a_key_that_no_request_carries(
+    capsys: pytest.CaptureFixture[str], environment: pytest.MonkeyPatch, line: str
+) -> None:
+    given = io.BytesIO(f"key-of-alice\n{line}\n".encode())
+    environment.setattr("sys.stdin", io.TextIOWrapper(given))
+    code, out, err = run(capsys, "admin", "key-hash")
+
+    assert (code, out) == (1, "")
+    assert err.startswith("conveyor: line 2 is no API key")
+    assert line not in err
+
+
+@pytest.mark.parametrize("group", [[], ["admin"], ["admin", "dlq"]])
+def test_a_group_without_a_command_shows_its_help_as_it_is(
+    capsys: pytest.CaptureFixture[str], group: list[str]
+) -> None:
+    code, out, err = run(capsys, *group)
+
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: {' '.join(['conveyor', *group])} ")
+    assert "\nCommands:\n" in out
+
+
+def test_every_group_is_among_these() -> None:
+    def groups(command: click.Command, name: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        if isinstance(command, click.Group):
+            yield name
+            for part, inner in command.commands.items():
+                yield from groups(inner, (*name, part))
+
+    assert set(groups(cli.conveyor, ())) == {(), ("admin",), ("admin", "dlq")}
+    assert not isinstance(cli.conveyor_dev, click.Group)

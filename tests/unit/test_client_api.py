@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from anyio import create_task_group, create_tcp_listener
@@ -310,3 +311,10 @@ async def test_external_ids_name_files_and_never_leave_the_directory(tmp_path: P
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
+
+
+async def test_a_link_that_leads_nowhere_is_told_with_its_host() -> None:
+    async with connect("127.0.0.1:1", KEY, Pace()) as api:
+        with pytest.raises(httpx.TransportError, match=r"^127\.0\.0\.1:1: "):
+            async with api.download("http://127.0.0.1:1/body?signature=s3cret") as _response:
+                pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,19 @@ import pytest
 import yaml
 
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
+from conveyor.prod.aws.calls import Answer, Parameters
+from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.dynamodb.table import TIME_TO_LIVE, description
 from conveyor.prod.s3.lifecycle import lifecycle_rules
+from conveyor.prod.sealing import open_data_key
 from conveyor.prod.sqs.names import attributes, prefix
 from conveyor.settings import SETTINGS
+from conveyor.testing.clock import FakeClock
 
 TEMPLATE = Path(__file__).parents[2] / "scripts" / "deploy" / "template.yaml"
 ENVIRONMENT = "${Environment}"
+CONTEXT = {"conveyor:environment": "env"}
+CALLBACKS = {"states:SendTaskFailure", "states:SendTaskHeartbeat", "states:SendTaskSuccess"}
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +100,9 @@ def test_both_roles_are_told_the_same_settings_and_all_of_them_exist(
     told = []
     for resource in ("ApiTask", "WorkerTask"):
         [container] = resources[resource]["Properties"]["ContainerDefinitions"]
-        secrets = [one.get("Fn::If", [None, one])[1] for one in container["Secrets"]]
-        told.append((container["Environment"], secrets))
-        names = {one["Name"] for one in (*container["Environment"], *secrets)}
+        secrets, plain = (_given(container[one]) for one in ("Secrets", "Environment"))
+        told.append((plain, secrets))
+        names = {one["Name"] for one in (*plain, *secrets)}
         assert names <= known, names - known
     assert told[0] == told[1]
 
@@ -105,14 +112,120 @@ def test_no_right_reaches_beyond_the_environment(resources: dict[str, Any]) -> N
         statement
         for resource in resources.values()
         for document in _policies(resource)
-        for statement in document["Statement"]
+        for statement in _given(document["Statement"])
     ]
     assert len(statements) >= 5
     for statement in statements:
-        actions = statement["Action"]
-        for action in [actions] if isinstance(actions, str) else actions:
+        for action in _actions(statement):
             assert re.fullmatch(r"[a-z0-9]+:[A-Za-z]+", action), action
-        assert "'*'" not in repr(statement["Resource"]), statement
+        # A task token names no resource that a policy could.
+        if not _actions(statement) <= CALLBACKS:
+            assert "'*'" not in repr(statement["Resource"]), statement
+
+
+def test_the_worker_alone_calls_back(resources: dict[str, Any]) -> None:
+    granted = {
+        name: {action for document in _policies(one) for action in _allowed(document)}
+        for name, one in resources.items()
+    }
+    assert granted["WorkerRole"] >= CALLBACKS
+    assert [name for name, actions in granted.items() if actions & CALLBACKS] == ["WorkerRole"]
+
+
+async def test_both_roles_may_do_with_the_kms_key_what_they_do_and_no_more(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    """What is done with a key is taken from the code: a key made, read, and moved to another."""
+    calls = RecordsCalls()
+    for kms_key in ("one", "other"):
+        await open_data_key(calls, calls.table(), kms_key=kms_key, environment="env")
+    policy = resources["CallersKeys"]
+    statement, former = _given(policy["Properties"]["PolicyDocument"]["Statement"])
+
+    assert _actions(statement) == {f"kms:{_camel(operation)}" for operation, _ in calls.made}
+    assert statement["Resource"] == {"Ref": "KmsKeyArn"}
+    assert all(parameters["EncryptionContext"] == CONTEXT for _, parameters in calls.made)
+    assert statement["Condition"] == {
+        "StringEquals": {
+            f"kms:EncryptionContext:{name}": {"Ref": "Environment"} for name in CONTEXT
+        }
+    }
+    [used] = {parameters["KeyId"] for operation, parameters in calls.made if operation == "decrypt"}
+    assert used == "one"
+    assert (_actions(former), former["Resource"]) == ({"kms:Decrypt"}, {"Ref": "FormerKmsKeyArn"})
+    assert former["Condition"] == statement["Condition"]
+    # Without a key there is neither the right nor the setting.
+    assert template["Parameters"]["KmsKeyArn"]["Default"] == ""
+    assert policy["Condition"] == "HasKmsKey"
+    attached = {"Fn::If": ["HasKmsKey", {"Ref": "CallersKeys"}, {"Ref": "AWS::NoValue"}]}
+    for resource in ("Api", "Worker"):
+        assert attached in resources[f"{resource}Role"]["Properties"]["ManagedPolicyArns"]
+        [container] = resources[f"{resource}Task"]["Properties"]["ContainerDefinitions"]
+        setting = {"Name": "CONVEYOR_KMS_KEY", "Value": {"Ref": "KmsKeyArn"}}
+        wanted = ["HasKmsKey", setting, {"Ref": "AWS::NoValue"}]
+        assert {"Fn::If": wanted} in container["Environment"]
+
+
+@pytest.mark.parametrize("parameter", ["KmsKeyArn", "FormerKmsKeyArn"])
+@pytest.mark.parametrize(
+    ("arn", "is_taken"),
+    [
+        ("", True),
+        ("arn:aws:kms:eu-west-1:123456789012:key/mrk-1", True),
+        # A policy that names an alias grants nothing.
+        ("arn:aws:kms:eu-west-1:123456789012:alias/callers", False),
+        ("mrk-1", False),
+    ],
+)
+def test_a_kms_key_is_given_by_its_own_arn(
+    template: dict[str, Any], parameter: str, arn: str, is_taken: bool
+) -> None:
+    pattern = template["Parameters"][parameter]["AllowedPattern"]
+    assert (re.fullmatch(pattern, arn) is not None) is is_taken
+
+
+class RecordsCalls:
+    """KMS and a table of one item, as much of them as a data key needs. `made` are KMS's calls."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, Parameters]] = []
+        self._item: dict[str, Any] = {}
+
+    def table(self) -> Table:
+        return Table(self, "table", FakeClock())
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        if service == "kms":
+            self.made.append((operation, parameters))
+            return {"CiphertextBlob": b"sealed", "Plaintext": b"key"}
+        if operation == "put_item":
+            self._item = parameters["Item"]
+        values = parameters.get("ExpressionAttributeValues", {})
+        if operation == "update_item":
+            self._item |= {name: values[f":{name}"] for name in ("kms_key", "sealed")}
+            return {"Attributes": self._item}
+        return {"Item": self._item} if self._item else {}
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        raise AssertionError("no link is needed")
+
+
+def _camel(operation: str) -> str:
+    return "".join(word.capitalize() for word in operation.split("_"))
+
+
+def _given(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of a list, those that hang on a condition as where it holds."""
+    return [one.get("Fn::If", [None, one])[1] for one in entries]
+
+
+def _allowed(document: dict[str, Any]) -> set[str]:
+    return {action for statement in _given(document["Statement"]) for action in _actions(statement)}
+
+
+def _actions(statement: dict[str, Any]) -> set[str]:
+    actions = statement["Action"]
+    return {actions} if isinstance(actions, str) else set(actions)
 
 
 def _policies(resource: dict[str, Any]) -> list[dict[str, Any]]:
@@ -121,3 +234,47 @@ def _policies(resource: dict[str, Any]) -> list[dict[str, Any]]:
     if "PolicyDocument" in properties:
         documents.append(properties["PolicyDocument"])
     return documents
+
+
+def test_a_restored_table_takes_the_place_of_the_own_one_everywhere(
+    resources: dict[str, Any],
+) -> None:
+    """Whoever says `Ref: Table` alone stays with the table that was given up."""
+    refers = [
+        name
+        for name, resource in resources.items()
+        for found in _found(resource)
+        if found in ({"Ref": "Table"}, {"Fn::GetAtt": ["Table", "Arn"]})
+    ]
+    assert refers == []
+    used = {
+        name
+        for name, resource in resources.items()
+        for found in _found(resource, into_conditions=True)
+        if found == "HasRestoredTable"
+    }
+    assert used == {"RecordsAndBlobs", "ApiTask", "WorkerTask", "ThrottlesAlarm"}
+
+
+def test_metrics_are_collected_from_where_a_parameter_says(resources: dict[str, Any]) -> None:
+    rules = _given(resources["TaskGroup"]["Properties"]["SecurityGroupIngress"])
+    [rule] = [rule for rule in rules if rule.get("CidrIp")]
+
+    assert (rule["FromPort"], rule["ToPort"], rule["CidrIp"]) == (
+        9001,
+        9001,
+        {"Ref": "MetricsCidr"},
+    )
+
+
+def _found(value: Any, *, into_conditions: bool = False) -> Iterator[Any]:
+    """Every part of a resource; what hangs on whether there is a restored table only if asked."""
+    yield value
+    if isinstance(value, dict):
+        on = value.get("Fn::If", [None])[0]
+        if on == "HasRestoredTable" and not into_conditions:
+            return
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _found(part, into_conditions=into_conditions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
@@ -11,19 +11,38 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Holding
 from conveyor.prod.admin.bucket import BucketResource
 from conveyor.prod.admin.clocks import clock_problem
-from conveyor.prod.admin.finding import Finding, told, tried
-from conveyor.prod.admin.permissions import blobs_problem, queues_problem, rows_problem
+from conveyor.prod.admin.finding import MADE, Finding, told, tried
+from conveyor.prod.admin.permissions import (
+    blobs_problem,
+    callbacks_problem,
+    queues_problem,
+    rows_problem,
+)
 from conveyor.prod.admin.queues import QueuesResource
-from conveyor.prod.admin.table import TableResource
+from conveyor.prod.admin.table import ABSENT, TableResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.fleet import agree_on_ledger, change_ledger, ledger_kind
+from conveyor.prod.dynamodb.fleet import (
+    BEAT,
+    WATCH,
+    agree,
+    change_ledger,
+    difference,
+    fleet_item,
+    nobody_works,
+    rebind,
+)
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.permits import RedisPermits
 from conveyor.prod.redis.server import RedisServer
 from conveyor.prod.sealing import open_data_key
+from conveyor.prod.starting import terms
 
+LOOK = 3 * BEAT
+"""Seconds without a word of a worker, after which a fleet may be removed."""
+
+Say = Callable[[str], None]
 T = TypeVar("T")
 
 
@@ -32,8 +51,9 @@ class Resource(Protocol):
 
     what: str
 
-    async def ensure(self) -> bool:
-        """Make what is missing of it; whether anything was."""
+    async def ensure(self) -> str:
+        """Make what is missing of it: MADE where that was all of it, else what was changed of one
+        that was there; empty: nothing."""
         ...
 
     async def problem(self) -> str | None:
@@ -61,7 +81,8 @@ class Administration:
             aws, clock, environment=options.environment, max_receives=options.max_receives
         )
         self._blobs = BucketResource(aws, options.bucket, region=options.aws.region)
-        self._fleet = f"ledger of permits in {options.ledger}"
+        self._terms = terms(options)
+        self._fleet = f"terms of the fleet: permits in {options.ledger}, bodies in {options.bucket}"
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,14 +98,33 @@ class Administration:
     async def init(self) -> AsyncIterator[str]:
         """Make what is missing; a line for each thing. Raises ConveyorError for the first that
         cannot be made."""
-        for resource in self._resources():
-            yield f"{'made' if await _plainly(resource.ensure()) else 'there'}    {resource.what}"
-        had = await _plainly(ledger_kind(self._table))
-        await _plainly(agree_on_ledger(self._table, self._options.ledger))
+        yield await self._ensured(self._rows)
+        # Before a bucket is made that the fleet has no use for.
+        had = await _plainly(fleet_item(self._table))
+        await self._agree()
+        yield await self._ensured(self._queues)
+        yield await self._ensured(self._blobs)
         if self._options.ledger == "redis":
             # A ledger is closed for a lease from when it begins: better now than at the first task.
             await self._redis_problem()
         yield f"{'made' if had is None else 'there'}    {self._fleet}"
+
+    async def _ensured(self, resource: Resource) -> str:
+        try:
+            changed = await resource.ensure()
+        except AwsRefused as refused:
+            text = f"{resource.what}: {told(refused)}"
+            raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None
+        if changed in ("", MADE):
+            return f"{changed or 'there':<8}{resource.what}"
+        return f"{'changed':<8}{resource.what}: {changed}"
+
+    async def _agree(self) -> None:
+        """Nothing is said of a worker that is alive."""
+        item = await _plainly(agree(self._table, self._terms, works=False))
+        problem = difference(item, self._terms, works=True)
+        if problem is not None:
+            raise ConveyorError(ErrorCode.CONFLICT, problem)
 
     async def check(self) -> AsyncIterator[Finding]:
         """A finding for each thing. What is not there is not tried out."""
@@ -107,10 +147,26 @@ class Administration:
             yield await tried(
                 "use of the bucket", lambda: blobs_problem(aws, options.bucket, clock)
             )
+        yield await tried("callbacks", lambda: callbacks_problem(aws, clock))
         if options.redis_url:
             yield await tried("redis", self._redis_problem)
         if options.kms_key and self._rows in there:
             yield await tried("data key under KMS", self._data_key_problem)
+
+    async def check_no_worker(self, say: Say) -> None:
+        """Watch for a while, and say so. Raises ConveyorError(conflict) where a worker is alive; an
+        API says nothing and is not noticed."""
+        try:
+            nobody = await nobody_works(self._table, watch=LOOK, watching=_watching(say, LOOK))
+        except AwsRefused as refused:
+            if refused.word == ABSENT:
+                return
+            raise ConveyorError(ErrorCode.UNAVAILABLE, told(refused)) from None
+        if not nobody:
+            raise ConveyorError(
+                ErrorCode.CONFLICT,
+                "a worker is alive: stop all processes first (--even-if-alive does not look)",
+            )
 
     async def destroy(self) -> AsyncIterator[str]:
         """Remove everything of the environment; a line for each thing. Raises ConveyorError."""
@@ -118,21 +174,28 @@ class Administration:
             removed = await _plainly(resource.remove())
             yield f"{'removed' if removed else 'absent '} {resource.what}"
 
-    async def move_ledger(self, kind: str) -> bool:
-        """Let the fleet keep its permits elsewhere, after a minute without a word of a worker;
-        False where it does already. Raises ConveyorError(conflict) where a worker is alive."""
-        return await _plainly(change_ledger(self._table, kind))
+    async def move_ledger(self, kind: str, say: Say) -> bool:
+        """Let the fleet keep its permits elsewhere, after a minute without a word of a worker,
+        which is said; False where it does already. Raises ConveyorError(conflict) where a worker is
+        alive."""
+        return await _plainly(change_ledger(self._table, kind, watching=_watching(say, WATCH)))
+
+    async def rebind(self, say: Say) -> bool:
+        """Let the fleet have the bucket, and the secret if there is one, of these options, as
+        `move_ledger` does its ledger."""
+        return await _plainly(rebind(self._table, self._terms, watching=_watching(say, WATCH)))
 
     def _resources(self) -> tuple[Resource, ...]:
         return self._rows, self._queues, self._blobs
 
     async def _fleet_problem(self) -> str | None:
-        kind = await ledger_kind(self._table)
-        if kind == self._options.ledger:
-            return None
-        if kind is None:
+        item = await fleet_item(self._table)
+        if item is None or "bucket_name" not in item:
             return "is not agreed on (conveyor admin init sees to it)"
-        return f"the fleet keeps them in {kind} (conveyor admin ledger changes it)"
+        problem = difference(item, self._terms, works=True)
+        return (
+            None if problem is None else f"{problem} (conveyor admin ledger and rebind change it)"
+        )
 
     async def _data_key_problem(self) -> None:
         """The first who asks has it made; that may as well be a check."""
@@ -158,8 +221,12 @@ class Administration:
 
 async def open_administration(options: ProdOptions, clock: Clock) -> Administration:
     """The administration of one environment."""
-    services = ["dynamodb", "sqs", "s3", *(["kms"] if options.kms_key else [])]
+    services = ["dynamodb", "sqs", "s3", "stepfunctions", *(["kms"] if options.kms_key else [])]
     return Administration(await open_aws(options.aws, clock, *services), options, clock)
+
+
+def _watching(say: Say, seconds: float) -> Callable[[], None]:
+    return lambda: say(f"watching for {seconds:g} s that no worker is alive")
 
 
 async def _plainly(call: Awaitable[T]) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from conveyor.prod.admin.finding import MADE
 from conveyor.prod.aws.calls import Aws
 from conveyor.prod.s3.bucket import bucket_exists, bucket_problem, ensure_bucket
 
@@ -17,9 +18,13 @@ class BucketResource:
         self._name = name
         self._region = region
 
-    async def ensure(self) -> bool:
-        """Make it, or its lifecycle rules, where they are missing; whether any were."""
-        return await ensure_bucket(self._aws, self._name, region=self._region)
+    async def ensure(self) -> str:
+        """Make it, or its lifecycle rules, where they are missing: MADE, or what was changed of a
+        bucket that was there; empty: nothing."""
+        was_there = await bucket_exists(self._aws, self._name)
+        if not await ensure_bucket(self._aws, self._name, region=self._region):
+            return ""
+        return "got its lifecycle rules" if was_there else MADE
 
     async def problem(self) -> str | None:
         """What is wrong with it."""

@@ -21,7 +21,7 @@ async def clock_problem(table: Table, clock: Clock) -> str | None:
     try:
         answer = await table.call("get_item", Key=tag_all(FLEET._asdict()))
     except AwsRefused as refused:
-        if refused.code != "ResourceNotFoundException":
+        if refused.word != "ResourceNotFoundException":
             raise
         return "cannot be compared while there is no table"
     passed = clock.now() - before

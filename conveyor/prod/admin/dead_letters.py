@@ -35,7 +35,7 @@ from conveyor.prod.dynamodb.places import Places
 from conveyor.prod.dynamodb.run_records import RunRecords
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.sqs.addresses import ABSENT
-from conveyor.prod.sqs.messages import read
+from conveyor.prod.sqs.messages import NOT_BEFORE, Unreadable, read
 from conveyor.prod.sqs.names import prefix
 from conveyor.prod.sqs.queues import SqsQueues
 
@@ -47,27 +47,28 @@ WAIT = 1
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter. `message` is None where this version cannot read it. `age` in seconds, since
-    it was sent first."""
+    """One dead letter, as far as this version can read it. `age` in seconds, since it was sent
+    first."""
 
     letter_id: str
-    message: Message | None
+    message: Message | Unreadable
     age: float
     receipt: str
 
     @property
     def reason(self) -> str:
-        """Why it was given up, where whoever did so said why: a message that SQS moved, because it
-        was received too often, carries none."""
+        """Why it was given up, where that can be told: a message that SQS moved, because it was
+        received too often, carries no reason."""
         message = self.message
-        return message.reason if isinstance(message, IngestMessage | ExportMessage) else ""
+        tells = IngestMessage | ExportMessage | Unreadable
+        return message.reason if isinstance(message, tells) else ""
 
     @property
     def about(self) -> str:
         """Its kind and the ids in it."""
         message = self.message
-        if message is None:
-            return "of another version"
+        if isinstance(message, Unreadable):
+            return "cannot be read"
         kind = type(message).__name__.removesuffix("Message").lower()
         part = getattr(message, "task_id", "") or getattr(message, "export_id", "")
         return " ".join(filter(None, (kind, message.job_id, message.run_id, part)))
@@ -142,8 +143,8 @@ class DeadLetters:
 
     async def _send_back(self, letter: Letter) -> str | None:
         message = letter.message
-        if message is None:
-            return "it is of another version"
+        if isinstance(message, Unreadable):
+            return message.reason
         if isinstance(message, IngestMessage | ExportMessage):
             message = msgspec.structs.replace(message, reason="")
         to = run_queue(message.run_id) if isinstance(message, TaskMessage) else CONTROL_QUEUE
@@ -163,6 +164,7 @@ class DeadLetters:
                 VisibilityTimeout=HIDDEN,
                 WaitTimeSeconds=WAIT,
                 AttributeNames=["SentTimestamp"],
+                MessageAttributeNames=[NOT_BEFORE],
             )
             letters = [self._letter(raw) for raw in answer.get("Messages", [])]
             fresh = [letter for letter in letters if letter.letter_id not in seen]
@@ -206,7 +208,7 @@ async def open_dead_letters(options: ProdOptions, clock: Clock) -> DeadLetters:
     except AwsRefused as refused:
         await aws.aclose()
         there = "does not exist: conveyor admin init makes it"
-        text = there if refused.code in ABSENT else str(refused)
+        text = there if refused.word in ABSENT else str(refused)
         raise ConveyorError(ErrorCode.UNAVAILABLE, f"the queue {name} {text}") from None
     except BaseException:
         await aws.aclose()

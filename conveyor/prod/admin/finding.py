@@ -7,21 +7,10 @@ from dataclasses import dataclass
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.aws.refusals import told as told
 
-DENIED = frozenset(
-    {"AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedOperation", "403"}
-)
-UNKNOWN_CREDENTIALS = frozenset(
-    {
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "InvalidAccessKeyId",
-        "InvalidClientTokenId",
-        "SignatureDoesNotMatch",
-        "InvalidSignatureException",
-        "UnrecognizedClientException",
-    }
-)
+MADE = "made"
+"""What became of a thing that was not there at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +36,3 @@ async def tried(what: str, attempt: Callable[[], Awaitable[str | None]]) -> Find
         return Finding(what, told(refused))
     except ConveyorError as error:
         return Finding(what, error.detail)
-
-
-def told(refused: AwsRefused) -> str:
-    """A refusal in one line."""
-    if refused.code in DENIED:
-        return f"not permitted: {refused.message or refused.code}"
-    if refused.code in UNKNOWN_CREDENTIALS:
-        return f"the credentials are not accepted: {refused.code}"
-    return str(refused)

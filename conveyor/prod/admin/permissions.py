@@ -16,6 +16,7 @@ from conveyor.prod.dynamodb.keys import Key
 from conveyor.prod.dynamodb.table import BY_DISPATCH, BY_OWNER, TIME_TO_LIVE
 from conveyor.prod.dynamodb.values import tag_all
 from conveyor.prod.sqs.names import prefix
+from conveyor.prod.stepfunctions.callbacks import NOBODY_WAITS, SERVICE
 
 KEPT = 3_600
 """Seconds until what a check leaves behind, cut short, is removed by DynamoDB."""
@@ -94,3 +95,20 @@ async def queues_problem(aws: Aws, environment: str, clock: Clock) -> str | None
     finally:
         await aws.call("sqs", "delete_queue", queue)
     return None
+
+
+async def callbacks_problem(aws: Aws, clock: Clock) -> None:
+    """Raises AwsRefused for the first callback that is not permitted. Of one that is, it is said
+    that nobody waits with this token, which is made up."""
+    token = {"taskToken": f"check-{clock.new_id()}"}
+    calls: dict[str, dict[str, str]] = {
+        "send_task_heartbeat": {},
+        "send_task_success": {"output": "{}"},
+        "send_task_failure": {"error": "check", "cause": "check"},
+    }
+    for operation, parameters in calls.items():
+        try:
+            await aws.call(SERVICE, operation, {**token, **parameters})
+        except AwsRefused as refused:
+            if refused.word not in NOBODY_WAITS:
+                raise

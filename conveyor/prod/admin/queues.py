@@ -8,6 +8,7 @@ from typing import Any
 
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
+from conveyor.prod.admin.finding import MADE
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.sqs.addresses import ABSENT, BLOCKED
 from conveyor.prod.sqs.names import RETENTION, attributes, prefix
@@ -28,19 +29,20 @@ class QueuesResource:
         self._clock = clock
         self._max_receives = max_receives
 
-    async def ensure(self) -> bool:
-        """Make them, or set them right; whether there was anything to do. Waits for a name that was
-        deleted a moment ago."""
-        changed = False
+    async def ensure(self) -> str:
+        """Make them, or set them right: MADE where neither was there, else what was changed; empty:
+        nothing. Waits for a name that was deleted a moment ago."""
+        made: list[str] = []
+        changes: list[str] = []
         for name in (DEAD_LETTER_QUEUE, CONTROL_QUEUE):
             url, wanted = await self._url(name), await self._wanted(name)
             if url is None:
                 await self._make(name, wanted)
-                changed = True
-            elif _different(await self._attributes(url), wanted):
+                made.append(f"made {self._prefix}{name}")
+            elif wrong := _different(await self._attributes(url), wanted):
                 await self._call("set_queue_attributes", QueueUrl=url, Attributes=wanted)
-                changed = True
-        return changed
+                changes.append(f"set {wrong} of {self._prefix}{name}")
+        return MADE if len(made) == 2 else ", ".join(made + changes)
 
     async def problem(self) -> str | None:
         """What is wrong with them."""
@@ -61,7 +63,7 @@ class QueuesResource:
                 try:
                     await self._call("delete_queue", QueueUrl=url)
                 except AwsRefused as refused:
-                    if refused.code not in ABSENT:
+                    if refused.word not in ABSENT:
                         raise
             removed = True
             # A deleted queue may be listed for a while.
@@ -89,7 +91,7 @@ class QueuesResource:
         try:
             await self._call("create_queue", **parameters)
         except AwsRefused as refused:
-            if refused.code not in BLOCKED:
+            if refused.word not in BLOCKED:
                 raise
             await self._clock.sleep(AGAIN)
             await self._call("create_queue", **parameters)
@@ -98,7 +100,7 @@ class QueuesResource:
         try:
             answer = await self._call("get_queue_url", QueueName=self._prefix + name)
         except AwsRefused as refused:
-            if refused.code in ABSENT:
+            if refused.word in ABSENT:
                 return None
             raise
         return str(answer["QueueUrl"])

@@ -6,6 +6,7 @@ from typing import Any
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
+from conveyor.prod.admin.finding import MADE
 from conveyor.prod.aws.calls import Aws, AwsRefused, Parameters
 from conveyor.prod.dynamodb.table import TIME_TO_LIVE, description
 
@@ -26,18 +27,20 @@ class TableResource:
         self._name = name
         self._clock = clock
 
-    async def ensure(self) -> bool:
-        """Make it, its indexes and its time to live, where any of them is missing; whether any was.
+    async def ensure(self) -> str:
+        """Make it, its indexes and its time to live, where any of them is missing: MADE, or what
+        was changed of a table that was there; empty: nothing.
 
         Raises AwsRefused; ConveyorError where it does not become usable.
         """
-        made = False
+        changes: list[str] = []
+        made = ""
         if await self._describe() is None:
             try:
                 await self._call("create_table", **_without_name(description(self._name)))
-                made = True
+                made = MADE
             except AwsRefused as refused:
-                if refused.code != BUSY:
+                if refused.word != BUSY:
                     raise
         table = await self._active()
         for index in _missing(table):
@@ -46,15 +49,15 @@ class TableResource:
                 AttributeDefinitions=description(self._name)["AttributeDefinitions"],
                 GlobalSecondaryIndexUpdates=[{"Create": index}],
             )
-            made = True
+            changes.append(f"got its index {index['IndexName']}")
             await self._active()
         if not await self._expires():
             await self._call(
                 "update_time_to_live",
                 TimeToLiveSpecification={"Enabled": True, "AttributeName": TIME_TO_LIVE},
             )
-            made = True
-        return made
+            changes.append(f"lets items expire by {TIME_TO_LIVE}")
+        return made or ", ".join(changes)
 
     async def problem(self) -> str | None:
         """What is wrong with it. Raises AwsRefused."""
@@ -83,7 +86,7 @@ class TableResource:
         try:
             await self._call("delete_table")
         except AwsRefused as refused:
-            if refused.code != ABSENT:
+            if refused.word != ABSENT:
                 raise
             return False
         deadline = self._clock.monotonic() + PATIENCE
@@ -110,7 +113,7 @@ class TableResource:
         try:
             answer = await self._call("describe_table")
         except AwsRefused as refused:
-            if refused.code != ABSENT:
+            if refused.word != ABSENT:
                 raise
             return None
         table: dict[str, Any] = answer["Table"]

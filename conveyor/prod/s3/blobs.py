@@ -85,7 +85,7 @@ class S3Blobs:
         try:
             found = await self._aws.call("s3", "head_object", self._where(key))
         except AwsRefused as refused:
-            if refused.code in ABSENT:
+            if refused.word in ABSENT:
                 return None
             raise
         size: int = found["ContentLength"]

@@ -28,11 +28,11 @@ async def ensure_bucket(aws: Aws, bucket: str, *, region: str) -> bool:
             await aws.call("s3", "create_bucket", parameters)
             made = True
         except AwsRefused as refused:
-            if refused.code == "BucketAlreadyExists":
+            if refused.word == "BucketAlreadyExists":
                 raise ConveyorError(
                     ErrorCode.CONFLICT, f"the bucket {bucket} belongs to another account"
                 ) from None
-            if refused.code != "BucketAlreadyOwnedByYou":
+            if refused.word != "BucketAlreadyOwnedByYou":
                 raise
     rules = await _rules(aws, bucket)
     if not differences(rules):
@@ -62,7 +62,7 @@ async def bucket_exists(aws: Aws, bucket: str) -> bool:
     try:
         await aws.call("s3", "head_bucket", {"Bucket": bucket})
     except AwsRefused as refused:
-        if refused.code in ABSENT:
+        if refused.word in ABSENT:
             return False
         raise
     return True
@@ -72,7 +72,7 @@ async def _rules(aws: Aws, bucket: str) -> list[Rule]:
     try:
         answer = await aws.call("s3", "get_bucket_lifecycle_configuration", {"Bucket": bucket})
     except AwsRefused as refused:
-        if refused.code == "NoSuchLifecycleConfiguration":
+        if refused.word == "NoSuchLifecycleConfiguration":
             return []
         raise
     rules: list[Rule] = answer.get("Rules", [])

@@ -77,9 +77,9 @@ class Reading:
                 {**self._where, "Range": f"bytes={self._read}-", "IfMatch": self._version},
             )
         except AwsRefused as refused:
-            if refused.code not in REPLACED:
-                raise
             self._resumed = RESUMPTIONS
+            if refused.word not in REPLACED:
+                raise
             raise ConveyorError(
                 ErrorCode.UNAVAILABLE, "result store: the body was replaced while it was read"
             ) from None
@@ -97,7 +97,7 @@ async def open_body(aws: Aws, where: dict[str, str]) -> Reading | None:
     try:
         answer = await aws.call("s3", "get_object", where)
     except AwsRefused as refused:
-        if refused.code in ABSENT:
+        if refused.word in ABSENT:
             return None
         raise
     reading = Reading(aws, where, answer)

@@ -116,14 +116,14 @@ class Parts:
                 MultipartUpload={"Parts": parts},
             )
         except AwsRefused as refused:
-            if refused.code != "NoSuchUpload" or not await self._is_whole():
+            if refused.word != "NoSuchUpload" or not await self._is_whole():
                 raise
 
     async def _is_whole(self) -> bool:
         try:
             found = await self._call("head_object")
         except AwsRefused as refused:
-            if refused.code in ABSENT:
+            if refused.word in ABSENT:
                 return False
             raise
         metadata: dict[str, str] = found.get("Metadata", {})

@@ -1,0 +1,103 @@
+"""What a process looks at before it works: that it is of this fleet, and that all is there.
+
+Whatever is missing would else be found by the first task, and only where it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.queues import CONTROL_QUEUE
+from conveyor.prod.aws.calls import Aws, AwsRefused
+from conveyor.prod.aws.refusals import NotDeployed
+from conveyor.prod.dynamodb.fleet import Terms, agree, fingerprint, names_callers_anew
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.options import ProdOptions
+from conveyor.prod.s3.bucket import bucket_exists
+from conveyor.prod.sqs.addresses import ABSENT
+from conveyor.prod.sqs.names import prefix
+from conveyor.prod.together import side_by_side
+
+T = TypeVar("T")
+
+_log = logging.getLogger("conveyor.roles")
+
+
+def things(options: ProdOptions) -> dict[str, str]:
+    """What is deployed, by service, in the words of whoever runs the fleet."""
+    return {
+        "dynamodb": f"table {options.table}",
+        "s3": f"bucket {options.bucket}",
+        "sqs": f"queues {prefix(options.environment)}…",
+    }
+
+
+def terms(options: ProdOptions) -> Terms:
+    """What a process with these options works by."""
+    secrets = filter(None, (options.root_secret, *options.older_secrets))
+    return Terms(
+        ledger=options.ledger,
+        bucket=options.bucket,
+        secrets=tuple(fingerprint(secret) for secret in secrets),
+    )
+
+
+async def start(
+    aws: Aws, table: Table, options: ProdOptions, *, works: bool
+) -> Callable[[], Awaitable[None]]:
+    """Look at everything; what is to be called every `BEAT` seconds from then on.
+
+    Raises ConveyorError, and so does that: (unavailable) where AWS is away, refuses, or lacks
+    table, bucket or queue; (conflict) where the fleet has other terms.
+    """
+    own = terms(options)
+
+    async def beat() -> None:
+        await _plainly(agree(table, own, works=works))
+
+    item = await _plainly(agree(table, own, works=works))
+    if names_callers_anew(item, own):
+        _log.warning(
+            "the last part of CONVEYOR_SECRET, which names callers, is another than this fleet"
+            " began with: their jobs so far belong to nobody"
+        )
+
+    async def look(check: Callable[[Aws, ProdOptions], Awaitable[None]]) -> None:
+        await _plainly(check(aws, options))
+
+    await side_by_side(look, (_bucket, _control_queue))
+    return beat
+
+
+async def _bucket(aws: Aws, options: ProdOptions) -> None:
+    if not await bucket_exists(aws, options.bucket):
+        raise _absent(f"bucket {options.bucket}")
+
+
+async def _control_queue(aws: Aws, options: ProdOptions) -> None:
+    name = f"{prefix(options.environment)}{CONTROL_QUEUE}"
+    try:
+        await aws.call("sqs", "get_queue_url", {"QueueName": name})
+    except AwsRefused as refused:
+        if refused.word not in ABSENT:
+            raise
+        raise _absent(f"queue {name}") from None
+
+
+def _absent(what: str) -> ConveyorError:
+    return ConveyorError(
+        ErrorCode.UNAVAILABLE, f"there is no {what} (conveyor admin init makes it)"
+    )
+
+
+async def _plainly(call: Awaitable[T]) -> T:
+    """What is wrong in the words of whoever runs the fleet."""
+    try:
+        return await call
+    except NotDeployed as error:
+        raise ConveyorError(ErrorCode.UNAVAILABLE, error.problem) from None
+    except AwsRefused as refused:
+        raise ConveyorError(ErrorCode.UNAVAILABLE, str(refused)) from None
