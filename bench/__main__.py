@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from pathlib import Path
 
@@ -42,21 +43,41 @@ def load(name: str) -> Scenario:
     return scenario
 
 
+ELSEWHERE = ("dispatch", "micro", "wire")
+"""What scripts/bench runs by itself."""
+
+
+def _scenario(name: str) -> str:
+    if name not in NAMES:
+        names = ", ".join((*NAMES, *ELSEWHERE))
+        raise argparse.ArgumentTypeError(f"there is no {name}; there is {names}")
+    return name
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("name", choices=NAMES, help="the scenario to run")
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description=__doc__,
+        epilog="scripts/bench also runs dispatch, micro and wire, which have options of their own.",
+    )
+    parser.add_argument("name", type=_scenario, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
     parser.add_argument("--repeats", type=int, help="measurements a row (the median is shown)")
     parser.add_argument("--tasks", type=int, help="size, where the scenario has one")
     parser.add_argument("--only", default="", help="rows to measure, comma separated")
     parser.add_argument("--speed", type=float, default=1.0, help="fairness: shrink all delays")
+    parser.add_argument(
+        "--worked", type=int, default=2_000, help="aws_calls: tasks to work of a job"
+    )
     parser.add_argument("--work", type=Path, default=DEFAULT_WORK, help="where files are written")
     return parser.parse_args()
 
 
 def main() -> int:
     """Run, print, and say where the files lie."""
+    # So that whatever was started for a scenario ends with it.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     arguments = parse()
     scenario = load(arguments.name)
     options = Options(
@@ -65,6 +86,7 @@ def main() -> int:
         tasks=arguments.tasks or scenario.tasks,
         only=tuple(filter(None, arguments.only.split(","))),
         speed=arguments.speed,
+        worked=arguments.worked,
     )
     facts = machine(options.work)
     try:

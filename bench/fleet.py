@@ -2,28 +2,19 @@
 
 The same tasks under two permit policies: `off`, which receives and then asks whether it may, and
 `reserve`, which asks first. A scripted gateway takes a second a call and counts what is in flight.
-After the window whatever has not ended is left. Beside each stands what the simulation says of the
-same fleet, with latencies of its own for queue and permits.
+The window cuts a run off: what its workers had in hand at that moment was received and has not
+ended, which is told apart from what was received more than once. Beside each stands what the
+simulation says of the same fleet, with latencies of its own for queue and permits.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from urllib.parse import urlsplit
 
-from bench.aws_calls import Api, services
-from bench.conveyor_server import tasks_json
+from bench.aws_fleet import Used, watched
+from bench.aws_job import used
 from bench.harness import Figure, Options, Row, Scenario
-from conveyor.testing.fleet import Fleet
 from conveyor.testing.simulation import REALISTIC, JobPlan, simulate
 from conveyor.testing.simulation import Scenario as Simulated
 from conveyor.testing.simulation.latency import Latency
@@ -33,60 +24,53 @@ WORKERS, SLOTS, CAP = 4, 10, 10
 CALL_SECONDS = 1.0
 WINDOW = 120.0
 _POLL = 0.5
-_GATEWAY = (sys.executable, "-m", "conveyor.testing.gateway_server", "--port", "0")
-_COUNTER = re.compile(r"^conveyor_(deliveries|bounces|receives)_total ([\d.e+]+)$", re.MULTILINE)
 
 
-@contextmanager
-def gateway() -> Iterator[str]:
-    """The scripted gateway as a process: its URL."""
-    with subprocess.Popen(_GATEWAY, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            yield json.loads(process.stdout.readline())["url"]
-        finally:
-            process.kill()
-
-
-def measure(policy: str, options: Options) -> Row:
+def measure(policy: str, options: Options, *, redis: bool = True) -> Row:
     """One window of a fleet."""
-    with (
-        gateway() as url,
-        Fleet(
-            services(),
-            gateway=url,
-            directory=options.directory("fleet"),
-            inherited=os.environ,
-            apis=1,
-            workers=WORKERS,
-            slots=SLOTS,
-            permit_policy=policy,
-            shutdown_grace=2,
-            discovery_interval=2,
-            log_level="error",
-        ) as fleet,
-    ):
-        api = Api(fleet.api)
-        urls = [f"http://fake.test/{n}?delay={CALL_SECONDS}" for n in range(options.tasks)]
-        job_id = api.call("POST", "/jobs", tasks_json(urls, max_inflight=CAP))["job_id"]
+    settings = {"slots": SLOTS, "permit_policy": policy, "discovery_interval": 2}
+    directory = options.directory("fleet")
+    with watched(directory, workers=WORKERS, settings=settings, redis=redis) as fleet:
+        used(fleet.workers)
         began = time.monotonic()
-        while (run := api.run(job_id))["status"] == "running" and _left(began) > 0:
+        tasks = [
+            {"url": f"http://fake.test/{n}?delay={CALL_SECONDS}"} for n in range(options.tasks)
+        ]
+        body = {"tasks": tasks, "max_inflight": CAP}
+        job_id: str = fleet.api.call("POST", "/jobs", body)["job_id"]
+        while fleet.api.run(job_id)["status"] == "running" and _left(began) > 0:
             time.sleep(_POLL)
         seconds = time.monotonic() - began
-        counts = _counts(fleet)
-        peak = json.loads(_get(f"http://{urlsplit(url).netloc}/hits"))["peak_in_flight"]
-    completed = run["stats"]["completed"]
-    figures: dict[str, Figure] = {
-        "completed": completed,
-        "of": options.tasks,
-        "s": round(seconds, 1),
-        "received a task": round(counts["deliveries"] / max(1, completed), 2),
-        "receive calls a task": round(counts["receives"] / max(1, completed), 2),
-        "bounces": round(counts["bounces"]),
-        "peak in flight": peak,
-        "cap": CAP,
+        workers = used(fleet.workers)
+        completed: int = fleet.api.run(job_id)["stats"]["completed"]
+        peak = fleet.peak_in_flight()
+    ledger = "" if redis else ", permits in DynamoDB"
+    return Row(
+        f"{policy}, real time{ledger}",
+        {
+            "completed": completed,
+            "of": options.tasks,
+            "s": round(seconds, 1),
+            **received(workers, completed),
+            "peak in flight": peak,
+            "cap": CAP,
+        },
+    )
+
+
+def received(workers: Used, completed: int) -> dict[str, Figure]:
+    """What came how often, and for how many calls. A message that is received for the first time
+    may not have ended when the window does: it is in work, kept at hand, or put off."""
+    first = workers.messages - workers.again
+    receives = workers.calls["sqs receive_message (tasks)"]
+    permits = sum(count for call, count in workers.calls.items() if "(permits)" in call)
+    return {
+        "received a task": round(workers.messages / max(1, first), 3),
+        "came again": workers.again,
+        "received, not ended": max(0, first - completed),
+        "receive calls a task": round(receives / max(1, completed), 2),
+        "permit calls a task": round(permits / max(1, completed), 2),
     }
-    return Row(f"{policy}, real time", figures)
 
 
 def simulated(policy: str, options: Options) -> Row:
@@ -106,9 +90,11 @@ def simulated(policy: str, options: Options) -> Row:
             "completed": report.completed,
             "of": options.tasks,
             "s": round(report.elapsed_s, 1),
-            "received a task": round(report.amplification, 2),
+            "received a task": round(report.amplification, 3),
+            "came again": report.receives - report.completed - report.in_hand,
+            "received, not ended": report.in_hand,
             "receive calls a task": round(report.receive_calls_per_task, 2),
-            "bounces": report.bounces,
+            "permit calls a task": round(report.permit_calls_per_task, 2),
             "peak in flight": report.peak_in_flight,
             "cap": CAP,
         },
@@ -119,28 +105,17 @@ def _left(began: float) -> float:
     return WINDOW - (time.monotonic() - began)
 
 
-def _counts(fleet: Fleet) -> dict[str, float]:
-    """The workers' counters, added up."""
-    counts = dict.fromkeys(("deliveries", "bounces", "receives"), 0.0)
-    for worker in fleet.workers:
-        for name, count in _COUNTER.findall(_get(f"{worker.info.metrics}/metrics")):
-            counts[name] += float(count)
-    return counts
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        text: str = answer.read().decode()
-    return text
-
-
 def run(options: Options) -> list[Row]:
-    """Either policy, measured and simulated."""
+    """Either policy, measured with either ledger, and simulated."""
     return [
         row
         for policy in POLICIES
         if options.wants(policy)
-        for row in (measure(policy, options), simulated(policy, options))
+        for row in (
+            measure(policy, options),
+            measure(policy, options, redis=False),
+            simulated(policy, options),
+        )
     ]
 
 

@@ -30,6 +30,7 @@ class Options:
     tasks: int
     only: tuple[str, ...] = ()
     speed: float = 1.0
+    worked: int = 2_000
 
     def directory(self, name: str) -> Path:
         """A fresh directory. Nothing is deleted between runs: on a file system without a journal
@@ -188,7 +189,9 @@ def print_json(scenario: str, rows: Sequence[Row], facts: Machine) -> None:
 def _text(figure: Figure) -> str:
     if isinstance(figure, str):
         return figure
-    return f"{figure:,.0f}" if abs(figure) >= 100 or figure == int(figure) else f"{figure:.2f}"
+    if abs(figure) >= 100 or figure == int(figure):
+        return f"{figure:,.0f}"
+    return f"{figure:.2f}" if abs(figure) >= 0.1 else f"{figure:.4f}"
 
 
 def fresh_work(directory: Path) -> Path:

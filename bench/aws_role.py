@@ -1,0 +1,188 @@
+"""A production role as it is, but that its calls are counted by what they are for.
+
+    python -m bench.aws_role api|worker
+
+Its settings come from the environment, as those of `conveyor`; ports are free ones. Calls are
+counted at the seam that every call of AWS goes through, scripts and values of Redis at its client.
+The first line on standard output says that the role is ready. For each line on standard input it
+says its counts, as JSON; it ends with its input.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from bench.aws_purposes import purpose
+from bench.cpu_samples import let_be_sampled
+from conveyor.bootstrap.production import open_role
+from conveyor.prod import binding
+from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.aws.calls import Answer, Aws, CallStats, Parameters
+from conveyor.prod.redis.permits import HOLD
+from conveyor.prod.redis.server import RedisServer, Script
+from conveyor.roles.production import RoleInfo, run
+from conveyor.settings import from_environment
+
+
+class Look(msgspec.Struct, frozen=True):
+    """Counts since the start of a role.
+
+    `calls` by "service operation (purpose)", tries that failed apart as "tries again"; `units` of
+    DynamoDB; `messages` received, of which `again` had been received before.
+    """
+
+    calls: dict[str, int]
+    units: float
+    messages: int
+    again: int
+
+
+class Counts:
+    """What this process has asked for."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.messages = 0
+        self.again = 0
+        self.stats = CallStats()
+
+    def look(self) -> Look:
+        """All of it, now."""
+        calls = {**self.calls, "tries again": sum(self.stats.retries.values())}
+        return Look(calls, sum(self.stats.capacity.values()), self.messages, self.again)
+
+    def received(self, answer: Answer) -> None:
+        """Messages came from a queue of a run."""
+        for message in answer.get("Messages", []):
+            self.messages += 1
+            self.again += int(message["Attributes"]["ApproximateReceiveCount"]) > 1
+
+
+COUNTS = Counts()
+_MESSAGES = {
+    "receive_message": "tasks",
+    "send_message_batch": "references",
+    "delete_message_batch": "acknowledgements",
+    "change_message_visibility_batch": "renewed, hidden or given back",
+}
+"""What is done with the messages of a run, many at a time, apart from whoever asked for it."""
+
+
+class CountedAws:
+    """The seam, counting."""
+
+    def __init__(self, aws: Aws) -> None:
+        self._aws = aws
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        """Count a call, and make it."""
+        of_run = "-run-" in str(parameters.get("QueueUrl", ""))
+        if operation in _MESSAGES:
+            what = _MESSAGES[operation] if of_run else "control"
+        else:
+            what = purpose()
+        COUNTS.calls[f"{service} {operation} ({what})"] += 1
+        answer = await self._aws.call(service, operation, parameters)
+        if operation == "receive_message" and of_run:
+            COUNTS.received(answer)
+        return answer
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        """A link is no call."""
+        return self._aws.presign(operation, parameters, seconds=seconds)
+
+
+class CountedRedis(RedisServer):
+    """The client of Redis, counting."""
+
+    async def run(self, script: Script, key: str, *arguments: str | int | float | bytes) -> Any:
+        """Count a script, and run it."""
+        COUNTS.calls[f"redis script ({'permits' if script is HOLD else 'request rates'})"] += 1
+        return await super().run(script, key, *arguments)
+
+    async def get(self, key: str) -> bytes | None:
+        """Count a look, and look."""
+        COUNTS.calls["redis get (templates)"] += 1
+        return await super().get(key)
+
+    async def put(self, key: str, value: bytes, *, seconds: int) -> None:
+        """Count a value, and keep it."""
+        COUNTS.calls["redis set (templates)"] += 1
+        await super().put(key, value, seconds=seconds)
+
+
+class Named:
+    """A client of one service, whose methods show in a sample of the stack which operation runs."""
+
+    def __init__(self, service: str, client: Any) -> None:
+        self._service = service
+        self._client = client
+        self._calls: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("close", "generate_presigned_url"):
+            return getattr(self._client, name)
+        if name not in self._calls:
+            self._calls[name] = named_call(self._service, name, getattr(self._client, name))
+        return self._calls[name]
+
+
+def named_call(service: str, operation: str, call: Any) -> Any:
+    """A function that makes a call, by the name of the operation, in the file `<service>`."""
+
+    def made(**parameters: Any) -> Any:
+        return call(**parameters)
+
+    code, file = made.__code__, f"<{service}>"
+    made.__code__ = code.replace(co_name=operation, co_qualname=operation, co_filename=file)
+    return made
+
+
+def counted(aws: Aws) -> Aws:
+    """What is put between the adapters and AWS."""
+    if isinstance(aws, BotoAws):
+        COUNTS.stats = aws.stats
+        for name, client in list(aws._clients.items()):
+            aws._clients[name] = Named(name, client)
+    return CountedAws(aws)
+
+
+def _tell() -> None:
+    """Say the counts until nobody is there to ask; then end."""
+    for _ in sys.stdin:
+        sys.stdout.write(msgspec.json.encode(COUNTS.look()).decode() + "\n")
+        sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _say(info: RoleInfo) -> None:
+    sys.stdout.write(msgspec.json.encode(info).decode() + "\n")
+    sys.stdout.flush()
+    threading.Thread(target=_tell, daemon=True).start()
+
+
+def main(role: str) -> int:
+    """Be the role until a signal; the exit code."""
+    let_be_sampled()
+    vars(binding)["RedisServer"] = CountedRedis
+    settings = from_environment(
+        production=True,
+        role=role,
+        host="127.0.0.1",
+        port=0,
+        metrics_host="127.0.0.1",
+        metrics_port=0,
+    )
+    return run(settings, on_ready=_say, opened=partial(open_role, seam=counted))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

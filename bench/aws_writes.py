@@ -1,0 +1,96 @@
+"""The same rows written by either operation: BatchExecuteStatement, which Conveyor uses and which
+refuses a row that is there, and BatchWriteItem, which would set back rows that have moved on."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import anyio
+
+from bench.aws_fleet import services
+from bench.harness import Options, Row, median
+from conveyor.clock import SystemClock
+from conveyor.domain.ids import task_ids
+from conveyor.domain.model import TaskSpec
+from conveyor.domain.shards import ONE_SHARD
+from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.dynamodb.items import Item, Table
+from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.places import Place
+from conveyor.prod.dynamodb.table import PARTITION_KEY, SORT_KEY, description
+from conveyor.prod.dynamodb.task_items import new_task_item
+from conveyor.prod.dynamodb.task_writes import MOST_CALLS, MOST_INSERT, insert_items
+from conveyor.prod.dynamodb.values import tag_all
+
+ROWS = 5_000
+TURNS = 3
+NAMES = ("BatchExecuteStatement", "BatchWriteItem")
+
+
+def measure(_options: Options) -> list[Row]:
+    """Both, in turns: calls, units, and the median of the CPU a row."""
+    measured: dict[str, list[tuple[float, float, float]]] = {name: [] for name in NAMES}
+    for _ in range(TURNS):
+        for name in NAMES:
+            measured[name].append(anyio.run(_written, name))
+    return [
+        Row(
+            f"{ROWS:,} rows by {name}",
+            {
+                "calls a row": round(turns[0][0], 3),
+                "units a row": round(turns[0][1], 2),
+                "ms CPU a row": round(median([cpu for _, _, cpu in turns]), 3),
+            },
+        )
+        for name, turns in measured.items()
+    ]
+
+
+async def _written(name: str) -> tuple[float, float, float]:
+    """Calls, units and milliseconds of CPU a row."""
+    aws = await open_aws(
+        AwsOptions(dynamodb_endpoint=services().dynamodb), SystemClock(), "dynamodb"
+    )
+    table = Table(aws, f"bench-{secrets.token_hex(6)}", SystemClock())
+    await aws.call("dynamodb", "create_table", description(table.name))
+    place = Place("01ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAW", 1, ONE_SHARD)
+    items = [
+        (
+            place.task(task_id),
+            new_task_item(task_id, TaskSpec(url=f"https://shop.example.com/item/{number}"), now=1),
+        )
+        for number, task_id in enumerate(task_ids(place.run_id, 0, ROWS))
+    ]
+    before = time.process_time()
+    if name == "BatchWriteItem":
+        await _put(aws, table, items)
+    else:
+        assert len(await insert_items(table, items)) == ROWS
+    cpu = time.process_time() - before
+    calls = sum(count for (_, _, outcome), count in aws.stats.calls.items() if outcome == "ok") - 1
+    units = sum(aws.stats.capacity.values())
+    await aws.call("dynamodb", "delete_table", {"TableName": table.name})
+    await aws.aclose()
+    return calls / ROWS, units / ROWS, 1_000 * cpu / ROWS
+
+
+async def _put(aws: BotoAws, table: Table, items: Sequence[tuple[Key, Item]]) -> None:
+    limiter = anyio.Semaphore(MOST_CALLS)
+
+    async def put(some: Sequence[tuple[Key, Item]]) -> None:
+        async with limiter:
+            requests = [
+                {"PutRequest": {"Item": tag_all({PARTITION_KEY: key.pk, SORT_KEY: key.sk, **item})}}
+                for key, item in some
+            ]
+            answer = await aws.call(
+                "dynamodb", "batch_write_item", {"RequestItems": {table.name: requests}}
+            )
+        assert not answer.get("UnprocessedItems")
+
+    async with anyio.create_task_group() as group:
+        for start in range(0, len(items), MOST_INSERT):
+            group.start_soon(put, items[start : start + MOST_INSERT])

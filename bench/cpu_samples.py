@@ -1,0 +1,132 @@
+"""Where a process spends the interpreter's time: the stack of the thread that runs, noted 200 times
+a second from outside, by py-spy.
+
+Threads take turns at the interpreter, so its time is what bounds a process. A tracing profiler
+(cProfile, yappi) makes the many small calls of a serialiser dearer than they are, and a thread that
+samples the others from within is let in only where one of them gives way, which is at a socket.
+py-spy reads the stacks from the memory of the process without stopping it: stopping some sixty
+threads for each sample doubled what a task took. A stack that changed meanwhile is thrown away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.harness import ROOT
+from bench.servers import MissingProgram
+
+RATE = 200
+"""Samples a second."""
+_PR_SET_PTRACER = 0x59616D61
+_ROOTS = frozenset({"Thread._bootstrap", "<module>", "_run_module_as_main"})
+_TOLD = re.compile(r"Samples: (\d+) Errors: (\d+)")
+_FRAME = re.compile(r"(.*) \((.*?)(?::\d+)?\)")
+
+
+class Frame(NamedTuple):
+    """A function and its file."""
+
+    file: str
+    function: str
+
+
+class Sample(NamedTuple):
+    """What was being done, outermost first, and how often it was seen."""
+
+    stack: tuple[Frame, ...]
+    times: int
+
+
+class Cost(NamedTuple):
+    """A name for what is spent in certain functions. `inside` is a part of the path of their file,
+    a blank and their name."""
+
+    inside: str
+    name: str
+
+
+def let_be_sampled() -> None:
+    """Let other processes of this user read this one's memory, where Linux keeps that to root."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+
+
+@contextmanager
+def sampled(pid: int, path: Path) -> Iterator[None]:
+    """Sample a process into a file while the body runs. Raises MissingProgram, RuntimeError."""
+    command = [find_py_spy(), "record", "--pid", str(pid), "--rate", str(RATE), "--gil"]
+    command += ["--nonblocking", "--format", "raw", "--full-filenames", "--output", str(path)]
+    log = log_of(path)
+    with log.open("wb") as output:
+        sampler = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield
+    finally:
+        sampler.send_signal(signal.SIGINT)
+        sampler.wait()
+    if not path.exists():
+        raise RuntimeError(f"py-spy took no samples: {log.read_text(errors='replace')[-500:]}")
+
+
+def log_of(path: Path) -> Path:
+    """Where py-spy says how it went with a file of samples."""
+    return path.with_suffix(".log")
+
+
+def find_py_spy() -> str:
+    """Where it is. Raises MissingProgram."""
+    found = shutil.which("py-spy", path=str(ROOT / ".venv-profile" / "bin")) or shutil.which(
+        "py-spy"
+    )
+    if found is None:
+        raise MissingProgram("the profile needs py-spy, which scripts/bench aws_calls installs")
+    return found
+
+
+def read_samples(text: str) -> list[Sample]:
+    """The samples of a file that py-spy has written in its format `raw`, without those that were
+    torn: they do not begin where a thread begins."""
+    samples = []
+    for line in text.splitlines():
+        stack, _, count = line.rpartition(" ")
+        found = [_FRAME.fullmatch(part) for part in stack.split(";")]
+        frames = tuple(Frame(match[2], match[1]) for match in found if match is not None)
+        if frames and frames[0].function in _ROOTS:
+            samples.append(Sample(frames, int(count)))
+    return samples
+
+
+def seconds_sampled(log: str) -> float:
+    """For how long a thread had the interpreter, by what py-spy says at its end: a stack that it
+    could not read is one all the same. Raises ValueError where it has not said so."""
+    told = _TOLD.search(log)
+    if told is None:
+        raise ValueError(f"py-spy did not say how much it saw: {log[-500:]}")
+    return (int(told[1]) + int(told[2])) / RATE
+
+
+def cost_of(stack: Sequence[Frame], costs: Sequence[Cost], *, other: str) -> str:
+    """The name of the innermost frame that has one: what libraries do is their caller's."""
+    for frame in reversed(stack):
+        for cost in costs:
+            if cost.inside in f"{frame.file} {frame.function}":
+                return cost.name
+    return other
+
+
+def by_name(named: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Counts added up by name, the greatest first."""
+    total: Counter[str] = Counter()
+    for name, count in named:
+        total[name] += count
+    return total.most_common()
