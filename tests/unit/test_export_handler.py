@@ -1,34 +1,36 @@
-"""Making exports: in portions, within the limit, given up in order, and over HTTP to the end."""
+"""Making exports: in portions, within the limit, one at a time, and given up in order."""
 
 from __future__ import annotations
 
 import io
-import json
 import sys
 import zipfile
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
-import httpx
 import pytest
-from zenrows.batch.models import Export as ClientExport
-from zenrows.batch.models import StartExportResponse
 
-from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.handlers.export import BUSY_PAUSE, TRIES, ExportHandler
-from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import Blobs, Content, export_key
-from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, Delivery, ExportMessage
+from conveyor.domain.errors import ConveyorError
+from conveyor.handlers.export import BUSY_PAUSE, TRIES
+from conveyor.ports.queues import DEAD_LETTER_QUEUE, ExportMessage
 from conveyor.ports.work import ACKNOWLEDGE
+from tests.unit.export_world import (
+    DAY,
+    GIB,
+    Gated,
+    blob_of,
+    handler,
+    made,
+    manifest,
+    never,
+    path_of,
+    received,
+    start,
+    state,
+)
 from tests.unit.http_api import PAGE, Api, open_api, problem_of
-
-GIB = 1 << 30
-DAY = 86_400.0
-NOWHERE = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
 @pytest.fixture
@@ -40,140 +42,6 @@ def anyio_backend() -> str:
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
     async with open_api(tmp_path / "data") as opened:
         yield opened
-
-
-class Gated:
-    """The blobs of a binding: opens of bodies wait for `gate`, and break where that is asked."""
-
-    def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
-        self.gate = anyio.Event()
-        self.reached = anyio.Event()
-        self.broken = False
-
-    async def open(self, key: str) -> AsyncIterator[bytes] | None:
-        """A body, once the gate is open."""
-        self.reached.set()
-        await self.gate.wait()
-        if self.broken:
-            raise ConveyorError(ErrorCode.UNAVAILABLE, "result store: no")
-        return await self._blobs.open(key)
-
-    async def put(self, key: str, content: Content) -> int:
-        """As it is."""
-        return await self._blobs.put(key, content)
-
-    async def delete(self, key: str) -> None:
-        """As it is."""
-        await self._blobs.delete(key)
-
-    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
-        """As it is."""
-        return await self._blobs.delete_prefix(prefix, limit=limit)
-
-    async def size(self, key: str) -> int | None:
-        """As it is."""
-        return await self._blobs.size(key)
-
-    async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
-        """As it is."""
-        return await self._blobs.upload_link(key, content_type=content_type, seconds=seconds)
-
-    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
-        """As it is."""
-        return await self._blobs.download_link(key, seconds=seconds, file_name=file_name)
-
-
-def handler(api: Api, *, max_bytes: int = 100 * GIB, blobs: Gated | None = None) -> ExportHandler:
-    """A handler over an API's binding."""
-    binding: Binding = api.binding if blobs is None else replace(api.binding, blobs=blobs)
-    return ExportHandler(binding, api.clock, max_bytes=max_bytes)
-
-
-def never() -> None:
-    """Nothing is throttled here."""
-    raise AssertionError("throttled")
-
-
-async def received(api: Api) -> Delivery:
-    """The next control message."""
-    [delivery] = await api.binding.queues.receive(CONTROL_QUEUE, limit=1, visibility=60)
-    assert isinstance(delivery.message, ExportMessage)
-    return delivery
-
-
-def path_of(job: dict[str, Any]) -> str:
-    """Where exports of a job's latest run are asked for."""
-    return f"/v1/jobs/{job['job_id']}/runs/{job['latest_run']['run_id']}/exports"
-
-
-async def start(api: Api, job: dict[str, Any], **params: str) -> str:
-    """Ask for an export; its id."""
-    response = await api.client.post(path_of(job), params=params)
-    assert response.status_code == 202, response.text
-    started = StartExportResponse.model_validate(response.json())
-    assert started.status.value == "pending"
-    return started.export_id
-
-
-async def state(api: Api, job: dict[str, Any], export_id: str) -> ClientExport:
-    """How far an export is."""
-    response = await api.client.get(f"{path_of(job)}/{export_id}")
-    assert response.status_code == 200, response.text
-    return ClientExport.model_validate(response.json())
-
-
-async def made(api: Api, job: dict[str, Any], **params: str) -> httpx.Response:
-    """An export, asked for, made and fetched by whoever holds its link."""
-    export_id = await start(api, job, **params)
-    assert await handler(api).handle(await received(api), never) == ACKNOWLEDGE
-    export = await state(api, job, export_id)
-    assert (export.status.value, export.error) == ("completed", None)
-    response = await api.bare.get(str(export.download_url))
-    assert response.status_code == 200, response.text
-    return response
-
-
-def manifest(archive: zipfile.ZipFile) -> list[dict[str, Any]]:
-    """The rows that an archive tells of."""
-    return [json.loads(line) for line in archive.read("manifest.jsonl").splitlines()]
-
-
-async def test_an_export_is_asked_for_made_and_fetched(api: Api) -> None:
-    job = await api.submit(300)
-    await api.drain(job, failing=2)
-
-    response = await made(api, job)
-
-    headers = response.headers
-    assert headers["Content-Type"] == "application/zip"
-    assert headers["Content-Length"] == str(len(response.content))
-    run_id = job["latest_run"]["run_id"]
-    assert headers["Content-Disposition"] == f'attachment; filename="{run_id}.zip"'
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
-        rows = manifest(archive)
-        assert [row["status"] for row in rows] == ["failed"] * 2 + ["successful"] * 298
-        assert {archive.read(row["file"]) for row in rows[2:]} == {PAGE}
-
-
-@pytest.mark.parametrize(
-    ("word", "media_type", "start_of_file"),
-    [
-        ("zip", "application/zip", b"PK\x03\x04"),
-        ("jsonl", "application/x-ndjson", b'{"task_id":"'),
-        ("csv", "text/csv; charset=utf-8", b"task_id,"),
-        ("parquet", "application/vnd.apache.parquet", b"PAR1"),
-    ],
-)
-async def test_every_format_is_made(
-    api: Api, word: str, media_type: str, start_of_file: bytes
-) -> None:
-    job = await api.submit(3)
-    await api.drain(job)
-    response = await made(api, job, format=word)
-    assert response.headers["Content-Type"] == media_type
-    assert response.content.startswith(start_of_file)
 
 
 async def test_a_run_that_is_under_way_exports_what_has_ended(api: Api) -> None:
@@ -260,67 +128,6 @@ async def test_the_limit_is_told_in_whole_gibibytes(
     export_id = await start(api, job)
     await handler(api, max_bytes=3 * GIB + 5).handle(await received(api), never)
     assert (await state(api, job, export_id)).error == "results are larger than 3 gb"
-
-
-async def blob_of(api: Api, job: dict[str, Any], export_id: str) -> AsyncIterator[bytes] | None:
-    """The bytes of an export."""
-    key = export_key(job["job_id"], job["latest_run"]["run_id"], export_id)
-    return await api.binding.blobs.open(key)
-
-
-async def test_a_link_opens_its_export_alone_and_for_its_time(api: Api) -> None:
-    job = await api.submit(1)
-    await api.drain(job)
-    await made(api, job)
-    first = await start(api, job)
-    await handler(api).handle(await received(api), never)
-    link = str((await state(api, job, first)).download_url)
-    other = await start(api, job)
-
-    for wrong in (link[:-1] + ("0" if link[-1] != "0" else "1"), link.replace(first, other)):
-        problem_of(await api.bare.get(wrong), status=403, code="permission_denied")
-    url = urlsplit(link)
-    problem_of(await api.bare.get(url.path), status=403, code="permission_denied")
-    problem_of(await api.bare.get("/v1/exports/x/y/z"), status=404, code="not_found")
-    head = await api.bare.head(link)
-    assert (head.status_code, head.content) == (200, b"")
-    assert int(head.headers["Content-Length"]) > 0
-    await api.clock.advance(7_201)
-    problem_of(await api.bare.get(link), status=403, code="permission_denied")
-    fresh = str((await state(api, job, first)).download_url)
-    assert fresh != link
-    assert (await api.bare.get(fresh)).status_code == 200
-
-
-async def test_an_export_is_not_found_after_its_time(api: Api) -> None:
-    job = await api.submit(1)
-    await api.drain(job)
-    export_id = await start(api, job)
-    await handler(api).handle(await received(api), never)
-    await api.clock.advance(43_199)
-    link = str((await state(api, job, export_id)).download_url)
-    assert (await api.bare.get(link)).status_code == 200
-    await api.clock.advance(1)
-    gone = await api.client.get(f"{path_of(job)}/{export_id}")
-    problem_of(gone, status=404, code="not_found")
-    assert (await api.bare.get(link)).status_code in (403, 404)
-
-
-async def test_what_is_asked_wrongly_is_refused(api: Api) -> None:
-    job = await api.submit(1)
-    path = path_of(job)
-    problem_of(await api.client.post(f"{path}?format=tar"), status=400, code="invalid_argument")
-    problem_of(await api.client.post(path, json={"a": 1}), status=400, code="invalid_argument")
-    assert (await api.client.post(path, json={})).status_code == 202
-    problem_of(await api.foreign.post(path), status=404, code="not_found")
-    elsewhere = f"/v1/jobs/{job['job_id']}/runs/{NOWHERE}/exports"
-    problem_of(await api.client.post(elsewhere), status=404, code="not_found")
-    for missing in (NOWHERE, "x"):
-        problem_of(await api.client.get(f"{path}/{missing}"), status=404, code="not_found")
-    export_id = await start(api, job)
-    problem_of(await api.foreign.get(f"{path}/{export_id}"), status=404, code="not_found")
-    other = await api.submit(1)
-    problem_of(await api.client.get(f"{path_of(other)}/{export_id}"), status=404, code="not_found")
 
 
 async def test_parquet_without_its_extra_is_refused_by_name(

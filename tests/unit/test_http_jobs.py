@@ -10,17 +10,13 @@ import pytest
 from zenrows.batch.models import (
     AddTasksResponse,
     Job,
-    ListJobRunsResponse,
-    ListJobsResponse,
     Run,
     SubmitJobResponse,
 )
 
 from conveyor.domain.sealing import KeySealer
-from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, run_queue
+from conveyor.ports.queues import run_queue
 from tests.unit.http_api import KEY, Api, open_api, problem_of
-
-NOWHERE = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
 @pytest.fixture
@@ -260,164 +256,6 @@ async def test_a_pause_shows_until_the_run_is_resumed(api: Api) -> None:
     assert (run.pause_state.value, run.status.value) == ("paused", "running")
     assert repeated.json()["pause_state"] == "paused"
     assert "pause_state" not in resumed.json()
-
-
-async def test_jobs_are_listed_newest_first_page_by_page(api: Api) -> None:
-    made = [(await api.submit(1))["job_id"] for _ in range(5)]
-    opened = (await api.submit(0, status="open"))["job_id"]
-
-    seen: list[str] = []
-    cursor: str | None = None
-    while True:
-        params = {"limit": "2"} | ({"cursor": cursor} if cursor else {})
-        page = ListJobsResponse.model_validate(
-            (await api.client.get("/v1/jobs", params=params)).json()
-        )
-        assert len(page.jobs) == 2
-        seen += [job.job_id for job in page.jobs]
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-
-    assert seen == [opened, *reversed(made)]
-    only_open = await api.client.get("/v1/jobs", params={"status": "open"})
-    assert [job["job_id"] for job in only_open.json()["jobs"]] == [opened]
-    scheduled = await api.client.get("/v1/jobs", params={"type": "scheduled"})
-    assert scheduled.json() == {"jobs": []}
-
-
-async def test_a_cursor_of_another_list_is_refused(api: Api) -> None:
-    for _ in range(2):
-        await api.submit(1)
-    cursor = (await api.client.get("/v1/jobs", params={"limit": "1"})).json()["next_cursor"]
-
-    filtered = await api.client.get("/v1/jobs", params={"cursor": cursor, "status": "closed"})
-    foreign = await api.foreign.get("/v1/jobs", params={"cursor": cursor})
-
-    problem_of(filtered, status=400, code="invalid_argument")
-    problem_of(foreign, status=400, code="invalid_argument")
-
-
-BAD_PAGES = (
-    "limit=0",
-    "limit=101",
-    "limit=1e1",
-    "limit=-1",
-    "limit=",
-    "limit=5&limit=6",
-    "limit=%D9%A1",
-    "cursor=",
-    "cursor=AAAA",
-    "cursor=%FF%00",
-    "cursor=" + "A" * 5_000,
-)
-
-
-async def test_bad_query_values_of_lists_are_refused(api: Api) -> None:
-    job = await api.submit(1)
-
-    for query in BAD_PAGES:
-        runs = await api.client.get(f"/v1/jobs/{job['job_id']}/runs?{query}")
-        problem_of(runs, status=400, code="invalid_argument")
-    for query in (*BAD_PAGES, "status=unknown", "status=", "type=weekly"):
-        jobs = await api.client.get(f"/v1/jobs?{query}")
-        problem_of(jobs, status=400, code="invalid_argument")
-
-
-async def test_runs_are_listed_and_read(api: Api) -> None:
-    job = await api.submit(1)
-    path = f"/v1/jobs/{job['job_id']}"
-    for _ in range(2):
-        await api.client.post(f"{path}/stop")
-        assert (await api.client.post(f"{path}/rerun")).status_code == 201
-
-    first = ListJobRunsResponse.model_validate(
-        (await api.client.get(f"{path}/runs", params={"limit": "2"})).json()
-    )
-    second = ListJobRunsResponse.model_validate(
-        (await api.client.get(f"{path}/runs", params={"cursor": first.next_cursor})).json()
-    )
-
-    assert [run.run_sequence for run in first.runs] == [3, 2]
-    assert [run.run_sequence for run in second.runs] == [1]
-    assert second.next_cursor is None
-    read = await api.client.get(f"{path}/runs/{second.runs[0].run_id}")
-    assert Run.model_validate(read.json()) == second.runs[0]
-    missing = await api.client.get(f"{path}/runs/{NOWHERE}")
-    problem_of(missing, status=404, code="not_found")
-
-
-async def test_a_deleted_job_is_a_tombstone_and_then_gone(api: Api) -> None:
-    job = await api.submit(2)
-    path = f"/v1/jobs/{job['job_id']}"
-    run_id = job["latest_run"]["run_id"]
-
-    deleted = await api.client.delete(path)
-
-    assert (deleted.status_code, deleted.content) == (202, b"")
-    assert (await api.client.get(path)).json()["status"] == "deleted"
-    assert (await api.client.delete(path)).status_code == 202
-    assert job["job_id"] not in (await api.client.get("/v1/jobs")).text
-    for method, rest in [
-        ("POST", "/close"),
-        ("POST", "/stop"),
-        ("POST", "/pause"),
-        ("POST", "/resume"),
-        ("POST", "/rerun"),
-        ("GET", "/runs"),
-        ("GET", "/results"),
-        ("GET", f"/runs/{run_id}"),
-        ("GET", f"/runs/{run_id}/results"),
-        ("DELETE", f"/runs/{run_id}"),
-        ("GET", "/webhook"),
-    ]:
-        response = await api.client.request(method, path + rest)
-        problem_of(response, status=404, code="not_found")
-    added = await api.client.post(f"{path}/tasks", json={"tasks": [{"url": "https://a.test/"}]})
-    problem_of(added, status=404, code="not_found")
-
-    [message, *_] = await api.binding.queues.receive(CONTROL_QUEUE, limit=10, visibility=60)
-    assert message.message == DeleteMessage(job["job_id"], run_id)
-    await api.binding.runs.purge_run(run_id)
-    await api.binding.jobs.purge_job(job["job_id"])
-    problem_of(await api.client.get(path), status=404, code="not_found")
-    problem_of(await api.client.delete(path), status=404, code="not_found")
-
-
-async def test_deleting_the_latest_run_brings_back_the_one_before(api: Api) -> None:
-    job = await api.submit(1)
-    path = f"/v1/jobs/{job['job_id']}"
-    first = job["latest_run"]["run_id"]
-    await api.client.post(f"{path}/stop")
-    second = (await api.client.post(f"{path}/rerun")).json()["latest_run"]["run_id"]
-
-    assert (await api.client.delete(f"{path}/runs/{second}")).status_code == 202
-    assert (await api.client.delete(f"{path}/runs/{second}")).status_code == 202
-
-    assert (await api.client.get(path)).json()["latest_run"]["run_id"] == first
-    read = await api.client.get(f"{path}/runs/{second}")
-    assert Run.model_validate(read.json()).status.value == "deleted"
-    results = await api.client.get(f"{path}/runs/{second}/results")
-    problem_of(results, status=404, code="not_found")
-    messages = await api.binding.queues.receive(CONTROL_QUEUE, limit=10, visibility=60)
-    assert messages[0].message == DeleteMessage(job["job_id"], second)
-
-
-async def test_a_job_without_runs_is_gone_as_soon_as_it_is_deleted(api: Api) -> None:
-    job = await api.submit(1)
-    path = f"/v1/jobs/{job['job_id']}"
-    run_id = job["latest_run"]["run_id"]
-    await api.client.delete(f"{path}/runs/{run_id}")
-    await api.binding.tasks.scrub_tasks(run_id, 10)
-    await api.binding.runs.purge_run(run_id)
-    assert "latest_run" not in (await api.client.get(path)).json()
-    problem_of(await api.client.get(f"{path}/results"), status=404, code="not_found")
-    problem_of(await api.client.post(f"{path}/stop"), status=409, code="no_prior_run")
-    problem_of(await api.client.post(f"{path}/rerun"), status=409, code="no_prior_run")
-
-    await api.client.delete(path)
-
-    problem_of(await api.client.get(path), status=404, code="not_found")
 
 
 async def test_unfinished_jobs_are_limited_where_that_is_set(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from zenrows.batch.models import RerunJobResponse
 
 from conveyor.domain import ids
-from conveyor.domain.model import TaskStatus
+from conveyor.domain.model import Task, TaskStatus
 from conveyor.ports.queues import run_queue
-from conveyor.ports.tasks import Undone
+from conveyor.ports.tasks import TaskPage, Undone
+from conveyor.service.reruns import LONGEST_CALL
 from tests.unit.http_api import PAGE, Api, open_api, problem_of
 
 DAY = 86_400.0
@@ -197,6 +199,65 @@ async def test_a_rerun_waits_for_calls_in_flight_in_every_shard(api: Api) -> Non
         await api.clock.advance(1)
 
     assert answers[0].json()["retried_tasks"] == 3
+
+
+async def test_waiting_for_calls_in_flight_reads_each_row_about_once(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls end one by one; one row is looked at, ever less often."""
+    job = await api.submit(40)
+    tasks = await api.tasks_of(job["latest_run"]["run_id"])
+    held = [await api.claim(task.run_id, task.task_id) for task in tasks[10:30]]
+    await api.client.post(f"/v1/jobs/{job['job_id']}/stop")
+    store = api.binding.tasks
+    looks: Counter[str] = Counter()
+
+    async def page(*args: Any, **named: Any) -> TaskPage:
+        looks["pages"] += 1
+        found = await real_page(*args, **named)
+        looks["rows"] += len(found.tasks)
+        return found
+
+    async def one(*args: Any) -> Task | None:
+        looks["single rows"] += 1
+        return await real_one(*args)
+
+    real_page, real_one = store.page_tasks, store.get_task
+    monkeypatch.setattr(store, "page_tasks", page)
+    monkeypatch.setattr(store, "get_task", one)
+    answers: list[httpx.Response] = []
+
+    async def ask() -> None:
+        answers.append(await rerun(api, job))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        for claimed in held[:3]:
+            await until_asleep(api)
+            await api.clock.advance(1.0)
+            await api.settle(claimed, Undone())
+        for claimed in held[3:]:
+            await api.settle(claimed, Undone())
+        while not answers:
+            await until_asleep(api)
+            await api.clock.advance(0.5)
+
+    assert answers[0].status_code == 201
+    assert 2 <= looks["pages"] <= 5
+    assert looks["rows"] <= 40
+    # In 3 seconds, and not every 50 ms.
+    assert 3 <= looks["single rows"] <= 12
+
+
+async def test_an_old_run_is_not_searched_for_calls_in_flight(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await api.submit(1)
+    await api.client.post(f"/v1/jobs/{job['job_id']}/stop")
+    api.clock.shift(LONGEST_CALL / 1_000 + 1)
+    monkeypatch.setattr(api.binding.tasks, "page_tasks", None)
+
+    assert (await rerun(api, job)).status_code == 201
 
 
 async def test_a_claim_that_has_lapsed_holds_up_nothing(api: Api) -> None:

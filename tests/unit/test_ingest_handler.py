@@ -15,18 +15,11 @@ from conveyor.dev.binding import DevBinding, open_binding
 from conveyor.domain import ids
 from conveyor.domain.errors import not_found
 from conveyor.domain.model import (
-    Ingest,
-    IngestStatus,
-    Job,
-    JobStatus,
-    Run,
     RunFailure,
-    RunStats,
     RunStatus,
-    TaskSpec,
 )
 from conveyor.handlers.ingest import IngestHandler
-from conveyor.ports.blobs import staged_key, staged_prefix
+from conveyor.ports.blobs import staged_key
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
@@ -39,102 +32,15 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.ports.records import Answer
-from conveyor.ports.work import ACKNOWLEDGE, Outcome
+from conveyor.ports.work import ACKNOWLEDGE
 from conveyor.testing.clock import FakeClock
-
-CALLER = "caller"
-LINE = 4
-CHUNK = 8
+from tests.unit.ingest_world import CALLER, CHUNK, LINE, Ingestion
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     """The development binding belongs to asyncio."""
     return "asyncio"
-
-
-class Ingestion:
-    """A large run of a development binding, and the handler that ingests it."""
-
-    def __init__(self, dev: DevBinding, clock: FakeClock, size: int) -> None:
-        self.binding = dev.ports
-        self.clock = clock
-        self.size = size
-        self.job_id, self.run_id = clock.new_id(), clock.new_id()
-        self.message = IngestMessage(self.job_id, self.run_id)
-        self.delivery = Delivery(CONTROL_QUEUE, self.message, "receipt", 1)
-
-    async def stage(self, *, shards: int = 2) -> None:
-        """Stage the list and write the job."""
-        chunks = range(0, self.size, CHUNK)
-        for first in chunks:
-            await self.binding.blobs.put(
-                staged_key(self.job_id, self.run_id, first), self.chunk(first)
-            )
-        now = self.clock.now()
-        job = Job(
-            job_id=self.job_id,
-            caller=CALLER,
-            status=JobStatus.CLOSED,
-            created_at=now,
-            updated_at=now,
-            task_shard_count=shards,
-            latest_run_id=self.run_id,
-            run_count=1,
-        )
-        run = Run(
-            run_id=self.run_id,
-            job_id=self.job_id,
-            run_sequence=1,
-            status=RunStatus.RUNNING,
-            created_at=now,
-            updated_at=now,
-            last_batch_received=True,
-            next_index=self.size,
-            stats=RunStats(total=self.size),
-            ingest=Ingest(status=IngestStatus.PENDING, end=self.size, chunks=tuple(chunks)),
-        )
-        await self.binding.jobs.create_job(job, run, [], answer=Answer(202, b"{}"), once=None)
-
-    def chunk(self, first: int) -> bytes:
-        """The lines of one chunk."""
-        end = min(first + CHUNK, self.size)
-        return b"".join(
-            self.line(start, min(start + LINE, end)) + b"\n" for start in range(first, end, LINE)
-        )
-
-    def line(self, start: int, end: int) -> bytes:
-        """One line of a chunk."""
-        return msgspec.json.encode(
-            [
-                (ids.task_id(self.run_id, index), TaskSpec(f"https://example.com/{index}"))
-                for index in range(start, end)
-            ]
-        )
-
-    async def handle(self) -> Outcome:
-        """Let a handler do it, once."""
-        handler = IngestHandler(self.binding, self.clock)
-        return await handler.handle(self.delivery, lambda: None)
-
-    async def run(self) -> Run:
-        """The run as it stands."""
-        run = await self.binding.runs.get_run(CALLER, self.job_id, self.run_id)
-        assert run is not None
-        return run
-
-    async def indexes(self) -> list[int]:
-        """The rows that are there."""
-        found = await self.binding.tasks.unfinished_after(self.run_id, -1, 10_000)
-        return [index for index, _ in found]
-
-    async def staged(self) -> int:
-        """How many staged chunks are left; they are gone afterwards."""
-        return await self.binding.blobs.delete_prefix(staged_prefix(self.job_id, self.run_id))
-
-    async def stop(self) -> None:
-        """Stop the run."""
-        await self.binding.runs.stop_run(CALLER, self.job_id, now=self.clock.now())
 
 
 @pytest.fixture

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import pytest
 
+from conveyor.domain.model import RunStatus
 from conveyor.engine.plans import CONTROL_SLOTS
 from conveyor.handlers.delete import MOST_LONG, PAUSE, DeleteHandler
 from conveyor.handlers.pacing import REST, ROWS_A_STEP, Pace
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import export_prefix, run_prefix, staged_prefix
-from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery
+from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, run_queue
 from conveyor.ports.work import ACKNOWLEDGE
 from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import Api, open_api
@@ -55,6 +57,18 @@ class ManyRows:
         return went
 
 
+class Tombstones:
+    """The jobs and runs ports, as far as a deletion knows them: every run is a tombstone."""
+
+    async def find_job(self, job_id: str) -> SimpleNamespace:
+        """Any job."""
+        return SimpleNamespace(caller="CALLER")
+
+    async def get_run(self, caller: str, job_id: str, run_id: str) -> SimpleNamespace:
+        """Any run."""
+        return SimpleNamespace(run_id=run_id, status=RunStatus.DELETED)
+
+
 def delivery(run_id: str, job_id: str = "JOB", *, final: bool = False) -> Delivery:
     message = DeleteMessage(job_id, run_id, final=final)
     return Delivery(CONTROL_QUEUE, message, "receipt", 1)
@@ -66,7 +80,8 @@ def calm() -> None:
 
 
 def over(api: Api, rows: ManyRows) -> Binding:
-    return dataclasses.replace(api.binding, tasks=cast(Any, rows))
+    ports = {"tasks": rows, "jobs": Tombstones(), "runs": Tombstones()}
+    return dataclasses.replace(api.binding, **cast(Any, ports))
 
 
 async def handle(handler: DeleteHandler, *deliveries: Delivery) -> None:
@@ -207,3 +222,23 @@ async def test_everything_of_a_run_goes_and_the_tombstone_with_the_second_pass(a
     assert await api.binding.runs.deleted_runs() == []
     assert await api.binding.blobs.open(keys[2]) is None
     assert (await api.client.get(f"/v1/jobs/{job_id}")).status_code == 404
+
+
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("of", ["its job", "another job", "no job"])
+async def test_a_run_that_stands_loses_nothing_by_a_message_alone(
+    api: Api, caplog: pytest.LogCaptureFixture, of: str, final: bool
+) -> None:
+    job, other = await api.submit(3), await api.submit(1)
+    run_id = job["latest_run"]["run_id"]
+    job_ids = {"its job": job["job_id"], "another job": other["job_id"], "no job": "NONE"}
+    key = f"{run_prefix(job_ids[of], run_id, 400)}something"
+    await api.binding.blobs.put(key, b"x")
+    handler = DeleteHandler(api.binding, api.clock, visibility=VISIBILITY)
+    await handle(handler, delivery(run_id, job_ids[of], final=final))
+    assert await api.binding.blobs.open(key) is not None
+    assert len(await api.tasks_of(run_id)) == 3
+    assert await waiting(api) == []
+    assert ("that stands" in caplog.text) is (of == "its job")
+    queue = run_queue(run_id)
+    assert len(await api.binding.queues.receive(queue, limit=10, visibility=60.0)) == 3

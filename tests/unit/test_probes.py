@@ -16,7 +16,13 @@ class Probed:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.ready = True
-        app = create_probes(telemetry.registry(), ready=lambda: self.ready, clock=FakeClock())
+        self.away: tuple[str, ...] = ()
+        app = create_probes(
+            telemetry.registry(),
+            ready=lambda: self.ready,
+            clock=FakeClock(),
+            away=lambda: self.away,
+        )
         self._transport = httpx.ASGITransport(app=app)
 
     async def get(self, path: str, method: str = "GET") -> httpx.Response:
@@ -41,6 +47,16 @@ async def test_readiness_is_told_to_any_host(telemetry: Telemetry) -> None:
     assert refused.json()["code"] == "unavailable"
     assert refused.headers["Retry-After"] == "1"
     assert (await probed.get("/healthz")).status_code == 200
+
+
+async def test_what_is_away_is_named_and_the_role_stays_ready(telemetry: Telemetry) -> None:
+    probed = Probed(telemetry)
+    assert (await probed.get("/readyz")).json() == {"status": "ready"}
+    probed.away = ("dynamodb", "sqs")
+    told = await probed.get("/readyz")
+
+    assert told.status_code == 200
+    assert told.json() == {"status": "ready", "away": ["dynamodb", "sqs"]}
 
 
 async def test_nothing_else_is_served(telemetry: Telemetry) -> None:

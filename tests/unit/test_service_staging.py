@@ -105,9 +105,28 @@ def children(tmp_path: Path, clock: FakeClock) -> Children:
     return Children(tmp_path, clock)
 
 
-async def refusal(children: Children, stager: Stager, pieces: Pieces) -> ConveyorError:
+class Fed:
+    """So many pieces. `reached` is set once `after` of them have gone to the child."""
+
+    def __init__(self, count: int, *, after: int) -> None:
+        self.size = count * len(PIECE)
+        self.reached = anyio.Event()
+        self._count = count
+        self._after = after
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for number in range(self._count):
+            if number == self._after:
+                self.reached.set()
+            yield PIECE
+        self.reached.set()
+
+
+async def refusal(
+    children: Children, stager: Stager, pieces: Pieces, *, total: int | None = None
+) -> ConveyorError:
     with pytest.raises(ConveyorError) as caught:
-        await children.run(stager, pieces)
+        await children.run(stager, pieces, total=total)
     assert children.started()
     assert children.alive() == []
     return caught.value
@@ -235,14 +254,15 @@ async def test_a_list_that_would_take_too_long_is_refused(
 ) -> None:
     errors: list[ConveyorError] = []
     stager = children.stager(READS_SLOWLY, max_seconds=20)
+    fed = Fed(400, after=15)
 
     async def check() -> None:
-        errors.append(await refusal(children, stager, [PIECE] * 400))
+        errors.append(await refusal(children, stager, aiter(fed), total=fed.size))
 
     async with anyio.create_task_group() as group:
         group.start_soon(check)
-        await children.has_started(1)
-        await anyio.sleep(0.5)
+        with anyio.fail_after(DEADLINE):
+            await fed.reached.wait()
         assert errors == []
         with anyio.fail_after(DEADLINE):
             while not errors:
@@ -259,14 +279,15 @@ async def test_a_list_that_was_read_may_not_take_longer_either(
 ) -> None:
     errors: list[ConveyorError] = []
     stager = children.stager(READS_AND_HANGS, max_seconds=20)
+    fed = Fed(40, after=40)
 
     async def check() -> None:
-        errors.append(await refusal(children, stager, [PIECE] * 40))
+        errors.append(await refusal(children, stager, aiter(fed), total=fed.size))
 
     async with anyio.create_task_group() as group:
         group.start_soon(check)
-        await children.has_started(1)
-        await anyio.sleep(0.5)
+        with anyio.fail_after(DEADLINE):
+            await fed.reached.wait()
         await clock.advance(19)
         assert errors == []
         with anyio.fail_after(DEADLINE):

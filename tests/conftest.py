@@ -1,0 +1,75 @@
+"""Tests in two processes side by side, as `./scripts/test` runs them: what stays together, and what
+is said of both at the end.
+
+Each process has emulators of its own, and at most one shared fleet. So whatever a test does to
+them, no test beside it is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from conveyor.engine.surviving import UNFORESEEN
+from tests.conformance import emulators
+
+_MISSING = "missing_services"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out modules in the order collected, each to whichever process is free first."""
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _kept_together
+    return scheduler
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Of two processes, tell the one that reports which services this one could not have."""
+    output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_MISSING] = list(emulators.missing)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take note of what such a process tells."""
+    for reason in getattr(node, "workeroutput", {}).get(_MISSING, ()):
+        if reason not in emulators.missing:
+            emulators.missing.append(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the services that could not be had, whatever became of the tests that need them."""
+    if emulators.missing:
+        terminalreporter.section("services that could not be had", red=True, bold=True)
+        for reason in emulators.missing:
+            terminalreporter.line(reason, red=True)
+
+
+@pytest.fixture(autouse=True)
+def unforeseen() -> Iterator[list[logging.LogRecord]]:
+    """What an engine in this process survived that no port may raise: a fault, unless the test
+    expects it and clears the list."""
+    records: list[logging.LogRecord] = []
+
+    class Keeping(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Keeping()
+    logger = logging.getLogger(UNFORESEEN)
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+    assert not records, [record.getMessage() for record in records]
+
+
+def _kept_together(test_id: str) -> str:
+    module = test_id.partition("::")[0]
+    # Else the first module with tests over a fleet would start one long before the last.
+    return f"{module} over a fleet" if "[fleet" in test_id else module

@@ -1,0 +1,89 @@
+"""A sweeper over the development store in virtual time, and what it sends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
+
+from conveyor.handlers.sweep import Sweeper, SweepOptions
+from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import input_key
+from conveyor.ports.inputs import InputType, JobInput
+from conveyor.ports.queues import CONTROL_QUEUE, Message
+from tests.unit.http_api import Api
+
+INTERVAL = 60.0
+QUIET = 300.0
+ROW_DAYS = 30
+DAY = 86_400.0
+
+
+class Outbox:
+    """The queues port, as far as the sweeper knows it. `depths` is what the queues hold."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.references: list[tuple[str, list[int]]] = []
+        self.dropped: list[str] = []
+        self.depths: dict[str, int] = {}
+
+    async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
+        """Keep a control message."""
+        assert (queue, delay) == (CONTROL_QUEUE, 0.0)
+        self.sent.append(message)
+
+    async def send_tasks(self, _job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+        """Keep references."""
+        self.references.append((run_id, [index for index, _ in tasks]))
+
+    async def drop_run(self, run_id: str) -> None:
+        """Keep whose queue went."""
+        self.dropped.append(run_id)
+
+    async def count(self, queue: str) -> int:
+        """As told."""
+        return self.depths.get(queue, 0)
+
+
+@dataclasses.dataclass
+class Sweep:
+    """A sweeper over the API's store, and what it sends. `look` sweeps as one tick does."""
+
+    api: Api
+    binding: Binding
+    outbox: Outbox
+    sweeper: Sweeper
+
+    async def look(self, *, after: float = INTERVAL) -> None:
+        await self.api.clock.advance(after)
+        await self.sweeper.sweep()
+
+
+def sweep_over(api: Api, *, row_days: int = ROW_DAYS, **ports: Any) -> Sweep:
+    outbox = Outbox()
+    binding = dataclasses.replace(api.binding, queues=cast(Any, outbox), **ports)
+    options = SweepOptions(interval=INTERVAL, quiet_after=QUIET, row_retention_days=row_days)
+    return Sweep(api, binding, outbox, Sweeper(binding, api.clock, options=options))
+
+
+def run_id_of(job: dict[str, Any]) -> str:
+    run_id: str = job["latest_run"]["run_id"]
+    return run_id
+
+
+async def slot_of(api: Api, *, lives: float) -> str:
+    """A slot with a file in it, for so many seconds; its id."""
+    now = api.clock.now()
+    slot = JobInput(
+        input_id=api.clock.new_id(),
+        caller="caller",
+        type=InputType.URLS,
+        content_type="text/plain",
+        created_at=now,
+        upload_until=now,
+        expires_at=now + round(lives * 1_000),
+    )
+    await api.binding.inputs.create_input(slot)
+    await api.binding.blobs.put(input_key(slot.input_id), b"https://site.test/")
+    return slot.input_id

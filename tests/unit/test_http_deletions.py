@@ -1,0 +1,96 @@
+"""Deletion of jobs and runs over HTTP: what is gone at once, and what after the scrub."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from zenrows.batch.models import Run
+
+from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage
+from tests.unit.http_api import Api, open_api, problem_of
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    async with open_api(tmp_path / "data") as opened:
+        yield opened
+
+
+async def test_a_deleted_job_is_a_tombstone_and_then_gone(api: Api) -> None:
+    job = await api.submit(2)
+    path = f"/v1/jobs/{job['job_id']}"
+    run_id = job["latest_run"]["run_id"]
+
+    deleted = await api.client.delete(path)
+
+    assert (deleted.status_code, deleted.content) == (202, b"")
+    assert (await api.client.get(path)).json()["status"] == "deleted"
+    assert (await api.client.delete(path)).status_code == 202
+    assert job["job_id"] not in (await api.client.get("/v1/jobs")).text
+    for method, rest in [
+        ("POST", "/close"),
+        ("POST", "/stop"),
+        ("POST", "/pause"),
+        ("POST", "/resume"),
+        ("POST", "/rerun"),
+        ("GET", "/runs"),
+        ("GET", "/results"),
+        ("GET", f"/runs/{run_id}"),
+        ("GET", f"/runs/{run_id}/results"),
+        ("DELETE", f"/runs/{run_id}"),
+        ("GET", "/webhook"),
+    ]:
+        response = await api.client.request(method, path + rest)
+        problem_of(response, status=404, code="not_found")
+    added = await api.client.post(f"{path}/tasks", json={"tasks": [{"url": "https://a.test/"}]})
+    problem_of(added, status=404, code="not_found")
+
+    [message, *_] = await api.binding.queues.receive(CONTROL_QUEUE, limit=10, visibility=60)
+    assert message.message == DeleteMessage(job["job_id"], run_id)
+    await api.binding.runs.purge_run(run_id)
+    await api.binding.jobs.purge_job(job["job_id"])
+    problem_of(await api.client.get(path), status=404, code="not_found")
+    problem_of(await api.client.delete(path), status=404, code="not_found")
+
+
+async def test_deleting_the_latest_run_brings_back_the_one_before(api: Api) -> None:
+    job = await api.submit(1)
+    path = f"/v1/jobs/{job['job_id']}"
+    first = job["latest_run"]["run_id"]
+    await api.client.post(f"{path}/stop")
+    second = (await api.client.post(f"{path}/rerun")).json()["latest_run"]["run_id"]
+
+    assert (await api.client.delete(f"{path}/runs/{second}")).status_code == 202
+    assert (await api.client.delete(f"{path}/runs/{second}")).status_code == 202
+
+    assert (await api.client.get(path)).json()["latest_run"]["run_id"] == first
+    read = await api.client.get(f"{path}/runs/{second}")
+    assert Run.model_validate(read.json()).status.value == "deleted"
+    results = await api.client.get(f"{path}/runs/{second}/results")
+    problem_of(results, status=404, code="not_found")
+    messages = await api.binding.queues.receive(CONTROL_QUEUE, limit=10, visibility=60)
+    assert messages[0].message == DeleteMessage(job["job_id"], second)
+
+
+async def test_a_job_without_runs_is_gone_as_soon_as_it_is_deleted(api: Api) -> None:
+    job = await api.submit(1)
+    path = f"/v1/jobs/{job['job_id']}"
+    run_id = job["latest_run"]["run_id"]
+    await api.client.delete(f"{path}/runs/{run_id}")
+    await api.binding.tasks.scrub_tasks(run_id, 10)
+    await api.binding.runs.purge_run(run_id)
+    assert "latest_run" not in (await api.client.get(path)).json()
+    problem_of(await api.client.get(f"{path}/results"), status=404, code="not_found")
+    problem_of(await api.client.post(f"{path}/stop"), status=409, code="no_prior_run")
+    problem_of(await api.client.post(f"{path}/rerun"), status=409, code="no_prior_run")
+
+    await api.client.delete(path)
+
+    problem_of(await api.client.get(path), status=404, code="not_found")
