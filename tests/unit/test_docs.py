@@ -219,6 +219,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "stats": shapes.StatsBody,
     "run": shapes.RunBody,
     "job": shapes.JobBody,
+    "callback": shapes.CallbackBody,
     "jobs": shapes.JobsPage,
     "runs": shapes.RunsPage,
     "submitted": shapes.SubmitBody,

@@ -18,11 +18,13 @@ from conveyor.gateway.script import Behaviour
 from conveyor.gateway.transport import Trouble
 from conveyor.ports import (
     blobs,
+    callbacks,
     clock,
     exports,
     gateway,
     ingestion,
     inputs,
+    outbox,
     permits,
     queues,
     rate_limit,
@@ -133,6 +135,8 @@ PORTS: dict[str, type] = {
     "Inputs": inputs.Inputs,
     "Exports": exports.Exports,
     "Sweeping": sweeping.Sweeping,
+    "Outbox": outbox.Outbox,
+    "Callbacks": callbacks.Callbacks,
     "Queues": queues.Queues,
     "Blobs": blobs.Blobs,
     "Permits": permits.Permits,

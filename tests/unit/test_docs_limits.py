@@ -7,6 +7,7 @@ import re
 from conveyor.domain import (
     cursor,
     input_spec,
+    key_hashes,
     params,
     shards,
     strict_json,
@@ -32,7 +33,7 @@ from conveyor.prod.redis import server
 from conveyor.prod.s3 import blobs, writing
 from conveyor.prod.sqs import messages, receipts
 from conveyor.prod.sqs import queues as sqs_queues
-from conveyor.service import callers, listing, reruns, results, staging, submit, task_lists
+from conveyor.service import listing, reruns, results, staging, submit, task_lists
 from conveyor.settings import Settings
 from tests.unit.spec_document import table
 
@@ -86,7 +87,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "external id": (128,),
     "job name": (submission.MAX_NAME,),
-    "API key": (callers.MAX_API_KEY_LENGTH,),
+    "API key": (key_hashes.MAX_API_KEY_LENGTH,),
     "idempotency key": (idempotency.MAX_LENGTH,),
     "cursor": (cursor.MAX_LENGTH,),
     "page of jobs or runs": (1, listing.MAX_PAGE, listing.DEFAULT_PAGE),

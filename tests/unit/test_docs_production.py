@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from conveyor.bootstrap.production import _measure
 from conveyor.domain import ids
 from conveyor.domain.model import (
+    Callback,
     Ingest,
     IngestStatus,
     Job,
@@ -27,6 +28,7 @@ from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
 from conveyor.prod.aws.calls import CallStats
 from conveyor.prod.dynamodb import keys
 from conveyor.prod.dynamodb.job_items import JobRow, job_item
+from conveyor.prod.dynamodb.notice_items import new_notice_item
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import REASON, new_run_item
 from conveyor.prod.dynamodb.submitting import intent_item
@@ -69,6 +71,8 @@ def test_every_item_stands_under_its_key() -> None:
         "idempotency key": keys.idempotency_key("SCOPE"),
         "file input": keys.input_item_key("INPUT"),
         "export": keys.export_item_key("EXPORT"),
+        "mark of an export": keys.exported_key("JOB", "RUN", "EXPORT"),
+        "notice": keys.notice_key("RUN"),
         "permits": keys.permits_key("JOB"),
         "sweep": keys.SWEEP,
         "fleet": keys.FLEET,
@@ -92,13 +96,13 @@ def test_every_partition_of_an_index_stands() -> None:
 
     assert finds == {
         keys.caller_jobs("CALLER"),
-        keys.run_exports("EXPORT").replace("EXPORT", "RUN"),
         keys.INTENTS,
         keys.INPUTS,
         keys.EXPORTS,
+        keys.OUTBOX,
         *(
             re.sub(r"\d+", "N", keys.every(kind)[0])
-            for kind in ("ingesting", "ended", "deleted", "active", "idle")
+            for kind in ("ingesting", "unsettled", "ended", "deleted", "active", "idle")
         ),
     }
     assert f"modulo {keys.SPREAD}" in STORAGE
@@ -124,6 +128,7 @@ def test_the_attributes_of_new_items_stand() -> None:
         "task": new_task_item("TASK", TaskSpec("http://a.test/"), now=1),
         "place": place.item(),
         "intent": intent_item(place, now=1),
+        "notice": new_notice_item(run, Callback("TOKEN")),
     }
     told = {row[0]: set(names(row[1])) for row in table("Attributes of", "Are")}
     told["intent"] |= told["place"]
