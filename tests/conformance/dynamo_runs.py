@@ -181,6 +181,7 @@ class TableBench:
         self.table = Table(self.seam, name, clock)
         self.records = self._records(self.table)
         self.outside = self._records(Table(aws, name, clock))
+        self._processes: list[DynamoTasks] = []
 
     def world(self, *, worker: str, flush_interval: float = 0.0, patience: float = 0.0) -> World:
         """A process of its own, with what tests do in it."""
@@ -203,7 +204,10 @@ class TableBench:
         return row
 
     async def aclose(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind, nor anybody at work: the table is back for that."""
+        self.seam.faults.clear()
+        for process in self._processes:
+            await process.aclose()
         await self._aws.call("dynamodb", "delete_table", {"TableName": self.table.name})
         await self._aws.aclose()
 
@@ -213,6 +217,7 @@ class TableBench:
         tasks = DynamoTasks(
             records, worker=worker, flush_interval=flush_interval, patience=patience
         )
+        self._processes.append(tasks)
         store = TasksStore(DirectJobs(self.outside.table), tasks)
         return World(cast("Store", store), self.clock)
 
