@@ -54,10 +54,18 @@ class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def ending_of(
-    run: Run | None, job: Job | None, *, job_id: str, run_id: str, event_id: str, now: int
+    run: Run | None,
+    ended_as: RunStatus | None,
+    job: Job | None,
+    *,
+    job_id: str,
+    run_id: str,
+    event_id: str,
+    now: int,
 ) -> Ending:
-    """What is told of a run that has ended; of one that is gone, that it was deleted."""
-    status = RunStatus.DELETED if run is None else run.status
+    """What is told of a run that has ended: as what, where that was noted, else as it stands; one
+    that is gone was deleted."""
+    status = ended_as or (RunStatus.DELETED if run is None else run.status)
     event = RunEvent(
         schema=SCHEMA,
         event_id=event_id,

@@ -51,14 +51,16 @@ class Notifier:
 
     async def deliver(self) -> None:
         """One look: every notice that is due. What fails is logged, put off, and tried again."""
+        before: list[str] = []
         while True:
             due = await self._outbox.due_notices(now=self._clock.now(), limit=PAGE)
             for start in range(0, len(due), SIDE_BY_SIDE):
                 async with anyio.create_task_group() as group:
                     for run_id in due[start : start + SIDE_BY_SIDE]:
                         group.start_soon(self._alone, run_id)
-            if len(due) < PAGE:
+            if len(due) < PAGE or due == before:
                 return
+            before = due
 
     async def _alone(self, run_id: str) -> None:
         await alone(f"the callback of run {run_id}", lambda: self._deliver(run_id))
@@ -96,6 +98,7 @@ class Notifier:
         now = self._clock.now()
         ending = ending_of(
             notice.run,
+            notice.ended_as,
             await self._jobs.find_job(notice.job_id),
             job_id=notice.job_id,
             run_id=notice.run_id,

@@ -12,9 +12,9 @@ from typing import Protocol
 import msgspec
 
 from conveyor.domain.ending import Ending
-from conveyor.domain.model import Callback, Run
+from conveyor.domain.model import Callback, Run, RunStatus
 
-LONGEST_LEASE = 3_600_000
+LONGEST_LEASE = 120_000
 """Milliseconds that a lease may last at most."""
 CLOCKS_APART = 60_000
 """Milliseconds by which a lease may outlast one that is taken now. One that lasts longer was taken
@@ -24,9 +24,11 @@ before a clock was set back, and counts for nothing."""
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A notice, leased to whoever delivers it.
 
-    `run` is how its run stands, None where it is gone. `ending`, once it was decided, is what is
-    told, the same at every attempt; `decided_at` tells since when, `attempts` how many deliveries
-    of it have failed. `lease` is the instant at which the lease lapses.
+    `run` is how its run stands, None where it is gone. `ended_as` is the state in which it ended,
+    whatever became of it since: None while it goes on, or where that was not noted. `ending`, once
+    it was decided, is what is told, the same at every attempt; `decided_at` tells since when,
+    `attempts` how many deliveries of it have failed. `lease` is the instant at which the lease
+    lapses.
     """
 
     job_id: str
@@ -34,6 +36,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     callback: Callback
     lease: int
     run: Run | None
+    ended_as: RunStatus | None = None
     ending: Ending | None = None
     decided_at: int = 0
     attempts: int = 0

@@ -43,9 +43,12 @@ class RunBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class CallbackBody(msgspec.Struct, frozen=True):
-    """Who is called back, as the submit named it."""
+    """Who is called back, as the submit named it; `repr` does not show the token."""
 
     task_token: str
+
+    def __repr__(self) -> str:
+        return "CallbackBody(task_token='…')"
 
 
 class JobBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -36,7 +36,7 @@ async def answering(*answers: bytes) -> AsyncIterator[BotoAws]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
-        await reader.readexactly(int(length))
+        await reader.readexactly(int(length or 0))
         writer.write(left.pop(0))
         writer.close()
 
@@ -44,8 +44,10 @@ async def answering(*answers: bytes) -> AsyncIterator[BotoAws]:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         endpoint = f"http://127.0.0.1:{port}"
-        options = AwsOptions(dynamodb_endpoint=endpoint, attempts=3, retry_base=0.001)
-        aws = await open_aws(options, SystemClock(), "dynamodb")
+        options = AwsOptions(
+            dynamodb_endpoint=endpoint, s3_endpoint=endpoint, attempts=3, retry_base=0.001
+        )
+        aws = await open_aws(options, SystemClock(), "dynamodb", "s3")
         try:
             yield aws
         finally:
@@ -60,6 +62,12 @@ async def test_an_answer_cut_off_within_its_headers_is_asked_for_again() -> None
     async with answering(CUT_OFF, WHOLE) as aws:
         assert (await query(aws))["Items"] == []
     assert aws.stats.calls["dynamodb", "query", "failed"] == 1
+
+
+async def test_an_answer_of_s3_with_no_body_may_tell_no_length() -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\nServer: AmazonS3\r\n\r\n") as aws:
+        await aws.call("s3", "head_bucket", {"Bucket": "one"})
+    assert aws.stats.calls["s3", "head_bucket", "ok"] == 1
 
 
 @pytest.mark.parametrize("answer", [CUT_OFF, BROKEN])

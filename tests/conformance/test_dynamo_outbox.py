@@ -101,7 +101,7 @@ ENDS: list[End] = [stop, last_task, close, last_batch, delete_run, delete_job]
 
 def hastens(parameters: Parameters) -> bool:
     """Whether a write is the one after the end of a run."""
-    return "SET ended_at" in parameters["UpdateExpression"]
+    return "SET ended_as" in parameters["UpdateExpression"]
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -144,6 +144,17 @@ async def test_an_end_whose_second_write_is_lost_is_seen_at_the_next_heartbeat(
     run = (await taken(bench.other, run_id)).run
     assert run is not None
     assert run.status not in (RunStatus.RUNNING, RunStatus.PENDING)
+
+
+async def test_an_end_that_was_not_noted_is_by_whoever_deletes_the_run(bench: Bench) -> None:
+    job_id, run_id = await submit(bench)
+    await say_alive(bench.world, run_id)
+    bench.faults.fail(DB, "update_item", away(), times=10, where=hastens)
+    await bench.world.succeed(run_id, 0)
+    assert bench.faults.fired >= 1
+    await bench.other.store.jobs.delete_job(CALLER, job_id, now=bench.world.now)
+
+    assert (await taken(bench.other, run_id)).ended_as is RunStatus.COMPLETED
 
 
 async def test_what_is_being_told_is_not_hastened_by_a_second_end(bench: Bench) -> None:

@@ -150,6 +150,28 @@ async def test_a_lease_of_a_clock_that_was_set_back_does_not_count(
     assert await outbox.decide_notice(second, DONE, now=world.now)
 
 
+async def test_how_a_run_ended_is_noted_whatever_becomes_of_it(
+    outbox: Outbox, world: World
+) -> None:
+    job_id, run_id = await submit(world)
+    first = await taken(outbox, world, run_id)
+    assert first.ended_as is None
+    await put_off(outbox, world, first)
+    await world.succeed(run_id, 0)
+    await world.store.jobs.delete_job(CALLER, job_id, now=world.now)
+    await world.store.runs.purge_run(run_id)
+    notice = await taken(outbox, world, run_id)
+    assert (notice.run, notice.ended_as) == (None, RunStatus.COMPLETED)
+
+
+async def test_a_run_that_was_deleted_while_it_went_on_ended_as_that(
+    outbox: Outbox, world: World
+) -> None:
+    job_id, run_id = await submit(world)
+    await world.store.jobs.delete_job(CALLER, job_id, now=world.now)
+    assert (await taken(outbox, world, run_id)).ended_as is RunStatus.DELETED
+
+
 async def succeed(world: World, _job_id: str, run_id: str) -> None:
     await world.succeed(run_id, 0)
 

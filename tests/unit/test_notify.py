@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from zenrows.batch.models import WebhookEvent
@@ -148,6 +148,38 @@ async def test_a_job_that_is_deleted_and_gone_is_a_failure_all_the_same(waiting:
     [(_, token, error, cause)] = await waiting.look()
     assert (token, error) == (TOKEN, "Conveyor.RunDeleted")
     assert (json.loads(cause)["job_id"], json.loads(cause)["run_id"]) == (job_id, run_id)
+
+
+async def test_a_job_that_is_deleted_after_its_end_was_completed_all_the_same(
+    waiting: Waiting,
+) -> None:
+    job = await waiting.submit()
+    await waiting.api.drain(job)
+    await waiting.api.client.delete(f"/v1/jobs/{job['job_id']}")
+    [(kind, _, output)] = await waiting.look()
+    assert kind == "success"
+    assert json.loads(output)["event_type"] == "run.completed"
+
+
+async def test_a_look_ends_though_nothing_can_be_leased(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "PAGE", 2)
+    for _ in range(3):
+        await waiting.submit()
+    asked: list[str] = []
+
+    async def full(run_id: str, **_: object) -> None:
+        asked.append(run_id)
+        raise ConveyorError(ErrorCode.UNAVAILABLE, "the disk is full")
+
+    class Full:
+        due_notices = waiting.api.binding.outbox.due_notices
+        lease_notice = staticmethod(full)
+
+    binding = dataclasses.replace(waiting.binding, outbox=cast(Any, Full()))
+    await Notifier(binding, waiting.api.clock, observer=waiting, heartbeat=HEARTBEAT).deliver()
+    assert len(asked) == 4
 
 
 async def test_an_open_job_ends_when_it_is_closed(waiting: Waiting) -> None:

@@ -10,7 +10,7 @@ from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.rows import callback_from, to_json
 from conveyor.dev.sqlite.states import find_run
 from conveyor.domain.ending import Ending
-from conveyor.domain.model import Job, Run
+from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Notice
 
 _DUE = """
@@ -107,8 +107,8 @@ def insert_notice(connection: sqlite3.Connection, job: Job, run: Run) -> None:
 
 
 def _leased(connection: sqlite3.Connection, run_id: str) -> Notice:
-    job_id, callback, lease, ending, decided_at, attempts = connection.execute(
-        "SELECT job_id, callback, leased_until, ending, decided_at, attempts "
+    job_id, callback, lease, ended_as, ending, decided_at, attempts = connection.execute(
+        "SELECT job_id, callback, leased_until, ended_as, ending, decided_at, attempts "
         "FROM notices WHERE run_id = ?",
         (run_id,),
     ).fetchone()
@@ -118,6 +118,7 @@ def _leased(connection: sqlite3.Connection, run_id: str) -> Notice:
         callback=callback_from(callback),
         lease=lease,
         run=find_run(connection, run_id),
+        ended_as=None if ended_as is None else RunStatus(ended_as),
         ending=None if ending is None else _endings.decode(ending),
         decided_at=decided_at,
         attempts=attempts,

@@ -190,6 +190,7 @@ NOTICES = (
         callback TEXT NOT NULL,
         due_at INTEGER NOT NULL,
         leased_until INTEGER NOT NULL DEFAULT 0,
+        ended_as TEXT,
         ending TEXT,
         decided_at INTEGER NOT NULL DEFAULT 0,
         attempts INTEGER NOT NULL DEFAULT 0
@@ -201,7 +202,7 @@ NOTICES = (
     CREATE TRIGGER notices_of_ended_runs AFTER UPDATE OF status ON runs
     WHEN NEW.status <> OLD.status AND NEW.status NOT IN ('running', 'pending')
     BEGIN
-        UPDATE notices SET due_at = NEW.updated_at
+        UPDATE notices SET due_at = NEW.updated_at, ended_as = ifnull(ended_as, NEW.status)
         WHERE run_id = NEW.run_id AND ending IS NULL;
     END
     """,

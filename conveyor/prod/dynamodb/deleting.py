@@ -166,8 +166,9 @@ async def _bury(records: RunRecords, row: RunRow, *, now: int, last_takes_job: b
 
 
 async def _tell_end(records: RunRecords, row: RunRow, *, now: int) -> None:
-    """Tell the end of a run whose row, as it was before, has just been turned to `deleted`."""
-    run = structs.replace(row.run, status=RunStatus.DELETED)
+    """Tell the end of a run whose row, as it was before, has just been turned to `deleted`: its
+    first end, also where whoever brought that about did not come to tell it."""
+    run = structs.replace(row.run, status=RunStatus.DELETED) if row.live else row.run
     ended_at = row.ended_at or max(row.run.updated_at, now)
     await records.tell_end(structs.replace(row, run=run, ended_at=ended_at))
 

@@ -24,6 +24,10 @@ class JobRow(msgspec.Struct, frozen=True):
     latest_run_sequence: int
     text: str = ""
 
+    def __repr__(self) -> str:
+        # The text holds what the job's own repr leaves out.
+        return f"JobRow({self.job!r}, {self.latest_run_sequence})"
+
 
 def job_item(row: JobRow) -> Item:
     """The item of a new job: the whole of it as one text, and what conditions and indexes look

@@ -12,7 +12,7 @@ import msgspec
 
 from conveyor.domain.ending import Ending
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.model import Callback, Run
+from conveyor.domain.model import Callback, Run, RunStatus
 from conveyor.ports.outbox import Notice
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.items import Item, Table
@@ -55,25 +55,27 @@ def read_notice(item: Item, run: Run | None) -> Notice:
         callback=_callback.decode(item["callback"]),
         lease=item["leased_until"],
         run=run,
+        ended_as=RunStatus(item["ended_as"]) if "ended_as" in item else None,
         ending=None if ending is None else _ending.decode(ending),
         decided_at=item.get("decided_at", 0),
         attempts=item["attempts"],
     )
 
 
-async def hasten(table: Table, run_id: str, *, ended_at: int) -> None:
-    """Make a notice due at the end of its run, unless it is told or that was done before. The end
-    itself is written: what fails here fails nobody."""
+async def hasten(table: Table, run_id: str, *, ended_as: RunStatus, ended_at: int) -> None:
+    """Make a notice due at the end of its run, and note what that was, unless it is told or that
+    was done before. The end itself is written: what fails here fails nobody."""
     try:
         await table.update(
             notice_key(run_id),
-            "SET ended_at = :ended_at, due_at = :ended_at, gsi2sk = :place",
+            "SET ended_as = :ended_as, ended_at = :ended_at, due_at = :ended_at, gsi2sk = :place",
             condition="attribute_exists(pk) AND attribute_not_exists(ended_at) "
             "AND attribute_not_exists(ending)",
+            ended_as=str(ended_as),
             ended_at=ended_at,
             place=by_time(ended_at, run_id),
         )
-    except (AwsRefused, ConveyorError) as error:
+    except ConveyorError as error:
         if isinstance(error, AwsRefused) and error.is_condition:
             return
         _log.warning(

@@ -95,7 +95,8 @@ class RunRecords:
         """Make the notice of a run due, if it has one and has ended: to be called with the row
         after whatever may have ended it. `change` does; who uses `part` has to."""
         if row.calls_back and not row.live:
-            await hasten(self.table, row.run.run_id, ended_at=row.ended_at)
+            run = row.run
+            await hasten(self.table, run.run_id, ended_as=run.status, ended_at=row.ended_at)
 
     def part(self, row: RunRow, change: Change, *, now: int) -> dict[str, Any]:
         """A change as a part of a transaction."""
