@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from conveyor.engine.surviving import UNFORESEEN
+from conveyor.ports.work import UNFORESEEN
 from tests.conformance import emulators
 
 _MISSING = "missing_services"
@@ -53,7 +53,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def unforeseen() -> Iterator[list[logging.LogRecord]]:
-    """What an engine in this process survived that no port may raise: a fault, unless the test
+    """What this process survived that no port may raise: a fault, unless the test
     expects it and clears the list."""
     records: list[logging.LogRecord] = []
 

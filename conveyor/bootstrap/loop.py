@@ -62,51 +62,26 @@ def build_worker(
     `jobs` None: templates come from the binding's own. `says_backlog`: the log is told now and then
     how many messages wait, for whoever adds workers by it."""
     name = clock.new_id()
-    tasks = TaskHandler(
-        binding,
-        gateway,
-        Templates(
-            jobs or binding.jobs,
-            KeySealer([*binding.sealing_secrets, binding.root_secret, *older_secrets]),
-        ),
-        clock,
-        backoff=Backoff(
-            clock,
-            base=settings.retry_base,
-            cap=settings.retry_cap,
-            rate_limit_deadline=settings.rate_limit_deadline,
-        ),
-        observer=telemetry,
-        options=TaskOptions(
-            worker=name,
-            visibility=settings.visibility_timeout,
-            gateway_timeout=settings.gateway_timeout,
-            max_result_bytes=settings.max_result_bytes,
-            max_interruptions=settings.max_interruptions,
-        ),
-    )
     heartbeat = min(
         settings.heartbeat,
         settings.visibility_timeout / RENEWALS,
         settings.permit_lease / RENEWALS,
     )
-    control = ControlHandler(
-        {
-            DeleteMessage: DeleteHandler(binding, clock, visibility=settings.visibility_timeout),
-            IngestMessage: IngestHandler(binding, clock),
-            ExportMessage: ExportHandler(binding, clock, max_bytes=settings.max_export_bytes),
-        }
+    templates = Templates(
+        jobs or binding.jobs,
+        KeySealer([*binding.sealing_secrets, binding.root_secret, *older_secrets]),
     )
     policy = build_policy(
         settings, binding.permits, clock, holder=name, heartbeat=heartbeat, batch=polling.batch
     )
-    telemetry.gauge("permits", "Permits in this worker's hand", lambda: policy.held)
     dispatcher = Dispatcher(
         binding.queues,
         policy,
         clock,
-        task_handler=tasks,
-        control_handler=control,
+        task_handler=_task_handler(
+            binding, gateway, templates, settings, clock, worker=name, telemetry=telemetry
+        ),
+        control_handler=_control_handler(binding, settings, clock),
         telemetry=telemetry,
         slots=settings.workers,
         visibility=settings.visibility_timeout,
@@ -114,7 +89,6 @@ def build_worker(
         picking=picking or LeastInFlight(),
         max_receives=settings.max_receives,
     )
-    telemetry.gauge("queue_depth", "Messages waiting in this worker's queues", dispatcher.depth)
     discovery = Discovery(
         dispatcher,
         binding.runs,
@@ -125,32 +99,80 @@ def build_worker(
         resync=settings.resync_interval,
         evict_after=settings.evict_after,
     )
-    sweeper = Sweeper(
+    telemetry.gauge("permits", "Permits in this worker's hand", lambda: policy.held)
+    telemetry.gauge("queue_depth", "Messages waiting in this worker's queues", dispatcher.depth)
+    tickers = _tickers(binding, settings, clock, telemetry)
+    if says_backlog:
+        tickers.append(_backlog_teller(dispatcher, clock))
+    return Worker(dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers)
+
+
+def _task_handler(
+    binding: Binding,
+    gateway: Gateway,
+    templates: Templates,
+    settings: Settings,
+    clock: Clock,
+    *,
+    worker: str,
+    telemetry: Telemetry,
+) -> TaskHandler:
+    return TaskHandler(
         binding,
+        gateway,
+        templates,
         clock,
-        options=SweepOptions(
-            interval=settings.sweep_interval,
-            quiet_after=settings.quiet_after,
-            row_retention_days=settings.row_retention_days,
+        backoff=Backoff(
+            clock,
+            base=settings.retry_base,
+            cap=settings.retry_cap,
+            rate_limit_deadline=settings.rate_limit_deadline,
+        ),
+        observer=telemetry,
+        options=TaskOptions(
+            worker=worker,
+            visibility=settings.visibility_timeout,
+            gateway_timeout=settings.gateway_timeout,
+            max_result_bytes=settings.max_result_bytes,
+            max_interruptions=settings.max_interruptions,
         ),
     )
-    notifier = Notifier(binding, clock, observer=telemetry, heartbeat=settings.callback_heartbeat)
-    tickers = [
-        Ticker(sweeper.sweep, clock, interval=settings.sweep_interval, what="the sweep"),
-        Ticker(
-            notifier.deliver,
-            clock,
-            interval=settings.outbox_interval,
-            what="the look for callbacks",
-        ),
+
+
+def _control_handler(binding: Binding, settings: Settings, clock: Clock) -> ControlHandler:
+    return ControlHandler(
+        {
+            DeleteMessage: DeleteHandler(binding, clock, visibility=settings.visibility_timeout),
+            IngestMessage: IngestHandler(binding, clock),
+            ExportMessage: ExportHandler(binding, clock, max_bytes=settings.max_export_bytes),
+        }
+    )
+
+
+def _tickers(
+    binding: Binding, settings: Settings, clock: Clock, telemetry: Telemetry
+) -> list[Ticker]:
+    """What a worker does now and then."""
+    options = SweepOptions(
+        interval=settings.sweep_interval,
+        quiet_after=settings.quiet_after,
+        row_retention_days=settings.row_retention_days,
+    )
+    sweep = Sweeper(binding, clock, options=options).sweep
+    deliver = Notifier(
+        binding, clock, observer=telemetry, heartbeat=settings.callback_heartbeat
+    ).deliver
+    return [
+        Ticker(sweep, clock, interval=settings.sweep_interval, what="the sweep"),
+        Ticker(deliver, clock, interval=settings.outbox_interval, what="the look for callbacks"),
     ]
-    if says_backlog:
 
-        async def say() -> None:
-            _log.info("backlog", extra={"tasks": int(dispatcher.depth())})
 
-        tickers.append(Ticker(say, clock, interval=BACKLOG_INTERVAL, what="the backlog"))
-    return Worker(dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers)
+def _backlog_teller(dispatcher: Dispatcher, clock: Clock) -> Ticker:
+    async def say() -> None:
+        _log.info("backlog", extra={"tasks": int(dispatcher.depth())})
+
+    return Ticker(say, clock, interval=BACKLOG_INTERVAL, what="the backlog")
 
 
 def build_policy(

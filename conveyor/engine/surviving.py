@@ -7,9 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from conveyor.domain.errors import ConveyorError
-
-UNFORESEEN = "conveyor.unforeseen"
-"""The logger of what no port may raise, which is a fault of the program: the tests look at it."""
+from conveyor.ports.work import UNFORESEEN
 
 T = TypeVar("T")
 

@@ -18,6 +18,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
 ACKNOWLEDGE = Outcome()
 
+UNFORESEEN = "conveyor.unforeseen"
+"""The logger of what no port may raise, which is a fault of the program: the tests look at it."""
+
 Throttled = Callable[[], None]
 """Called by a handler each time the gateway refused for load: the job has to slow down."""
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from conveyor.domain.errors import ErrorCode
+from conveyor.domain.ids import task_id
 from conveyor.domain.model import RunStatus, TaskStatus
+from conveyor.domain.shards import ONE_SHARD
 from conveyor.prod.dynamodb.dispatch import read_all
-from conveyor.prod.dynamodb.keys import every
+from conveyor.prod.dynamodb.keys import every, task_key
+from conveyor.prod.dynamodb.shapes import Damaged
 from conveyor.prod.dynamodb.sweeping_leftovers import PATIENCE
 from conveyor.prod.dynamodb.table import BY_OWNER
 from conveyor.testing.clock import FakeClock
@@ -26,6 +30,8 @@ from tests.conformance.dynamo_ingests import (
     refused,
 )
 from tests.conformance.world import CALLER
+
+SECRET = "a-text-that-is-in-the-row"
 
 
 @pytest.fixture
@@ -177,6 +183,72 @@ async def test_an_end_that_nobody_counted_of_a_stopped_run_is_counted(bench: Ing
     assert (run.status, run.updated_at) == (RunStatus.STOPPED, world.now)
 
 
+async def uncounted(bench: Ingests) -> tuple[str, str]:
+    """A stopped run of a task that ended and was not counted; (job_id, run_id)."""
+    job_id, run_id = await bench.other.world.submit(1)
+    dying = bench.one.world
+    task = await dying.claimed(run_id, 0)
+    await dying.store.runs.stop_run(CALLER, job_id, now=dying.now)
+    # The end of the row is written, and what would count it is not.
+    bench.faults.fail(DB, UPDATE, away(), where=adds, times=1_000)
+    await refused(ErrorCode.UNAVAILABLE, dying.settle(task, dying.success(task)))
+    return job_id, run_id
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": None},
+        {"status": SECRET},
+        {"status": [SECRET]},
+        {"task_id": SECRET},
+        {"claimed_until": SECRET},
+        {"events": None},
+        {"events": [SECRET]},
+        {"events": ['{"spend":{"cost":"NaN"}}']},
+    ],
+    ids=str,
+)
+async def test_a_damaged_row_costs_the_counts_of_its_own_run_alone(
+    bench: Ingests, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    runs = [await uncounted(bench) for _ in range(3)]
+    job_id, run_id = runs[1]
+    key = task_key(job_id, run_id, task_id(run_id, 0), ONE_SHARD)
+    item = await bench.table.get(key)
+    assert item is not None
+    left = {name: value for name, value in {**item, **changes}.items() if value is not None}
+    await bench.table.put(key, left)
+    await settle(bench)
+    assert await unsettled(bench) == [run_id]
+    for other in (runs[0], runs[2]):
+        await bench.exact(*other, "s")
+    with pytest.raises(Damaged):
+        await bench.other.world.store.sweeping.reconcile_run(run_id, now=bench.other.world.now)
+    told = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
+    assert told
+    assert all(f"{key.pk} {key.sk}" in line for line in told)
+    assert SECRET not in caplog.text
+
+
+async def test_a_count_that_does_not_get_through_is_told_and_costs_no_other(
+    bench: Ingests, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = dict([await uncounted(bench) for _ in range(3)])
+    bench.faults.fail(DB, "query", away(), where=reads_rows)
+    world = bench.one.world
+    await world.clock.advance(PATIENCE / 1_000)
+    await world.store.sweeping.tidy(now=world.now)
+    [left] = await unsettled(bench)
+    assert left in runs.values()
+    told = [record.getMessage() for record in caplog.records if "counting what" in record.message]
+    assert told == [f"counting what came after the end of run {left} failed: unavailable: away"]
+    await settle(bench)
+    assert await unsettled(bench) == []
+    for job_id, run_id in runs.items():
+        await bench.exact(job_id, run_id, "s")
+
+
 async def test_a_run_that_ended_by_itself_is_not_recounted(bench: Ingests) -> None:
     job_id, run_id = await bench.other.world.submit(1, task_shard_count=2)
     await bench.other.world.succeed(run_id, 0)
@@ -189,6 +261,12 @@ def settles_run(parameters: object) -> bool:
     """Whether an update says that nothing more comes of a run."""
     assert isinstance(parameters, dict)
     return bool(parameters["ExpressionAttributeValues"].get(":set_unsettled") == {"BOOL": False})
+
+
+def reads_rows(parameters: object) -> bool:
+    """Whether a query asks for rows of tasks to count them."""
+    assert isinstance(parameters, dict)
+    return "claimed_until" in parameters.get("ProjectionExpression", "")
 
 
 def adds(parameters: object) -> bool:

@@ -23,9 +23,14 @@ from conveyor.prod.dynamodb.keys import task_partition, task_sort_key
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import REASON, RunRow, counters
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunMoved, RunRecords
+from conveyor.prod.dynamodb.shapes import whole
+from conveyor.prod.dynamodb.table import PARTITION_KEY, SORT_KEY
 from conveyor.prod.together import side_by_side
 
-_NAMES = ("task_id", "status", "failure", "events", "claimed_until")
+_NAMES = (
+    *(PARTITION_KEY, SORT_KEY),
+    *("task_id", "status", "failure", "events", "claimed_until"),
+)
 
 
 class Recounted(NamedTuple):
@@ -41,7 +46,8 @@ async def recount(records: RunRecords, run_id: str, *, now: int) -> RunRow | Non
     row then, None where it is gone.
 
     A run that is ingesting or deleted, or that has a task under a live claim, is left as it is.
-    Raises ConveyorError(unavailable) where the run changes faster than it is counted.
+    Raises ConveyorError(unavailable) where the run changes faster than it is counted, Damaged where
+    one of its rows cannot be counted.
     """
     place = await records.places.find(run_id)
     return None if place is None else (await recount_at(records, place, now=now)).row
@@ -85,25 +91,51 @@ class _Spent(msgspec.Struct, frozen=True):
 _spent = msgspec.json.Decoder(_Spent)
 
 
+class _TaskRow(msgspec.Struct, frozen=True):
+    """What a recount wants to know of a task's row."""
+
+    task_id: str
+    status: TaskStatus
+    claimed_until: int
+    events: list[str]
+    failure: str = str(TaskFailure.OTHER)
+
+
+class _Counted(NamedTuple):
+    """What a row adds to a tally."""
+
+    place: int
+    row: _TaskRow
+    spent: list[_Money]
+
+
+@whole
+def _read_counted(item: Item) -> _Counted:
+    """Of a task's item. Raises Damaged."""
+    row = msgspec.convert(item, _TaskRow)
+    spent = [_spent.decode(text).spend for text in row.events]
+    if not all(spend.cost.is_finite() for spend in spent):
+        raise ValueError("not an amount of money")
+    return _Counted(task_index(row.task_id), row, spent)
+
+
 @dataclass(slots=True)
 class _Tally:
     """Rows counted so far. Money is added up as the table itself does it: in decimal digits."""
 
     total: int = 0
-    ended: dict[str, int] = field(default_factory=dict)
+    ended: dict[TaskStatus, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     credits: int = 0
     cost: Decimal = Decimal(0)
 
-    def add(self, item: Item) -> None:
+    def add(self, counted: _Counted) -> None:
         self.total += 1
-        status = item["status"]
+        status, reason = counted.row.status, counted.row.failure
         self.ended[status] = self.ended.get(status, 0) + 1
-        if status == TaskStatus.FAILED:
-            reason = item.get("failure", str(TaskFailure.OTHER))
+        if status is TaskStatus.FAILED:
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
-        for text in item["events"]:
-            spend = _spent.decode(text).spend
+        for spend in counted.spent:
             self.credits += spend.credits
             self.cost += spend.cost
 
@@ -118,7 +150,7 @@ class _Tally:
 
 
 async def _count(records: RunRecords, row: RunRow, now: int) -> RunStats | None:
-    """Count every shard at once; None where a task is under a live claim."""
+    """Count every shard at once; None where a task is under a live claim. Raises Damaged."""
     place, tally = row.place, _Tally()
     query: dict[str, Any] = {
         "begins_with": task_sort_key(place.run_id, ""),
@@ -130,12 +162,12 @@ async def _count(records: RunRecords, row: RunRow, now: int) -> RunStats | None:
         partition = task_partition(place.job_id, place.shards, shard)
         async for page in records.table.pages(partition, **query):
             for item in page.items:
-                if item["status"] == TaskStatus.PROCESSING and item["claimed_until"] > now:
+                one = _read_counted(item)
+                if one.row.status is TaskStatus.PROCESSING and one.row.claimed_until > now:
                     raise _LiveClaim
-                index = task_index(item["task_id"])
                 # What is being added is not counted yet, nor what was reserved since this began.
-                if index < row.run.next_index and row.holds(index):
-                    tally.add(item)
+                if one.place < row.run.next_index and row.holds(one.place):
+                    tally.add(one)
 
     try:
         await side_by_side(count, range(place.shards.count))

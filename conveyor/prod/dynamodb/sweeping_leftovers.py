@@ -8,8 +8,10 @@ minutes, which no call takes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable
 
+from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.dispatch import read_all
@@ -26,6 +28,8 @@ from conveyor.prod.together import side_by_side
 
 PATIENCE = 15 * 60_000
 """Milliseconds after which a write that is not complete counts as cut off."""
+
+_log = logging.getLogger("conveyor.records")
 
 
 class Leftovers:
@@ -63,7 +67,7 @@ class Leftovers:
         until = by_time(now - PATIENCE, "")
         async for page in self._table.pages(INTENTS, index=BY_OWNER, between=(BEGIN, until)):
             for key in keys_of(page.items):
-                done += await _known(self._end_intent(key))
+                done += await _alone(f"ending the intent {key.sk}", self._end_intent(key))
         return done
 
     async def _end_intent(self, key: Key) -> bool:
@@ -78,7 +82,7 @@ class Leftovers:
             return False
         place = read_place(item)
         run = await self._table.get(place.key)
-        if run is None or run["run_id"] != place.run_id:
+        if run is None or read_run_row(run).place.run_id != place.run_id:
             await remove_rows(self._table, place)
         await self._table.delete(key)
         return True
@@ -95,7 +99,8 @@ class Leftovers:
             for start in {**row.reserved, **row.given_up}:
                 first_seen = since.get((key, start), now)
                 if now - first_seen >= PATIENCE:
-                    done += await _known(self._take_back(row, start, now))
+                    what = f"taking back an addition to run {row.place.run_id}"
+                    done += await _alone(what, self._take_back(row, start, now))
                 else:
                     self._added_since[key, start] = first_seen
         return done
@@ -116,7 +121,8 @@ class Leftovers:
         items = await self._table.get_many(list(dict.fromkeys(keys_of(found))))
         for row in readable(read_run_row, items.values()):
             if row.unsettled and now - row.dispatch_changed_at >= PATIENCE:
-                await _known(self._settle_run(row, now))
+                what = f"counting what came after the end of run {row.place.run_id}"
+                await _alone(what, self._settle_run(row, now))
 
     async def _settle_run(self, row: RunRow, now: int) -> bool:
         counted, done = await recount_at(self._records, row.place, now=now)
@@ -135,7 +141,7 @@ class Leftovers:
         done = 0
         for pin in [pin for pin, first in self._pins.items() if now - first >= PATIENCE]:
             del self._pins[pin]
-            done += await _known(self._remove_pin(pin))
+            done += await _alone(f"removing the pin {pin.sk}", self._remove_pin(pin))
         return done
 
     async def _remove_pin(self, pin: Key) -> bool:
@@ -163,10 +169,13 @@ class Leftovers:
         return found
 
 
-async def _known(step: Awaitable[bool]) -> bool:
-    """What a step did; nothing where it met a row that is not for this process: it stays as it
-    is."""
+async def _alone(what: str, step: Awaitable[bool]) -> bool:
+    """What a step did; nothing where it failed, which is told in one line and left to a later look.
+    A row that is not for this process stays as it is, and was told where it was met."""
     try:
         return await step
     except Unfit:
+        return False
+    except ConveyorError as error:
+        _log.warning("%s failed: %s", what, error)
         return False

@@ -132,7 +132,7 @@ class Parts:
     async def _abort(self) -> None:
         """Remove the parts. What fails here is left to the lifecycle rules: the reason for the
         abort is what the caller must see."""
-        with suppress(AwsRefused, ConveyorError):
+        with suppress(ConveyorError):
             await self._call("abort_multipart_upload", UploadId=self._upload_id)
 
     async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:

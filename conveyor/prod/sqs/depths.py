@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.clock import Clock
-from conveyor.prod.aws.calls import Aws, AwsRefused
+from conveyor.prod.aws.calls import Aws
 from conveyor.prod.sqs.remembered import Remembered
 
 EVERY = 10.0
@@ -53,7 +53,7 @@ class Depths:
         self._known.put(queue, _Known(self.of(queue), now))
         try:
             self._known.put(queue, _Known(await self.ask(url), now))
-        except (AwsRefused, ConveyorError):
+        except ConveyorError:
             return  # the receive that follows finds out what is wrong
 
     async def ask(self, url: str) -> int:
