@@ -7,9 +7,9 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 
-from conveyor.domain.errors import ConveyorError
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
-from conveyor.ports.work import Outcome
+from conveyor.ports.work import CalledInVain, Outcome
 
 PAUSE = 1.0
 LONGEST_PAUSE = 8.0
@@ -28,17 +28,18 @@ async def insist(
     away: Callable[[], None],
 ) -> Outcome:
     """What comes of a handler's work, which is tried again as long as something is away and
-    `keeps` says yes. Where it broke, its message is hidden, the longer the more `receives` it has.
-    `away` is told each time that something is."""
+    `keeps` says yes. Where it broke, or each try costs a call of the gateway, its message is
+    hidden, the longer the more `receives` it has. `away` is told each time that something is."""
     for tries in itertools.count(1):
         try:
             return await work()
         except Exception as error:
-            is_away = isinstance(error, ConveyorError)
-            _log.error("handler failed: %r", error, exc_info=not is_away)
+            is_away = isinstance(error, ConveyorError) and error.code is ErrorCode.UNAVAILABLE
+            _log.error("handler failed: %r", error, exc_info=not isinstance(error, ConveyorError))
             if is_away:
                 away()
-            if not is_away or tries >= TRIES or not keeps():
+            costs = isinstance(error, CalledInVain)
+            if not is_away or costs or tries >= TRIES or not keeps():
                 return Outcome(hide_for=PAUSE * 2.0 ** min(receives, 8))
         await clock.sleep(min(PAUSE * 2.0**tries, LONGEST_PAUSE))
     raise AssertionError("unreachable")

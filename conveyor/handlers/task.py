@@ -16,7 +16,7 @@ from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.handlers.templates import Template, Templates
 from conveyor.handlers.verdict import Backoff, attempt_event, internal_failure, unreadable_key
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import result_key
+from conveyor.ports.blobs import BodyRefused, Content, result_key
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
 from conveyor.ports.queues import Delivery, TaskMessage
@@ -30,7 +30,7 @@ from conveyor.ports.tasks import (
     Succeeded,
     Undone,
 )
-from conveyor.ports.work import ACKNOWLEDGE, Observer, Outcome, Throttled
+from conveyor.ports.work import ACKNOWLEDGE, CalledInVain, Observer, Outcome, Throttled
 
 SUSPECT_PAUSE = 0.2
 """Seconds until a task that may kill its worker asks again whether another such task is done."""
@@ -209,7 +209,7 @@ class TaskHandler:
         )
         try:
             async with self._gateway.scrape(request) as success:
-                size = await self._binding.blobs.put(key, success.content)
+                size = await self._keep(key, success.content)
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception:
@@ -223,6 +223,17 @@ class TaskHandler:
             format=implied_format(params) if task.spec.params else job.format,
         )
         return Succeeded(msgspec.structs.replace(event, spend=success.spend), result)
+
+    async def _keep(self, key: str, content: Content) -> int:
+        """Store a body; its size. Where the store refuses it, that is an attempt that failed, or
+        else the gateway would be called for it for ever."""
+        try:
+            return await self._binding.blobs.put(key, content)
+        except BodyRefused as refused:
+            _log.error("a body was refused", extra={"error": str(refused)})
+            raise internal_failure() from None
+        except ConveyorError as error:
+            raise CalledInVain(error.code, error.detail, retry_after=error.retry_after) from error
 
     async def _failed(
         self,

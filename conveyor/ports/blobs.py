@@ -6,8 +6,21 @@ import re
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
+
 Content = bytes | AsyncIterator[bytes]
 """A body in one piece, or in pieces as it arrives."""
+
+
+class BodyRefused(ConveyorError):
+    """The store will not keep a body, and asking again does not help: it is set up wrongly. To
+    callers the service is unavailable until somebody has mended that."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            ErrorCode.UNAVAILABLE, "the service lacks something of its own", retry_after=5
+        )
+        self.args = (reason,)
 
 
 class Blobs(Protocol):
@@ -16,7 +29,8 @@ class Blobs(Protocol):
     async def put(self, key: str, content: Content) -> int:
         """Store a body under a key; the number of bytes. Readers see all of it or nothing.
 
-        Whatever the iterator raises is raised again, and nothing is stored.
+        Whatever the iterator raises is raised again, and nothing is stored. Raises BodyRefused;
+        ConveyorError(unavailable) where the store is away.
         """
         ...
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from conveyor.domain.errors import ConveyorError
 from conveyor.ports.queues import Delivery
 
 
@@ -20,6 +21,12 @@ ACKNOWLEDGE = Outcome()
 
 UNFORESEEN = "conveyor.unforeseen"
 """The logger of what no port may raise, which is a fault of the program: the tests look at it."""
+
+
+class CalledInVain(ConveyorError):
+    """The gateway was called, and what it gave could not be kept: something is away. To be tried
+    again, but not at once, as each try costs a call."""
+
 
 Throttled = Callable[[], None]
 """Called by a handler each time the gateway refused for load: the job has to slow down."""

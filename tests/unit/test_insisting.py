@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.engine.insisting import TRIES, insist
-from conveyor.ports.work import ACKNOWLEDGE, Outcome
+from conveyor.ports.work import ACKNOWLEDGE, CalledInVain, Outcome
 from conveyor.testing.clock import FakeClock
 
 AWAY = ConveyorError(ErrorCode.UNAVAILABLE, "the store is away")
@@ -59,6 +59,20 @@ async def test_what_stays_away_is_given_up() -> None:
     work = Work(*[AWAY] * TRIES)
     assert await outcome(work) == Outcome(hide_for=2.0)
     assert work.tries == TRIES
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CalledInVain(ErrorCode.UNAVAILABLE, "the store of bodies is away"),
+        ConveyorError(ErrorCode.INTERNAL, "a record is damaged"),
+    ],
+    ids=["costs a call", "does not pass"],
+)
+async def test_what_costs_a_call_or_does_not_pass_is_tried_once(error: ConveyorError) -> None:
+    work = Work(error)
+    assert await outcome(work) == Outcome(hide_for=2.0)
+    assert work.tries == 1
 
 
 @pytest.mark.parametrize("keeps", [True, False])

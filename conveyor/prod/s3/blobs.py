@@ -11,9 +11,10 @@ import anyio
 import anyio.to_thread
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import Content, checked_key, checked_prefix
+from conveyor.ports.blobs import BodyRefused, Content, checked_key, checked_prefix
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Answer, Aws, AwsRefused
+from conveyor.prod.aws.refusals import NotDeployed
 from conveyor.prod.s3.reading import ABSENT, open_body
 from conveyor.prod.s3.writing import CONTENT_TYPE, PART, Parts
 
@@ -40,7 +41,16 @@ class S3Blobs:
         self._turns = anyio.Semaphore(PARTS_AT_A_TIME)
 
     async def put(self, key: str, content: Content) -> int:
-        """Store a body; the number of bytes. Whatever the iterator raises is raised again."""
+        """Store a body; the number of bytes. Whatever the iterator raises is raised again.
+
+        Raises ConveyorError(unavailable) where S3 is away, BodyRefused where it refuses.
+        """
+        try:
+            return await self._put(key, content)
+        except (AwsRefused, NotDeployed) as refused:
+            raise BodyRefused(str(refused)) from None
+
+    async def _put(self, key: str, content: Content) -> int:
         where = self._where(key)
         if isinstance(content, bytes):
             head, rest = content, None
