@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import run_prefix
+from conveyor.ports.blobs import BodyRefused, run_prefix
 from conveyor.prod.aws.calls import Answer, AnswerBody, Aws, AwsRefused, Parameters
 from conveyor.prod.s3 import blobs as adapter
 from conveyor.prod.s3.blobs import PARTS_AT_A_TIME, S3Blobs
@@ -243,6 +243,18 @@ async def test_a_prefix_of_many_pages_is_removed(
     assert await bench.blobs.delete_prefix(PREFIX) == 12
     assert bench.seam.calls["delete_objects"] == 2 + 2
     assert await bench.blobs.size("results/30/JOB/RUNNER/1") == 1
+
+
+@pytest.mark.parametrize("size", [1, PART + 1], ids=["one call", "parts"])
+async def test_a_body_that_s3_refuses_is_refused_for_good(bench: Bench, size: int) -> None:
+    def denied(operation: str, answer: Answer) -> Answer:
+        if operation in ("put_object", "upload_part"):
+            raise AwsRefused("AccessDenied", "no right to s3:PutObject")
+        return answer
+
+    bench.seam.answered = denied
+    with pytest.raises(BodyRefused):
+        await bench.blobs.put(KEY, b"x" * size)
 
 
 async def test_keys_that_would_not_go_are_tried_again(bench: Bench) -> None:

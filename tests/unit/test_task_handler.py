@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.sealing import KeySealer
 from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler, TaskOptions
 from conveyor.handlers.templates import Templates
 from conveyor.handlers.verdict import Backoff
+from conveyor.ports.blobs import BodyRefused
 from conveyor.ports.gateway import ScrapeRequest, Success
 from conveyor.ports.queues import Delivery, TaskMessage, run_queue
-from conveyor.ports.work import ACKNOWLEDGE, Outcome
+from conveyor.ports.work import ACKNOWLEDGE, CalledInVain, Outcome
 from tests.unit.http_api import Api, open_api
 
 MAX_INTERRUPTIONS = 4
@@ -201,3 +205,44 @@ async def test_a_task_that_its_claims_end_is_counted_and_its_run_is_over(api: Ap
     assert telemetry.tasks == {"failed": 1}
     assert gateway.calls == []
     assert api.binding.queues.depth(queue) == 0
+
+
+class Unkept:
+    """The blobs port, as far as a task needs it: no body can be kept."""
+
+    def __init__(self, error: ConveyorError) -> None:
+        self._error = error
+
+    async def put(self, _key: str, _content: object) -> int:
+        raise self._error
+
+
+async def work_unkept(api: Api, error: ConveyorError) -> tuple[GatedGateway, TaskHandler, Delivery]:
+    """A handler whose bodies meet this error, its open gateway, and a message of a new job."""
+    [delivery] = await interrupted(api, 1, times=0)
+    gateway = GatedGateway()
+    gateway.gate.set()
+    unkept = dataclasses.replace(api.binding, blobs=cast(Any, Unkept(error)))
+    return gateway, handler_over(dataclasses.replace(api, binding=unkept), gateway), delivery
+
+
+async def test_a_body_that_is_refused_uses_up_attempts_until_its_task_fails(api: Api) -> None:
+    gateway, handler, delivery = await work_unkept(api, BodyRefused("not permitted"))
+    for _ in range(9):
+        api.clock.shift(5.0)
+        await handler.handle(delivery, calm)
+    assert len(gateway.calls) == 3
+    assert isinstance(delivery.message, TaskMessage)
+    [task] = await api.tasks_of(delivery.message.run_id)
+    assert (task.status, task.attempts) == (TaskStatus.FAILED, 3)
+
+
+async def test_while_bodies_cannot_be_kept_a_call_is_made_once_a_receive(api: Api) -> None:
+    away = ConveyorError(ErrorCode.UNAVAILABLE, "s3 does not answer", retry_after=5)
+    gateway, handler, delivery = await work_unkept(api, away)
+    with pytest.raises(CalledInVain):
+        await handler.handle(delivery, calm)
+    assert len(gateway.calls) == 1
+    assert isinstance(delivery.message, TaskMessage)
+    [task] = await api.tasks_of(delivery.message.run_id)
+    assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
