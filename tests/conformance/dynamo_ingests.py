@@ -191,3 +191,12 @@ def moves_checkpoint(parameters: object) -> bool:
     """Whether an update moves a checkpoint."""
     assert isinstance(parameters, dict)
     return "ingest_next = " in parameters["UpdateExpression"]
+
+
+async def plan(
+    bench: Ingests, states: str, *statuses: TaskStatus, shards: int = 2
+) -> tuple[str, str, str]:
+    """A large rerun of a run that was left like this; (job_id, source, run)."""
+    job_id, source = await bench.other.ended(states, shards=shards)
+    run_id, _ = await bench.other.world.rerun(job_id, *statuses, large_from=1)
+    return job_id, source, run_id

@@ -20,6 +20,7 @@ from tests.conformance.dynamo_ingests import (
     away,
     moves_checkpoint,
     open_ingests,
+    plan,
     refused,
 )
 from tests.conformance.world import CALLER
@@ -37,15 +38,6 @@ async def bench(clock: FakeClock) -> AsyncIterator[Ingests]:
     """An empty table."""
     async with open_ingests(clock) as opened:
         yield opened
-
-
-async def plan(
-    bench: Ingests, states: str, *statuses: TaskStatus, shards: int = 2
-) -> tuple[str, str, str]:
-    """A large rerun of a run that was left like this; (job_id, source, run)."""
-    job_id, source = await bench.other.ended(states, shards=shards)
-    run_id, _ = await bench.other.world.rerun(job_id, *statuses, large_from=1)
-    return job_id, source, run_id
 
 
 async def test_rows_are_copied_and_counted_once(bench: Ingests) -> None:

@@ -20,16 +20,10 @@ from tests.conformance.dynamo_ingests import (
     away,
     moves_checkpoint,
     open_ingests,
+    plan,
     refused,
 )
 from tests.conformance.world import CALLER
-
-S, F, P, R = (
-    TaskStatus.SUCCESSFUL,
-    TaskStatus.FAILED,
-    TaskStatus.PENDING,
-    TaskStatus.PROCESSING,
-)
 
 
 @pytest.fixture
@@ -37,15 +31,6 @@ async def bench(clock: FakeClock) -> AsyncIterator[Ingests]:
     """An empty table."""
     async with open_ingests(clock) as opened:
         yield opened
-
-
-async def plan(
-    bench: Ingests, states: str, *statuses: TaskStatus, shards: int = 2
-) -> tuple[str, str, str]:
-    """A large rerun of a run that was left like this; (job_id, source, run)."""
-    job_id, source = await bench.other.ended(states, shards=shards)
-    run_id, _ = await bench.other.world.rerun(job_id, *statuses, large_from=1)
-    return job_id, source, run_id
 
 
 # Every answer lost once
@@ -67,7 +52,7 @@ async def test_rows_are_written_and_counted_once(bench: Ingests) -> None:
 async def test_a_checkpoint_moved_unheard_is_told_from_one_that_another_moved(
     bench: Ingests,
 ) -> None:
-    job_id, _, run_id = await plan(bench, "sffsp", F)
+    job_id, _, run_id = await plan(bench, "sffsp", TaskStatus.FAILED)
     bench.faults.lose_answer(DB, UPDATE, where=moves_checkpoint)
     assert await bench.one.copy(run_id, 0, 5) == [1, 2]
     assert bench.faults.fired == 1
@@ -276,7 +261,7 @@ async def test_the_total_is_never_below_what_may_be_worked(bench: Ingests) -> No
     await bench.table.update(
         run_key(job_id, 1), "ADD successful :less", condition="attribute_exists(pk)", less=-2
     )
-    run_id, told = await bench.other.world.rerun(job_id, S, large_from=1)
+    run_id, told = await bench.other.world.rerun(job_id, TaskStatus.SUCCESSFUL, large_from=1)
     assert told == f"1 2 {source}"
     for first, total in ((0, 3), (1, 4), (2, 5), (3, 5)):
         await bench.one.copy(run_id, first, first + 1)
