@@ -23,6 +23,7 @@ from conveyor.engine.picking import Picking
 from conveyor.engine.plans import CONTROL_SLOTS, Acquire, Planner, Receive, Start
 from conveyor.engine.policy import Policy
 from conveyor.engine.polling import Polling
+from conveyor.engine.renewing import Renewals
 from conveyor.engine.returns import Returns
 from conveyor.engine.surviving import survive, tell
 from conveyor.engine.telemetry import Telemetry
@@ -67,6 +68,7 @@ class Dispatcher:
         self._visibility = visibility
         self._polling = polling
         self._returns = Returns(queues, telemetry, max_receives=max_receives)
+        self._renewals = Renewals(self._returns, tasks=task_handler, control=control_handler)
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
         self.queue_missing: Callable[[str], None] = lambda _run_id: None
         self._planner = Planner(self.lanes, policy, polling, slots=slots, picking=picking)
@@ -116,6 +118,7 @@ class Dispatcher:
             acknowledging.start_soon(self._acknowledger.run)
             async with anyio.create_task_group() as outer:
                 outer.start_soon(self._ring_timers)
+                outer.start_soon(self._renewals.run)
                 async with anyio.create_task_group() as workers:
                     self._workers = workers
                     outer.start_soon(self._cut_off, workers, grace)
@@ -151,12 +154,9 @@ class Dispatcher:
 
     # -- upkeep --
 
-    async def renew(self) -> None:
-        """Extend the visibility of every message in work, and what handlers hold. What fails is
-        told, and keeps nothing else from being renewed."""
-        await self._returns.keep(list(self._working.values()), seconds=self._visibility)
-        await survive("claims were not renewed", self._task_handler.renew)
-        await survive("control work was not renewed", self._control_handler.renew)
+    def renew(self) -> None:
+        """Begin to extend the visibility of every message in work, and what handlers hold."""
+        self._renewals.begin(list(self._working.values()), seconds=self._visibility)
 
     def tend(self) -> None:
         """Look after permits and buffers; called a few times a second, and never waits."""

@@ -54,7 +54,7 @@ class Worker:
         """Renew what is in work; what fails waits for the next beat."""
         while True:
             await self._clock.sleep(self._heartbeat)
-            await self._dispatcher.renew()
+            self._dispatcher.renew()
 
     async def _tick(self) -> None:
         while True:

@@ -171,7 +171,7 @@ class Member:
     async def _beat(self) -> None:
         while True:
             await self._clock.sleep(self._heartbeat)
-            await self.dispatcher.renew()
+            self.dispatcher.renew()
 
 
 class World:

@@ -147,3 +147,50 @@ async def test_what_no_port_may_raise_costs_a_pause_and_is_told(
     assert all(record.exc_info for record in told)
     assert bool(unforeseen) is ((port, method) not in TOLD_AS_HANDLERS_ARE)
     unforeseen.clear()
+
+
+async def renewals_while_one_hangs(
+    monkeypatch: pytest.MonkeyPatch, hung: str, *others: str
+) -> dict[str, int]:
+    """How often the other renewals began while one of them gives no answer."""
+    bench = Bench(policy="reserve")
+    world, worker = bench.world, bench.worker()
+    world.tasks.duration = lambda _delivery: 1_000.0
+    methods = {"queues": "change_visibility", "tasks": "renew", "control": "renew"}
+    calls = dict.fromkeys((hung, *others), 0)
+    answers = anyio.Event()
+
+    def watch(port: str) -> None:
+        whole: Callable[..., Any] = getattr(bench.ports[port], methods[port])
+
+        async def watched(*args: Any, **named: Any) -> Any:
+            calls[port] += 1
+            if port == hung:
+                await answers.wait()
+            return await whole(*args, **named)
+
+        monkeypatch.setattr(bench.ports[port], methods[port], watched)
+
+    await world.queues.send_tasks("j", "r", world.rows["r"][:2])
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: worker.run(grace=GRACE))
+        await world.clock.advance(5.0)
+        for port in calls:
+            watch(port)
+        await world.clock.advance(10 * HEARTBEAT)
+        seen = dict(calls)
+        answers.set()
+        worker.stop()
+        await world.clock.advance(GRACE + 2.0)
+    world.dispatcher.renew()  # a beat that comes after the end finds nothing to do
+    return seen
+
+
+@pytest.mark.parametrize("hung", ["queues", "tasks", "control"])
+async def test_a_renewal_that_hangs_holds_up_no_other_for_any_number_of_beats(
+    monkeypatch: pytest.MonkeyPatch, hung: str
+) -> None:
+    others = {"queues", "tasks", "control"} - {hung}
+    calls = await renewals_while_one_hangs(monkeypatch, hung, *others)
+    assert calls[hung] == 1
+    assert all(calls[port] >= 9 for port in others), calls
