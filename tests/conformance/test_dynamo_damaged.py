@@ -10,6 +10,7 @@ import pytest
 
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.ids import task_id
+from conveyor.domain.model import TaskStatus
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.prod.dynamodb import keys
 from conveyor.prod.dynamodb.keys import Key
@@ -147,6 +148,45 @@ async def test_other_damaged_rows_cost_themselves_alone(versions: Versions) -> N
     with pytest.raises(Damaged):
         await store.tasks.get_task(run_id, first)
     await world.succeed(run_id, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"status": SECRET}, {"attempts": None}, {"claimed_until": SECRET}, {"claim_number": None}],
+    ids=str,
+)
+async def test_a_damaged_task_costs_itself_alone(
+    versions: Versions, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    world, store = versions.today, versions.today.store
+    job_id, run_id = await world.submit(2)
+    first = task_id(run_id, 0)
+    await world.claim(run_id, 0)
+    await damage(versions, keys.task_key(job_id, run_id, first, ONE_SHARD), **changes)
+    await world.clock.advance(DAY / 1_000)
+    for act in (world.claim(run_id, 0), store.tasks.get_task(run_id, first)):
+        with pytest.raises(Damaged):
+            await act
+    await world.succeed(run_id, 1)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert any(f"Job#{job_id} {keys.task_sort_key(run_id, first)}" in line for line in told)
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("changes", [{"task_id": None}, {"status": None}, {"spec": None}], ids=str)
+async def test_a_rerun_of_a_damaged_task_says_which_row_it_is(
+    versions: Versions, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    world = versions.today
+    job_id, run_id = await world.submit(2)
+    first = task_id(run_id, 0)
+    await world.succeed(run_id, 0)
+    await world.fail(run_id, 1)
+    await damage(versions, keys.task_key(job_id, run_id, first, ONE_SHARD), **changes)
+    with pytest.raises(Damaged):
+        await world.rerun(job_id, TaskStatus.FAILED)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert any(f"Job#{job_id} {keys.task_sort_key(run_id, first)}" in line for line in told)
 
 
 @pytest.mark.parametrize("shape", [None, 1, "x"])

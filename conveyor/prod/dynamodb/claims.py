@@ -23,7 +23,13 @@ from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.run_reads import RunReads
 from conveyor.prod.dynamodb.run_records import TRIES
-from conveyor.prod.dynamodb.task_items import event_text, read_task, to_text
+from conveyor.prod.dynamodb.task_items import (
+    ClaimState,
+    event_text,
+    read_claim,
+    read_task,
+    to_text,
+)
 from conveyor.prod.dynamodb.values import Plain
 from conveyor.prod.together import side_by_side
 
@@ -82,19 +88,20 @@ class Claims:
         for _ in range(TRIES):
             if item is None:
                 return Finished()
-            own = item.get("moved_by") == call.token
-            if item["status"] in TERMINAL_TASK_STATES:
+            seen = read_claim(item)
+            own = seen.moved_by == call.token
+            if seen.status in TERMINAL_TASK_STATES:
                 return await self._gave_up(call) if own else Finished()
             if own:
                 return await self._begin(call, item)
             row = await self._live(call.place)
             if row is None:
                 return Finished()
-            processing = item["status"] == TaskStatus.PROCESSING
-            until = item["claimed_until" if processing else "not_before"]
+            processing = seen.status is TaskStatus.PROCESSING
+            until = seen.claimed_until if processing else seen.not_before
             if until > call.now:
                 return Held(until)
-            item = await self._take_over(call, item) if processing else await self._take(call)
+            item = await self._take_over(call, seen) if processing else await self._take(call)
         raise changed_too_often()
 
     async def release(self, key: Key, worker: str) -> None:
@@ -163,21 +170,21 @@ class Claims:
             **_taking(call),
         )
 
-    async def _take_over(self, call: ClaimCall, item: Item) -> Item | None:
+    async def _take_over(self, call: ClaimCall, lapsed: ClaimState) -> Item | None:
         """Take over a claim that has lapsed, or end the task where that is one too many."""
-        interruptions = item["interruptions"] + 1
+        interruptions = lapsed.interruptions + 1
         event = Event(
             kind=EventKind.INTERRUPTION,
-            attempt=item["attempts"] + 1,
-            started_at=item["claimed_at"],
+            attempt=lapsed.attempts + 1,
+            started_at=lapsed.claimed_at,
             ended_at=call.now,
             error=INTERRUPTED,
         )
         seen: dict[str, Plain] = {
             "event": [event_text(event, call.token)],
             "interruptions": interruptions,
-            "seen_number": item["claim_number"],
-            "seen_until": item["claimed_until"],
+            "seen_number": lapsed.claim_number,
+            "seen_until": lapsed.claimed_until,
         }
         names = {**_HELD, "#events": "events"}
         if interruptions <= call.max_interruptions:

@@ -14,6 +14,7 @@ from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import Key, task_partition, task_sort_key
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import RunRow
+from conveyor.prod.dynamodb.shapes import whole
 from conveyor.prod.dynamodb.task_items import inherited_item, new_task_item
 from conveyor.prod.dynamodb.task_writes import insert_items
 from conveyor.prod.together import side_by_side
@@ -47,8 +48,9 @@ class Rows:
     sources: set[str] = field(default_factory=set)
     end: int = 0
 
+    @whole
     def add(self, item: Item) -> None:
-        """Take one row more into account."""
+        """Take one row more into account. Raises Damaged."""
         index = ids.task_index(item["task_id"])
         self.end = max(self.end, index + 1)
         if item["status"] not in TERMINAL_TASK_STATES:
@@ -106,8 +108,10 @@ class Copy:
         copied.rows.references.sort()
         return copied
 
+    @whole
     def _row(self, item: Item, now: int) -> Item | None:
-        """The row that comes of one of the source's; None where that is left out."""
+        """The row that comes of one of the source's; None where that is left out. Raises
+        Damaged."""
         index = ids.task_index(item["task_id"])
         # What was only being added when the source ended is no part of it.
         if index >= self.source.run.next_index or not self.source.holds(index):

@@ -215,29 +215,17 @@ class Table:
 
         `between` takes both its ends, `below` does not take its own. `limit` bounds the items
         touched, not those returned. `keys_only` returns partition and sort key alone, `projection`
-        the attributes that it lists (and costs as much). `known_only` leaves out items of a shape
-        that this version does not know. Indexes do not tell shapes, nor do keys.
+        beside them the attributes that it lists (and costs as much). `known_only` leaves out items
+        of a shape that this version does not know. Indexes do not tell shapes, nor do keys.
         """
         pk, sk = (PARTITION_KEY, SORT_KEY) if index is None else INDEXES[index][:2]
-        condition, bounds = f"{pk} = :partition", {**values, "partition": partition}
-        if between is not None:
-            condition += f" AND {sk} BETWEEN :low AND :high"
-            bounds |= {"low": between[0], "high": between[1]}
-        elif below:
-            condition += f" AND {sk} < :below"
-            bounds["below"] = below
-        elif begins_with:
-            condition += f" AND begins_with({sk}, :begin)"
-            bounds["begin"] = begins_with
+        condition, bounds = _sorted(sk, between=between, below=below, begins_with=begins_with)
         parameters: dict[str, Any] = {
-            "KeyConditionExpression": condition,
-            "ExpressionAttributeValues": _values(bounds),
+            "KeyConditionExpression": f"{pk} = :partition{condition}",
+            "ExpressionAttributeValues": _values({**values, **bounds, "partition": partition}),
             "ScanIndexForward": forward,
         }
-        if index is None:
-            parameters["ConsistentRead"] = True
-        else:
-            parameters["IndexName"] = index
+        parameters |= {"ConsistentRead": True} if index is None else {"IndexName": index}
         if filtered:
             parameters["FilterExpression"] = filtered
         if names:
@@ -249,7 +237,8 @@ class Table:
         if keys_only:
             parameters["ProjectionExpression"] = f"{PARTITION_KEY}, {SORT_KEY}"
         elif projection:
-            parameters["ProjectionExpression"] = f"{projection}, {SHAPE}"
+            keys = f"{PARTITION_KEY}, {SORT_KEY}"
+            parameters["ProjectionExpression"] = f"{keys}, {projection}, {SHAPE}"
         answer = await self.call("query", **parameters)
         items = known([untag_all(item) for item in answer["Items"]], known_only=known_only)
         return Page(items, answer["ScannedCount"], answer.get("LastEvaluatedKey"))
@@ -348,6 +337,20 @@ def _pieces(keys: Sequence[Key], size: int) -> list[Sequence[Key]]:
 
 def _key(key: Key) -> dict[str, Tagged]:
     return {PARTITION_KEY: tag(key.pk), SORT_KEY: tag(key.sk)}
+
+
+def _sorted(
+    key: str, *, between: tuple[str, str] | None, below: str, begins_with: str
+) -> tuple[str, dict[str, Plain]]:
+    """What bounds a sort key, to stand behind the condition on its partition; and its values."""
+    if between is not None:
+        low, high = between
+        return f" AND {key} BETWEEN :low AND :high", {"low": low, "high": high}
+    if below:
+        return f" AND {key} < :below", {"below": below}
+    if begins_with:
+        return f" AND begins_with({key}, :begin)", {"begin": begins_with}
+    return "", {}
 
 
 def _values(values: Mapping[str, Plain]) -> dict[str, Tagged]:

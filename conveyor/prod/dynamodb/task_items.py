@@ -36,6 +36,30 @@ class _SignedEvent(Event, frozen=True, kw_only=True):
     by: str
 
 
+class ClaimState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task's row says of who may work it; instants in milliseconds since 1970."""
+
+    status: TaskStatus
+    attempts: int
+    interruptions: int
+    claim_number: int
+    claimed_until: int
+    not_before: int
+    claimed_at: int = 0
+    moved_by: str | None = None
+
+
+class _TaskRow(ClaimState, frozen=True, kw_only=True):
+    task_id: str
+    spec: str
+    created_at: int
+    updated_at: int
+    result: str | None = None
+    error: str | None = None
+    failure: TaskFailure | None = None
+    source_run_id: str | None = None
+
+
 def new_task_item(task_id: str, spec: TaskSpec, *, now: int) -> Item:
     """The row of a task that nobody has claimed yet."""
     return _new_item(task_id, to_text(spec), now=now)
@@ -76,26 +100,31 @@ def inherited_item(source: Item, source_run_id: str, *, now: int) -> Item:
 @whole
 def read_task(run_id: str, item: Item) -> Task:
     """A task from its item. Raises Damaged."""
-    task_id: str = item["task_id"]
-    result, error, failure = item.get("result"), item.get("error"), item.get("failure")
+    row = msgspec.convert(item, _TaskRow)
     return Task(
         run_id=run_id,
-        task_id=task_id,
-        index=task_index(task_id),
-        spec=_spec.decode(item["spec"]),
-        status=TaskStatus(item["status"]),
-        created_at=item["created_at"],
-        updated_at=item["updated_at"],
-        attempts=item["attempts"],
-        interruptions=item["interruptions"],
-        claim_number=item["claim_number"],
-        claimed_until=item["claimed_until"],
-        not_before=item["not_before"],
-        result=None if result is None else _result.decode(result),
-        error=None if error is None else _problem.decode(error),
-        failure=None if failure is None else TaskFailure(failure),
-        source_run_id=item.get("source_run_id"),
+        task_id=row.task_id,
+        index=task_index(row.task_id),
+        spec=_spec.decode(row.spec),
+        status=row.status,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        attempts=row.attempts,
+        interruptions=row.interruptions,
+        claim_number=row.claim_number,
+        claimed_until=row.claimed_until,
+        not_before=row.not_before,
+        result=None if row.result is None else _result.decode(row.result),
+        error=None if row.error is None else _problem.decode(row.error),
+        failure=row.failure,
+        source_run_id=row.source_run_id,
     )
+
+
+@whole
+def read_claim(item: Item) -> ClaimState:
+    """The state of a task's claim, from its item. Raises Damaged."""
+    return msgspec.convert(item, ClaimState)
 
 
 @whole
