@@ -35,7 +35,7 @@ from conveyor.ports.gateway import ScrapeRequest, Success
 from conveyor.ports.permits import Holding, Permits, Standing
 from conveyor.ports.queues import DEAD_LETTER_QUEUE, Delivery, run_queue
 from conveyor.ports.records import Answer
-from conveyor.settings import load
+from conveyor.settings import Settings, load
 from conveyor.testing.lease_rows import CountThenInsertPermits, LeaseRows
 from conveyor.testing.simulation import PUBLISHED
 from conveyor.testing.simulation_view import Row
@@ -115,9 +115,8 @@ def measure_real_time(work: Path, *, tasks: int = PUBLISHED_TASKS) -> list[Row]:
     ]
 
 
-async def _measure(directory: Path, policy: str, store: str, tasks: int) -> Row:
-    clock = SystemClock()
-    settings = load(
+def _settings(policy: str) -> Settings:
+    return load(
         {},
         permit_policy=policy,
         workers=PUBLISHED.slots,
@@ -125,6 +124,11 @@ async def _measure(directory: Path, policy: str, store: str, tasks: int) -> Row:
         bounce_visibility=PUBLISHED.bounce,
         bounce_visibility_cap=PUBLISHED.bounce_cap,
     )
+
+
+async def _measure(directory: Path, policy: str, store: str, tasks: int) -> Row:
+    clock = SystemClock()
+    settings = _settings(policy)
     dev = await open_binding(directory, clock)
     queues = CountedQueues(dev, clock, settings.visibility_timeout)
     permits, permit_calls = _open_permits(store, clock, PUBLISHED.permit_latency.median)

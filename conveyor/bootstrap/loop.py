@@ -62,11 +62,8 @@ def build_worker(
     `jobs` None: templates come from the binding's own. `says_backlog`: the log is told now and then
     how many messages wait, for whoever adds workers by it."""
     name = clock.new_id()
-    heartbeat = min(
-        settings.heartbeat,
-        settings.visibility_timeout / RENEWALS,
-        settings.permit_lease / RENEWALS,
-    )
+    lasting = min(settings.visibility_timeout, settings.permit_lease)
+    heartbeat = min(settings.heartbeat, lasting / RENEWALS)
     templates = Templates(
         jobs or binding.jobs,
         KeySealer([*binding.sealing_secrets, binding.root_secret, *older_secrets]),
@@ -89,7 +86,19 @@ def build_worker(
         picking=picking or LeastInFlight(),
         max_receives=settings.max_receives,
     )
-    discovery = Discovery(
+    discovery = _discovery(dispatcher, binding, settings, clock)
+    telemetry.gauge("permits", "Permits in this worker's hand", lambda: policy.held)
+    telemetry.gauge("queue_depth", "Messages waiting in this worker's queues", dispatcher.depth)
+    tickers = _tickers(binding, settings, clock, telemetry)
+    if says_backlog:
+        tickers.append(_backlog_teller(dispatcher, clock))
+    return Worker(dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers)
+
+
+def _discovery(
+    dispatcher: Dispatcher, binding: Binding, settings: Settings, clock: Clock
+) -> Discovery:
+    return Discovery(
         dispatcher,
         binding.runs,
         binding.queues,
@@ -99,12 +108,6 @@ def build_worker(
         resync=settings.resync_interval,
         evict_after=settings.evict_after,
     )
-    telemetry.gauge("permits", "Permits in this worker's hand", lambda: policy.held)
-    telemetry.gauge("queue_depth", "Messages waiting in this worker's queues", dispatcher.depth)
-    tickers = _tickers(binding, settings, clock, telemetry)
-    if says_backlog:
-        tickers.append(_backlog_teller(dispatcher, clock))
-    return Worker(dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers)
 
 
 def _task_handler(

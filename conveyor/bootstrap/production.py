@@ -90,7 +90,6 @@ async def open_role(
     elsewhere, and for unusable API keys.
     """
     api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
-
     with _extra():
         from conveyor.prod.binding import open_binding
 
@@ -106,34 +105,32 @@ async def open_role(
             binding,
             settings,
             clock,
+            telemetry,
             origin=origin,
             api_keys=api_keys,
             ready=readiness,
-            telemetry=telemetry,
             lag=lag,
         )
-
-    async def close() -> None:
-        if engine is not None and engine is not gateway:
-            await engine.aclose()
-        await binding.ports.aclose()
-
     return RoleRuntime(
         app=app,
         worker=worker,
-        probes=create_probes(
-            telemetry.registry(),
-            ready=lambda: readiness() and binding.stats.usable(clock.monotonic()),
-            clock=clock,
-            away=lambda: binding.stats.away(clock.monotonic()),
-        ),
+        probes=_probes(binding, readiness, telemetry, clock),
         protocol=protocol(clock),
         readiness=readiness,
         lag=lag,
         agree=binding.agree,
         agree_every=binding.agree_every,
-        aclose=close,
+        aclose=_closing(binding, engine if engine is not gateway else None),
     )
+
+
+def _closing(binding: ProdBinding, gateway: Gateway | None) -> Callable[[], Awaitable[None]]:
+    async def close() -> None:
+        if gateway is not None:
+            await gateway.aclose()
+        await binding.ports.aclose()
+
+    return close
 
 
 async def open_administration(settings: Settings, clock: Clock) -> Administration:
@@ -174,11 +171,11 @@ def _app(
     binding: ProdBinding,
     settings: Settings,
     clock: Clock,
+    telemetry: Telemetry,
     *,
     origin: str,
     api_keys: ApiKeys,
     ready: Readiness,
-    telemetry: Telemetry,
     lag: LoopLag,
 ) -> Any:
     _, older = root_secrets(settings)
@@ -194,6 +191,16 @@ def _app(
         max_request_bytes=settings.max_request_bytes,
         api_keys=api_keys,
         rate_limit=binding.rate_limit,
+    )
+
+
+def _probes(binding: ProdBinding, ready: Readiness, telemetry: Telemetry, clock: Clock) -> Any:
+    stats = binding.stats
+    return create_probes(
+        telemetry.registry(),
+        ready=lambda: ready() and stats.usable(clock.monotonic()),
+        clock=clock,
+        away=lambda: stats.away(clock.monotonic()),
     )
 
 

@@ -47,15 +47,7 @@ async def open_binding(
     schema.
     """
     directory = DataDirectory.open(data_dir, clock, secret=secret)
-    try:
-        store = await open_store(directory.database, now=clock.now())
-        blobs = FileBlobs(directory.blobs)
-    except ConveyorError as error:
-        directory.close()
-        raise ConveyorError(error.code, f"{data_dir}: {error.detail}") from None
-    except BaseException:
-        directory.close()
-        raise
+    store, blobs = await _open_contents(directory, data_dir, clock)
     queues = MemoryQueues(
         store.tasks.unfinished_after, clock, window=queue_window, max_receives=max_receives
     )
@@ -83,6 +75,28 @@ async def open_binding(
         root_secret=directory.secret,
         aclose=close,
     )
+    await _take_over(store, blobs, queues, clock)
+    return DevBinding(binding, directory, store, queues)
+
+
+async def _open_contents(
+    directory: DataDirectory, data_dir: Path, clock: Clock
+) -> tuple[SqliteStore, FileBlobs]:
+    try:
+        return await open_store(directory.database, now=clock.now()), FileBlobs(directory.blobs)
+    except ConveyorError as error:
+        directory.close()
+        raise ConveyorError(error.code, f"{data_dir}: {error.detail}") from None
+    except BaseException:
+        directory.close()
+        raise
+
+
+async def _take_over(
+    store: SqliteStore, blobs: FileBlobs, queues: MemoryQueues, clock: Clock
+) -> None:
+    """What an earlier process began: its claims are void, and its control messages, which were in
+    its memory, are sent again."""
     await store.void_claims(clock.now())
     for job_id, run_id in await store.ingestion.stuck_ingests(before=FOREVER):
         await queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))
@@ -92,4 +106,3 @@ async def open_binding(
     for export in await store.exports.unfinished_exports(before=FOREVER):
         message = ExportMessage(export.job_id, export.run_id, export.export_id)
         await queues.send(CONTROL_QUEUE, message)
-    return DevBinding(binding, directory, store, queues)

@@ -12,7 +12,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Permits
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import FindsJobs
-from conveyor.prod.aws.boto import open_aws
+from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.refusals import DeployedAws
 from conveyor.prod.dynamodb.fleet import BEAT
@@ -34,6 +34,7 @@ from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.starting import start, things
 from conveyor.prod.stepfunctions.callbacks import StepFunctionsCallbacks
 
+SERVICES = ("dynamodb", "sqs", "s3", "stepfunctions")
 PATIENCE = 60.0
 """Seconds for which what became of a task is kept at hand while DynamoDB is away."""
 
@@ -57,11 +58,7 @@ class ProdBinding:
 
 
 async def open_binding(
-    options: ProdOptions,
-    clock: Clock,
-    *,
-    works: bool,
-    seam: Callable[[Aws], Aws] | None = None,
+    options: ProdOptions, clock: Clock, *, works: bool, seam: Callable[[Aws], Aws] | None = None
 ) -> ProdBinding:
     """Open everything; the caller closes it by `ports.aclose`. `works`: it is a worker's. `seam`
     puts something between the adapters and AWS, for tests.
@@ -70,8 +67,7 @@ async def open_binding(
     queue; (conflict) where a worker's ledger, or anybody's bucket or secret, is not the fleet's.
     """
     async with AsyncExitStack() as stack:
-        services = ["dynamodb", "sqs", "s3", "stepfunctions", *(["kms"] if options.kms_key else [])]
-        boto = await open_aws(options.aws, clock, *services)
+        boto = await _open_boto(options, clock)
         stack.push_async_callback(boto.aclose)
         behind: Aws = boto if seam is None else seam(boto)
         aws = DeployedAws(behind, boto.stats, clock, things=things(options))
@@ -82,18 +78,7 @@ async def open_binding(
             aws, table=options.table, clock=clock, worker=clock.new_id(), patience=PATIENCE
         )
         stack.push_async_callback(store.aclose)
-        server = RedisServer(options.redis_url, clock) if options.redis_url else None
-        if server is not None:
-            stack.push_async_callback(server.aclose)
-        queues = SqsQueues(
-            aws,
-            clock,
-            DynamoGenerations(RunRecords(table, Places(table))),
-            store.tasks.unfinished_after,
-            environment=options.environment,
-            max_receives=options.max_receives,
-            long_polls=options.aws.receive_threads // 2,
-        )
+        server = _open_redis(options, clock, stack)
         ports = Binding(
             jobs=store.jobs,
             runs=store.runs,
@@ -105,7 +90,7 @@ async def open_binding(
             sweeping=store.sweeping,
             outbox=store.outbox,
             callbacks=StepFunctionsCallbacks(aws),
-            queues=queues,
+            queues=_queues(aws, table, store, options, clock),
             blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),
             permits=_permits(options, table, server, clock),
             signals=NoSignals(),
@@ -117,12 +102,43 @@ async def open_binding(
         ports=ports,
         store=store,
         stats=boto.stats,
-        jobs=CachedJobs(store.jobs, server, environment=options.environment)
-        if server is not None
-        else store.jobs,
+        jobs=_jobs(options, store, server),
         rate_limit=_rate_limit(options, server),
         agree=agree,
     )
+
+
+async def _open_boto(options: ProdOptions, clock: Clock) -> BotoAws:
+    kms = ["kms"] if options.kms_key else []
+    return await open_aws(options.aws, clock, *SERVICES, *kms)
+
+
+def _open_redis(options: ProdOptions, clock: Clock, stack: AsyncExitStack) -> RedisServer | None:
+    if not options.redis_url:
+        return None
+    server = RedisServer(options.redis_url, clock)
+    stack.push_async_callback(server.aclose)
+    return server
+
+
+def _queues(
+    aws: Aws, table: Table, store: DynamoStore, options: ProdOptions, clock: Clock
+) -> SqsQueues:
+    return SqsQueues(
+        aws,
+        clock,
+        DynamoGenerations(RunRecords(table, Places(table))),
+        store.tasks.unfinished_after,
+        environment=options.environment,
+        max_receives=options.max_receives,
+        long_polls=options.aws.receive_threads // 2,
+    )
+
+
+def _jobs(options: ProdOptions, store: DynamoStore, server: RedisServer | None) -> FindsJobs:
+    if server is None:
+        return store.jobs
+    return CachedJobs(store.jobs, server, environment=options.environment)
 
 
 def _permits(

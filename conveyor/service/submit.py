@@ -118,24 +118,7 @@ class Submissions:
         clock = self._context.clock
         options = self._context.options
         now = clock.now()
-        stats = RunStats(total=tasks.rows)
-        ingest = None
-        if tasks.chunks is not None:
-            ingest = Ingest(status=IngestStatus.PENDING, end=tasks.rows, chunks=tasks.chunks)
-        run = Run(
-            run_id=to.run_id,
-            job_id=to.job_id,
-            run_sequence=1,
-            status=live_run_status(
-                stats, job_closed=not request.open, ingesting=ingest is not None
-            ),
-            created_at=now,
-            updated_at=now,
-            last_batch_received=not request.open,
-            next_index=tasks.rows,
-            stats=stats,
-            ingest=ingest,
-        )
+        run = _first_run(to, tasks, is_open=request.open, now=now)
         shards = layout(
             Shards(options.task_shard_count, ShardScheme(options.shard_scheme)),
             large=tasks.rows >= options.async_threshold,
@@ -181,3 +164,22 @@ class Submissions:
         accepted = run.stats.total if run is not None else 0
         status = 202 if run is not None and run.ingest is not None else 201
         return Answer(status, encode(submit_body(view.job, run, accepted=accepted)))
+
+
+def _first_run(to: Destination, tasks: TaskList, *, is_open: bool, now: int) -> Run:
+    stats = RunStats(total=tasks.rows)
+    ingest = None
+    if tasks.chunks is not None:
+        ingest = Ingest(status=IngestStatus.PENDING, end=tasks.rows, chunks=tasks.chunks)
+    return Run(
+        run_id=to.run_id,
+        job_id=to.job_id,
+        run_sequence=1,
+        status=live_run_status(stats, job_closed=not is_open, ingesting=ingest is not None),
+        created_at=now,
+        updated_at=now,
+        last_batch_received=not is_open,
+        next_index=tasks.rows,
+        stats=stats,
+        ingest=ingest,
+    )

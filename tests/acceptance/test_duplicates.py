@@ -25,6 +25,13 @@ MIXTURE: tuple[tuple[dict[str, float], int], ...] = (
 )
 """What a URL asks of the gateway, and how often the gateway has to be asked for it."""
 TASKS = 200
+SETTINGS: dict[str, Any] = {
+    "visibility_timeout": VISIBILITY,
+    "heartbeat": 0.2,
+    "discovery_interval": 0.2,
+    "retry_base": 0.01,
+    "workers": 20,
+}
 
 
 @pytest.fixture
@@ -40,20 +47,13 @@ async def test_every_message_delivered_again_changes_no_counter(tmp_path: Path) 
         made.append(DuplicatingQueues(ports.queues))
         return replace(ports, queues=made[0])
 
-    settings: dict[str, Any] = {
-        "visibility_timeout": VISIBILITY,
-        "heartbeat": 0.2,
-        "discovery_interval": 0.2,
-        "retry_base": 0.01,
-        "workers": 20,
-    }
     calls: dict[str, int] = {}
     for number in range(TASKS):
         behaviour, times = MIXTURE[number % len(MIXTURE)]
         calls[target(f"double/{number}", **behaviour)] = times
     # One call goes on until the copies that came during a call are due again.
     calls[target("last", delay=2 * VISIBILITY)] = 1
-    async with inside(tmp_path, doubling, crews=2, **settings) as server:
+    async with inside(tmp_path, doubling, crews=2, **SETTINGS) as server:
         [queues] = made
         job = await server.ask(
             "POST",

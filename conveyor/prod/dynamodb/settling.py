@@ -17,6 +17,7 @@ from conveyor.prod.dynamodb.values import Plain
 
 PAUSE = 1.0
 """Seconds between two tries."""
+_SETS = ("#status = :status", "claimed_until = :zero", "updated_at = :now", "moved_by = :token")
 _NAMES = ("status", "holder", "events", "result", "error", "failure")
 
 
@@ -38,9 +39,8 @@ async def settle_row(
     """
     deadline = table.clock.monotonic() + patience
     token = table.clock.new_id()
-    sets = ["#status = :status", "claimed_until = :zero", "updated_at = :now", "moved_by = :token"]
     more, values = _moves(settlement, token)
-    update = f"SET {', '.join(sets + more)} REMOVE #holder"
+    update = f"SET {', '.join([*_SETS, *more])} REMOVE #holder"
     used = f"{update} #status"
     while True:
         try:

@@ -38,16 +38,7 @@ class Fleet:
         self.trace = Trace(time.seconds)
         self.store = Store()
         self.clock = SimulatedClock(time, Gate(), seed=seed, process="fleet")
-        self.queues = QueueService(
-            time,
-            self.trace,
-            self.store.unfinished,
-            seed=seed,
-            partitions=world.partitions,
-            partitions_asked=world.partitions_asked,
-            max_receives=world.max_receives,
-        )
-        self.store.on_settled = self.queues.settled
+        self.queues = self._queue_service(seed)
         self.permits = PermitService(
             SimulatedClock(time, Gate(), seed=seed, process="permit store"),
             world.permit_latency,
@@ -78,6 +69,19 @@ class Fleet:
             )
             for number in range(workers)
         ]
+
+    def _queue_service(self, seed: int) -> QueueService:
+        queues = QueueService(
+            self.time,
+            self.trace,
+            self.store.unfinished,
+            seed=seed,
+            partitions=self.world.partitions,
+            partitions_asked=self.world.partitions_asked,
+            max_receives=self.world.max_receives,
+        )
+        self.store.on_settled = queues.settled
+        return queues
 
     def start_all(self, group: TaskGroup) -> None:
         """Boot every worker, in a group that outlives them."""
