@@ -67,6 +67,21 @@ async def submit_file(api: Api, input_id: str, **fields: Any) -> httpx.Response:
     return await api.client.post("/v1/jobs", json={"file_input_id": input_id, **fields})
 
 
+@pytest.mark.parametrize("count", [2, 20_000])
+async def test_a_file_that_is_submitted_again_under_its_key_makes_nothing(
+    api: Api, count: int
+) -> None:
+    document = {"file_input_id": await slot(api, list_of(count))}
+    keyed = {"Idempotency-Key": "order-1"}
+    first = await api.client.post("/v1/jobs", json=document, headers=keyed)
+    again = await api.client.post("/v1/jobs", json=document, headers=keyed)
+    assert first.status_code == again.status_code == (202 if count > 2 else 201)
+    assert again.headers["Idempotency-Replayed"] == "true"
+    assert again.content == first.content
+    jobs = (await api.client.get("/v1/jobs")).json()["jobs"]
+    assert [job["job_id"] for job in jobs] == [first.json()["job_id"]]
+
+
 async def test_a_small_file_is_written_at_once(api: Api) -> None:
     input_id = await slot(api, list_of(5))
 
