@@ -24,10 +24,8 @@ from conveyor.dev.sqlite.rows import (
     to_json,
 )
 from conveyor.dev.sqlite.values import MOST_ROWS, KeyStatement, RowsStatement
+from conveyor.domain.interruptions import INTERRUPTED, interruption
 from conveyor.domain.model import (
-    Event,
-    EventKind,
-    Problem,
     RunStatus,
     Task,
     TaskFailure,
@@ -46,12 +44,6 @@ from conveyor.ports.tasks import (
     Undone,
 )
 
-INTERRUPTED = Problem(
-    code="interrupted",
-    title="Interrupted",
-    status=503,
-    detail="the worker that held the task was lost before it had finished",
-)
 _INTERRUPTED_JSON = to_json(INTERRUPTED)
 
 _SELECT_CANDIDATES = KeyStatement(
@@ -298,13 +290,7 @@ def _interrupt(move: ClaimMove, run: LiveRun, row: _Candidate, writes: _Writes) 
     """Write a lapsed claim to the history; one too many ends the task."""
     interruptions = row.interruptions + 1
     too_many = interruptions > move.max_interruptions
-    event = Event(
-        kind=EventKind.INTERRUPTION,
-        attempt=row.attempts + 1,
-        started_at=row.claimed_at,
-        ended_at=move.now,
-        error=INTERRUPTED,
-    )
+    event = interruption(attempts=row.attempts, claimed_at=row.claimed_at, now=move.now)
     error, failure = (_INTERRUPTED_JSON, TaskFailure.OTHER) if too_many else (None, None)
     state, not_before = (FAILED, 0) if too_many else (UNFINISHED, row.not_before)
     writes.records.append((row.task_key, to_json(event), None, error, failure))

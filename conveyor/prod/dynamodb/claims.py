@@ -12,7 +12,8 @@ from typing import NamedTuple
 import anyio
 
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.model import Event, EventKind, Problem, TaskFailure, TaskStatus
+from conveyor.domain.interruptions import INTERRUPTED, interruption
+from conveyor.domain.model import TaskFailure, TaskStatus
 from conveyor.domain.states import TERMINAL_TASK_STATES
 from conveyor.ports.tasks import Claim, Claimed, Finished, Held
 from conveyor.prod.aws.calls import AwsRefused
@@ -32,13 +33,6 @@ from conveyor.prod.dynamodb.task_items import (
 )
 from conveyor.prod.dynamodb.values import Plain
 from conveyor.prod.together import side_by_side
-
-INTERRUPTED = Problem(
-    code="interrupted",
-    title="Interrupted",
-    status=503,
-    detail="the worker that held the task was lost before it had finished",
-)
 
 NOT_YET = 1_000
 """Milliseconds until a task that is not yet a part of its run is looked at again."""
@@ -173,13 +167,7 @@ class Claims:
     async def _take_over(self, call: ClaimCall, lapsed: ClaimState) -> Item | None:
         """Take over a claim that has lapsed, or end the task where that is one too many."""
         interruptions = lapsed.interruptions + 1
-        event = Event(
-            kind=EventKind.INTERRUPTION,
-            attempt=lapsed.attempts + 1,
-            started_at=lapsed.claimed_at,
-            ended_at=call.now,
-            error=INTERRUPTED,
-        )
+        event = interruption(attempts=lapsed.attempts, claimed_at=lapsed.claimed_at, now=call.now)
         seen: dict[str, Plain] = {
             "event": [event_text(event, call.token)],
             "interruptions": interruptions,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from conveyor.domain.interruptions import INTERRUPTED, interruption
 from conveyor.domain.model import (
     DispatchableRun,
     Event,
-    EventKind,
     Job,
     NewTask,
     Problem,
@@ -39,12 +39,6 @@ from conveyor.ports.tasks import (
     Undone,
 )
 
-INTERRUPTED = Problem(
-    code="interrupted",
-    title="Interrupted",
-    status=503,
-    detail="the worker that held the task was lost before it had finished",
-)
 _GONE = Finished()
 
 
@@ -261,15 +255,8 @@ class RunRows:
         """Write down a claim that lapsed; True where one too many has ended the task."""
         row.interruptions += 1
         row.updated_at = now
-        row.events.append(
-            Event(
-                kind=EventKind.INTERRUPTION,
-                attempt=row.attempts + 1,
-                started_at=row.claimed_at,
-                ended_at=now,
-                error=INTERRUPTED,
-            )
-        )
+        event = interruption(attempts=row.attempts, claimed_at=row.claimed_at, now=now)
+        row.events.append(event)
         if row.interruptions <= most:
             return False
         row.claimed = False
