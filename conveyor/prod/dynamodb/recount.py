@@ -24,13 +24,9 @@ from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import REASON, RunRow, counters
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunMoved, RunRecords
 from conveyor.prod.dynamodb.shapes import whole
-from conveyor.prod.dynamodb.table import PARTITION_KEY, SORT_KEY
 from conveyor.prod.together import side_by_side
 
-_NAMES = (
-    *(PARTITION_KEY, SORT_KEY),
-    *("task_id", "status", "failure", "events", "claimed_until"),
-)
+_NAMES = ("task_id", "status", "failure", "events", "claimed_until")
 
 
 class Recounted(NamedTuple):
