@@ -282,6 +282,7 @@ class Idempotency(Protocol):
         """
         ...
 
-    async def release_idempotency_key(self, scope: str) -> None:
-        """Free a claimed key that has no answer: its request failed and created nothing."""
+    async def release_idempotency_key(self, scope: str, *, created_id: str, lapses_at: int) -> None:
+        """Free a key that has no answer: its request failed and created nothing. Only under the
+        very claim that named this id and lapses then: one that was taken over is another's."""
         ...

@@ -83,8 +83,8 @@ class OnceOnly:
         return given
 
     async def _keyed(self, request: KeyedRequest, work: Work, found: Work | None) -> Given:
-        began = self._clock.now()
-        match await self._claim(request, began):
+        claimed, lapses_at = await self._claim(request)
+        match claimed:
             case Answer() as answer:
                 return Given(answer, replayed=True)
             case KeyBusy():
@@ -97,29 +97,37 @@ class OnceOnly:
             return Given(await work(ticket))
         except BaseException as error:
             if _is_conflict(error):
-                earlier = await self._claim(request, self._clock.now())
-                if isinstance(earlier, Answer):
-                    return Given(earlier, replayed=True)
+                again, until = await self._claim(request)
+                if isinstance(again, Answer):
+                    return Given(again, replayed=True)
                 if ticket.taken_over and found is not None:
                     return Given(await found(ticket))
-            await self._release(request.scope, began)
+                if isinstance(again, ClaimedKey):
+                    claim, lapses_at = again, until
+            await self._release(request.scope, claim.created_id, lapses_at)
             raise
 
-    async def _claim(self, request: KeyedRequest, now: int) -> KeyClaim:
-        return await self._idempotency.claim_idempotency_key(
+    async def _claim(self, request: KeyedRequest) -> tuple[KeyClaim, int]:
+        """What becomes of a claim that is made now, and when it lapses."""
+        now = self._clock.now()
+        lapses_at = now + self._claim_ms
+        claim = await self._idempotency.claim_idempotency_key(
             request.scope,
             fingerprint=request.fingerprint,
             created_id=self._clock.new_id(),
             now=now,
-            lapses_at=now + self._claim_ms,
+            lapses_at=lapses_at,
             expires_at=now + self._ttl_ms,
         )
+        return claim, lapses_at
 
-    async def _release(self, scope: str, began: int) -> None:
-        if self._clock.now() >= began + self._claim_ms:
-            return  # The claim has lapsed, and may be somebody else's by now.
+    async def _release(self, scope: str, created_id: str, lapses_at: int) -> None:
+        if self._clock.now() >= lapses_at:
+            return  # Whoever takes the key over finds out what was made.
         try:
-            await self._idempotency.release_idempotency_key(scope)
+            await self._idempotency.release_idempotency_key(
+                scope, created_id=created_id, lapses_at=lapses_at
+            )
         except Exception as error:
             _log.warning(
                 "an idempotency key stays claimed until it lapses",

@@ -70,6 +70,12 @@ class Bench:
             expires_at=now + DAY,
         )
 
+    async def release(self, scope: str, *, created_id: str = "ID", after: int = 0) -> None:
+        """Release a key that was claimed then."""
+        await self.store.idempotency.release_idempotency_key(
+            scope, created_id=created_id, lapses_at=self.world.now + after + LAPSE
+        )
+
     async def nothing_half_added(self, job_id: str, run_id: str, indexes: list[int]) -> None:
         """Just these rows are there, all of them counted, and no reservation."""
         item = await self.run_item(job_id)

@@ -107,7 +107,7 @@ async def test_an_addition_whose_key_is_gone_happens_all_the_same(bench: Bench) 
     await bench.key("add")
 
     async def release() -> None:
-        await bench.other.store.idempotency.release_idempotency_key("add")
+        await bench.release("add")
 
     bench.faults.before(DB, TRANSACT, release, nth=2)
     assert (await bench.world.append(job_id, 2, once=Once("add"))).body == b"2 0"

@@ -184,7 +184,9 @@ async def test_other_records_of_a_higher_shape_are_left_alone(versions: Versions
             keys.idempotency_key("scope"),
             [
                 claim_key(world),
-                store.idempotency.release_idempotency_key("scope"),
+                store.idempotency.release_idempotency_key(
+                    "scope", created_id="ID", lapses_at=world.now + 1
+                ),
             ],
         ),
     ):

@@ -126,7 +126,7 @@ async def test_a_key_is_claimed_by_who_claimed_it(bench: Bench) -> None:
     # Written; refused, taken over, and found to be its own.
     assert bench.faults.fired == 4
     assert await bench.key("scope", after=LAPSE) == KeyBusy()
-    await bench.store.idempotency.release_idempotency_key("scope")
+    await bench.release("scope", created_id="FIRST", after=LAPSE)
     assert await bench.key("scope", created_id="NEW") == ClaimedKey("NEW", taken_over=False)
 
 

@@ -33,6 +33,13 @@ async def claim(
     )
 
 
+async def release(
+    idempotency: Idempotency, now: int, *, scope: str = "scope", created_id: str = "FIRST"
+) -> None:
+    """Release what `claim` claimed at `now`."""
+    await idempotency.release_idempotency_key(scope, created_id=created_id, lapses_at=now + LAPSE)
+
+
 async def test_a_new_key_is_claimed(idempotency: Idempotency, clock: FakeClock) -> None:
     assert await claim(idempotency, clock.now()) == ClaimedKey("FIRST", taken_over=False)
 
@@ -70,7 +77,7 @@ async def test_an_answer_stands_until_it_expires(idempotency: Idempotency, world
 
 async def test_a_released_key_is_free_again(idempotency: Idempotency, clock: FakeClock) -> None:
     await claim(idempotency, clock.now())
-    await idempotency.release_idempotency_key("scope")
+    await release(idempotency, clock.now())
     fresh = await claim(idempotency, clock.now(), body=b"other", created_id="NEW")
     assert fresh == ClaimedKey("NEW", taken_over=False)
 
@@ -78,9 +85,24 @@ async def test_a_released_key_is_free_again(idempotency: Idempotency, clock: Fak
 async def test_a_release_leaves_an_answer_alone(idempotency: Idempotency, world: World) -> None:
     await claim(idempotency, world.now)
     await world.submit(1, once=Once("scope"))
-    await idempotency.release_idempotency_key("scope")
-    await idempotency.release_idempotency_key("never claimed")
+    await release(idempotency, world.now)
+    await release(idempotency, world.now, scope="never claimed")
     assert await claim(idempotency, world.now) == Answer(201, b"{}")
+
+
+async def test_a_late_release_leaves_the_claims_of_others_alone(
+    idempotency: Idempotency, clock: FakeClock
+) -> None:
+    now = clock.now()
+    await claim(idempotency, now)
+    await claim(idempotency, now + LAPSE, created_id="SECOND")
+    await release(idempotency, now)
+    assert await claim(idempotency, now + LAPSE, created_id="THIRD") == KeyBusy()
+    await release(idempotency, now + LAPSE)
+    fresh = await claim(idempotency, now, created_id="FOURTH")
+    assert fresh == ClaimedKey("FOURTH", taken_over=False)
+    await release(idempotency, now)
+    assert await claim(idempotency, now) == KeyBusy()
 
 
 async def test_of_fifty_at_once_one_goes_on(idempotency: Idempotency, clock: FakeClock) -> None:

@@ -12,6 +12,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, Run, RunStatus
 from conveyor.ports.records import Answer
 from conveyor.service.once import KeyedRequest, OnceOnly, Ticket
+from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import KEY, Api, open_api
 
 REQUEST = KeyedRequest("scope", b"fingerprint")
@@ -164,6 +165,36 @@ async def test_a_slow_request_that_fails_leaves_the_claim_of_who_overtook_it(
         assert refused.value.code is ErrorCode.IDEMPOTENCY_KEY_CONFLICT
         leave.set()
 
+    assert len(make.tickets) == 1
+
+
+async def test_a_slow_request_does_not_free_the_claim_of_who_overtook_it_by_another_clock(
+    api: Api, once: OnceOnly
+) -> None:
+    ahead = FakeClock(start=api.clock.now() + 30_000, seed=1)
+    other = OnceOnly(api.binding.idempotency, ahead, claim=60, ttl=86_400)
+    make = Maker(api)
+    entered, leave = anyio.Event(), anyio.Event()
+
+    async def overtaking(ticket: Ticket) -> Answer:
+        entered.set()
+        await leave.wait()
+        return await make(ticket)
+
+    async def slow(_ticket: Ticket) -> Answer:
+        for clock in (api.clock, ahead):
+            clock.shift(40)
+        group.start_soon(other.answer, REQUEST, overtaking)
+        await entered.wait()
+        raise ConveyorError(ErrorCode.UNAVAILABLE, "away")
+
+    async with anyio.create_task_group() as group:
+        with pytest.raises(ConveyorError, match="away"):
+            await once.answer(REQUEST, slow)
+        leave.set()
+    given = await once.answer(REQUEST, make)
+
+    assert given.replayed
     assert len(make.tickets) == 1
 
 

@@ -273,7 +273,9 @@ async def test_what_only_an_api_asks_for_is_refused_in_words() -> None:
         await ports.jobs.close_job(CALLER, "JOB", now=START)
     assert refused.value.code is ErrorCode.UNAVAILABLE
     with pytest.raises(ConveyorError, match="not simulated"):
-        await UnsimulatedIdempotency().release_idempotency_key("scope")
+        await UnsimulatedIdempotency().release_idempotency_key(
+            "scope", created_id="ID", lapses_at=1
+        )
 
 
 async def test_an_ending_is_counted_once_and_work_in_vain_apart() -> None:

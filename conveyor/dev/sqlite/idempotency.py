@@ -59,12 +59,14 @@ class SqliteIdempotency:
 
         return await self._database.write(claim)
 
-    async def release_idempotency_key(self, scope: str) -> None:
-        """Free a claimed key that has no answer."""
+    async def release_idempotency_key(self, scope: str, *, created_id: str, lapses_at: int) -> None:
+        """Free a key that has no answer, under the very claim that was made of it."""
 
         def release(connection: sqlite3.Connection) -> None:
             connection.execute(
-                "DELETE FROM idempotency_keys WHERE scope = ? AND status IS NULL", (scope,)
+                "DELETE FROM idempotency_keys "
+                "WHERE scope = ? AND status IS NULL AND created_id = ? AND lapses_at = ?",
+                (scope, created_id, lapses_at),
             )
 
         await self._database.write(release)

@@ -60,11 +60,15 @@ class DynamoIdempotency:
                 return ClaimedKey(found["created_id"], taken_over=True)
         raise changed_too_often()
 
-    async def release_idempotency_key(self, scope: str) -> None:
-        """Free a claimed key that has no answer."""
+    async def release_idempotency_key(self, scope: str, *, created_id: str, lapses_at: int) -> None:
+        """Free a key that has no answer, under the very claim that was made of it."""
         try:
             await self._table.delete(
-                idempotency_key(scope), condition="attribute_not_exists(answer_status)"
+                idempotency_key(scope),
+                condition="attribute_not_exists(answer_status) "
+                "AND created_id = :created_id AND lapses_at = :lapses_at",
+                created_id=created_id,
+                lapses_at=lapses_at,
             )
         except AwsRefused as refused:
             if not refused.is_condition:

@@ -102,7 +102,7 @@ class UnsimulatedIdempotency:
         """Raises ConveyorError(unavailable)."""
         raise not_simulated("an idempotency key")
 
-    async def release_idempotency_key(self, scope: str) -> None:
+    async def release_idempotency_key(self, scope: str, *, created_id: str, lapses_at: int) -> None:
         """Raises ConveyorError(unavailable)."""
         raise not_simulated("an idempotency key")
 
