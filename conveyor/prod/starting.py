@@ -17,6 +17,7 @@ from conveyor.prod.dynamodb.fleet import Terms, agree, fingerprint, names_caller
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.s3.bucket import bucket_exists
+from conveyor.prod.s3.ownership import own
 from conveyor.prod.sqs.addresses import ABSENT
 from conveyor.prod.sqs.names import prefix
 from conveyor.prod.together import side_by_side
@@ -75,6 +76,7 @@ async def start(
 async def _bucket(aws: Aws, options: ProdOptions) -> None:
     if not await bucket_exists(aws, options.bucket):
         raise _absent(f"bucket {options.bucket}")
+    await own(aws, options.bucket, options.environment)
 
 
 async def _control_queue(aws: Aws, options: ProdOptions) -> None:

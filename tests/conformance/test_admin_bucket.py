@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from conveyor.clock import SystemClock
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.admin.bucket import BucketResource
 from conveyor.prod.admin.finding import MADE
 from conveyor.prod.admin.permissions import blobs_problem
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.s3.bucket import ensure_bucket
+from conveyor.prod.s3.ownership import OWNER_KEY, own
 from tests.conformance.emulators import REGION, address
 
 CLOCK = SystemClock()
@@ -31,7 +34,7 @@ def name() -> str:
 
 
 async def test_a_bucket_is_removed_with_all_that_is_in_it(aws: BotoAws, name: str) -> None:
-    bucket = BucketResource(aws, name, region=REGION)
+    bucket = BucketResource(aws, name, region=REGION, environment="one")
     assert await bucket.ensure() == MADE
     assert await bucket.problem() is None
     for number in range(3):
@@ -46,12 +49,43 @@ async def test_a_bucket_is_removed_with_all_that_is_in_it(aws: BotoAws, name: st
 
 
 async def test_every_call_of_a_role_is_tried_and_nothing_is_left(aws: BotoAws, name: str) -> None:
-    bucket = BucketResource(aws, name, region=REGION)
+    bucket = BucketResource(aws, name, region=REGION, environment="one")
     await bucket.ensure()
     assert await blobs_problem(aws, name, CLOCK) is None
     left = await aws.call("s3", "list_objects_v2", {"Bucket": name})
     uploads = await aws.call("s3", "list_multipart_uploads", {"Bucket": name})
 
-    assert "Contents" not in left
+    assert [entry["Key"] for entry in left["Contents"]] == [OWNER_KEY]
     assert not uploads.get("Uploads")
     await bucket.remove()
+
+
+async def test_a_bucket_of_another_environment_is_neither_used_nor_removed(
+    aws: BotoAws, name: str
+) -> None:
+    one = BucketResource(aws, name, region=REGION, environment="one")
+    other = BucketResource(aws, name, region=REGION, environment="other")
+    await one.ensure()
+    assert "environment one" in str(await other.problem())
+    for act in (other.ensure, other.remove):
+        with pytest.raises(ConveyorError, match="environment one") as caught:
+            await act()
+        assert caught.value.code is ErrorCode.CONFLICT
+    assert await one.problem() is None
+
+    await other.take()
+    assert await other.problem() is None
+    assert "environment other" in str(await one.problem())
+    assert await other.remove()
+
+
+async def test_a_bucket_that_was_there_is_owned_by_the_first_who_comes(
+    aws: BotoAws, name: str
+) -> None:
+    await ensure_bucket(aws, name, region=REGION)
+    one = BucketResource(aws, name, region=REGION, environment="one")
+    assert await one.problem() is None
+    assert await one.ensure() == ""
+    with pytest.raises(ConveyorError, match="environment one"):
+        await own(aws, name, "other")
+    await one.remove()

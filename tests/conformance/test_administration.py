@@ -20,7 +20,7 @@ from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.options import AwsOptions
 from conveyor.prod.dynamodb.fleet import agree
 from conveyor.prod.dynamodb.table import description
-from conveyor.prod.s3.bucket import bucket_exists
+from conveyor.prod.s3.bucket import bucket_exists, ensure_bucket
 from conveyor.prod.sqs.names import prefix
 from conveyor.prod.starting import start
 from conveyor.roles import admin
@@ -229,6 +229,24 @@ async def test_nothing_is_removed_while_a_worker_is_alive(
     assert wrong(await environment.check(0)) == []
 
     assert await admin.destroy(environment.settings, environment.said.append) == 0
+
+
+async def test_nothing_is_removed_where_the_bucket_is_another_fleets(
+    environment: Environment, aws: BotoAws
+) -> None:
+    await environment.init()
+    own, others = environment.settings, f"{environment.settings.bucket}-others"
+    await ensure_bucket(aws, others, region=own.region)
+    environment.settings = replace(own, bucket=others)
+    async with await open_administration(environment.settings, CLOCK) as opened:
+        with pytest.raises(ConveyorError, match="are in bucket") as caught:
+            [line async for line in opened.destroy()]
+    assert caught.value.code is ErrorCode.CONFLICT
+    assert await bucket_exists(aws, others)
+    environment.settings = own
+    environment.take()
+    assert wrong(await environment.check(0)) == []
+    await aws.call("s3", "delete_bucket", {"Bucket": others})
 
 
 async def test_what_is_absent_is_removed_without_a_look(environment: Environment) -> None:

@@ -80,7 +80,9 @@ class Administration:
         self._queues = QueuesResource(
             aws, clock, environment=options.environment, max_receives=options.max_receives
         )
-        self._blobs = BucketResource(aws, options.bucket, region=options.aws.region)
+        self._blobs = BucketResource(
+            aws, options.bucket, region=options.aws.region, environment=options.environment
+        )
         self._terms = terms(options)
         self._fleet = f"terms of the fleet: permits in {options.ledger}, bodies in {options.bucket}"
 
@@ -169,10 +171,26 @@ class Administration:
             )
 
     async def destroy(self) -> AsyncIterator[str]:
-        """Remove everything of the environment; a line for each thing. Raises ConveyorError."""
+        """Remove everything of the environment; a line for each thing. Raises ConveyorError:
+        (conflict) before anything went, where the bucket of the options is not the fleet's."""
+        await self._check_bucket()
         for resource in reversed(self._resources()):
             removed = await _plainly(resource.remove())
             yield f"{'removed' if removed else 'absent '} {resource.what}"
+
+    async def _check_bucket(self) -> None:
+        try:
+            item = await fleet_item(self._table)
+        except AwsRefused as refused:
+            if refused.word != ABSENT:
+                raise ConveyorError(ErrorCode.UNAVAILABLE, told(refused)) from None
+            item = None
+        bucket = None if item is None else item.get("bucket_name")
+        if bucket not in (None, self._options.bucket):
+            raise ConveyorError(
+                ErrorCode.CONFLICT,
+                f"the bodies of the fleet are in bucket {bucket}, not in {self._options.bucket}",
+            )
 
     async def move_ledger(self, kind: str, say: Say) -> bool:
         """Let the fleet keep its permits elsewhere, after a minute without a word of a worker,
@@ -183,7 +201,9 @@ class Administration:
     async def rebind(self, say: Say) -> bool:
         """Let the fleet have the bucket, and the secret if there is one, of these options, as
         `move_ledger` does its ledger."""
-        return await _plainly(rebind(self._table, self._terms, watching=_watching(say, WATCH)))
+        changed = await _plainly(rebind(self._table, self._terms, watching=_watching(say, WATCH)))
+        await _plainly(self._blobs.take())
+        return changed
 
     def _resources(self) -> tuple[Resource, ...]:
         return self._rows, self._queues, self._blobs
