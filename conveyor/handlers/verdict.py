@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from conveyor.domain.backoff import retry_delay
-from conveyor.domain.model import Event, EventKind, Job, Problem, Task, TaskFailure
+from conveyor.domain.model import Event, EventKind, Job, Problem, Spend, Task, TaskFailure
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import ScrapeFailed
 from conveyor.ports.tasks import Failed, Retry
+
+RECORDED = 32
+"""Receives of a task whose refusals for load are written to its history: one that lasts for a day
+would make its row outgrow every store."""
 
 
 class Backoff:
@@ -26,7 +30,9 @@ class Backoff:
         """What a scrape that gave no body means for its task.
 
         An attempt that counts is the last one when the job allows no more. One that does not count
-        (a gateway's 429) is bounded by a deadline instead, reckoned from the task's creation.
+        (a gateway's 429) is bounded by a deadline instead, reckoned from the task's creation. There
+        may be hundreds of these until then: those of later receives are not written down, unless
+        they cost something.
         """
         now = self._clock.now()
         final = Failed(event, failure.problem, failure.failure)
@@ -41,7 +47,8 @@ class Backoff:
                 return Failed(event, failure.problem, TaskFailure.RATE_LIMITED)
             step = receives
         delay = self._delay(failure, step)
-        return Retry(event, now + int(delay * 1000), failure.burns_attempt)
+        recorded = failure.burns_attempt or receives <= RECORDED or event.spend != Spend()
+        return Retry(event, now + int(delay * 1000), failure.burns_attempt, recorded)
 
     def pause(self, failure: ScrapeFailed, task: Task, call: int) -> float | None:
         """Seconds to wait after so many calls that were refused for load; None past the

@@ -60,11 +60,13 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """Back to pending until `not_before`; `burns_attempt` tells whether a try was used up."""
+    """Back to pending until `not_before`; `burns_attempt` tells whether a try was used up, and
+    `recorded` whether the event stays in the history. One that does not has cost nothing."""
 
     event: Event
     not_before: int
     burns_attempt: bool = True
+    recorded: bool = True
 
 
 class Undone(msgspec.Struct, frozen=True):

@@ -10,12 +10,13 @@ from conveyor.domain.model import (
     Job,
     JobStatus,
     Problem,
+    Spend,
     Task,
     TaskFailure,
     TaskSpec,
     TaskStatus,
 )
-from conveyor.handlers.verdict import Backoff, attempt_event
+from conveyor.handlers.verdict import RECORDED, Backoff, attempt_event
 from conveyor.ports.gateway import ScrapeFailed
 from conveyor.ports.tasks import Failed, Retry
 from conveyor.testing.clock import FakeClock
@@ -105,7 +106,32 @@ async def test_a_throttled_call_burns_no_attempt_until_its_deadline() -> None:
     early = verdict()
     assert isinstance(early, Retry)
     assert not early.burns_attempt
+    assert early.recorded
     await clock.advance(60)
     late = verdict()
     assert isinstance(late, Failed)
     assert late.failure is TaskFailure.RATE_LIMITED
+
+
+@pytest.mark.parametrize(
+    ("receives", "spend", "burns", "recorded"),
+    [
+        (RECORDED, Spend(), False, True),
+        (RECORDED + 1, Spend(), False, False),
+        (RECORDED + 1, Spend(1, 0.5), False, True),
+        (RECORDED + 1, Spend(), True, True),
+    ],
+)
+def test_of_refusals_for_load_the_first_are_written_down_and_all_that_cost_something(
+    receives: int, spend: Spend, burns: bool, recorded: bool
+) -> None:
+    clock = FakeClock()
+    failure = ScrapeFailed(
+        PROBLEM, TaskFailure.OTHER, retryable=True, burns_attempt=burns, spend=spend
+    )
+    now = clock.now()
+    event = Event(kind=EventKind.ATTEMPT, attempt=1, started_at=now, ended_at=now, spend=spend)
+    rules = Backoff(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+    verdict = rules.judge(failure, make_task(clock), make_job(), event=event, receives=receives)
+    assert isinstance(verdict, Retry)
+    assert verdict.recorded is recorded

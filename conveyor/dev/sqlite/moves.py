@@ -38,6 +38,7 @@ from conveyor.ports.tasks import (
     Failed,
     Finished,
     Held,
+    Retry,
     Settled,
     Settlement,
     Succeeded,
@@ -319,7 +320,8 @@ def _settle(move: SettleMove, run: LiveRun, row: _Held | None, writes: _Writes) 
         else:
             attempts, not_before = attempts + settlement.burns_attempt, settlement.not_before
             run.spend(event.spend, now)
-        writes.records.append((key, to_json(event), result, error, failure))
+        if not isinstance(settlement, Retry) or settlement.recorded:
+            writes.records.append((key, to_json(event), result, error, failure))
     writes.releases.append(key)
     writes.update(row, state, now, attempts, row.interruptions, not_before)
     return Settled(applied=True, run_status=run.status)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Self
+
 import anyio
 
 from conveyor.domain.errors import ConveyorError
@@ -34,30 +36,22 @@ async def settle_row(
 
     Not cancelled on its way: a row that has moved has to be counted. A table that is away is waited
     for, `patience` seconds: the condition on the claim's number makes that safe however late it is.
+    A row that would outgrow what an item may have loses its history so far: it must come to an end.
     Raises ConveyorError(unavailable), after which the row may have moved all the same, as it may
     after a cancellation between two tries.
     """
     deadline = table.clock.monotonic() + patience
     token = table.clock.new_id()
-    more, values = _moves(settlement, token)
-    update = f"SET {', '.join([*_SETS, *more])} REMOVE #holder"
-    used = f"{update} #status"
+    begins_anew = False
     while True:
+        move = _Move.of(settlement, token, begins_anew=begins_anew)
         try:
             with anyio.CancelScope(shield=True):
-                await table.update(
-                    key,
-                    update,
-                    condition="#status = :processing AND claim_number = :number",
-                    names={f"#{name}": name for name in _NAMES if f"#{name}" in used},
-                    processing=str(TaskStatus.PROCESSING),
-                    number=claim_number,
-                    zero=0,
-                    now=now,
-                    token=token,
-                    **values,
-                )
+                await move.write(table, key, claim_number, now=now)
         except AwsRefused as refused:
+            if _outgrows(refused) and not begins_anew:
+                begins_anew = True
+                continue
             if not refused.is_condition:
                 raise
             found = met(refused)
@@ -86,12 +80,50 @@ def delta_of(settlement: Settlement, *, now: int) -> Delta | None:
             return None
 
 
-def _moves(settlement: Settlement, token: str) -> tuple[list[str], dict[str, Plain]]:
+def _outgrows(refused: AwsRefused) -> bool:
+    return refused.word == "ValidationException" and "size" in refused.message
+
+
+class _Move(NamedTuple):
     """What is set beside what every settlement sets, and with which values."""
-    if isinstance(settlement, Undone):
-        return [], {"status": str(TaskStatus.PENDING)}
-    sets = ["#events = list_append(#events, :event)", "attempts = attempts + :burnt"]
-    values: dict[str, Plain] = {"event": [event_text(settlement.event, token)], "burnt": 1}
+
+    sets: list[str]
+    values: dict[str, Plain]
+    token: str
+
+    @classmethod
+    def of(cls, settlement: Settlement, token: str, *, begins_anew: bool) -> Self:
+        """The move of a settlement; `begins_anew`: with a history of its event alone."""
+        if isinstance(settlement, Undone):
+            return cls([], {"status": str(TaskStatus.PENDING)}, token)
+        sets, values = _ends(settlement)
+        if not isinstance(settlement, Retry) or settlement.recorded:
+            history = ":event" if begins_anew else "list_append(#events, :event)"
+            sets.append(f"#events = {history}")
+            values["event"] = [event_text(settlement.event, token)]
+        return cls(sets, values, token)
+
+    async def write(self, table: Table, key: Key, claim_number: int, *, now: int) -> None:
+        """Make it, under the claim's number. Raises AwsRefused where that is another."""
+        update = f"SET {', '.join([*_SETS, *self.sets])} REMOVE #holder"
+        used = f"{update} #status"
+        await table.update(
+            key,
+            update,
+            condition="#status = :processing AND claim_number = :number",
+            names={f"#{name}": name for name in _NAMES if f"#{name}" in used},
+            processing=str(TaskStatus.PROCESSING),
+            number=claim_number,
+            zero=0,
+            now=now,
+            token=self.token,
+            **self.values,
+        )
+
+
+def _ends(settlement: Succeeded | Failed | Retry) -> tuple[list[str], dict[str, Plain]]:
+    sets = ["attempts = attempts + :burnt"]
+    values: dict[str, Plain] = {"burnt": 1}
     match settlement:
         case Succeeded():
             status = TaskStatus.SUCCESSFUL

@@ -33,6 +33,7 @@ from conveyor.ports.tasks import (
     Failed,
     Finished,
     Held,
+    Retry,
     Settled,
     Settlement,
     Succeeded,
@@ -288,7 +289,8 @@ class RunRows:
         if isinstance(settlement, Undone):
             return Settled(applied=True, run_status=self.status)
         event = settlement.event
-        row.events.append(event)
+        if not isinstance(settlement, Retry) or settlement.recorded:
+            row.events.append(event)
         row.result = row.error = row.failure = None
         self.credits += event.spend.credits
         self.cost += event.spend.cost
