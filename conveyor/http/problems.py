@@ -13,7 +13,7 @@ INSTANCE_PREFIX = "urn:conveyor:request:"
 
 PROBLEMS: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.INVALID_ARGUMENT: (400, "The request is not valid"),
-    ErrorCode.UNAUTHENTICATED: (401, "No API key"),
+    ErrorCode.UNAUTHENTICATED: (401, "No valid API key"),
     ErrorCode.SUBSCRIPTION_INACTIVE: (401, "The subscription is not active"),
     ErrorCode.PAYMENT_REQUIRED: (402, "The account is out of credits"),
     ErrorCode.API_KEY_CAP_REACHED: (402, "The API key has reached its cap"),

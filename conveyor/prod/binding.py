@@ -31,7 +31,7 @@ from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.signals import NoSignals
 from conveyor.prod.sqs.queues import SqsQueues
-from conveyor.prod.starting import start, things
+from conveyor.prod.starting import look_at_redis, start, things
 from conveyor.prod.stepfunctions.callbacks import StepFunctionsCallbacks
 
 SERVICES = ("dynamodb", "sqs", "s3", "stepfunctions")
@@ -78,7 +78,7 @@ async def open_binding(
             aws, table=options.table, clock=clock, worker=clock.new_id(), patience=PATIENCE
         )
         stack.push_async_callback(store.aclose)
-        server = _open_redis(options, clock, stack)
+        server = await _open_redis(options, clock, stack, works=works)
         ports = Binding(
             jobs=store.jobs,
             runs=store.runs,
@@ -113,11 +113,14 @@ async def _open_boto(options: ProdOptions, clock: Clock) -> BotoAws:
     return await open_aws(options.aws, clock, *SERVICES, *kms)
 
 
-def _open_redis(options: ProdOptions, clock: Clock, stack: AsyncExitStack) -> RedisServer | None:
+async def _open_redis(
+    options: ProdOptions, clock: Clock, stack: AsyncExitStack, *, works: bool
+) -> RedisServer | None:
     if not options.redis_url:
         return None
     server = RedisServer(options.redis_url, clock)
     stack.push_async_callback(server.aclose)
+    await look_at_redis(server, options, works=works)
     return server
 
 

@@ -16,6 +16,7 @@ from conveyor.prod.aws.refusals import NotDeployed
 from conveyor.prod.dynamodb.fleet import Terms, agree, fingerprint, names_callers_anew
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.options import ProdOptions
+from conveyor.prod.redis.server import RedisServer
 from conveyor.prod.s3.bucket import bucket_exists
 from conveyor.prod.s3.ownership import own
 from conveyor.prod.sqs.addresses import ABSENT
@@ -25,6 +26,7 @@ from conveyor.prod.together import side_by_side
 T = TypeVar("T")
 
 _log = logging.getLogger("conveyor.roles")
+_permits_log = logging.getLogger("conveyor.permits")
 
 
 def things(options: ProdOptions) -> dict[str, str]:
@@ -71,6 +73,20 @@ async def start(
 
     await side_by_side(look, (_bucket, _control_queue))
     return beat
+
+
+async def look_at_redis(server: RedisServer, options: ProdOptions, *, works: bool) -> None:
+    """Say what cannot be done where Redis does not answer. It may come later: nothing is raised."""
+    if works and options.ledger == "redis":
+        without = "permits cannot be taken until it does"
+    elif not works and options.rate_limit:
+        without = "the rate of requests is not limited until it does"
+    else:
+        return
+    try:
+        await server.look()
+    except ConveyorError as error:
+        _permits_log.warning("%s (%s): %s", error.detail, server.place, without)
 
 
 async def _bucket(aws: Aws, options: ProdOptions) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Protocol
 
@@ -94,6 +94,7 @@ async def serve(
 ) -> None:
     """Open the production binding, serve or work until `stop`, then end everything in order.
 
+    A `stop` while it opens ends that; where it cannot be ended within the grace, the process ends.
     A gateway that is handed in replaces the one that the settings name, and stays the caller's.
     Raises ConveyorError for an address that cannot be bound, and whatever opening raises.
     """
@@ -104,7 +105,14 @@ async def serve(
         bound(settings.host, settings.port) if serves else nullcontext() as listener,
     ):
         origin = "" if listener is None else _origin(settings.host, listener)
-        runtime = await opened(settings, clock, origin=origin, gateway=gateway)
+
+        async def opening() -> RoleRuntime:
+            return await opened(settings, clock, origin=origin, gateway=gateway)
+
+        grace = settings.shutdown_grace
+        runtime = await _unless_stopped(opening, stop, clock=clock, grace=grace)
+        if runtime is None:
+            return
         info = RoleInfo(
             role=settings.role,
             pid=os.getpid(),
@@ -121,11 +129,46 @@ async def serve(
             stack.push_async_callback(_closed, runtime)
             await stack.enter_async_context(_probes(runtime, beside))
             stack.callback(UVICORN_LOG.setLevel, logging.NOTSET)
-            grace = settings.shutdown_grace
             if listener is not None:
                 await _answer(runtime, listener, stop, ready, clock=clock, grace=grace)
             else:
                 await _work(runtime, stop, ready, clock=clock, grace=grace)
+
+
+async def _unless_stopped(
+    opening: Callable[[], Awaitable[RoleRuntime]],
+    stop: anyio.Event,
+    *,
+    clock: Clock,
+    grace: float,
+) -> RoleRuntime | None:
+    """The role once it is open; None where `stop` came first, and nothing is open then."""
+    found: list[RoleRuntime] = []
+    failures: list[Exception] = []
+    scope = anyio.CancelScope()
+
+    async def give_up() -> None:
+        await stop.wait()
+        scope.cancel()
+        await clock.sleep(grace)
+        # A call of AWS runs in a thread that cannot be ended, and may wait longer than the grace.
+        # Nothing has been taken on yet that would have to be given back.
+        os._exit(0)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(give_up)
+        try:
+            with scope:
+                found.append(await opening())
+        except Exception as error:
+            # Kept, so that it is raised as it was and in no group.
+            failures.append(error)
+        if found and stop.is_set():
+            await _closed(found.pop())
+        group.cancel_scope.cancel()
+    if failures and not stop.is_set():
+        raise failures[0]
+    return found[0] if found else None
 
 
 def _origin(host: str, listener: socket.socket) -> str:

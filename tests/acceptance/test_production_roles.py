@@ -195,6 +195,27 @@ def test_who_is_none_of_the_fleet_does_not_start(
     assert last.startswith(f"conveyor: {told}")
 
 
+def test_an_api_whose_rates_redis_cannot_limit_starts_and_says_so(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    changed = {
+        "CONVEYOR_RATE_LIMIT": "5",
+        "CONVEYOR_REDIS_URL": "redis://:a-word-to-hide@127.0.0.1:1/0",
+    }
+    api = RoleProcess("api", tmp_path / "api.log", {**fleet.environment, **changed})
+    api.start()
+    try:
+        api.ready()
+        assert api.end() == 0
+    finally:
+        api.kill()
+
+    said = api.log.read_text()
+    [line] = [line for line in said.splitlines() if "conveyor.permits" in line]
+    assert "(127.0.0.1:1): the rate of requests is not limited until it does" in line
+    assert "a-word-to-hide" not in said
+
+
 def test_a_fleet_that_is_removed_beneath_its_processes_says_so(tmp_path: Path) -> None:
     with Fleet(
         replace(services(), redis=""),

@@ -222,6 +222,20 @@ async def test_bucket_and_secrets_are_changed_while_no_worker_speaks(
         await agree_on_ledger(table, "redis")
 
 
+async def test_nothing_is_changed_where_there_is_no_table(clock: FakeClock) -> None:
+    absent = permits_table(clock)
+    absent.name = "conveyor-none"
+    changes = (
+        partial(change_ledger, absent, "redis"),
+        partial(rebind, absent, Terms(ledger="redis", bucket="moved")),
+    )
+    for change in changes:
+        with pytest.raises(ConveyorError) as caught:
+            await change()
+        told = "there is no table conveyor-none (conveyor admin init makes it)"
+        assert (caught.value.code, caught.value.detail) == (ErrorCode.UNAVAILABLE, told)
+
+
 @pytest.mark.parametrize("beats", [True, False])
 async def test_a_worker_that_speaks_is_noticed(table: Table, clock: FakeClock, beats: bool) -> None:
     assert await nobody_works(table, watch=BEAT)

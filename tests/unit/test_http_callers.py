@@ -48,6 +48,13 @@ async def test_a_key_that_no_header_should_hold_is_refused(api: Api) -> None:
         problem_of(response, status=401, code="unauthenticated")
 
 
+async def test_the_title_fits_a_missing_key_and_a_wrong_one(api: Api) -> None:
+    missing = await api.bare.get("/v1/jobs")
+    wrong = await api.bare.get("/v1/jobs", headers=[("X-API-Key", "two words")])
+
+    assert missing.json()["title"] == wrong.json()["title"] == "No valid API key"
+
+
 async def test_two_keys_are_none(api: Api) -> None:
     response = await api.bare.get(
         "/v1/jobs", headers=[("X-API-Key", "key-of-alice"), ("X-API-Key", "key-of-bob")]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.sealing import derive_key
 from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.aws.refusals import ABSENT
 from conveyor.prod.dynamodb.items import Item, Table, met
 from conveyor.prod.dynamodb.keys import FLEET
 from conveyor.prod.dynamodb.table import ROW_SHAPE
@@ -158,8 +159,8 @@ async def change_ledger(
     """Let the fleet keep its permits elsewhere, after `WATCH` seconds in which no worker spoke;
     False where it does already. `watching` is called where it is to be waited for.
 
-    Raises ConveyorError(conflict) where a worker is alive. One that was stopped for all that time
-    and comes back is turned away by its next `agree`.
+    Raises ConveyorError: (conflict) where a worker is alive, (unavailable) where there is no table.
+    A worker that was stopped for all that time and comes back is turned away by its next `agree`.
     """
     _check(kind)
     return await _change(table, {"ledger": kind}, watching)
@@ -177,7 +178,7 @@ async def rebind(
 
 
 async def _change(table: Table, wanted: dict[str, Plain], watching: Callable[[], None]) -> bool:
-    before = await table.get(FLEET)
+    before = await _before_change(table)
     if before is not None and wanted.items() <= before.items():
         return False
     beats = 0 if before is None else before.get("beats", 0)
@@ -202,6 +203,16 @@ async def _change(table: Table, wanted: dict[str, Plain], watching: Callable[[],
             ErrorCode.CONFLICT, "a worker is alive: stop all workers, then change the fleet's terms"
         ) from None
     return True
+
+
+async def _before_change(table: Table) -> Item | None:
+    try:
+        return await table.get(FLEET)
+    except AwsRefused as refused:
+        if refused.word != ABSENT["dynamodb"]:
+            raise
+        text = f"there is no table {table.name} (conveyor admin init makes it)"
+        raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None
 
 
 def _check(kind: str) -> None:

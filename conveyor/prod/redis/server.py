@@ -8,7 +8,7 @@ moment by those that can do without it (`resting`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -39,7 +39,8 @@ class Script:
 
 
 class RedisServer:
-    """A pool of connections. Its address, which may hold a password, is never shown.
+    """A pool of connections. Its address, which may hold a password, is never shown; its `place`,
+    which is host and port or the path of a socket, may be.
 
     `timeout` in seconds bounds every call. Belongs to one event loop.
     """
@@ -67,6 +68,7 @@ class RedisServer:
             raise ConveyorError(
                 ErrorCode.INVALID_ARGUMENT, "the address of redis must be a redis(s):// URL"
             ) from None
+        self.place = _place(self._pool.connection_kwargs)
         self._redis = Redis(connection_pool=self._pool)
         self._command: Callable[..., Awaitable[Any]] = self._redis.execute_command
 
@@ -91,6 +93,10 @@ class RedisServer:
         """Keep a value for a while. Raises ConveyorError(unavailable), within the timeout."""
         await self._within(self._command("SET", key, value, "EX", seconds))
 
+    async def look(self) -> None:
+        """Raise ConveyorError(unavailable), within the timeout, where it does not answer."""
+        await self._within(self._command("PING"))
+
     async def aclose(self) -> None:
         """Close all connections."""
         await self._redis.aclose()
@@ -114,6 +120,12 @@ class RedisServer:
             raise ConveyorError(
                 ErrorCode.UNAVAILABLE, f"redis does not answer: {_kind(error)}", retry_after=1
             ) from None
+
+
+def _place(parts: Mapping[str, Any]) -> str:
+    if "path" in parts:
+        return str(parts["path"])
+    return f"{parts.get('host', 'localhost')}:{parts.get('port', 6379)}"
 
 
 def _kind(error: Exception) -> str:
