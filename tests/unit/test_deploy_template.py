@@ -23,6 +23,7 @@ from conveyor.settings import SETTINGS
 from conveyor.testing.clock import FakeClock
 
 TEMPLATE = Path(__file__).parents[2] / "scripts" / "deploy" / "template.yaml"
+README = TEMPLATE.parents[2] / "README.md"
 ENVIRONMENT = "${Environment}"
 CONTEXT = {"conveyor:environment": "env"}
 CALLBACKS = {"states:SendTaskFailure", "states:SendTaskHeartbeat", "states:SendTaskSuccess"}
@@ -105,6 +106,36 @@ def test_both_roles_are_told_the_same_settings_and_all_of_them_exist(
         names = {one["Name"] for one in (*plain, *secrets)}
         assert names <= known, names - known
     assert told[0] == told[1]
+
+
+def test_workers_can_have_another_image_first(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    """Workers are deployed before apis: an image of both alone would change both at once."""
+    image = {
+        resource: resources[resource]["Properties"]["ContainerDefinitions"][0]["Image"]
+        for resource in ("ApiTask", "WorkerTask")
+    }
+    assert image == {
+        "ApiTask": {"Fn::If": ["HasApiImage", {"Ref": "ApiImage"}, {"Ref": "Image"}]},
+        "WorkerTask": {"Ref": "Image"},
+    }
+    assert template["Parameters"]["ApiImage"]["Default"] == ""
+    assert template["Conditions"]["HasApiImage"] == {
+        "Fn::Not": [{"Fn::Equals": [{"Ref": "ApiImage"}, ""]}]
+    }
+
+
+def test_services_have_the_names_that_they_are_stopped_by(resources: dict[str, Any]) -> None:
+    readme = README.read_text()
+    cluster = resources["Cluster"]["Properties"]["ClusterName"]["Fn::Sub"]
+    assert f"--cluster {cluster.replace(ENVIRONMENT, 'production')} " in readme
+    for service in ("Api", "Worker"):
+        name = resources[f"{service}Service"]["Properties"]["ServiceName"]
+        assert f"--service {name} " in readme
+    scaled = resources["WorkerScaling"]["Properties"]
+    assert f"--scalable-dimension {scaled['ScalableDimension']}" in readme
+    assert "--resource-id service/conveyor-production/worker" in readme
 
 
 def test_no_right_reaches_beyond_the_environment(resources: dict[str, Any]) -> None:
