@@ -8,6 +8,7 @@ them, no test beside it is touched.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,13 @@ from conveyor.ports.work import UNFORESEEN
 from tests.conformance import emulators
 
 _MISSING = "missing_services"
+
+
+def pytest_configure() -> None:
+    """Heed SIGINT, also where a shell that ran this in the background had it ignored: the programs
+    that tests start and interrupt would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
