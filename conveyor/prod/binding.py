@@ -12,7 +12,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Permits
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import FindsJobs
-from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.refusals import DeployedAws
 from conveyor.prod.dynamodb.fleet import BEAT
@@ -34,7 +34,6 @@ from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.starting import look_at_redis, start, things
 from conveyor.prod.stepfunctions.callbacks import StepFunctionsCallbacks
 
-SERVICES = ("dynamodb", "sqs", "s3", "stepfunctions")
 PATIENCE = 60.0
 """Seconds for which what became of a task is kept at hand while DynamoDB is away."""
 
@@ -67,7 +66,7 @@ async def open_binding(
     queue; (conflict) where a worker's ledger, or anybody's bucket or secret, is not the fleet's.
     """
     async with AsyncExitStack() as stack:
-        boto = await _open_boto(options, clock)
+        boto = await open_aws(options.aws, clock, *options.services)
         stack.push_async_callback(boto.aclose)
         behind: Aws = boto if seam is None else seam(boto)
         aws = DeployedAws(behind, boto.stats, clock, things=things(options))
@@ -106,11 +105,6 @@ async def open_binding(
         rate_limit=_rate_limit(options, server),
         agree=agree,
     )
-
-
-async def _open_boto(options: ProdOptions, clock: Clock) -> BotoAws:
-    kms = ["kms"] if options.kms_key else []
-    return await open_aws(options.aws, clock, *SERVICES, *kms)
 
 
 async def _open_redis(

@@ -26,3 +26,8 @@ class ProdOptions:
     max_receives: int = 1_000
     rate_limit: float = 0.0
     rate_limit_burst: int = 20
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The services of AWS that are called."""
+        return ("dynamodb", "sqs", "s3", "stepfunctions", *(["kms"] if self.kms_key else []))

@@ -142,7 +142,10 @@ async def _unless_stopped(
     clock: Clock,
     grace: float,
 ) -> RoleRuntime | None:
-    """The role once it is open; None where `stop` came first, and nothing is open then."""
+    """The role once it is open; None where `stop` came first.
+
+    Nothing is open then, and why it could not be opened is nobody's question any more.
+    """
     found: list[RoleRuntime] = []
     failures: list[Exception] = []
     scope = anyio.CancelScope()

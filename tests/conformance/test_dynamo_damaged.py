@@ -43,6 +43,12 @@ async def damage(versions: Versions, key: Key, **changes: Any) -> None:
     await versions.table.put(key, left)
 
 
+def was_told(caplog: pytest.LogCaptureFixture, key: str) -> bool:
+    """Whether an error in the log names a row."""
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    return any(key in record.getMessage() for record in errors)
+
+
 async def look_at_everything(versions: Versions, now: int) -> set[str]:
     """Whatever looks for many things in the index, as workers, sweepers and callers do: none of it
     fails. The ids of runs and jobs that it told of."""
@@ -104,8 +110,7 @@ async def test_a_damaged_run_costs_itself_alone(
             assert "damaged" in caught.value.detail
     await world.succeed(other_run, 0)
     if "shape" not in changes:
-        told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-        assert any(f"Job#{job_id}" in line for line in told)
+        assert was_told(caplog, f"Job#{job_id}")
     assert SECRET not in caplog.text
 
 
@@ -168,8 +173,7 @@ async def test_a_damaged_task_costs_itself_alone(
         with pytest.raises(Damaged):
             await act
     await world.succeed(run_id, 1)
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert any(f"Job#{job_id} {keys.task_sort_key(run_id, first)}" in line for line in told)
+    assert was_told(caplog, f"Job#{job_id} {keys.task_sort_key(run_id, first)}")
     assert SECRET not in caplog.text
 
 
@@ -185,8 +189,7 @@ async def test_a_rerun_of_a_damaged_task_says_which_row_it_is(
     await damage(versions, keys.task_key(job_id, run_id, first, ONE_SHARD), **changes)
     with pytest.raises(Damaged):
         await world.rerun(job_id, TaskStatus.FAILED)
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert any(f"Job#{job_id} {keys.task_sort_key(run_id, first)}" in line for line in told)
+    assert was_told(caplog, f"Job#{job_id} {keys.task_sort_key(run_id, first)}")
 
 
 @pytest.mark.parametrize("shape", [None, 1, "x"])

@@ -66,6 +66,20 @@ class Maker:
         return ANSWER
 
 
+class HeldMaker(Maker):
+    """Work that has begun once it has `entered`, and goes on once it may `leave`."""
+
+    def __init__(self, api: Api) -> None:
+        super().__init__(api)
+        self.entered = anyio.Event()
+        self.leave = anyio.Event()
+
+    async def __call__(self, ticket: Ticket) -> Answer:
+        self.entered.set()
+        await self.leave.wait()
+        return await super().__call__(ticket)
+
+
 async def test_work_without_a_key_is_done_each_time(api: Api, once: OnceOnly) -> None:
     make = Maker(api)
 
@@ -143,18 +157,12 @@ async def test_a_slow_request_that_was_overtaken_gives_the_answer_of_the_other(
 async def test_a_slow_request_that_fails_leaves_the_claim_of_who_overtook_it(
     api: Api, once: OnceOnly
 ) -> None:
-    make = Maker(api)
-    entered, leave = anyio.Event(), anyio.Event()
-
-    async def overtaking(ticket: Ticket) -> Answer:
-        entered.set()
-        await leave.wait()
-        return await make(ticket)
+    make = HeldMaker(api)
 
     async def slow(_ticket: Ticket) -> Answer:
         api.clock.shift(61)
-        group.start_soon(once.answer, REQUEST, overtaking)
-        await entered.wait()
+        group.start_soon(once.answer, REQUEST, make)
+        await make.entered.wait()
         raise RuntimeError("too late")
 
     async with anyio.create_task_group() as group:
@@ -163,7 +171,7 @@ async def test_a_slow_request_that_fails_leaves_the_claim_of_who_overtook_it(
         with pytest.raises(ConveyorError) as refused:
             await once.answer(REQUEST, make)
         assert refused.value.code is ErrorCode.IDEMPOTENCY_KEY_CONFLICT
-        leave.set()
+        make.leave.set()
 
     assert len(make.tickets) == 1
 
@@ -173,25 +181,19 @@ async def test_a_slow_request_does_not_free_the_claim_of_who_overtook_it_by_anot
 ) -> None:
     ahead = FakeClock(start=api.clock.now() + 30_000, seed=1)
     other = OnceOnly(api.binding.idempotency, ahead, claim=60, ttl=86_400)
-    make = Maker(api)
-    entered, leave = anyio.Event(), anyio.Event()
-
-    async def overtaking(ticket: Ticket) -> Answer:
-        entered.set()
-        await leave.wait()
-        return await make(ticket)
+    make = HeldMaker(api)
 
     async def slow(_ticket: Ticket) -> Answer:
         for clock in (api.clock, ahead):
             clock.shift(40)
-        group.start_soon(other.answer, REQUEST, overtaking)
-        await entered.wait()
+        group.start_soon(other.answer, REQUEST, make)
+        await make.entered.wait()
         raise ConveyorError(ErrorCode.UNAVAILABLE, "away")
 
     async with anyio.create_task_group() as group:
         with pytest.raises(ConveyorError, match="away"):
             await once.answer(REQUEST, slow)
-        leave.set()
+        make.leave.set()
     given = await once.answer(REQUEST, make)
 
     assert given.replayed

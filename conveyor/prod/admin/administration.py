@@ -241,8 +241,8 @@ class Administration:
 
 async def open_administration(options: ProdOptions, clock: Clock) -> Administration:
     """The administration of one environment."""
-    services = ["dynamodb", "sqs", "s3", "stepfunctions", *(["kms"] if options.kms_key else [])]
-    return Administration(await open_aws(options.aws, clock, *services), options, clock)
+    aws = await open_aws(options.aws, clock, *options.services)
+    return Administration(aws, options, clock)
 
 
 def _watching(say: Say, seconds: float) -> Callable[[], None]:

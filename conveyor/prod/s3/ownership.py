@@ -45,4 +45,4 @@ async def take(aws: Aws, bucket: str, environment: str) -> None:
 
 def is_of(owner: str) -> str:
     """What is said of a bucket of another environment."""
-    return f"is that of environment {owner} (conveyor admin rebind takes it over)"
+    return f"is that of environment {owner} (of a copy, conveyor admin rebind makes one's own)"
