@@ -19,6 +19,7 @@ import msgspec
 from conveyor.roles.dev import ServerInfo
 from conveyor.settings import PREFIX
 from conveyor.testing.process import PROGRAM
+from tests.disk import files_below
 
 BOOT_SECONDS = 30.0
 END_SECONDS = 15.0
@@ -51,11 +52,7 @@ class Booted:
 
     def files(self) -> list[Path]:
         """The result bodies that are stored, and whatever was left beside them."""
-        found: list[Path] = []
-        # os.walk, unlike rglob, passes over a directory that is deleted while it is being read.
-        for directory, _, names in os.walk(self.data_dir / "blobs"):
-            found += [Path(directory, name) for name in names]
-        return found
+        return list(files_below(self.data_dir / "blobs"))
 
     def memory(self, which: str) -> int:
         """Bytes of memory, by a name of /proc/PID/status: VmRSS now, VmHWM at most so far."""

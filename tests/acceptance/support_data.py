@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from conveyor.testing.process import PROGRAM, ServerProcess
+from tests.disk import files_below
 
 
 def server(data_dir: Path, *flags: str, **settings: object) -> ServerProcess:
@@ -59,11 +60,7 @@ def row_counts(data_dir: Path) -> dict[str, int]:
 def body_files(data_dir: Path) -> list[Path]:
     """Every file of a body below a data directory."""
     temporaries = data_dir / "blobs" / "tmp"
-    return [
-        path
-        for path in (data_dir / "blobs").rglob("*")
-        if path.is_file() and temporaries not in path.parents
-    ]
+    return [path for path in files_below(data_dir / "blobs") if temporaries not in path.parents]
 
 
 def temporary_files(data_dir: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from tests.acceptance.support_bindings import metrics
 from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_wire import Wire, target
 from tests.conformance.state_machines import state_machine
+from tests.disk import files_below
 
 pytestmark = pytest.mark.server
 
@@ -79,5 +80,5 @@ def told(running: Fleet, outcome: str) -> int:
 
 
 def assert_no_log_holds(running: Fleet, token: str) -> None:
-    for path in running.directory.rglob("*.log"):
+    for path in files_below(running.directory, ".log"):
         assert token not in path.read_text()

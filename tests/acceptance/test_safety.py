@@ -20,6 +20,7 @@ from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_calls import Caller, Json, problem_of
 from tests.acceptance.support_site import Page, serving_site
 from tests.acceptance.support_wire import eventually, target
+from tests.disk import files_below
 
 SCRIPT = "<script>parent.location='http://evil.test'</script>"
 DOCUMENT = {"tasks": [{"url": "http://good.invalid/"}]}
@@ -337,8 +338,7 @@ def test_in_a_directory_that_others_may_enter_every_file_is_private(tmp_path: Pa
     (tmp_path / "data").mkdir(mode=0o755)
     with boot(tmp_path, "--gateway", "fake") as server, Caller(server.api) as caller:
         caller.scraped(target("kept"))
-        files = [path for path in server.data_dir.rglob("*") if path.is_file()]
-        modes = {path.name: mode(path) for path in files}
+        modes = {path.name: mode(path) for path in files_below(server.data_dir)}
     assert {"secret", "conveyor.db", "lock"} < set(modes)
     assert {bits & 0o077 for bits in modes.values()} == {0}, modes
 

@@ -20,6 +20,7 @@ from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_calls import Caller
 from tests.acceptance.support_raw import answers_to
 from tests.acceptance.support_wire import eventually, target
+from tests.disk import files_below
 
 KEY = "zr+live/k3y=with&odd%41~characters?#"
 HEADER_SECRET = "Bearer h34der+s3cret/for=the&target"
@@ -210,7 +211,7 @@ def test_no_answer_tells_the_key(session: tuple[Booted, bytes]) -> None:
 
 def test_no_stored_byte_and_no_file_name_tells_the_key(session: tuple[Booted, bytes]) -> None:
     server, _ = session
-    paths = [path for path in server.data_dir.rglob("*") if path.is_file()]
+    paths = list(files_below(server.data_dir))
     assert len(paths) > 8
     for path in paths:
         assert found(KEY, path.read_bytes()) == [], path.name

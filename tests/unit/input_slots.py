@@ -10,6 +10,7 @@ import httpx
 
 from conveyor.ports.blobs import input_key
 from conveyor.ports.inputs import JobInput
+from tests.disk import files_below
 from tests.unit.http_api import Api
 
 LIMIT = 4_096
@@ -60,4 +61,4 @@ async def noted(api: Api, slot: dict[str, Any]) -> JobInput:
 
 def files(api: Api) -> list[Path]:
     """Every file of a body, and whatever was left beside them."""
-    return [path for path in (api.directory / "blobs").rglob("*") if path.is_file()]
+    return list(files_below(api.directory / "blobs"))

@@ -16,6 +16,7 @@ from conveyor.domain.model import Run, Task
 from conveyor.ports.blobs import staged_prefix
 from conveyor.ports.queues import CONTROL_QUEUE
 from conveyor.service.submit import READ_HERE
+from tests.disk import files_below
 from tests.unit.http_api import Api
 
 DEADLINE = 60.0
@@ -40,8 +41,7 @@ async def post(api: Api, body: bytes, **headers: str) -> httpx.Response:
 
 def staged_files(api: Api) -> list[Path]:
     """Whatever is staged, or half written."""
-    blobs = api.directory / "blobs"
-    return [path for path in blobs.rglob("*") if path.is_file() and "results" not in path.parts]
+    return [path for path in files_below(api.directory / "blobs") if "results" not in path.parts]
 
 
 def staged_rows(api: Api, job: dict[str, Any]) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ from conveyor.http.openapi_operations import OPERATIONS
 from conveyor.http.problems import PROBLEMS
 from conveyor.service import export_shapes, input_shapes, shapes
 from conveyor.settings import PREFIX, SETTINGS, Settings, load
+from tests.disk import files_below
 from tests.unit.spec_document import ROOT, SPEC, name, names, once, section, table
 
 CLIENT_VARIABLES = {"CONVEYOR_URL"}
@@ -357,7 +358,7 @@ def _imports(path: Path) -> Iterator[str]:
 def test_every_room_stands_with_what_it_imports() -> None:
     told = {name(row[0]): set(names(row[2])) for row in table("Room", "Holds", "May import")}
     found: dict[str, set[str]] = {}
-    for path in (ROOT / "conveyor").rglob("*.py"):
+    for path in files_below(ROOT / "conveyor", ".py"):
         room = _room(path)
         if not room.startswith("__"):
             found.setdefault(room, set()).update(set(_imports(path)) - {room})

@@ -16,6 +16,7 @@ from zenrows.batch.models import (
 
 from conveyor.domain.sealing import KeySealer
 from conveyor.ports.queues import run_queue
+from tests.disk import files_below
 from tests.unit.http_api import KEY, Api, open_api, problem_of
 
 
@@ -98,7 +99,7 @@ async def test_the_key_is_sealed_for_the_worker_and_nowhere_in_the_clear(
 
     assert job is not None
     assert KeySealer([api.binding.root_secret]).unseal(job) == KEY
-    files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    files = list(files_below(tmp_path / "data"))
     assert files
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 

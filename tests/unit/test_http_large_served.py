@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from conveyor.testing.server import ConveyorServer, conveyor_server
+from tests.disk import files_below
 from tests.unit.large_api import children, large_body, tasks_of
 
 DEADLINE = 60.0
@@ -47,7 +48,7 @@ def send_whole(server: ConveyorServer, body: bytes, key: str) -> socket.socket:
 
 
 def blobs_of(data: Path, kind: str) -> list[Path]:
-    return [path for path in (data / "blobs" / kind).rglob("*") if path.is_file()]
+    return list(files_below(data / "blobs" / kind))
 
 
 def test_a_large_submit_and_its_rerun_come_to_their_end(tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.disk import files_below
+
 ROOT = Path(__file__).parents[2]
 MODULE_LINES = 400
 FUNCTION_LINES = 50
 MODULES = sorted(
     path
     for folder in ("conveyor", "bench", "tests", "scripts")
-    for path in (ROOT / folder).rglob("*.py")
+    for path in files_below(ROOT / folder, ".py")
 )
 
 

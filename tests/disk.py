@@ -1,0 +1,18 @@
+"""What lies below a directory of a server that goes on working."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def files_below(directory: Path, suffix: str = "") -> Iterator[Path]:
+    """Every file below a directory whose name ends so; one that is removed meanwhile is passed
+    over.
+
+    `Path.rglob` raises where a directory goes between being found and being read, which is what a
+    deletion, or the sweeper, does to directories of bodies.
+    """
+    for folder, _, names in os.walk(directory):
+        yield from (Path(folder, name) for name in names if name.endswith(suffix))
