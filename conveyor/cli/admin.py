@@ -172,14 +172,14 @@ def _run(task: Task) -> int:
     import anyio
 
     from conveyor.domain.errors import ConveyorError
-    from conveyor.roles.admin import log_to_stderr
+    from conveyor.roles.logs import start_logs
     from conveyor.roles.production_rules import check_place
     from conveyor.settings import from_environment
 
     try:
         settings = from_environment(production=True)
+        start_logs(settings)
         check_place(settings)
-        log_to_stderr(settings)
         return anyio.run(task, settings, click.echo)
     except ConveyorError as error:
         raise Failure(error.detail) from None

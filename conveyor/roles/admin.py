@@ -6,17 +6,11 @@ from collections.abc import Callable
 
 from conveyor.bootstrap.production import open_administration, open_dead_letters
 from conveyor.clock import SystemClock
-from conveyor.roles.logs import configure_logs
 from conveyor.settings import Settings
 
 Say = Callable[[str], None]
 FINE, WRONG = 0, 1
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
-
-
-def log_to_stderr(settings: Settings) -> None:
-    """Send log records where they do not mix with what is said."""
-    configure_logs(level=settings.log_level, form=settings.log_format)
 
 
 async def init(settings: Settings, say: Say) -> int:

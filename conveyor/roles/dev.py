@@ -13,7 +13,7 @@ import msgspec
 from conveyor.bootstrap import Runtime, open_dev
 from conveyor.clock import SystemClock
 from conveyor.ports.gateway import Gateway
-from conveyor.roles.logs import configure_logs
+from conveyor.roles.logs import start_logs
 from conveyor.roles.serving import UVICORN_LOG, HttpServer, bound, origin_of, own_process
 from conveyor.settings import Settings
 
@@ -37,7 +37,7 @@ def run(
 
     Raises ConveyorError where the server cannot start.
     """
-    configure_logs(level=settings.log_level, form=settings.log_format)
+    start_logs(settings)
 
     async def until(stop: anyio.Event) -> None:
         await serve(settings, on_ready=on_ready, stop=stop)

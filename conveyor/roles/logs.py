@@ -10,6 +10,10 @@ from typing import Any
 
 import msgspec
 
+from conveyor.settings import Settings, unknown_variables
+
+_log = logging.getLogger(__name__)
+
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
@@ -53,6 +57,14 @@ class _Told:
     at: float
     pause: float = FIRST_PAUSE
     left_out: int = 0
+
+
+def start_logs(settings: Settings) -> None:
+    """Log as the settings say; what of the environment sets nothing is told first."""
+    configure_logs(level=settings.log_level, form=settings.log_format)
+    unknown = unknown_variables()
+    if unknown:
+        _log.warning("no setting is called %s", ", ".join(unknown))
 
 
 def configure_logs(*, level: str, form: str) -> None:

@@ -22,7 +22,7 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
-from conveyor.roles.logs import configure_logs
+from conveyor.roles.logs import start_logs
 from conveyor.roles.production_rules import check_role, looseness
 from conveyor.roles.serving import (
     HTTP_GRACE,
@@ -71,8 +71,8 @@ def run(
     role with something put in.
     Raises InvalidSetting, and ConveyorError where the role cannot start.
     """
+    start_logs(settings)
     check_role(settings)
-    configure_logs(level=settings.log_level, form=settings.log_format)
     for line in looseness(settings):
         _log.warning(line)
 

@@ -24,7 +24,7 @@ from anyio.abc import TaskStatus
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.roles.dev import serve
-from conveyor.roles.logs import configure_logs
+from conveyor.roles.logs import start_logs
 from conveyor.roles.serving import COLLECT_AFTER
 from conveyor.settings import Settings
 
@@ -59,7 +59,7 @@ def run_once(settings: Settings, work: Work, *, data_dir: Path | None, beside: P
     either way no temporary directory is left.
     Raises ConveyorError where the server cannot start, and whatever the work raises.
     """
-    configure_logs(level=settings.log_level, form=settings.log_format)
+    start_logs(settings)
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 50)
     with _directory(data_dir, beside) as directory:

@@ -13,6 +13,7 @@ import pytest
 
 from conveyor.roles.site import pages
 from conveyor.testing.process import ServerProcess
+from tests.acceptance.support_boot import boot
 from tests.acceptance.support_cli import SERVER, dev, free_port, lines_until, said, wait_for
 
 pytestmark = pytest.mark.server
@@ -47,6 +48,13 @@ def test_a_signal_ends_the_server_in_one_line(tmp_path: Path, number: signal.Sig
             code, errors = server.wait(timeout=10)
     assert code == 0
     assert errors.splitlines() == ["stopping"]
+
+
+def test_a_misspelt_variable_is_told_once_and_without_its_value(tmp_path: Path) -> None:
+    with boot(tmp_path, "--gateway", "fake", permit_polcy="hunter2") as server:
+        written = server.output().decode()
+    assert written.count("CONVEYOR_PERMIT_POLCY (is CONVEYOR_PERMIT_POLICY meant?)") == 1
+    assert "hunter2" not in written
 
 
 def test_quiet_says_nothing_at_all(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from conveyor import settings
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.settings import SETTINGS, InvalidSetting, Settings, load
+from conveyor.settings import SETTINGS, InvalidSetting, Settings, load, unknown_variables
 
 
 def refusal(environment: dict[str, str], **overrides: Any) -> str:
@@ -212,3 +212,27 @@ def test_where_the_command_line_finds_its_server(
 def test_what_would_break_the_server_later_is_refused_by_name(variable: str, text: str) -> None:
     with pytest.raises(InvalidSetting, match=f"^invalid_argument: {variable} must be "):
         load({variable: text})
+
+
+def test_variables_that_set_nothing_are_named_with_what_is_probably_meant() -> None:
+    given = {
+        "CONVEYOR_PERMIT_POLCY": "off",
+        "CONVEYOR_SERVICE_HOST": "10.0.0.1",
+        "CONVEYORS": "x",
+        "PORT": "1",
+    }
+    assert unknown_variables(given) == [
+        "CONVEYOR_PERMIT_POLCY (is CONVEYOR_PERMIT_POLICY meant?)",
+        "CONVEYOR_SERVICE_HOST",
+    ]
+
+
+def test_no_variable_that_means_something_is_told_as_unknown() -> None:
+    given = [row.variable for row in SETTINGS]
+    given += [row.file_variable for row in SETTINGS if row.secret]
+    given += ["CONVEYOR_URL", "CONVEYOR_TEST_AWS"]
+    assert unknown_variables(dict.fromkeys(given, "x")) == []
+
+
+def test_a_file_is_known_for_secrets_alone() -> None:
+    assert unknown_variables({"CONVEYOR_PORT_FILE": "x"}) == ["CONVEYOR_PORT_FILE"]

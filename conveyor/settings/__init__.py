@@ -1,0 +1,27 @@
+"""What can be set, and how it is read from the environment."""
+
+from __future__ import annotations
+
+from conveyor.settings.environment import (
+    InvalidSetting,
+    client_environment,
+    from_environment,
+    load,
+    role_named,
+    unknown_variables,
+)
+from conveyor.settings.table import PREFIX, ROLES, SETTINGS, Setting, Settings
+
+__all__ = [
+    "PREFIX",
+    "ROLES",
+    "SETTINGS",
+    "InvalidSetting",
+    "Setting",
+    "Settings",
+    "client_environment",
+    "from_environment",
+    "load",
+    "role_named",
+    "unknown_variables",
+]

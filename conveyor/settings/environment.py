@@ -1,0 +1,144 @@
+"""Settings from the environment: the only module that reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.settings.table import PREFIX, SETTINGS, Setting, Settings
+
+MOST = 1_000_000_000_000
+"""No setting goes beyond this, whatever its unit."""
+CLIENT_VARIABLE = f"{PREFIX}URL"
+TESTS_PREFIX = f"{PREFIX}TEST_"
+
+
+class InvalidSetting(ConveyorError):
+    """A setting that cannot be used: which one, and what it takes."""
+
+    def __init__(self, variable: str, problem: str) -> None:
+        super().__init__(ErrorCode.INVALID_ARGUMENT, f"{variable} {problem}")
+
+
+def from_environment(*, production: bool = False, **overrides: Any) -> Settings:
+    """Settings from the process environment; an override that is not None wins."""
+    return load(os.environ, production=production, **overrides)
+
+
+def role_named() -> str:
+    """What CONVEYOR_ROLE says, unchecked."""
+    return os.environ.get("CONVEYOR_ROLE", "")
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """CONVEYOR_… variables that set nothing, each with the setting that is probably meant.
+
+    They are told, not refused: an orchestrator adds such variables for a service of that name.
+    """
+    given = os.environ if environment is None else environment
+    known = {setting.variable for setting in SETTINGS}
+    known |= {setting.file_variable for setting in SETTINGS if setting.secret}
+    return [
+        _with_likely(name, known)
+        for name in sorted(given)
+        if name.startswith(PREFIX)
+        and name not in known
+        and name != CLIENT_VARIABLE
+        and not name.startswith(TESTS_PREFIX)
+    ]
+
+
+def _with_likely(name: str, known: set[str]) -> str:
+    # Would cost every boot a few milliseconds if it were imported above.
+    from difflib import get_close_matches
+
+    # All begin alike, which would make all of them seem close.
+    endings = sorted(variable.removeprefix(PREFIX) for variable in known)
+    likely = get_close_matches(name.removeprefix(PREFIX), endings, n=1, cutoff=0.85)
+    return f"{name} (is {PREFIX}{likely[0]} meant?)" if likely else name
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEnvironment:
+    """What the command line takes from the environment: a server, and the key to show it."""
+
+    server: str
+    api_key: str
+
+
+def client_environment() -> ClientEnvironment:
+    """CONVEYOR_URL, else ZENROWS_BATCH_BASE_URL, else the default address of conveyor-dev;
+    ZENROWS_API_KEY, else `local`, which a development server takes as it takes any key."""
+    server = os.environ.get(CLIENT_VARIABLE) or os.environ.get("ZENROWS_BATCH_BASE_URL")
+    return ClientEnvironment(
+        server=server or f"http://{Settings().host}:{Settings().port}/v1",
+        api_key=os.environ.get("ZENROWS_API_KEY") or "local",
+    )
+
+
+def load(
+    environment: Mapping[str, str], /, *, production: bool = False, **overrides: Any
+) -> Settings:
+    """Settings from a mapping of CONVEYOR_… variables; `production`: with the defaults of its
+    roles. Raises InvalidSetting for the first bad one."""
+    kinds = {field.name: type(field.default) for field in fields(Settings)}
+    values: dict[str, Any] = {}
+    for setting in SETTINGS:
+        value = overrides.pop(setting.name, None)
+        if value is None:
+            text = _given(setting, environment)
+            if text is not None:
+                value = _parse(setting.variable, text, kinds[setting.name])
+            elif production:
+                value = setting.production
+        if value is None:
+            continue
+        problem = setting.check(value) or _out_of_reach(value)
+        if problem is not None:
+            raise InvalidSetting(setting.variable, problem)
+        values[setting.name] = value
+    if overrides:
+        raise TypeError(f"unknown settings: {', '.join(sorted(overrides))}")
+    return Settings(**values)
+
+
+def _given(setting: Setting, environment: Mapping[str, str]) -> str | None:
+    """The text of a setting, from a variable or from the file that one names."""
+    text = environment.get(setting.variable)
+    if text is None and setting.instead:
+        return environment.get(setting.instead)
+    # An empty variable is how a deployment says nothing: it is the default.
+    if not setting.secret or not environment.get(setting.file_variable):
+        return text
+    if text:
+        raise InvalidSetting(setting.file_variable, f"must not be set beside {setting.variable}")
+    try:
+        return Path(environment[setting.file_variable]).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        raise InvalidSetting(setting.file_variable, "must name a file that can be read") from None
+
+
+def _out_of_reach(value: object) -> str | None:
+    """Numbers that no setting can mean, and that clocks, files and the database cannot hold."""
+    if isinstance(value, int | float) and not -MOST <= value <= MOST:
+        return f"must be a number up to {MOST:,}"
+    return None
+
+
+def _parse(variable: str, text: str, kind: type) -> object:
+    if kind is bool:
+        lowered = text.strip().lower()
+        if lowered in ("1", "true", "yes", "on"):
+            return True
+        if lowered in ("0", "false", "no", "off", ""):
+            return False
+        raise InvalidSetting(variable, "must be true or false")
+    try:
+        return kind(text)
+    except ValueError:
+        noun = "a whole number" if kind is int else "a number"
+        raise InvalidSetting(variable, f"must be {noun}") from None
