@@ -98,4 +98,4 @@ def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service:
         lambda: store.rows_returned - results.rows_discarded,
     )
     telemetry.gauge("wal_bytes", "Size of the database's write-ahead log", store.wal_size)
-    telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lambda: worker.loop_lag)
+    telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lambda: worker.lag.seconds)

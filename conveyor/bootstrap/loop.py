@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from conveyor.domain.sealing import KeySealer
+from conveyor.engine.backlog import Backlog
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
 from conveyor.engine.picking import LeastInFlight, Picking
@@ -41,8 +42,9 @@ POLLING = Polling()
 _log = logging.getLogger("conveyor.engine")
 RENEWALS = 3
 """Heartbeats at least within one visibility timeout and within one permit lease."""
-BACKLOG_INTERVAL = 60.0
-"""Seconds between two lines of the log that say how much waits."""
+BACKLOG_INTERVAL = 45.0
+"""Seconds between two lines of the log that say how much waits. Not a minute, so that with jitter,
+and with the time that counting takes, there is a line in each minute."""
 
 
 def build_worker(
@@ -59,8 +61,8 @@ def build_worker(
     says_backlog: bool = False,
 ) -> Worker:
     """The loop over a binding: the same for every one of them. `picking` None: fewest in flight;
-    `jobs` None: templates come from the binding's own. `says_backlog`: the log is told now and then
-    how many messages wait, for whoever adds workers by it."""
+    `jobs` None: templates come from the binding's own. `says_backlog`: the log is told in each
+    minute how many messages wait, for whoever adds workers by it."""
     name = clock.new_id()
     lasting = min(settings.visibility_timeout, settings.permit_lease)
     heartbeat = min(settings.heartbeat, lasting / RENEWALS)
@@ -91,7 +93,7 @@ def build_worker(
     telemetry.gauge("queue_depth", "Messages waiting in this worker's queues", dispatcher.depth)
     tickers = _tickers(binding, settings, clock, telemetry)
     if says_backlog:
-        tickers.append(_backlog_teller(dispatcher, clock))
+        tickers.append(_backlog_teller(dispatcher, binding, clock))
     return Worker(dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers)
 
 
@@ -171,11 +173,9 @@ def _tickers(
     ]
 
 
-def _backlog_teller(dispatcher: Dispatcher, clock: Clock) -> Ticker:
-    async def say() -> None:
-        _log.info("backlog", extra={"tasks": int(dispatcher.depth())})
-
-    return Ticker(say, clock, interval=BACKLOG_INTERVAL, what="the backlog")
+def _backlog_teller(dispatcher: Dispatcher, binding: Binding, clock: Clock) -> Ticker:
+    tell = Backlog(dispatcher.lanes, binding.queues).tell
+    return Ticker(tell, clock, interval=BACKLOG_INTERVAL, what="counting the backlog")
 
 
 def build_policy(

@@ -59,8 +59,9 @@ class RoleRuntime:
     """An assembled role: either an `app` to serve, or a `worker` to run; and what goes beside it.
 
     `probes` is the application for /readyz and /metrics, `lag` is to be run where there is no
-    worker. `agree` says that this process works by the fleet's ledger of permits, to be called
-    every `agree_every` seconds; it raises ConveyorError(conflict) once that is no longer so.
+    worker. `agree` says that this process works by the fleet's terms, its ledger of permits, bucket
+    and secret, and is to be called every `agree_every` seconds; it raises ConveyorError(conflict)
+    once that is no longer so.
     """
 
     app: Any
@@ -86,8 +87,8 @@ async def open_role(
 
     A gateway that is handed in stays the caller's to close. `seam` puts something between the
     adapters and AWS, for tests.
-    Raises ConveyorError where AWS or Redis cannot be used, where the fleet keeps its permits
-    elsewhere, and for unusable API keys.
+    Raises ConveyorError where AWS or Redis cannot be used, where the fleet works by other terms,
+    and for unusable API keys.
     """
     api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
     with _extra():
@@ -163,7 +164,7 @@ def _worker(
         jobs=binding.jobs,
         says_backlog=True,
     )
-    _measure(telemetry, binding, lag=lambda: worker.loop_lag, discarded=lambda: 0)
+    _measure(telemetry, binding, lag=worker.lag, discarded=lambda: 0)
     return worker
 
 
@@ -181,7 +182,7 @@ def _app(
     _, older = root_secrets(settings)
     service = Service(binding.ports, service_options(settings, origin, older), clock)
     results = service.results
-    _measure(telemetry, binding, lag=lambda: lag.seconds, discarded=lambda: results.rows_discarded)
+    _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
     return create_app(
         service,
         registry=None,
@@ -239,7 +240,7 @@ def _measure(
     telemetry: Telemetry,
     binding: ProdBinding,
     *,
-    lag: Callable[[], float],
+    lag: LoopLag,
     discarded: Callable[[], int],
 ) -> None:
     reads, stats = binding.store, binding.stats
@@ -261,4 +262,4 @@ def _measure(
         ("operation",),
         lambda: (((operation,), units) for operation, units in stats.capacity.items()),
     )
-    telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lag)
+    telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lambda: lag.seconds)

@@ -101,6 +101,15 @@ class ConveyorError(Exception):
         self.retry_after = retry_after
 
 
+class CallInFlight(ConveyorError):
+    """A task of a run that has ended is still under a claim, so that it cannot be replayed yet."""
+
+    def __init__(self, run_id: str, task_id: str) -> None:
+        super().__init__(ErrorCode.RUN_NOT_TERMINAL, "the latest run still has calls under way")
+        self.run_id = run_id
+        self.task_id = task_id
+
+
 def not_found(what: str) -> ConveyorError:
     """The answer for what does not exist or belongs to another caller: the two look the same."""
     return ConveyorError(ErrorCode.NOT_FOUND, f"no such {what}")

@@ -60,9 +60,9 @@ def live_run_status(stats: RunStats, *, job_closed: bool, ingesting: bool = Fals
     """Where a live run stands, told by its counters.
 
     `job_closed` says that no task can come any more, `ingesting` that rows of the total are still
-    being written. Every writer that can be the last one (a
-    settled task, a close, a last batch) decides with this function on the counters that its own
-    write returned, so that two of them crossing never leave a run hanging.
+    being written. Every writer that can be the last one (a settled task, a close, a last batch)
+    decides with this function on the counters that its own write returned, so that two of them
+    crossing never leave a run hanging.
     """
     if ingesting or stats.completed < stats.total:
         return RunStatus.RUNNING

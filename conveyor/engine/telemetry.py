@@ -25,7 +25,7 @@ LABELLED_COUNTERS = {
 }
 
 LOOK = 0.25
-"""Seconds between looks at the loop's lag."""
+"""Seconds of a look at the loop's lag. A worker looks after permits and buffers as often."""
 Read = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
 """Reads the counts of one family, each by the values of its labels."""
 
@@ -110,15 +110,19 @@ class Telemetry(Collector):
 
 
 class LoopLag:
-    """How late the event loop is, where no worker measures it. `seconds` is the latest lag."""
+    """How late the event loop is. `seconds` is the latest lag."""
 
     def __init__(self, clock: Clock) -> None:
         self.seconds = 0.0
         self._clock = clock
 
+    async def look(self) -> None:
+        """Measure once, for LOOK seconds."""
+        before = self._clock.monotonic()
+        await self._clock.sleep(LOOK)
+        self.seconds = max(0.0, self._clock.monotonic() - before - LOOK)
+
     async def run(self) -> None:
         """Measure until cancelled."""
         while True:
-            before = self._clock.monotonic()
-            await self._clock.sleep(LOOK)
-            self.seconds = max(0.0, self._clock.monotonic() - before - LOOK)
+            await self.look()

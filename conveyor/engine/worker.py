@@ -8,15 +8,13 @@ import anyio
 
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.telemetry import LoopLag
 from conveyor.engine.ticker import Ticker
 from conveyor.ports.clock import Clock
 
-TICK = 0.25
-"""Seconds between looks after permits, buffers and the loop's lag."""
-
 
 class Worker:
-    """Runs one dispatcher until it is stopped. `loop_lag` is the latest lag seen, in seconds."""
+    """Runs one dispatcher until it is stopped, and measures the `lag` of its loop meanwhile."""
 
     def __init__(
         self,
@@ -32,7 +30,7 @@ class Worker:
         self._clock = clock
         self._heartbeat = heartbeat
         self._tickers = tickers
-        self.loop_lag = 0.0
+        self.lag = LoopLag(clock)
 
     async def run(self, *, grace: float) -> None:
         """Work until `stop`, then for at most `grace` seconds more."""
@@ -58,7 +56,5 @@ class Worker:
 
     async def _tick(self) -> None:
         while True:
-            before = self._clock.monotonic()
-            await self._clock.sleep(TICK)
-            self.loop_lag = max(0.0, self._clock.monotonic() - before - TICK)
+            await self.lag.look()
             self._dispatcher.tend()

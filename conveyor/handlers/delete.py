@@ -6,6 +6,7 @@ import logging
 from functools import partial
 
 from conveyor.domain.model import Run, RunStatus
+from conveyor.handlers.alone import alone
 from conveyor.handlers.pacing import BODIES_A_STEP, ROWS_A_STEP, Pace, Remove, bodies_below
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import LIFECYCLE_DAYS, export_prefix, run_prefix, staged_prefix
@@ -31,6 +32,7 @@ class DeleteHandler:
 
     def __init__(self, binding: Binding, clock: Clock, *, visibility: float) -> None:
         self._binding = binding
+        self._clock = clock
         self._pace = Pace(clock)
         self._visibility = visibility
         self._under_way: set[str] = set()
@@ -49,9 +51,11 @@ class DeleteHandler:
             _log.error("a delete message for a run that stands", extra={"run_id": run.run_id})
             return ACKNOWLEDGE
         if message.run_id in self._under_way:
-            return await self._later(message)
+            # That one ends what this one asks for; where it is lost, the sweeper sends another.
+            return ACKNOWLEDGE
         self._under_way.add(message.run_id)
         try:
+            await self._touch(message.run_id)
             await self._binding.queues.drop_run(message.run_id)
             if not await self._scrub(message):
                 return await self._later(message)
@@ -66,7 +70,12 @@ class DeleteHandler:
         return ACKNOWLEDGE
 
     async def renew(self) -> None:
-        """Nothing is held beside the message itself."""
+        """Tell that deletions in work are under way, so that no sweeper sends them again."""
+        for run_id in list(self._under_way):
+            await alone("touching a deletion", partial(self._touch, run_id))
+
+    async def _touch(self, run_id: str) -> None:
+        await self._binding.runs.touch_tombstone(run_id, now=self._clock.now())
 
     async def _run(self, message: DeleteMessage) -> Run | None:
         """The run, which should be a tombstone: nothing of it goes by a message's word alone."""

@@ -68,7 +68,9 @@ class ExportHandler:
         if message.export_id in self._active:
             return ACKNOWLEDGE
         if self._active:
-            # A fresh copy: standing back again and again wears no message out.
+            # Touched, so that no sweeper sends it, too. A fresh copy: standing back again and again
+            # wears no message out.
+            await self._exports.touch_export(message.export_id, now=self._clock.now())
             await self._binding.queues.send(CONTROL_QUEUE, message, delay=BUSY_PAUSE)
             return ACKNOWLEDGE
         with anyio.CancelScope() as scope:

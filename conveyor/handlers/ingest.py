@@ -13,19 +13,22 @@ from collections.abc import AsyncIterator, Sequence
 import anyio.lowlevel
 import msgspec
 
-from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import staged_key, staged_prefix
 from conveyor.ports.clock import Clock
 from conveyor.ports.ingestion import Ingesting, StagedRows
-from conveyor.ports.queues import DEAD_LETTER_QUEUE, Delivery, IngestMessage
+from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, Delivery, IngestMessage
 from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
 
 STRETCH = 250
 """Indexes whose rows are written in one step: a rerun copies so many, and a line of a staged chunk
 holds no more. Few, since whoever claims or settles a task meanwhile waits for the step."""
+
+HELD_PAUSE = 2.0
+"""Seconds until a copy that met a call under way in its source looks again."""
 
 _log = logging.getLogger("conveyor.handlers")
 _pairs = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
@@ -57,6 +60,10 @@ class IngestHandler:
         except IngestBroken as broken:
             await self._give_up(message, str(broken))
             return ACKNOWLEDGE
+        except CallInFlight:
+            # A fresh copy: waiting wears no message out, and takes no slot of the lane.
+            await self._binding.queues.send(CONTROL_QUEUE, message, delay=HELD_PAUSE)
+            return ACKNOWLEDGE
         if not whole:
             # It was stopped, failed or deleted, or another ingester was quicker.
             state = await self._ingestion.ingesting(message.run_id)
@@ -79,6 +86,7 @@ class IngestHandler:
         return await self._write_staged(state)
 
     async def _copy(self, state: Ingesting) -> bool:
+        unsent: list[tuple[int, str]] = []
         for first in range(_resumed(state.ingest), state.ingest.end, STRETCH):
             end = min(first + STRETCH, state.ingest.end)
             try:
@@ -91,7 +99,12 @@ class IngestHandler:
                 raise IngestBroken("the run to copy from is gone") from None
             if references is None:
                 return False
-            await self._announce(state, references)
+            unsent += references
+            if end > state.ingest.next_index:
+                await self._announce(state, unsent)
+                unsent = []
+        # Copied before, and most likely sent: not again each time that the next stretch is held.
+        await self._announce(state, unsent)
         return True
 
     async def _write_staged(self, state: Ingesting) -> bool:

@@ -26,11 +26,19 @@ class Pace:
 
     async def step(self, remove: Remove, size: int) -> bool:
         """Remove up to `size` things; whether there may be more, told after the rest."""
+        rest = await self.step_without_rest(remove, size)
+        if rest is None:
+            return False
+        await self._clock.sleep(rest)
+        return True
+
+    async def step_without_rest(self, remove: Remove, size: int) -> float | None:
+        """Remove up to `size` things; how many seconds are to be rested before the next step, None
+        where nothing is left."""
         began = self._clock.monotonic()
         if await remove(size) < size:
-            return False
-        await self._clock.sleep(self._rest * (self._clock.monotonic() - began))
-        return True
+            return None
+        return self._rest * (self._clock.monotonic() - began)
 
 
 def bodies_below(blobs: Blobs, prefix: str) -> Remove:

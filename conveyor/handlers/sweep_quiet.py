@@ -33,17 +33,30 @@ class QuietRuns:
         self._quiet_after = quiet_after
         self._recently = Recently(clock, seconds=quiet_after)
         self._onward: dict[tuple[str, str], int] = {}
+        self._reached = ""
 
-    async def look(self) -> None:
-        """Go on where the last sweep reached its bound; then look at every quiet run."""
+    async def look(self, *, until: float) -> None:
+        """Go on where the last sweep reached its bound; then look at every quiet run, by id.
+
+        Ends soon after the monotonic instant `until`, and the next look goes on behind the run that
+        was looked at last.
+        """
         for (job_id, run_id), after in list(self._onward.items()):
-            await alone("sweeping a quiet run", partial(self._send, job_id, run_id, after=after))
+            send = partial(self._send, job_id, run_id, after=after, until=until)
+            await alone("sweeping a quiet run", send)
+            if self._clock.monotonic() >= until:
+                break
         before = self._clock.now() - round(self._quiet_after * 1_000)
-        for run in await self._binding.sweeping.quiet_runs(before=before):
+        runs = await self._binding.sweeping.quiet_runs(before=before)
+        for run in sorted(runs, key=lambda run: (run.run_id <= self._reached, run.run_id)):
             if self._recently.first(run.run_id):
-                await alone("sweeping a quiet run", partial(self._set_right, run))
+                await alone("sweeping a quiet run", partial(self._set_right, run, until=until))
+                if self._clock.monotonic() >= until:
+                    self._reached = run.run_id
+                    return
+        self._reached = ""
 
-    async def _set_right(self, run: QuietRun) -> None:
+    async def _set_right(self, run: QuietRun, *, until: float) -> None:
         sweeping = self._binding.sweeping
         status = await sweeping.reconcile_run(run.run_id, now=self._clock.now())
         if status is None:
@@ -54,10 +67,10 @@ class QuietRuns:
             return
         due = await self._due(run.run_id, after=_BEFORE_ALL)
         if await self._binding.queues.count(run_queue(run.run_id)) < len(due):
-            await self._send(run.job_id, run.run_id, after=_BEFORE_ALL)
+            await self._send(run.job_id, run.run_id, after=_BEFORE_ALL, until=until)
 
-    async def _send(self, job_id: str, run_id: str, *, after: int) -> None:
-        """Send the references above `after`, up to the bound, and remember where it ended."""
+    async def _send(self, job_id: str, run_id: str, *, after: int, until: float) -> None:
+        """Send the references above `after`, up to a bound, and remember where it ended."""
         for _ in range(PIECES):
             due = await self._due(run_id, after=after)
             if due:
@@ -67,6 +80,8 @@ class QuietRuns:
                 self._onward.pop((job_id, run_id), None)
                 break
             self._onward[job_id, run_id] = after
+            if self._clock.monotonic() >= until:
+                break
         self._binding.signals.run_changed(run_id)
 
     async def _due(self, run_id: str, *, after: int) -> list[tuple[int, str]]:

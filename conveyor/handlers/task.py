@@ -13,6 +13,7 @@ from conveyor.domain.model import ResultBody, Task
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.sealing import UnsealError
 from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.handlers.keeping import Keeping
 from conveyor.handlers.templates import Template, Templates
 from conveyor.handlers.verdict import Backoff, attempt_event, internal_failure, unreadable_key
 from conveyor.ports.binding import Binding
@@ -77,9 +78,18 @@ class TaskHandler:
         self._claims: dict[tuple[str, str], int] = {}
         self._has_suspect = False
         self._calls = 0
+        self._keeping = Keeping(clock)
 
     async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
-        """Work the task that a message names, if it can be claimed."""
+        """Work the task that a message names, if it can be claimed, and its body kept.
+
+        Raises ConveyorError(unavailable) where something is away; CalledInVain, which is one, where
+        that was found after a call of the gateway.
+        """
+        with self._keeping.turn():
+            return await self._claim(delivery, throttled)
+
+    async def _claim(self, delivery: Delivery, throttled: Throttled) -> Outcome:
         message = delivery.message
         assert isinstance(message, TaskMessage)
         now = self._clock.now()
@@ -225,15 +235,18 @@ class TaskHandler:
         return Succeeded(msgspec.structs.replace(event, spend=success.spend), result)
 
     async def _keep(self, key: str, content: Content) -> int:
-        """Store a body; its size. Where the store refuses it, that is an attempt that failed, or
-        else the gateway would be called for it for ever."""
+        """Store a body; its size. Where the store refuses this very one, that is an attempt that
+        failed, or else the gateway would be called for it for ever."""
         try:
-            return await self._binding.blobs.put(key, content)
+            size = await self._binding.blobs.put(key, content)
         except BodyRefused as refused:
             _log.error("a body was refused", extra={"error": str(refused)})
             raise internal_failure() from None
         except ConveyorError as error:
+            self._keeping.lost()
             raise CalledInVain(error.code, error.detail, retry_after=error.retry_after) from error
+        self._keeping.kept()
+        return size
 
     async def _failed(
         self,

@@ -13,13 +13,11 @@ Content = bytes | AsyncIterator[bytes]
 
 
 class BodyRefused(ConveyorError):
-    """The store will not keep a body, and asking again does not help: it is set up wrongly. To
-    callers the service is unavailable until somebody has mended that."""
+    """The store will not keep this very body, while it would keep others: it arrived damaged, or is
+    larger than the store takes."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(
-            ErrorCode.UNAVAILABLE, "the service lacks something of its own", retry_after=5
-        )
+        super().__init__(ErrorCode.UNAVAILABLE, "what was sent could not be kept", retry_after=5)
         self.args = (reason,)
 
 
@@ -30,7 +28,7 @@ class Blobs(Protocol):
         """Store a body under a key; the number of bytes. Readers see all of it or nothing.
 
         Whatever the iterator raises is raised again, and nothing is stored. Raises BodyRefused;
-        ConveyorError(unavailable) where the store is away.
+        ConveyorError(unavailable) where the store is away, or set up so that it keeps none.
         """
         ...
 
@@ -55,15 +53,17 @@ class Blobs(Protocol):
         """A link by which whoever holds it puts one body, sent as that Content-Type and no other,
         for so many seconds; again and again, the last one counts.
 
-        None: this store has no links of its own, and takes bodies through the API alone.
+        None: this store has no links of its own, or none now that would last so long; it takes
+        this body through the API.
         """
         ...
 
     async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
         """A link by which whoever holds it gets one body, for so many seconds, as an attachment of
-        that name. None: this store has no links of its own.
+        that name. None: this store has no links of its own, or none now.
 
-        A link may end earlier, with the credentials that signed it: it is made to be used now.
+        A link may be made for a shorter time, which it tells, where the store can give none that
+        lasts so long: it is to be used now.
         """
         ...
 

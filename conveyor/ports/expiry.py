@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import anyio
 from ulid import ULID
 
 from conveyor.domain.model import Task, TaskStatus
 from conveyor.ports.tasks import Tasks
+
+READS_AT_A_TIME = 8
+"""Rows of source runs that are read at a time, of the up to a thousand of a page: half of the calls
+that a process makes to DynamoDB at a time, so that other requests go on meanwhile."""
 
 _DAY = 86_400_000
 
@@ -23,20 +28,38 @@ class Expiry:
 
         Exact up to `horizon`; beyond it, some instant that also lies beyond it.
         """
-        return [await self._end(task, ttl_days * _DAY, horizon) for task in tasks]
-
-    async def _end(self, task: Task, lifetime: int, horizon: int) -> int | None:
-        if task.status is not TaskStatus.SUCCESSFUL or task.result is None:
-            return None
-        if task.source_run_id is None:
-            return task.updated_at + lifetime
+        lifetime = ttl_days * _DAY
+        ends = [_presumed_end(task, lifetime) for task in tasks]
         # An inherited row expires with the scrape that made its body, not with its copy. A run
         # begins before its scrapes end, so most pages need no look at the source.
-        earliest = _began(task.source_run_id) + lifetime
-        if earliest > horizon:
-            return earliest
-        source = await self._tasks.get_task(task.source_run_id, task.task_id)
-        return source.updated_at + lifetime if source is not None else earliest
+        unsure = [
+            (place, task.source_run_id, task.task_id)
+            for place, (task, end) in enumerate(zip(tasks, ends, strict=True))
+            if end is not None and end <= horizon and task.source_run_id is not None
+        ]
+        unread = iter(unsure)
+
+        async def look() -> None:
+            for place, run_id, task_id in unread:
+                source = await self._tasks.get_task(run_id, task_id)
+                if source is not None:
+                    ends[place] = source.updated_at + lifetime
+
+        try:
+            async with anyio.create_task_group() as readers:
+                for _ in range(min(READS_AT_A_TIME, len(unsure))):
+                    readers.start_soon(look)
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return ends
+
+
+def _presumed_end(task: Task, lifetime: int) -> int | None:
+    """Exact for a row of its own run, else the earliest that it can be."""
+    if task.status is not TaskStatus.SUCCESSFUL or task.result is None:
+        return None
+    made_at = task.updated_at if task.source_run_id is None else _began(task.source_run_id)
+    return made_at + lifetime
 
 
 def _began(run_id: str) -> int:

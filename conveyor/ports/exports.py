@@ -57,6 +57,11 @@ class Exports(Protocol):
         ended, expired, or its run is deleted or gone."""
         ...
 
+    async def touch_export(self, export_id: str, *, now: int) -> None:
+        """Note that it waits for its turn: no message of it is lost. Without effect where it has
+        ended, expired, or its run is deleted or gone."""
+        ...
+
     async def end_export(
         self, export_id: str, *, size: int | None, error: str | None, now: int
     ) -> bool:

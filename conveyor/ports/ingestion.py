@@ -56,7 +56,8 @@ class Ingestion(Protocol):
 
         The references, (index, task_id) each, of the rows that are to be worked; None, and nothing
         written, where the run is not live or has done with ingesting. Raises
-        ConveyorError(not_found) where the source is gone.
+        ConveyorError(not_found) where the source is gone; CallInFlight, and the checkpoint stays,
+        where a task of the stretch is under a live claim in the source.
         """
         ...
 

@@ -214,14 +214,16 @@ class Runs(Dispatchable, Protocol):
     ) -> Answer:
         """Make the new run `run_id` from the latest one, and close the job.
 
-        Where the latest run has `large_from` tasks or more, no row is written here: the new run
-        has an `ingest` to be done, and the totals that it will have.
+        Where the latest run has `large_from` tasks or more, no row is read or written here: the new
+        run has an `ingest` to be done, and the totals that it will have. Where statuses name one of
+        pending and processing, the totals presume the unfinished tasks of both kinds.
 
         With None every task starts afresh under its old id. With statuses, matching rows start
         afresh, other terminal rows are copied with the run that owns their body in source_run_id,
         and other rows are left out; the new run pins the runs it draws bodies from.
         Raises ConveyorError: not_found; run_not_terminal, also while rows of the latest run are
-        still being written; no_prior_run; no_matching_tasks; partial_rerun_window_expired where
+        still being written, and, as CallInFlight, while a task of a run with fewer is under a live
+        claim; no_prior_run; no_matching_tasks; partial_rerun_window_expired where
         statuses are given and the source run was created before `window_start`. A run_id that
         exists already is answered, not made again.
         """
@@ -239,8 +241,14 @@ class Runs(Dispatchable, Protocol):
         """Remove the tombstone of a deleted run. Without effect where it is gone."""
         ...
 
-    async def deleted_runs(self) -> list[tuple[str, str]]:
-        """(job_id, run_id) of every tombstone, so that a restart takes up unfinished scrubs."""
+    async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
+        """(job_id, run_id) of every tombstone, so that a restart takes up unfinished scrubs; with
+        `before`, of those that were neither made nor touched since."""
+        ...
+
+    async def touch_tombstone(self, run_id: str, *, now: int) -> None:
+        """Note that the scrub of a deleted run is under way, in its `updated_at`. Without effect
+        where the run stands or is gone."""
         ...
 
 

@@ -18,13 +18,15 @@ class QuietRun(msgspec.Struct, frozen=True):
 
 
 class EndedRun(msgspec.Struct, frozen=True):
-    """A run that ended, and when, in milliseconds; `swept` once its bodies were removed for age."""
+    """A run that ended, and when, in milliseconds; `swept` once its bodies were removed for age,
+    `queue_dropped` once its queue was dropped after its end by a sweeper."""
 
     job_id: str
     run_id: str
     ended_at: int
     result_ttl_days: int
     swept: bool
+    queue_dropped: bool
 
 
 class Sweeping(Protocol):
@@ -65,6 +67,10 @@ class Sweeping(Protocol):
 
     async def mark_swept(self, run_id: str) -> None:
         """Note that the bodies of an ended run were removed for age."""
+        ...
+
+    async def mark_queue_dropped(self, run_id: str) -> None:
+        """Note that nothing is left of the queue of an ended run."""
         ...
 
     async def expire_run(self, run_id: str, *, now: int) -> list[str]:

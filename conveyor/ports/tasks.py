@@ -130,7 +130,8 @@ class Tasks(Protocol):
     async def renew_claims(
         self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
     ) -> None:
-        """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over."""
+        """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over. What
+        fails for one of them keeps no other from being renewed, and is raised in the end."""
         ...
 
     async def settle_task(

@@ -1,4 +1,4 @@
-"""Calls side by side, of which the first failure is the failure of all."""
+"""Calls side by side, of which the first failure is the failure of all, at once or in the end."""
 
 from __future__ import annotations
 
@@ -22,6 +22,26 @@ async def side_by_side(
         async with anyio.create_task_group() as group:
             for argument in arguments:
                 group.start_soon(call, argument)
+
+
+async def each_alone(
+    call: Callable[[Argument], Coroutine[Any, Any, None]], arguments: Iterable[Argument]
+) -> None:
+    """Make one call for each argument, all at once; return when all have.
+
+    What one raises is no matter of the others; the first of it is raised once all have ended.
+    """
+    failures: list[Exception] = []
+
+    async def make(argument: Argument) -> None:
+        try:
+            await call(argument)
+        except Exception as failure:
+            failures.append(failure)
+
+    await side_by_side(make, arguments)
+    if failures:
+        raise failures[0]
 
 
 @contextmanager

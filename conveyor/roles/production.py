@@ -34,6 +34,10 @@ from conveyor.roles.serving import (
 )
 from conveyor.settings import Settings
 
+KEEP_ALIVE = 75
+"""Whole seconds for which an API keeps a connection without a request: longer than its load
+balancer does (60 s in the template). Were the API first, a request might be on its way meanwhile,
+and the balancer would answer 502."""
 LINGER = 0.2
 """The part of the grace for which an API that is no longer ready still takes new requests, until
 the load balancer has noticed."""
@@ -264,7 +268,13 @@ async def _answer(
 ) -> None:
     linger = grace * LINGER
     left = max(HTTP_GRACE, int(grace - linger))
-    server = HttpServer(runtime.app, protocol=runtime.protocol, on_started=ready, grace=left)
+    server = HttpServer(
+        runtime.app,
+        protocol=runtime.protocol,
+        on_started=ready,
+        grace=left,
+        keep_alive=KEEP_ALIVE,
+    )
 
     async def end() -> None:
         await stop.wait()

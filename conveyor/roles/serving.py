@@ -21,6 +21,8 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 
 HTTP_GRACE = 1
 """Whole seconds that requests under way get at shutdown, where nothing else is said."""
+HTTP_KEEP_ALIVE = 5
+"""Whole seconds for which a connection without a request stays open, where nothing else is said."""
 BACKLOG = 2_048
 COLLECT_AFTER = 50_000
 """Allocations between two garbage collections: at the default of 700 they took a tenth of the
@@ -40,6 +42,7 @@ class HttpServer(uvicorn.Server):
         protocol: type[asyncio.Protocol],
         on_started: Callable[[], None],
         grace: int = HTTP_GRACE,
+        keep_alive: int = HTTP_KEEP_ALIVE,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -50,6 +53,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=grace,
+            timeout_keep_alive=keep_alive,
         )
         super().__init__(config)
         self._on_started = on_started

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import JobView, RunStatus, Task, TaskStatus
-from conveyor.domain.shards import shards_of
+from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
+from conveyor.domain.model import TaskStatus
 from conveyor.ports.records import Answer, Rerun
 from conveyor.service.announcing import Announcer
 from conveyor.service.context import Context
@@ -12,18 +11,14 @@ from conveyor.service.once import Given, KeyedRequest, OnceOnly, Ticket
 from conveyor.service.wire import encode, made_run, rerun_body
 
 CLAIM_WAIT = 5.0
-"""Seconds that a rerun waits for the calls in flight of the run it replays."""
+"""Seconds that a small rerun waits for the calls in flight of the run it replays. Of a large one
+the copying waits."""
 
 LATER = 202
 """The status of a rerun whose rows are written after the answer."""
 
-LONGEST_CALL = 3_600_000
-"""Milliseconds after the end of a run in which a call of it may still be under way: minutes, in
-truth. The store, which decides, knows an older run at once."""
-
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 0.5
-_CLAIM_PAGE = 10
 _DAY = 86_400_000
 
 
@@ -60,10 +55,29 @@ class Reruns:
         statuses: frozenset[TaskStatus] | None,
         ticket: Ticket,
     ) -> Answer:
-        view = await self._context.live_job(caller_id, job_id)
-        await self._wait_for_claims(view)
+        await self._context.live_job(caller_id, job_id)
+        patience = _Patience(self._context)
+        while True:
+            try:
+                answer = await self._replay(caller_id, job_id, statuses, ticket)
+                break
+            except CallInFlight as held:
+                await patience.wait_for(held.run_id, held.task_id)
+        if answer.status == LATER:
+            await self._announcer.ingest_due(job_id, ticket.created_id)
+        else:
+            await self._announcer.run_made(job_id, ticket.created_id)
+        return answer
+
+    async def _replay(
+        self,
+        caller_id: str,
+        job_id: str,
+        statuses: frozenset[TaskStatus] | None,
+        ticket: Ticket,
+    ) -> Answer:
         now = self._context.clock.now()
-        answer = await self._context.binding.runs.rerun(
+        return await self._context.binding.runs.rerun(
             caller_id,
             job_id,
             ticket.created_id,
@@ -74,65 +88,40 @@ class Reruns:
             answer=_answer,
             once=ticket.once,
         )
-        if answer.status == LATER:
-            await self._announcer.ingest_due(job_id, ticket.created_id)
-        else:
-            await self._announcer.run_made(job_id, ticket.created_id)
-        return answer
 
-    async def _wait_for_claims(self, view: JobView) -> None:
-        """Calls in flight of a run cut short still settle, and would be missed or copied twice."""
-        run = view.latest_run
-        if run is None or run.status not in (RunStatus.STOPPED, RunStatus.FAILED):
-            return
-        clock = self._context.clock
-        all_ended = run.stats.completed >= run.stats.total
-        if all_ended or clock.now() - run.updated_at > LONGEST_CALL:
-            return
-        deadline = clock.monotonic() + CLAIM_WAIT
-        for shard in range(shards_of(view.job).count):
-            await self._wait_for_shard(run.run_id, shard, deadline)
 
-    async def _wait_for_shard(self, run_id: str, shard: int, deadline: float) -> None:
-        """Go through the claims of a shard. No row of a run that has ended comes to be claimed, so
-        each stretch of rows is read about once, however long the wait."""
-        after: int | None = None
-        while True:
-            page = await self._context.binding.tasks.page_tasks(
-                run_id,
-                shard=shard,
-                statuses=frozenset({TaskStatus.PROCESSING}),
-                after=after,
-                limit=_CLAIM_PAGE,
-            )
-            claimed = next(filter(self._is_live, page.tasks), None)
-            if claimed is not None:
-                # What follows it is read anew: others have ended with it.
-                await self._wait_for(claimed, deadline)
-                after = claimed.index
-            elif page.next_index is None:
-                return
-            else:
-                after = page.next_index
+class _Patience:
+    """How one rerun waits for calls that would be missed, or copied twice.
 
-    async def _wait_for(self, claimed: Task, deadline: float) -> None:
-        """Look at one row, ever less often, until its claim has ended."""
-        clock = self._context.clock
-        pause = _FIRST_PAUSE
-        task: Task | None = claimed
-        while task is not None and self._is_live(task):
-            left = deadline - clock.monotonic()
+    One row is looked at meanwhile, ever less often. The store is asked again only once that has
+    ended, and looks through its rows again then: each wait is longer than the one before, so that
+    it does so a dozen times at most.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._clock = context.clock
+        self._tasks = context.binding.tasks
+        self._deadline = context.clock.monotonic() + CLAIM_WAIT
+        self._pause = _FIRST_PAUSE
+
+    async def wait_for(self, run_id: str, task_id: str) -> None:
+        """Return once the claim of a task has ended. Raises ConveyorError(run_not_terminal) once
+        all the waits together have taken too long."""
+        is_held = True
+        while is_held:
+            left = self._deadline - self._clock.monotonic()
             if left <= 0:
                 raise ConveyorError(
                     ErrorCode.RUN_NOT_TERMINAL, "calls in flight of the stopped run have not ended"
                 )
-            await clock.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            task = await self._context.binding.tasks.get_task(claimed.run_id, claimed.task_id)
-
-    def _is_live(self, task: Task) -> bool:
-        now = self._context.clock.now()
-        return task.status is TaskStatus.PROCESSING and task.claimed_until > now
+            await self._clock.sleep(min(self._pause, left))
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            task = await self._tasks.get_task(run_id, task_id)
+            is_held = (
+                task is not None
+                and task.status is TaskStatus.PROCESSING
+                and task.claimed_until > self._clock.now()
+            )
 
 
 def parse_statuses(text: str | None) -> frozenset[TaskStatus] | None:

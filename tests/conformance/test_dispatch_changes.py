@@ -326,6 +326,14 @@ async def scrub(world: World) -> AsyncIterator[set[str]]:
     assert await world.store.tasks.scrub_tasks(run_id, 10) == 2
 
 
+@case("touch_tombstone")
+async def touch(world: World) -> AsyncIterator[set[str]]:
+    job_id, run_id = await world.submit(1)
+    await world.store.runs.delete_run(CALLER, job_id, run_id, now=world.now)
+    yield set()
+    await world.store.runs.touch_tombstone(run_id, now=world.now)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.steps.__name__)
 async def test_a_call_is_told_of_where_it_changes_status_or_pause(world: World, case: Case) -> None:
     _, bystander = await world.submit(1)

@@ -195,8 +195,7 @@ async def put_on_run(bench: TableBench, run_id: str, name: str, value: Plain) ->
     place = (await bench.row(run_id)).place
     await bench.outside.table.update(
         place.key,
-        "SET #name = :value",
+        f"SET #{name} = :value",
         condition="attribute_exists(pk)",
-        names={"#name": name},
         value=value,
     )

@@ -11,9 +11,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.ports.records import Answer, Once
-from conveyor.prod.dynamodb import rerun_runs
 from conveyor.prod.dynamodb.keys import intent_key, pin_key, place_key
-from conveyor.prod.dynamodb.live_claims import LONGEST_CALL
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
     DB,
@@ -25,7 +23,7 @@ from tests.conformance.dynamo_ingests import (
     open_ingests,
     refused,
 )
-from tests.conformance.world import CALLER, CLAIM_LENGTH, World
+from tests.conformance.world import CALLER, World
 
 S, F, P, R = (
     TaskStatus.SUCCESSFUL,
@@ -184,7 +182,6 @@ async def test_a_call_that_was_overtaken_leaves_the_rows_to_the_other(bench: Ing
             intent_key(job_id, run_id),
             "SET #holder = :other",
             condition="attribute_exists(pk)",
-            names={"#holder": "holder"},
             other="OTHER",
         )
 
@@ -344,55 +341,3 @@ async def test_a_large_rerun_replays_no_task_that_was_only_being_added(bench: In
     assert await bench.one.copy(large, 0, 5) == [0, 1]
     assert await bench.one.finish(large) is RunStatus.RUNNING
     await bench.exact(job_id, large, "pp")
-
-
-# What it costs, and how much it pins
-
-
-async def test_a_plan_reads_no_row_of_a_source_that_was_worked_to_its_end(bench: Ingests) -> None:
-    job_id, _ = await bench.other.ended("sffs")
-    await bench.one.world.rerun(job_id, large_from=1)
-    assert bench.faults.calls.count((DB, "query")) == 0
-    assert bench.faults.calls.count((DB, TRANSACT)) == 1
-    assert bench.faults.calls.count((DB, INSERT)) == 0
-
-
-async def test_claims_are_looked_for_only_while_a_call_may_be_under_way(bench: Ingests) -> None:
-    job_id, _ = await bench.other.world.submit(3, task_shard_count=2)
-    run_id = (await bench.other.world.view(job_id)).job.latest_run_id
-    assert run_id is not None
-    task = await bench.other.world.claimed(run_id, 2)
-    await bench.other.world.store.runs.stop_run(CALLER, job_id, now=bench.one.world.now)
-    await refused(ErrorCode.RUN_NOT_TERMINAL, bench.one.world.rerun(job_id, large_from=1))
-    await bench.other.world.store.tasks.renew_claims(
-        [(run_id, task.task_id, task.claim_number)],
-        claimed_until=bench.one.world.now + 2 * LONGEST_CALL,
-    )
-    await bench.one.world.clock.advance(LONGEST_CALL / 1_000)
-    await refused(ErrorCode.RUN_NOT_TERMINAL, bench.one.world.rerun(job_id, large_from=1))
-    await bench.one.world.clock.advance(0.001)
-    before = bench.faults.calls.count((DB, "query"))
-    await bench.one.world.rerun(job_id, large_from=1)
-    assert bench.faults.calls.count((DB, "query")) == before
-
-
-async def test_every_owner_of_a_body_is_pinned(
-    bench: Ingests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also those that the transaction has no room for."""
-    monkeypatch.setattr(rerun_runs, "MOST_PINS", 1)
-    job_id, latest = await bench.other.ended("sffff")
-    owners = [latest]
-    for index in (1, 2, 3):
-        latest, _ = await bench.one.world.rerun(job_id, F, P)
-        await bench.other.succeed(latest, await bench.other.row(latest, index))
-        await bench.other.world.store.runs.stop_run(CALLER, job_id, now=bench.one.world.now)
-        owners.append(latest)
-    for large_from in (100, 1):
-        run_id, told = await bench.one.world.rerun(job_id, P, large_from=large_from)
-        assert told == f"1 4 {latest}"
-        for owner in owners:
-            assert await bench.table.get(pin_key(job_id, owner, run_id)) is not None
-        await bench.other.world.store.runs.stop_run(CALLER, job_id, now=bench.one.world.now)
-        await bench.one.world.clock.advance(CLAIM_LENGTH / 1_000)
-        latest = run_id

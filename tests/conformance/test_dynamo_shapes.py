@@ -16,6 +16,7 @@ from conveyor.prod.dynamodb import keys
 from conveyor.prod.dynamodb.items import Item
 from conveyor.prod.dynamodb.permits import DynamoPermits
 from conveyor.prod.dynamodb.shapes import rewritten
+from conveyor.prod.dynamodb.values import Name
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_versions import (
     LATER,
@@ -167,7 +168,7 @@ async def test_entries_of_a_ledger_may_have_more_than_is_known(versions: Version
         key,
         "SET #entries.#one.#later = :kept",
         condition="attribute_exists(pk)",
-        names={"#entries": "entries", "#one": "one", "#later": LATER},
+        later=Name(LATER),
         kept="kept",
     )
     more = Holding(job_id="JOB", holder="other", count=2, before=0, sequence=1)

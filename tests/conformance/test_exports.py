@@ -50,6 +50,26 @@ async def test_an_export_is_found_as_it_was_written(
     assert await exports.get_export(run[1]) is None
 
 
+async def test_an_export_that_waits_is_touched_and_is_not_begun_by_it(
+    exports: Exports, runs: Runs, world: World, run: tuple[str, str]
+) -> None:
+    waiting, ended = [await create(exports, world, run) for _ in range(2)]
+    assert await exports.end_export(ended.export_id, size=7, error=None, now=world.now)
+    completed = await exports.get_export(ended.export_id)
+    await world.clock.advance(1)
+    for export_id in (waiting.export_id, ended.export_id, world.clock.new_id()):
+        await exports.touch_export(export_id, now=world.now)
+    touched = msgspec.structs.replace(waiting, updated_at=world.now)
+    assert await exports.get_export(waiting.export_id) == touched
+    assert await exports.get_export(ended.export_id) == completed
+    assert await exports.unfinished_exports(before=world.now) == []
+    assert await exports.unfinished_exports(before=world.now + 1) == [touched]
+    await delete(runs, world, run)
+    await world.clock.advance(1)
+    await exports.touch_export(waiting.export_id, now=world.now)
+    assert await exports.get_export(waiting.export_id) == touched
+
+
 async def test_an_export_needs_a_run_that_is_there(
     exports: Exports, runs: Runs, world: World, run: tuple[str, str]
 ) -> None:

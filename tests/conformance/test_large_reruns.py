@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from conveyor.domain import ids
-from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import RunStatus, TaskStatus
+from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
+from conveyor.domain.model import Ingest, IngestStatus, RunStatus, TaskFailure, TaskStatus
 from conveyor.domain.shards import Shards
 from conveyor.ports.ingestion import Ingestion
+from conveyor.ports.tasks import Failed, Undone
 from tests.conformance.large_runs import LAYOUTS, Large
-from tests.conformance.world import CALLER, CLAIM_LENGTH, World
+from tests.conformance.world import CALLER, CLAIM_LENGTH, PROBLEM, World
 
 
 @pytest.fixture
@@ -172,17 +173,109 @@ async def test_a_body_owner_outlives_the_run_in_between(world: World) -> None:
     assert pinned.value.code is ErrorCode.RUN_HAS_DESCENDANTS
 
 
-async def test_a_plan_tells_pending_from_processing(world: World, shards: Shards) -> None:
-    large = await Large(world, shards, 10).make()
-    await large.write(0, 10)
+@pytest.mark.parametrize(("status", "left"), [(TaskStatus.PENDING, 7), (TaskStatus.PROCESSING, 3)])
+async def test_pending_is_told_from_processing_by_the_copies(
+    world: World, shards: Shards, status: TaskStatus, left: int
+) -> None:
+    """The plan, which reads no row, presumes the unfinished tasks of both kinds."""
+    large = await Large(world, shards, 11).make()
+    await large.write(0, 11)
     await large.finish()
+    await large.succeed(10)
     for index in range(3):
         await world.claimed(large.run_id, index)
     await world.store.runs.stop_run(CALLER, large.job_id, now=world.now)
     await world.clock.advance(CLAIM_LENGTH / 1_000)
     replay = _Replay(world, large)
-    assert await replay.make(TaskStatus.PENDING) == f"7 0 {large.run_id}"
-    assert len(await replay.copy(0, 10) or []) == 7
+    assert await replay.make(status) == f"10 1 {large.run_id}"
+    assert (await world.run(large.job_id, replay.run_id)).stats.total == 11
+    assert len(await replay.copy(0, 11) or []) == left
+    await world.store.ingestion.finish_ingest(replay.run_id, now=world.now)
+    stats = (await world.run(large.job_id, replay.run_id)).stats
+    assert (stats.total, stats.successful) == (left + 1, 1)
+
+
+async def test_a_copy_waits_for_the_call_of_a_task_and_no_other(
+    world: World, shards: Shards
+) -> None:
+    """A large rerun is made at once; no row is copied while it is claimed."""
+    large = await Large(world, shards, 10).make()
+    await large.write(0, 10)
+    await large.finish()
+    undone, done, lost = [await world.claimed(large.run_id, index) for index in (5, 6, 7)]
+    await world.store.runs.stop_run(CALLER, large.job_id, now=world.now)
+    replay = _Replay(world, large)
+    assert await replay.make() == f"10 0 {large.run_id}"
+
+    assert len(await replay.copy(0, 5) or []) == 5
+    for claimed, settlement in ((undone, Undone()), (done, world.success(done))):
+        with pytest.raises(CallInFlight):
+            await replay.copy(5, 10)
+        copied = {row.index for row in await world.rows(replay.run_id, shards.count)}
+        assert not copied & {5, 6, 7} - {undone.index}
+        assert (await world.run(large.job_id, replay.run_id)).ingest == (
+            Ingest(status=IngestStatus.PENDING, next_index=5, end=10)
+        )
+        await world.settle(claimed, settlement)
+    with pytest.raises(CallInFlight) as held:
+        await replay.copy(5, 10)
+    assert (held.value.run_id, held.value.task_id) == (large.run_id, lost.task_id)
+    assert held.value.code is ErrorCode.RUN_NOT_TERMINAL
+    await world.clock.advance(CLAIM_LENGTH / 1_000)
+    assert [index for index, _ in await replay.copy(5, 10) or []] == [5, 6, 7, 8, 9]
+    await world.store.ingestion.finish_ingest(replay.run_id, now=world.now)
+
+    rows = await world.rows(replay.run_id, shards.count)
+    assert [row.index for row in rows] == list(range(10))
+    assert {row.status for row in rows} == {TaskStatus.PENDING}
+
+
+async def test_tasks_that_fail_behind_the_plan_keep_within_the_total(
+    world: World, shards: Shards
+) -> None:
+    """A copier that worked all it was given before the end of the ingestion shows no more ended
+    tasks than there are tasks."""
+    large = await Large(world, shards, 6).make()
+    await large.write(0, 6)
+    await large.finish()
+    await world.fail(large.run_id, 0)
+    late = [await world.claimed(large.run_id, index) for index in (1, 2)]
+    await world.store.runs.stop_run(CALLER, large.job_id, now=world.now)
+    replay = _Replay(world, large)
+    assert await replay.make(TaskStatus.FAILED) == f"1 0 {large.run_id}"
+    for task in late:
+        await world.settle(task, Failed(world.attempt(task), PROBLEM, TaskFailure.TIMEOUT))
+    references = await replay.copy(0, 6) or []
+    assert [index for index, _ in references] == [0, 1, 2]
+    for index, task_id in references:
+        task = await world.claimed(replay.run_id, index, task_id=task_id)
+        await world.settle(task, world.success(task))
+        stats = (await world.run(large.job_id, replay.run_id)).stats
+        assert stats.completed <= stats.total
+    assert await world.store.ingestion.finish_ingest(replay.run_id, now=world.now) is (
+        RunStatus.COMPLETED
+    )
+    stats = (await world.run(large.job_id, replay.run_id)).stats
+    assert (stats.total, stats.successful) == (3, 3)
+
+
+async def test_a_stop_while_the_copy_is_held_counts_the_rows_that_are_there(
+    world: World, shards: Shards
+) -> None:
+    large = await Large(world, shards, 10).make()
+    await large.write(0, 10)
+    await large.finish()
+    await world.claimed(large.run_id, 9)
+    await world.store.runs.stop_run(CALLER, large.job_id, now=world.now)
+    replay = _Replay(world, large)
+    await replay.make()
+    with pytest.raises(CallInFlight):
+        await replay.copy(0, 10)
+    await world.store.runs.stop_run(CALLER, large.job_id, now=world.now)
+    assert await replay.copy(0, 10) is None
+    await world.store.ingestion.finish_ingest(replay.run_id, now=world.now)
+    rows = await world.rows(replay.run_id, shards.count)
+    assert (await world.run(large.job_id, replay.run_id)).stats.total == len(rows) < 10
 
 
 async def test_a_task_that_settles_behind_the_plan_is_counted_as_it_is_copied(

@@ -266,26 +266,6 @@ async def test_a_full_rerun_pins_nothing(world: World, runs: Runs) -> None:
     assert (await world.view(job_id)).job.latest_run_id == second
 
 
-async def test_deleting_a_run_is_idempotent_until_the_purge(world: World, runs: Runs) -> None:
-    job_id, run_id = await world.submit(1)
-    await runs.delete_run(CALLER, job_id, run_id, now=world.now)
-    await runs.delete_run(CALLER, job_id, run_id, now=world.now)
-    view = await world.view(job_id)
-    assert (view.job.latest_run_id, view.latest_run) == (None, None)
-    assert view.job.status is JobStatus.CLOSED
-    assert await runs.deleted_runs() == [(job_id, run_id)]
-    await runs.purge_run(run_id)
-    await runs.purge_run(run_id)
-    assert await runs.deleted_runs() == []
-    await refused(ErrorCode.NOT_FOUND, runs.delete_run(CALLER, job_id, run_id, now=world.now))
-
-
-async def test_a_run_of_another_job_cannot_be_deleted(world: World, runs: Runs) -> None:
-    job_id, _ = await world.submit(1)
-    _, other_run = await world.submit(1)
-    await refused(ErrorCode.NOT_FOUND, runs.delete_run(CALLER, job_id, other_run, now=world.now))
-
-
 async def test_a_live_run_cannot_be_rerun(world: World, runs: Runs) -> None:
     job_id, first = await world.submit(1, closed=False)
     await refused(ErrorCode.RUN_NOT_TERMINAL, world.rerun(job_id))

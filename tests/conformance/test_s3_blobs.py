@@ -11,7 +11,9 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import BodyRefused, run_prefix
-from conveyor.prod.aws.calls import Answer, AnswerBody, Aws, AwsRefused, Parameters
+from conveyor.prod.aws import leftovers
+from conveyor.prod.aws.calls import Answer, AnswerBody, Aws, AwsRefused, CallStats, Parameters
+from conveyor.prod.aws.refusals import DeployedAws
 from conveyor.prod.s3 import blobs as adapter
 from conveyor.prod.s3.blobs import PARTS_AT_A_TIME, S3Blobs
 from conveyor.prod.s3.reading import PIECE, RESUMPTIONS
@@ -246,15 +248,34 @@ async def test_a_prefix_of_many_pages_is_removed(
 
 
 @pytest.mark.parametrize("size", [1, PART + 1], ids=["one call", "parts"])
-async def test_a_body_that_s3_refuses_is_refused_for_good(bench: Bench, size: int) -> None:
-    def denied(operation: str, answer: Answer) -> Answer:
+@pytest.mark.parametrize(
+    ("word", "of_the_body"),
+    [
+        ("EntityTooLarge", True),
+        ("BadDigest", True),
+        ("AccessDenied", False),
+        ("ExpiredToken", False),
+        ("NoSuchBucket", False),
+        ("RequestTimeTooSkewed", False),
+        ("KMS.DisabledException", False),
+        ("ThatNobodyKnows", False),
+    ],
+)
+async def test_only_what_s3_says_of_a_body_itself_is_a_refusal_of_the_body(
+    bench: Bench, word: str, of_the_body: bool, size: int
+) -> None:
+    def refused(operation: str, answer: Answer) -> Answer:
         if operation in ("put_object", "upload_part"):
-            raise AwsRefused("AccessDenied", "no right to s3:PutObject")
+            raise AwsRefused(word, "no")
         return answer
 
-    bench.seam.answered = denied
-    with pytest.raises(BodyRefused):
-        await bench.blobs.put(KEY, b"x" * size)
+    bench.seam.answered = refused
+    deployed = DeployedAws(bench.seam, CallStats(), SystemClock(), things={"s3": "bucket bodies"})
+    blobs = S3Blobs(deployed, bucket=bench.bucket, clock=SystemClock())
+    with pytest.raises(ConveyorError) as caught:
+        await blobs.put(KEY, b"x" * size)
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert isinstance(caught.value, BodyRefused) is of_the_body
 
 
 async def test_keys_that_would_not_go_are_tried_again(bench: Bench) -> None:
@@ -275,7 +296,7 @@ async def test_keys_that_would_not_go_are_tried_again(bench: Bench) -> None:
 async def test_keys_that_never_go_are_a_failure(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter, "ROUNDS", 2)
+    monkeypatch.setattr(leftovers, "ROUNDS", 2)
     code = "InternalError"
 
     def never(operation: str, answer: Answer) -> Answer:

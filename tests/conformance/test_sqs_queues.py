@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import anyio
 import pytest
@@ -19,6 +20,7 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
+from conveyor.prod.sqs import batches
 from conveyor.prod.sqs.batches import MOST_CALLS
 from conveyor.prod.sqs.names import prefix
 from conveyor.testing.faulty_aws import FaultyAws
@@ -126,6 +128,34 @@ async def test_references_go_ten_a_call_into_one_queue(bench: SqsBench) -> None:
     await bench.process(aws=faulty).send_tasks(JOB, RUN, bench.rows.write(RUN, *range(95)))
     assert faulty.calls.count(("sqs", "send_message_batch")) == 10
     assert faulty.calls.count(("sqs", "create_queue")) == 1
+
+
+@pytest.mark.parametrize("act", ["renew", "delete"])
+async def test_a_batch_of_receipts_that_fails_keeps_no_other_from_being_made(
+    bench: SqsBench, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    await bench.queues.send_tasks(JOB, RUN, bench.rows.write(RUN, *range(30)))
+    receipts: list[str] = []
+    while len(receipts) < 30:
+        got = await bench.queues.receive(run_queue(RUN), limit=10, visibility=60)
+        receipts += [delivery.receipt for delivery in got]
+    faulty = FaultyAws(bench.aws)
+    operation = {"renew": "change_message_visibility_batch", "delete": "delete_message_batch"}[act]
+    faulty.fail("sqs", operation, ConveyorError(ErrorCode.UNAVAILABLE, "away"))
+    # One after the other: the others are yet to come when the first fails.
+    monkeypatch.setattr(batches, "MOST_CALLS", 1)
+    queues = bench.process(aws=faulty)
+    acts: dict[str, Callable[[str, list[str]], Awaitable[None]]] = {
+        "renew": partial(queues.change_visibility, visibility=600),
+        "delete": queues.delete,
+    }
+    with pytest.raises(ConveyorError, match="away"):
+        await acts[act](run_queue(RUN), receipts)
+    assert faulty.calls.count(("sqs", operation)) == 3
+    await bench.advance(61)
+    again = await bench.queues.receive(run_queue(RUN), limit=10, visibility=60)
+    assert len(again) == 10
+    assert await bench.queues.receive(run_queue(RUN), limit=10, visibility=60) == []
 
 
 async def test_a_delay_beyond_what_sqs_knows_is_kept(bench: SqsBench) -> None:
@@ -238,13 +268,15 @@ async def test_depth_is_asked_beside_receives_and_not_with_each(bench: SqsBench)
     assert queues.depth(QUEUE) == 0
 
 
-async def test_a_depth_that_nobody_asked_for_a_minute_says_nothing(bench: SqsBench) -> None:
+async def test_a_depth_stands_until_it_is_asked_again(bench: SqsBench) -> None:
+    """A queue that nobody receives from, since all slots are taken, is no empty one."""
     await bench.queues.send_tasks(JOB, RUN, bench.rows.write(RUN, 0))
     await bench.queues.receive(QUEUE, limit=1, visibility=60)
-    await bench.advance(60)
+    await bench.advance(600)
     assert bench.queues.depth(QUEUE) == 1
-    await bench.advance(1)
-    assert bench.queues.depth(QUEUE) == 0
+    await bench.process().send_tasks(JOB, RUN, bench.rows.write(RUN, 1))
+    assert bench.queues.depth(QUEUE) == 1
+    assert await bench.queues.count(QUEUE) == bench.queues.depth(QUEUE) == 2
 
 
 async def test_a_queue_that_is_lost_has_no_depth(bench: SqsBench) -> None:
@@ -300,4 +332,6 @@ async def test_a_count_is_that_of_the_queue_whoever_receives_from_it(bench: SqsB
     idle = bench.process()
     assert (idle.depth(QUEUE), await idle.count(QUEUE)) == (0, 3)
     await bench.lose(RUN)
-    assert await idle.count(QUEUE) == 0
+    assert (await idle.count(QUEUE), idle.depth(QUEUE)) == (0, 0)
+    await bench.process().remake_run(JOB, RUN)
+    assert await idle.count(QUEUE) == 3

@@ -150,8 +150,8 @@ async def test_ended_runs_come_by_id_and_page_by_page(
     await runs.delete_run(CALLER, *deleted, now=world.now)
     first = await sweeping.ended_runs(before=world.now + 1, after="", limit=2)
     assert first == [
-        EndedRun(*completed, ended_at=world.now, result_ttl_days=1, swept=False),
-        EndedRun(*stopped, ended_at=world.now, result_ttl_days=2, swept=False),
+        EndedRun(*completed, world.now, result_ttl_days=1, swept=False, queue_dropped=False),
+        EndedRun(*stopped, world.now, result_ttl_days=2, swept=False, queue_dropped=False),
     ]
     rest = await sweeping.ended_runs(before=world.now + 1, after=stopped[1], limit=2)
     assert [run.run_id for run in rest] == [failed[1]]
@@ -179,16 +179,27 @@ async def test_a_run_that_others_draw_from_ends_with_the_last_of_them(
     assert await _ended(sweeping, world.now) == [first]
 
 
-async def test_a_mark_tells_that_bodies_are_gone_and_nothing_else(
+async def test_a_mark_tells_that_bodies_or_the_queue_are_gone_and_nothing_else(
     world: World, sweeping: Sweeping
 ) -> None:
     job_id, run_id = await world.submit(1)
     await world.succeed(run_id, 0)
     before = await world.run(job_id)
+
+    async def marks() -> tuple[bool, bool]:
+        [ended] = await sweeping.ended_runs(before=world.now + 1, after="", limit=10)
+        return ended.swept, ended.queue_dropped
+
+    assert await marks() == (False, False)
+    await sweeping.mark_queue_dropped(run_id)
+    assert await marks() == (False, True)
     await sweeping.mark_swept(run_id)
-    [ended] = await sweeping.ended_runs(before=world.now + 1, after="", limit=10)
-    assert ended.swept
+    assert await marks() == (True, True)
     assert await world.run(job_id) == before
+    gone = world.clock.new_id()
+    await sweeping.mark_queue_dropped(gone)
+    await sweeping.mark_swept(gone)
+    assert len(await sweeping.ended_runs(before=world.now + 1, after="", limit=10)) == 1
 
 
 async def test_an_expired_run_is_deleted_and_its_job_with_the_last_one(

@@ -17,8 +17,7 @@ from conveyor.domain.model import DispatchableRun
 from conveyor.engine.dispatcher import Dispatcher
 from conveyor.engine.picking import LeastInFlight
 from conveyor.engine.polling import Polling
-from conveyor.engine.telemetry import Telemetry
-from conveyor.engine.worker import TICK
+from conveyor.engine.telemetry import LOOK, Telemetry
 from conveyor.ports.permits import Holding, Permits, Standing
 from conveyor.ports.queues import Delivery, TaskMessage
 from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
@@ -165,7 +164,7 @@ class Member:
 
     async def _tick(self) -> None:
         while True:
-            await self._clock.sleep(TICK)
+            await self._clock.sleep(LOOK)
             self.dispatcher.tend()
 
     async def _beat(self) -> None:

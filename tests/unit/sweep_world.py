@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.handlers.sweep import Sweeper, SweepOptions
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import input_key
 from conveyor.ports.inputs import InputType, JobInput
 from conveyor.ports.queues import CONTROL_QUEUE, Message
+from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import Api
 
 INTERVAL = 60.0
@@ -27,6 +29,7 @@ class Outbox:
         self.references: list[tuple[str, list[int]]] = []
         self.dropped: list[str] = []
         self.depths: dict[str, int] = {}
+        self.away = False
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
         """Keep a control message."""
@@ -38,8 +41,10 @@ class Outbox:
         self.references.append((run_id, [index for index, _ in tasks]))
 
     async def drop_run(self, run_id: str) -> None:
-        """Keep whose queue went."""
+        """Keep whose queue went, unless all are away."""
         self.dropped.append(run_id)
+        if self.away:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "away")
 
     async def count(self, queue: str) -> int:
         """As told."""
@@ -60,11 +65,50 @@ class Sweep:
         await self.sweeper.sweep()
 
 
+class MovingClock:
+    """A clock whose sleeps take no waiting: whoever sleeps moves time on."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+    async def sleep(self, seconds: float) -> None:
+        """Move time on."""
+        await self._clock.advance(seconds)
+
+
+class ManyBodies:
+    """The blobs port, as far as the sweeper knows it: so many bodies a prefix, which go in steps of
+    so many seconds each. `steps` holds when full ones began."""
+
+    def __init__(self, clock: FakeClock, *, seconds: float, bodies: dict[str, int]) -> None:
+        self.bodies = bodies
+        self.steps: list[float] = []
+        self._clock = clock
+        self._seconds = seconds
+
+    async def delete_prefix(self, prefix: str, *, limit: int) -> int:
+        """Remove some."""
+        went = min(limit, self.bodies.get(prefix, 0))
+        if went:
+            self.bodies[prefix] -= went
+            self.steps.append(self._clock.monotonic())
+            await self._clock.advance(self._seconds)
+        return went
+
+    async def delete(self, key: str) -> None:
+        """Remove one."""
+        await self._clock.advance(self._seconds)
+
+
 def sweep_over(api: Api, *, row_days: int = ROW_DAYS, **ports: Any) -> Sweep:
+    clock = cast(FakeClock, MovingClock(api.clock))
     outbox = Outbox()
     binding = dataclasses.replace(api.binding, queues=cast(Any, outbox), **ports)
     options = SweepOptions(interval=INTERVAL, quiet_after=QUIET, row_retention_days=row_days)
-    return Sweep(api, binding, outbox, Sweeper(binding, api.clock, options=options))
+    return Sweep(api, binding, outbox, Sweeper(binding, clock, options=options))
 
 
 def run_id_of(job: dict[str, Any]) -> str:

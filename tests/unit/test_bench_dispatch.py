@@ -66,6 +66,7 @@ def test_policies_that_must_be_equal_share_their_window() -> None:
     assert all(len(found) == 1 for found in windows.values())
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_process_that_made_them() -> None:
     cells = [
         Cell(

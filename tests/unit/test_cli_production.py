@@ -133,6 +133,7 @@ def test_destroying_wants_the_name_once_more(
     assert err == "conveyor: --yes names production, CONVEYOR_ENVIRONMENT staging\n"
 
 
+@pytest.mark.slow
 def test_a_file_of_keys_that_is_missing_stops_an_api(tmp_path: Path) -> None:
     changed = {"CONVEYOR_API_KEYS": str(tmp_path / "none"), "CONVEYOR_METRICS_HOST": "127.0.0.1"}
     ended = subprocess.run(

@@ -26,6 +26,7 @@ ENVIRONMENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", ["api", "worker", "admin init", "admin check", "admin dlq list"]
 )

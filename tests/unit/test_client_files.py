@@ -13,6 +13,7 @@ from conveyor.client.files import MAX_NAME, Names, extension, portable, replacin
 ALLOWED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 
+@pytest.mark.slow
 @given(st.text(max_size=300))
 def test_a_stem_is_portable_whatever_it_is_made_of(text: str) -> None:
     stem = portable(text)

@@ -41,6 +41,7 @@ def resources(template: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_linter_has_nothing_to_say() -> None:
     linter = Path(sys.executable).with_name("cfn-lint")
     ended = subprocess.run([linter, TEMPLATE], capture_output=True, text=True, check=False)
@@ -94,18 +95,38 @@ def test_the_bucket_forgets_as_init_has_it(resources: dict[str, Any]) -> None:
     }
 
 
-def test_both_roles_are_told_the_same_settings_and_all_of_them_exist(
-    resources: dict[str, Any],
-) -> None:
+def test_each_role_is_told_what_it_reads_and_no_more(resources: dict[str, Any]) -> None:
+    """Where they are told of the same, they are told the same. The URL of a scraping API may have a
+    key in it."""
     known = {setting.variable for setting in SETTINGS}
     told = []
     for resource in ("ApiTask", "WorkerTask"):
         [container] = resources[resource]["Properties"]["ContainerDefinitions"]
-        secrets, plain = (_given(container[one]) for one in ("Secrets", "Environment"))
-        told.append((plain, secrets))
-        names = {one["Name"] for one in (*plain, *secrets)}
-        assert names <= known, names - known
-    assert told[0] == told[1]
+        entries = [*_given(container["Secrets"]), *_given(container["Environment"])]
+        told.append({one["Name"]: one for one in entries})
+    api, worker = told
+    assert api.keys() | worker.keys() <= known
+    assert api.keys() - worker.keys() == {
+        "CONVEYOR_API_KEYS",
+        "CONVEYOR_HOST",
+        "CONVEYOR_PUBLIC_URL",
+    }
+    assert worker.keys() - api.keys() == {"CONVEYOR_GATEWAY"}
+    assert [name for name in api.keys() & worker.keys() if api[name] != worker[name]] == []
+
+
+def test_no_worker_can_have_the_keys_of_callers(resources: dict[str, Any]) -> None:
+    """Neither it nor what starts it: a role that starts both could be told to hand it over."""
+    refers = {
+        name
+        for name, resource in resources.items()
+        for found in _found(resource)
+        if found == {"Ref": "ApiKeysSecretArn"}
+    }
+    assert refers == {"ApiExecutionRole", "ApiTask"}
+    for service in ("Api", "Worker"):
+        started_by = resources[f"{service}Task"]["Properties"]["ExecutionRoleArn"]
+        assert started_by == {"Fn::GetAtt": [f"{service}ExecutionRole", "Arn"]}
 
 
 def test_workers_can_have_another_image_first(

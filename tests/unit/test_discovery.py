@@ -128,6 +128,7 @@ async def test_a_change_is_found_within_an_interval_without_any_hint() -> None:
         assert it.catalogue.scans == 1
 
 
+@pytest.mark.slow
 async def test_a_run_that_no_change_tells_of_is_found_by_the_next_scan() -> None:
     it = Discovering()
     async with it.running():
@@ -139,6 +140,7 @@ async def test_a_run_that_no_change_tells_of_is_found_by_the_next_scan() -> None
         assert len(it.world.tasks.done) == 5
 
 
+@pytest.mark.slow
 async def test_a_run_that_ended_leaves_by_a_change_or_by_the_next_scan() -> None:
     it = Discovering(duration=lambda _delivery: 1_000.0)
     async with it.running():
@@ -237,6 +239,7 @@ async def test_a_clock_set_back_hides_no_change() -> None:
         assert len(it.world.tasks.done) == 5
 
 
+@pytest.mark.slow
 async def test_an_empty_queue_is_left_alone_after_a_while_and_comes_back_with_work() -> None:
     it = Discovering()
     async with it.running():
@@ -252,6 +255,7 @@ async def test_an_empty_queue_is_left_alone_after_a_while_and_comes_back_with_wo
         assert it.world.granted("a") == 0
 
 
+@pytest.mark.slow
 async def test_a_queue_that_only_hides_its_messages_is_not_left_alone() -> None:
     it = Discovering()
     it.world.tasks.outcome = lambda delivery: (

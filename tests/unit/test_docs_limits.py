@@ -21,7 +21,7 @@ from conveyor.gateway import decode, engine, headers, problems
 from conveyor.handlers import delete
 from conveyor.http import api_keys, idempotency, malformed
 from conveyor.intake import csv_records, file_tasks, frames, lines
-from conveyor.ports import queues
+from conveyor.ports import expiry, queues
 from conveyor.prod.dynamodb import (
     deleting,
     fleet,
@@ -33,7 +33,7 @@ from conveyor.prod.redis import server
 from conveyor.prod.s3 import blobs, writing
 from conveyor.prod.sqs import messages, receipts
 from conveyor.prod.sqs import queues as sqs_queues
-from conveyor.service import listing, reruns, results, staging, submit, task_lists
+from conveyor.service import listing, quota, reruns, results, staging, submit, task_lists
 from conveyor.settings import Settings
 from tests.unit.spec_document import table
 
@@ -73,6 +73,10 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "tasks in one add": (1, DEFAULTS.max_add_tasks),
     "tasks in an open job": (DEFAULTS.max_open_job_tasks,),
     "unfinished jobs of a caller": (),
+    "newest jobs of a caller among which they are counted": (
+        quota.LEAST_COUNTED,
+        quota.COUNTED_PER_JOB,
+    ),
     "requests of a caller a second": (),
     "requests of a caller at once, where they are limited": (DEFAULTS.rate_limit_burst,),
     "URL": (urls.MAX_LENGTH,),
@@ -92,6 +96,9 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "cursor": (cursor.MAX_LENGTH,),
     "page of jobs or runs": (1, listing.MAX_PAGE, listing.DEFAULT_PAGE),
     "page of results": (1, results.MAX_PAGE, results.DEFAULT_PAGE),
+    "rows of earlier runs read at a time, for the end of inherited results": (
+        expiry.READS_AT_A_TIME,
+    ),
     "rows read for a filtered page": (results.LEAST_READ, results.READ_PER_ROW),
     "decoded result body": (DEFAULTS.max_result_bytes,),
     "content codings of an answer": (problems.MAX_CODINGS,),

@@ -23,7 +23,7 @@ from conveyor.domain.model import (
     TaskSpec,
 )
 from conveyor.domain.shards import Shards
-from conveyor.engine.telemetry import Telemetry
+from conveyor.engine.telemetry import LoopLag, Telemetry
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
 from conveyor.prod.aws.calls import CallStats
 from conveyor.prod.dynamodb import keys
@@ -37,6 +37,7 @@ from conveyor.prod.dynamodb.task_items import new_task_item
 from conveyor.prod.redis.permits import ledger_key
 from conveyor.prod.s3.lifecycle import lifecycle_rules
 from conveyor.prod.sqs.names import prefix, run_queue_name
+from conveyor.testing.clock import FakeClock
 from tests.unit.spec_document import name, names, once, section, table
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def test_every_metric_of_production_stands_with_its_labels() -> None:
     stats.capacity["query"] = 1.0
     binding = SimpleNamespace(store=SimpleNamespace(rows_read=0, rows_returned=0), stats=stats)
     telemetry = Telemetry()
-    _measure(telemetry, cast("ProdBinding", binding), lag=float, discarded=int)
+    _measure(telemetry, cast("ProdBinding", binding), lag=LoopLag(FakeClock()), discarded=int)
     page = generate_latest(telemetry.registry()).decode()
     served = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
     own = table("Metric of production", "Type", "Labels", "Meaning")

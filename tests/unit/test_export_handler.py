@@ -162,6 +162,8 @@ async def test_one_export_is_made_at_a_time_and_none_twice(api: Api) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(making.handle, delivery, never)
         await blobs.reached.wait()
+        await api.clock.advance(1)
+        await making.renew()
         assert await making.handle(delivery, never) == ACKNOWLEDGE
         assert await making.handle(waiting, never) == ACKNOWLEDGE
         assert (await state(api, job, first)).status.value == "running"
@@ -171,6 +173,8 @@ async def test_one_export_is_made_at_a_time_and_none_twice(api: Api) -> None:
     assert await making.handle(delivery, never) == ACKNOWLEDGE
     assert await blob_of(api, job, first) is not None
     assert (await state(api, job, second)).status.value == "pending"
+    stood_back_at = api.clock.now()
+    assert await api.binding.exports.unfinished_exports(before=stood_back_at) == []
     await api.clock.advance(BUSY_PAUSE)
     assert await making.handle(await received(api), never) == ACKNOWLEDGE
     assert (await state(api, job, second)).status.value == "completed"

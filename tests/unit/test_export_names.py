@@ -120,6 +120,7 @@ def test_uses_are_counted(keys: list[int]) -> None:
         assert counts.add(key) == seen[key]
 
 
+@pytest.mark.slow
 def test_a_name_costs_few_bytes_of_memory() -> None:
     names, count = Names(), 50_000
     tracemalloc.start()

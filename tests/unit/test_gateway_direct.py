@@ -362,6 +362,7 @@ async def test_no_proxy_is_taken_from_the_environment(
 HOSTS = st.text(max_size=30) | st.sampled_from(["127.0.0.1:9", "a..b", "[::1]:9", "a" * 70])
 
 
+@pytest.mark.slow
 @given(
     url=st.text(max_size=60)
     | st.builds("http://{}/{}".format, HOSTS, st.text(max_size=30))

@@ -51,6 +51,7 @@ def test_pages_give_each_row_once_in_order(
     assert all(page.rows for page in done.pages) or not indexes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 9, 63, 64, 65])
 @pytest.mark.parametrize("shards", LAYOUTS, ids=str)
 async def test_every_small_page_size_gives_each_row_once(shards: Shards, limit: int) -> None:
@@ -59,6 +60,7 @@ async def test_every_small_page_size_gives_each_row_once(shards: Shards, limit: 
         assert (await walk(ShardedRows(shards, indexes), limit)).indexes == indexes
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(shards=LAYOUT, limit=SIZE, growth=st.integers(1, 100), kept=KEPT, seed=SEED)
 def test_rows_that_come_between_pages_are_found(
@@ -79,6 +81,7 @@ def test_rows_that_come_between_pages_are_found(
     assert anyio.run(while_growing).indexes == indexes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [10, 100, 1_000])
 @pytest.mark.parametrize("shards", LAYOUTS, ids=str)
 async def test_rows_that_come_between_two_queries_of_a_page_keep_their_order(
@@ -115,6 +118,7 @@ READS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shards", "limit"), READS, ids=str)
 async def test_a_full_enumeration_reads_little_more_than_it_returns(
     shards: Shards, limit: int
@@ -182,6 +186,7 @@ async def test_one_shard_is_one_plain_query(most_read: int | None) -> None:
     assert (last.more, last.rows_read) == (False, 4)
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(
     shards=LAYOUT,
@@ -217,6 +222,7 @@ def test_filtered_pages_give_each_match_once_within_their_bound(
     assert max(page.rows_read for page in done.pages) <= most_read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_index", [False, True])
 @pytest.mark.parametrize("shards", [Shards(1), Shards(8, STRIPE), Shards(8, FNV)], ids=str)
 async def test_ten_matches_in_a_hundred_thousand_rows_are_found_page_by_page(
@@ -250,6 +256,7 @@ async def test_a_match_waits_for_a_shard_that_was_cut_off_below_it() -> None:
     assert not second.more
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(
     shards=LAYOUT, total=st.integers(0, 2_000), piece=st.integers(1, 1_500), kept=KEPT, seed=SEED

@@ -27,6 +27,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         yield opened
 
 
+@pytest.mark.slow
 async def test_an_export_is_asked_for_made_and_fetched(api: Api) -> None:
     job = await api.submit(300)
     await api.drain(job, failing=2)

@@ -192,6 +192,7 @@ async def test_every_bad_task_is_listed_and_nothing_is_left(api: Api) -> None:
     assert (await post(api, large_body(1), **KEYED)).status_code == 201
 
 
+@pytest.mark.slow
 async def test_what_is_wrong_with_a_large_document(api: Api) -> None:
     hook = {"url": "https://hook.test/", "signature": False}
     asked: list[tuple[bytes, int, str]] = [
@@ -300,6 +301,7 @@ async def test_a_child_killed_from_outside_is_answered_503(api: Api) -> None:
     assert (await post(api, large_body(1), **KEYED)).status_code == 201
 
 
+@pytest.mark.slow
 async def test_lists_that_are_checked_at_the_same_time_do_not_mix(api: Api) -> None:
     answers: dict[int, httpx.Response] = {}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.disk import files_below
@@ -87,6 +88,7 @@ def once_free(client: httpx.Client, body: bytes, key: str) -> httpx.Response:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_client_that_hangs_up_takes_the_check_with_it(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with conveyor_server(data) as server, http(server) as client:
@@ -101,6 +103,7 @@ def test_a_client_that_hangs_up_takes_the_check_with_it(tmp_path: Path) -> None:
     assert blobs_of(data, "staged") == []
 
 
+@pytest.mark.slow
 def test_two_lists_at_a_time_while_others_wait_and_are_served(tmp_path: Path) -> None:
     seen: list[int] = []
     ended = threading.Event()
@@ -132,6 +135,7 @@ def test_two_lists_at_a_time_while_others_wait_and_are_served(tmp_path: Path) ->
     assert [answer.split(b" ", 2)[1] for answer in answers] == [b"202"] * 4
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_leaves_no_child(tmp_path: Path) -> None:
     with conveyor_server(tmp_path / "data") as server:
         connection = send_whole(server, large_body(MANY), "order-1")

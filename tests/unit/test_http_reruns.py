@@ -14,9 +14,11 @@ from zenrows.batch.models import RerunJobResponse
 
 from conveyor.domain import ids
 from conveyor.domain.model import Task, TaskStatus
-from conveyor.ports.queues import run_queue
-from conveyor.ports.tasks import TaskPage, Undone
-from conveyor.service.reruns import LONGEST_CALL
+from conveyor.handlers.ingest import HELD_PAUSE, IngestHandler
+from conveyor.ports.queues import CONTROL_QUEUE, run_queue
+from conveyor.ports.records import Answer
+from conveyor.ports.tasks import Undone
+from conveyor.ports.work import ACKNOWLEDGE
 from tests.unit.http_api import PAGE, Api, open_api, problem_of
 
 DAY = 86_400.0
@@ -201,30 +203,29 @@ async def test_a_rerun_waits_for_calls_in_flight_in_every_shard(api: Api) -> Non
     assert answers[0].json()["retried_tasks"] == 3
 
 
-async def test_waiting_for_calls_in_flight_reads_each_row_about_once(
+async def test_waiting_for_calls_in_flight_asks_the_store_a_few_times(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The calls end one by one; one row is looked at, ever less often."""
+    """Each time it looks through all rows of the run. In between one row is looked at, ever less
+    often, however many calls there are and however they end."""
     job = await api.submit(40)
     tasks = await api.tasks_of(job["latest_run"]["run_id"])
-    held = [await api.claim(task.run_id, task.task_id) for task in tasks[10:30]]
+    held = [await api.claim(task.run_id, task.task_id) for task in tasks[10:40]]
     await api.client.post(f"/v1/jobs/{job['job_id']}/stop")
-    store = api.binding.tasks
     looks: Counter[str] = Counter()
 
-    async def page(*args: Any, **named: Any) -> TaskPage:
-        looks["pages"] += 1
-        found = await real_page(*args, **named)
-        looks["rows"] += len(found.tasks)
-        return found
+    async def make(*args: Any, **named: Any) -> Answer:
+        looks["reruns"] += 1
+        return await real_rerun(*args, **named)
 
     async def one(*args: Any) -> Task | None:
         looks["single rows"] += 1
         return await real_one(*args)
 
-    real_page, real_one = store.page_tasks, store.get_task
-    monkeypatch.setattr(store, "page_tasks", page)
-    monkeypatch.setattr(store, "get_task", one)
+    real_rerun, real_one = api.binding.runs.rerun, api.binding.tasks.get_task
+    monkeypatch.setattr(api.binding.runs, "rerun", make)
+    monkeypatch.setattr(api.binding.tasks, "get_task", one)
+    monkeypatch.setattr(api.binding.tasks, "page_tasks", None)
     answers: list[httpx.Response] = []
 
     async def ask() -> None:
@@ -232,32 +233,50 @@ async def test_waiting_for_calls_in_flight_reads_each_row_about_once(
 
     async with anyio.create_task_group() as group:
         group.start_soon(ask)
-        for claimed in held[:3]:
-            await until_asleep(api)
-            await api.clock.advance(1.0)
-            await api.settle(claimed, Undone())
-        for claimed in held[3:]:
-            await api.settle(claimed, Undone())
         while not answers:
             await until_asleep(api)
-            await api.clock.advance(0.5)
+            # Just before each look the call ends that is looked at.
+            if held:
+                await api.settle(held.pop(0), Undone())
+            await api.clock.advance(0.05)
 
     assert answers[0].status_code == 201
-    assert 2 <= looks["pages"] <= 5
-    assert looks["rows"] <= 40
-    # In 3 seconds, and not every 50 ms.
-    assert 3 <= looks["single rows"] <= 12
+    assert 2 <= looks["reruns"] <= 14
+    assert looks["single rows"] <= 14
 
 
-async def test_an_old_run_is_not_searched_for_calls_in_flight(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = await api.submit(1)
-    await api.client.post(f"/v1/jobs/{job['job_id']}/stop")
-    api.clock.shift(LONGEST_CALL / 1_000 + 1)
-    monkeypatch.setattr(api.binding.tasks, "page_tasks", None)
+async def test_a_large_rerun_waits_for_no_call(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data", async_threshold=2) as api:
+        document = {"tasks": [{"url": f"https://site.test/{number}"} for number in range(3)]}
+        job = (await api.client.post("/v1/jobs", json=document)).json()
+        ingest = IngestHandler(api.binding, api.clock)
+        await ingested(api, ingest)
+        claimed = await api.claim(
+            job["latest_run"]["run_id"], ids.task_id(job["latest_run"]["run_id"], 1)
+        )
+        await api.client.post(f"/v1/jobs/{job['job_id']}/stop")
 
-    assert (await rerun(api, job)).status_code == 201
+        answer = await rerun(api, job)
+        assert answer.status_code == 202
+        assert not api.clock.pending
+        run_id = answer.json()["latest_run"]["run_id"]
+        for _ in range(3):
+            await ingested(api, ingest)
+            assert await api.tasks_of(run_id) == []
+            assert await enqueued(api, run_id) == set()
+            await api.clock.advance(HELD_PAUSE)
+        await api.settle(claimed, Undone())
+        await ingested(api, ingest)
+        assert len(await api.tasks_of(run_id)) == 3
+        assert len(await enqueued(api, run_id)) == 3
+        assert await api.binding.queues.receive(CONTROL_QUEUE, limit=10, visibility=60) == []
+
+
+async def ingested(api: Api, handler: IngestHandler) -> None:
+    """Do the one thing that waits in the control lane."""
+    [delivery] = await api.binding.queues.receive(CONTROL_QUEUE, limit=10, visibility=60)
+    assert await handler.handle(delivery, lambda: None) == ACKNOWLEDGE
+    await api.binding.queues.delete(CONTROL_QUEUE, [delivery.receipt])
 
 
 async def test_a_claim_that_has_lapsed_holds_up_nothing(api: Api) -> None:

@@ -18,6 +18,7 @@ from conveyor.domain.model import (
     RunFailure,
     RunStatus,
 )
+from conveyor.handlers import ingest
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.ports.blobs import staged_key
 from conveyor.ports.ingestion import StagedRows
@@ -26,6 +27,7 @@ from conveyor.ports.queues import (
     DEAD_LETTER_QUEUE,
     Delivery,
     IngestMessage,
+    Message,
     QueueMissing,
     Queues,
     TaskMessage,
@@ -99,9 +101,16 @@ class Recorder:
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
         self.indexes: list[int] = []
+        self.sent: list[tuple[Message, float]] = []
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._queues, name)
+
+    async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
+        """Send, and note what goes to the control lane."""
+        assert queue == CONTROL_QUEUE
+        self.sent.append((message, delay))
+        await self._queues.send(queue, message, delay=delay)
 
     async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
         """Send, and note."""
@@ -121,9 +130,8 @@ async def test_references_of_the_last_stretch_before_a_cut_are_sent_again(
     assert recorder.indexes == list(range(30))
 
 
-async def test_copied_rows_are_announced_and_again_after_a_cut(large: Ingestion) -> None:
-    await large.handle()
-    await large.stop()
+async def rerun(large: Ingestion) -> str:
+    """Plan a large rerun of the run; its id."""
     again = large.clock.new_id()
     await large.binding.runs.rerun(
         CALLER,
@@ -136,6 +144,13 @@ async def test_copied_rows_are_announced_and_again_after_a_cut(large: Ingestion)
         answer=lambda _made: Answer(202, b"{}"),
         once=None,
     )
+    return again
+
+
+async def test_copied_rows_are_announced_and_again_after_a_cut(large: Ingestion) -> None:
+    await large.handle()
+    await large.stop()
+    again = await rerun(large)
     await large.binding.ingestion.copy_rows(again, first_index=0, end_index=7, now=0)
     recorder = Recorder(large.binding.queues)
     large.binding = replace(large.binding, queues=cast(Queues, recorder))
@@ -144,6 +159,34 @@ async def test_copied_rows_are_announced_and_again_after_a_cut(large: Ingestion)
     delivery = Delivery(CONTROL_QUEUE, message, "receipt", 1)
     assert await handler.handle(delivery, lambda: None) == ACKNOWLEDGE
     assert recorder.indexes == list(range(30))
+
+
+async def test_a_copy_that_is_held_sends_no_reference_twice(
+    large: Ingestion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands back, again and again, behind what it has copied, and then goes on."""
+    monkeypatch.setattr(ingest, "STRETCH", 10)
+    await large.handle()
+    now = large.clock.now()
+    task_id = ids.task_id(large.run_id, 25)
+    await large.binding.tasks.claim_task(
+        large.run_id, task_id, worker="w", now=now, claimed_until=now + 60_000, max_interruptions=9
+    )
+    await large.stop()
+    again = await rerun(large)
+    recorder = Recorder(large.binding.queues)
+    large.binding = replace(large.binding, queues=cast(Queues, recorder))
+    handler = IngestHandler(large.binding, large.clock)
+    delivery = Delivery(CONTROL_QUEUE, IngestMessage(large.job_id, again), "receipt", 1)
+    for _ in range(3):
+        assert await handler.handle(delivery, lambda: None) == ACKNOWLEDGE
+        assert recorder.indexes == list(range(20))
+    assert recorder.sent == [(delivery.message, ingest.HELD_PAUSE)] * 3
+    await large.clock.advance(60)
+    assert await handler.handle(delivery, lambda: None) == ACKNOWLEDGE
+    # The stretch before the checkpoint once more: whoever copied it may have been killed then.
+    assert recorder.indexes == [*range(20), *range(10, 30)]
+    assert len(recorder.sent) == 3
 
 
 async def test_a_run_to_copy_from_that_is_gone_fails_the_rerun(large: Ingestion) -> None:

@@ -157,6 +157,7 @@ def test_an_interrupt_from_the_terminal_is_left_to_the_server() -> None:
     assert len(rows_of(list(split_frames(first + rest)))) == 12_000
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_inline_tasks_stay_small(tmp_path: Path) -> None:
     tasks = [
         {"url": f"http://a.example/products/{i}", "external_id": f"n-{i}"} for i in range(100_000)

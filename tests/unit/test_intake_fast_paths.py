@@ -31,6 +31,7 @@ NEAR_URLS = st.tuples(
 ).map("".join)
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(url=NEAR_URLS | st.text(LETTERS, max_size=25))
 @example(url="https://www.example.com/a?b=c#d")
@@ -52,6 +53,7 @@ def test_what_is_plain_is_good(url: str) -> None:
         assert len(url) <= urls.MAX_LENGTH
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(given=st.lists(NEAR_URLS, max_size=6))
 def test_several_are_plain_only_where_each_is(given: list[str]) -> None:
@@ -115,6 +117,7 @@ LINES = st.builds(
 )
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(line=LINES)
 @example(line='{"url":"http://a.example/","external_id":"a"}')

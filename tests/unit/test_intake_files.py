@@ -108,6 +108,7 @@ def test_the_content_is_bounded_packed_or_not(work: Work, content: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_file_that_unpacks_without_end_is_left_early() -> None:
     bomb = gzip.compress(b"\n" * 60_000_000)
     tracemalloc.start()
@@ -248,6 +249,7 @@ def blocks(line: str, rows: int) -> Iterator[bytes]:
         yield "".join(line.format(i) for i in range(first, first + 500)).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "line", "good"),
     [

@@ -106,6 +106,7 @@ async def test_the_served_document_is_this_one_and_is_valid(api: Api) -> None:
     SCHEMA.validate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", GenerationMode)
 async def test_generated_requests_get_described_answers(api: Api, mode: GenerationMode) -> None:
     for name, operation in OPERATIONS.items():

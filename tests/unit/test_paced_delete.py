@@ -11,6 +11,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus
 from conveyor.engine.plans import CONTROL_SLOTS
 from conveyor.handlers.delete import MOST_LONG, PAUSE, DeleteHandler
@@ -58,7 +59,12 @@ class ManyRows:
 
 
 class Tombstones:
-    """The jobs and runs ports, as far as a deletion knows them: every run is a tombstone."""
+    """The jobs and runs ports, as far as a deletion knows them: every run is a tombstone. `touched`
+    holds when each was, in seconds."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.touched: dict[str, list[float]] = {}
+        self._clock = clock
 
     async def find_job(self, job_id: str) -> SimpleNamespace:
         """Any job."""
@@ -67,6 +73,11 @@ class Tombstones:
     async def get_run(self, caller: str, job_id: str, run_id: str) -> SimpleNamespace:
         """Any run."""
         return SimpleNamespace(run_id=run_id, status=RunStatus.DELETED)
+
+    async def touch_tombstone(self, run_id: str, *, now: int) -> None:
+        """Keep when."""
+        assert now == self._clock.now()
+        self.touched.setdefault(run_id, []).append(self._clock.monotonic())
 
 
 def delivery(run_id: str, job_id: str = "JOB", *, final: bool = False) -> Delivery:
@@ -79,8 +90,9 @@ def calm() -> None:
     raise AssertionError("throttled")
 
 
-def over(api: Api, rows: ManyRows) -> Binding:
-    ports = {"tasks": rows, "jobs": Tombstones(), "runs": Tombstones()}
+def over(api: Api, rows: ManyRows, tombstones: Tombstones | None = None) -> Binding:
+    tombstones = tombstones or Tombstones(api.clock)
+    ports = {"tasks": rows, "jobs": tombstones, "runs": tombstones}
     return dataclasses.replace(api.binding, **cast(Any, ports))
 
 
@@ -162,18 +174,61 @@ async def test_long_deletions_leave_control_slots_for_others_and_all_end(api: Ap
     assert set(rows.rows.values()) == {0}
 
 
-async def test_a_second_message_for_a_run_that_is_being_scrubbed_waits(api: Api) -> None:
+async def test_a_second_message_for_a_run_that_is_being_scrubbed_goes(api: Api) -> None:
     rows = ManyRows(api.clock, RUN=3 * ROWS_A_STEP)
     handler = DeleteHandler(over(api, rows), api.clock, visibility=VISIBILITY)
     async with anyio.create_task_group() as group:
         group.start_soon(handle, handler, delivery("RUN"))
         await api.clock.advance(STEP_SECONDS / 2)
-        await handle(handler, delivery("RUN"))
+        await handle(handler, delivery("RUN"), delivery("RUN", final=True))
+        await api.clock.advance(2 * PAUSE)
         assert await waiting(api) == []
-        await api.clock.advance(PAUSE)
-        assert await waiting(api) == [DeleteMessage("JOB", "RUN")]
         await api.clock.advance(4 * STEP_SECONDS * (1 + REST))
     assert rows.most_at_once == 1
+    await api.clock.advance(VISIBILITY)
+    assert await waiting(api) == [DeleteMessage("JOB", "RUN", final=True)]
+
+
+async def test_a_heartbeat_touches_the_tombstones_of_what_is_being_scrubbed(api: Api) -> None:
+    rows = ManyRows(api.clock, RUN=3 * ROWS_A_STEP)
+    tombstones = Tombstones(api.clock)
+    handler = DeleteHandler(over(api, rows, tombstones), api.clock, visibility=VISIBILITY)
+    began = api.clock.monotonic()
+    async with anyio.create_task_group() as group:
+        group.start_soon(handle, handler, delivery("RUN"))
+        await api.clock.advance(2 * STEP_SECONDS)
+        await handler.renew()
+        await api.clock.advance(STEP_SECONDS)
+        await handler.renew()
+        await api.clock.advance(4 * STEP_SECONDS * (1 + REST))
+    await handler.renew()
+    # When it began, and with each heartbeat until it had ended.
+    assert tombstones.touched["RUN"] == [began + STEP_SECONDS * at for at in (0, 2, 3)]
+
+
+async def test_a_heartbeat_that_fails_for_one_deletion_touches_the_others(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(Tombstones):
+        async def touch_tombstone(self, run_id: str, *, now: int) -> None:
+            if run_id == "A" and self._clock.monotonic() > began:
+                raise ConveyorError(ErrorCode.UNAVAILABLE, "away")
+            await super().touch_tombstone(run_id, now=now)
+
+    rows = ManyRows(api.clock, A=3 * ROWS_A_STEP, B=3 * ROWS_A_STEP)
+    began = api.clock.monotonic()
+    tombstones = Away(api.clock)
+    handler = DeleteHandler(over(api, rows, tombstones), api.clock, visibility=VISIBILITY)
+    async with anyio.create_task_group() as group:
+        for name in ("A", "B"):
+            group.start_soon(handle, handler, delivery(name))
+        await api.clock.advance(STEP_SECONDS)
+        await handler.renew()
+        group.cancel_scope.cancel()
+    assert {name: len(times) for name, times in tombstones.touched.items()} == {"A": 1, "B": 2}
+    assert [record.getMessage() for record in caplog.records] == [
+        "touching a deletion failed: unavailable: away"
+    ]
 
 
 async def test_a_cancelled_deletion_gives_its_place_back(api: Api) -> None:

@@ -178,6 +178,7 @@ def test_the_bound_of_all_params() -> None:
     assert refusal({"wait_for": "x" * (room + 1)}) == (Reason.INVALID_PARAM_VALUE, "zenrows_params")
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(raw=st.dictionaries(st.sampled_from(sorted(params.KNOWN)), JSON_VALUES))
 def test_normal_form_is_text_and_stable(raw: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ async def bounces(policy: str) -> int:
     return it.bounced()
 
 
+@pytest.mark.slow
 async def test_the_tighter_the_gate_the_fewer_bounces_and_every_one_keeps_the_limit() -> None:
     assert await bounces("local-exact") == 0
     assert 0 < await bounces("local") < await bounces("off")
@@ -81,6 +82,7 @@ async def test_pollers_pass_the_local_gate_together_and_the_exact_one_never() ->
     assert await asked_in_one_burst("local") > 4
 
 
+@pytest.mark.slow
 async def test_a_bounced_message_is_hidden_twice_as_long_each_time_up_to_the_cap() -> None:
     it = World(
         slots=1,
@@ -175,6 +177,7 @@ async def test_what_is_cut_off_on_its_way_back_is_given_back_at_the_end() -> Non
     assert it.granted("a") == 0
 
 
+@pytest.mark.slow
 async def test_bouncing_makes_no_dead_letters() -> None:
     it = World(
         slots=10,

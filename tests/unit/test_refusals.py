@@ -69,6 +69,13 @@ def bench() -> Bench:
         ("dynamodb", "ResourceNotFoundException", "there is no table ours", False),
         ("s3", "NoSuchBucket", "there is no bucket bodies", False),
         ("s3", "ExpiredToken", "bucket bodies: do_it: the credentials are not accepted", False),
+        ("s3", "RequestTimeTooSkewed", "bucket bodies: do_it: the credentials are not", False),
+        (
+            "s3",
+            "KMS.DisabledException",
+            "bucket bodies: do_it: its key of KMS cannot be used",
+            True,
+        ),
         ("dynamodb", "AccessDeniedException", "table ours: do_it: not permitted: User", True),
         ("sqs", "AccessDenied", "queues conveyor-x-…: do_it: not permitted: User", True),
     ],
@@ -143,6 +150,7 @@ async def test_links_are_those_of_the_service(bench: Bench) -> None:
     assert bench.aws.presign("get_object", {"Key": "k"}, seconds=9) == "get_object 9 {'Key': 'k'}"
 
 
+@pytest.mark.slow
 async def test_missing_credentials_are_told_at_once_and_as_what_they_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ async def test_waiting_on_empty_queues_leaves_the_slots_to_others() -> None:
         assert sum(task in world.tasks.done for _, task in world.rows["busy"]) >= 70
 
 
+@pytest.mark.slow
 async def test_a_slow_run_is_not_buffered_at_the_pace_of_a_fast_one() -> None:
     """For the mistake of one mean task time over all jobs."""
 
@@ -166,6 +167,7 @@ async def test_a_buffered_message_that_waits_too_long_is_given_back() -> None:
         assert not lane.buffer
 
 
+@pytest.mark.slow
 async def test_workers_that_come_later_get_their_fair_share() -> None:
     world = World(slots=50, duration=lambda _delivery: 2.0, workers=3)
     early, *late = world.members
@@ -185,6 +187,7 @@ async def test_workers_that_come_later_get_their_fair_share() -> None:
     assert world.tasks.peak["run-a"] <= 60
 
 
+@pytest.mark.slow
 async def test_a_small_limit_is_never_split() -> None:
     world = World(slots=50, duration=lambda _delivery: 2.0, workers=4, ledger=BrokenLedger)
     async with world.running():
@@ -194,6 +197,7 @@ async def test_a_small_limit_is_never_split() -> None:
         assert world.broken.calls <= 0.4 * len(world.tasks.done)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_stops_leaves_its_permits_to_others_at_once() -> None:
     world = World(slots=50, duration=lambda _delivery: 1.0, workers=2)
     first, second = world.members

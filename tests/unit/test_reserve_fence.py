@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from conveyor.engine.worker import TICK
+from conveyor.engine.telemetry import LOOK
 from conveyor.settings import InvalidSetting, load
 from tests.unit.dispatch_world import BrokenLedger, World
 
@@ -25,6 +25,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lease", [5.0, 5.1, 6.0, 7.3, 9.0, 9.9, 10.0, 11.0, 20.0, 30.0, 120.0])
 async def test_no_call_outlives_a_lease_long_or_short(lease: float) -> None:
     """For the mistakes of a fence without its share of the lease (`FENCE_SHARE = 0.0`), or without
@@ -39,7 +40,7 @@ async def test_no_call_outlives_a_lease_long_or_short(lease: float) -> None:
         )
         world.broken.rate = 0.95
         async with world.running():
-            await world.clock.advance(4 * TICK + phase)
+            await world.clock.advance(4 * LOOK + phase)
             await world.submit("a", 10, limit=10)
             await world.clock.advance(0.01)
             world.broken.away = lambda _holding: True
@@ -53,6 +54,7 @@ async def test_no_call_outlives_a_lease_long_or_short(lease: float) -> None:
             assert world.granted("a") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lease", [5.0, 7.0, 10.0, 30.0])
 async def test_a_ledger_in_good_health_fences_nothing_whatever_the_lease(lease: float) -> None:
     """For the mistake of a fence that leaves no time to renew."""
@@ -133,7 +135,7 @@ async def test_what_is_given_up_while_a_renewal_is_out_stays_given_up() -> None:
         policy.tend(world.clock.monotonic(), spawn)
         lane.busy = 4
         for _ in range(3):
-            await world.clock.advance(TICK)
+            await world.clock.advance(LOOK)
             policy.tend(world.clock.monotonic(), spawn)
         assert policy.held == 4
         await world.clock.advance(1)

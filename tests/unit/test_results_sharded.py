@@ -101,6 +101,7 @@ async def listed(api: Api, job_id: str, **query: str) -> list[int]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", LAYOUTS, ids=lambda shards: f"{shards.count}-{shards.scheme}")
 async def test_every_page_size_gives_each_row_once_in_order(api: Api, shards: Shards) -> None:
     job_id, run_id = await made(api, shards, 150)

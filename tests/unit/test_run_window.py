@@ -239,6 +239,7 @@ def test_renewing_for_hours_keeps_the_record_of_hidden_messages_small() -> None:
     assert len(queue.take(10, visibility=60, now=65.0)) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_receives", [None, 2])
 @pytest.mark.parametrize("window", [10, 40])
 @settings(max_examples=60, deadline=None)

@@ -115,6 +115,7 @@ def test_one_object_a_policy_with_the_fields_in_order(
     assert reserve["peak_in_flight"] <= 5
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_output(capsys: pytest.CaptureFixture[str]) -> None:
     first = run(capsys, *SMALL, "--json", "--seed", "7")
     again = run(capsys, *SMALL, "--json", "--seed", "7")
@@ -215,6 +216,7 @@ def test_short_times_are_told_in_milliseconds(capsys: pytest.CaptureFixture[str]
     assert "Cut off after 5 ms: off." in remarks(QUESTION, [nothing_done])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [1, 2, 7, 60])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_job_is_done_sooner_than_at_best(tasks: int, seed: int) -> None:
@@ -237,6 +239,7 @@ def test_calls_that_time_out_are_told() -> None:
     assert not [line for line in remarks(replace(slow, sigma=0), [row()]) if "time out" in line]
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_one_line_and_its_exit_code() -> None:
     command = [sys.executable, "-m", "conveyor", "simulate", "--tasks", "200000"]
     with subprocess.Popen(

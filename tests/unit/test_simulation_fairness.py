@@ -51,6 +51,7 @@ def assert_within_limits(
         assert fmean(found_times) <= LIMITS[arrival], (arrival, found_times)
 
 
+@pytest.mark.slow
 def test_a_giant_does_not_starve_small_runs() -> None:
     """So few runs tell little by themselves: the mean of some seeds does."""
     assert_within_limits(
@@ -64,6 +65,7 @@ def test_a_giant_of_100_000_tasks_does_not_starve_fifty_runs_of_20() -> None:
     assert_within_limits(small_runs=SMALL_RUNS, giant=GIANT_TASKS, pickings=PICKINGS, seeds=1)
 
 
+@pytest.mark.slow
 def test_long_tasks_of_a_giant_tell_the_rules_apart() -> None:
     """Where the giant's calls are long, whoever takes turns leaves the small runs too few slots."""
     small = tuple(JobPlan(tasks=20, cap=CAP, arrives_at=10.0 + 2 * number) for number in range(8))
@@ -109,6 +111,7 @@ def test_the_highest_priority_goes_first_and_the_lowest_progresses() -> None:
     assert report.completed == 2_000
 
 
+@pytest.mark.slow
 def test_the_lowest_priority_is_served_while_higher_ones_have_work() -> None:
     plans = (JobPlan(tasks=20_000, cap=CAP, priority=9), JobPlan(tasks=40, cap=CAP, priority=0))
     report = simulate(
@@ -119,6 +122,7 @@ def test_the_lowest_priority_is_served_while_higher_ones_have_work() -> None:
     assert report.finished_at[1] is not None
 
 
+@pytest.mark.slow
 def test_rules_are_shown_in_a_table() -> None:
     table = fairness_markdown(fairness_rows(compare(cases(small_runs=2, giant=200), processes=1)))
 

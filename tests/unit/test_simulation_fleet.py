@@ -104,6 +104,7 @@ def test_a_window_cuts_off_and_what_is_in_hand_then_is_told() -> None:
     assert (report.finished_at, report.lost) == ((None,), 0)
 
 
+@pytest.mark.slow
 def test_policies_that_receive_first_bounce_and_counting_first_breaks_the_cap() -> None:
     report = simulate(
         _scenario(world=PUBLISHED, tasks=200, cap=5, policy="off", store="count-then-insert")
@@ -118,6 +119,7 @@ def test_policies_that_receive_first_bounce_and_counting_first_breaks_the_cap() 
     assert (kept.peak_in_flight, kept.seconds_over_cap, kept.granted_over) == (5, 0.0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_the_published_figures_are_reproduced(seed: int) -> None:
     """One worker of 50 slots, cap 5, 500 tasks: 4.79 receives a task without the gate, 1.59 with
@@ -141,6 +143,7 @@ def test_the_published_figures_are_reproduced(seed: int) -> None:
     assert 1.5 <= amplification["local"] <= 1.8
 
 
+@pytest.mark.slow
 def test_a_local_gate_that_never_closes_changes_nothing_at_all() -> None:
     reports = [
         simulate(_scenario(cap=15, policy=policy, store="count-then-insert", window=10.0))
@@ -150,6 +153,7 @@ def test_a_local_gate_that_never_closes_changes_nothing_at_all() -> None:
     assert reports[0].events == reports[1].events > 500
 
 
+@pytest.mark.slow
 def test_every_policy_works_the_same_tasks() -> None:
     """The seconds spent in calls are those of the tasks, whatever the order they are worked in."""
     spent = [
@@ -175,6 +179,7 @@ print(report.trace_hash, report.events, report.fenced > 0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_same_seed_gives_the_same_events_in_another_process(backend: str) -> None:
     """However strings hash there, and wherever objects lie in memory."""
@@ -385,9 +390,7 @@ def test_what_goes_wrong_in_production_code_is_not_swallowed(
     assert raised.group_contains(ZeroDivisionError)
 
 
-def test_logs_are_quiet_and_as_loud_as_before_afterwards(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_logs_are_quiet_and_loud_again_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("conveyor")
     log.setLevel(logging.INFO)
     simulate(_scenario(PermitsDown(1.0, 40.0), tasks=50))

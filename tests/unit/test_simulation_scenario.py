@@ -13,6 +13,7 @@ from conveyor.settings import SETTINGS
 from conveyor.testing.simulation import (
     REALISTIC,
     WORLDS,
+    BodiesDown,
     Duplicates,
     Fault,
     GatewayLimit,
@@ -45,6 +46,7 @@ FAULTS: tuple[Fault, ...] = (
     PermitsRestartEmpty(1.0),
     GatewaySlow(1.0, 1.0, 2.0),
     GatewayLimit(1, 1.0, 1.0),
+    BodiesDown(1.0, 1.0),
     LostAcks(0.5),
     Duplicates(0.5),
     QueueLost(1.0),

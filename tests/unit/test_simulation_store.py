@@ -37,6 +37,7 @@ from conveyor.testing.simulation.gate import Gate
 from conveyor.testing.simulation.latency import Latency, stream
 from conveyor.testing.simulation.link import Link
 from conveyor.testing.simulation.store import (
+    BlobService,
     SimulatedBlobs,
     SimulatedJobs,
     SimulatedRuns,
@@ -306,7 +307,7 @@ async def test_an_ending_is_counted_once_and_work_in_vain_apart() -> None:
 
 
 async def test_blobs_keep_their_sizes() -> None:
-    blobs = SimulatedBlobs({}, _link())
+    blobs = SimulatedBlobs(BlobService(), _link())
 
     async def pieces() -> Any:
         yield b"abc"

@@ -77,6 +77,7 @@ def insert_finished(writer: sqlite3.Connection) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_a_look_costs_what_has_changed(store: SqliteStore, world: World) -> None:
     jobs = [(await world.submit(1))[0] for _ in range(LIVE)]
     await store.database.write(insert_finished)

@@ -235,6 +235,7 @@ def test_a_scalar_has_no_depth() -> None:
     refusal(b"[]", max_depth=0)
 
 
+@pytest.mark.slow
 def test_a_document_of_too_many_containers_is_refused_before_it_is_read() -> None:
     assert strict_json.decode(b"[" + b"[]," * 999_998 + b"[]]") is not None
     with pytest.raises(ConveyorError, match="more than 2,000,000 objects and lists"):

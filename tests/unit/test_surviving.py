@@ -93,6 +93,7 @@ class Bench:
         return Worker(self.world.dispatcher, discovery, self.world.clock, heartbeat=HEARTBEAT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("port", "method", "policy"),
     [*((*fault, "reserve") for fault in FAULTS), ("ledger", "hold", "off")],

@@ -15,7 +15,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats, RunStatus
 from conveyor.handlers import sweep_quiet, sweep_retention
 from conveyor.handlers.sweep import DELETE_PATIENCE
-from conveyor.ports.queues import DeleteMessage, IngestMessage, run_queue
+from conveyor.ports.queues import DeleteMessage, IngestMessage, Message, run_queue
 from conveyor.ports.records import Answer
 from tests.unit.http_api import Api, open_api
 from tests.unit.sweep_world import DAY, INTERVAL, QUIET, run_id_of, slot_of, sweep_over
@@ -174,16 +174,33 @@ async def test_a_stuck_ingestion_is_sent_again_once_a_quiet_period(api: Api) -> 
     assert sweep.outbox.references == []
 
 
-async def test_a_tombstone_that_stands_for_long_is_sent_to_its_scrub_again(api: Api) -> None:
+async def test_a_tombstone_that_nobody_touches_is_sent_to_its_scrub_again(api: Api) -> None:
     job = await api.submit(1)
     await api.client.delete(f"/v1/jobs/{job['job_id']}")
+    workers = [sweep_over(api) for _ in range(3)]
+
+    def sent() -> list[Message]:
+        return [message for worker in workers for message in worker.outbox.sent]
+
+    await workers[0].look(after=DELETE_PATIENCE * QUIET)
+    assert sent() == []
+    for worker in workers * 2:
+        await worker.look()
+    # One sends it for all of them.
+    assert sent() == [DeleteMessage(job["job_id"], run_id_of(job))]
+    await workers[1].look(after=DELETE_PATIENCE * QUIET)
+    assert len(sent()) == 2
+
+
+async def test_no_deletion_under_way_is_sent_again_however_long_it_takes(api: Api) -> None:
+    job = await api.submit(1)
+    run_id = run_id_of(job)
+    await api.client.delete(f"/v1/jobs/{job['job_id']}")
     sweep = sweep_over(api)
-    await sweep.look()
-    await sweep.look(after=DELETE_PATIENCE * QUIET - 1)
+    for _ in range(3 * DELETE_PATIENCE):
+        await api.binding.runs.touch_tombstone(run_id, now=api.clock.now())
+        await sweep.look(after=QUIET)
     assert sweep.outbox.sent == []
-    await sweep.look()
-    await sweep.look()
-    assert sweep.outbox.sent == [DeleteMessage(job["job_id"], run_id_of(job))]
 
 
 async def test_a_long_look_stands_back_and_the_next_sweep_goes_on(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,15 @@ from conveyor.ports.blobs import export_key, input_key, run_prefix
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.queues import DeleteMessage, ExportMessage
 from tests.unit.http_api import Api, open_api
-from tests.unit.sweep_world import DAY, QUIET, ROW_DAYS, run_id_of, slot_of, sweep_over
+from tests.unit.sweep_world import (
+    DAY,
+    INTERVAL,
+    QUIET,
+    ROW_DAYS,
+    run_id_of,
+    slot_of,
+    sweep_over,
+)
 
 
 @pytest.fixture
@@ -49,10 +58,12 @@ async def test_an_unfinished_export_is_sent_again_and_an_expired_one_goes(api: A
     export = await _export(api, job, expires_in=3 * QUIET)
     key = export_key(export.job_id, export.run_id, export.export_id)
     await api.binding.blobs.put(key, b"zip")
-    sweep = sweep_over(api)
+    sweep, another = sweep_over(api), sweep_over(api)
     await sweep.look(after=QUIET + 1)
+    await another.look()
     await sweep.look()
-    assert sweep.outbox.sent == [ExportMessage(export.job_id, export.run_id, export.export_id)]
+    message = ExportMessage(export.job_id, export.run_id, export.export_id)
+    assert (sweep.outbox.sent, another.outbox.sent) == ([message], [])
     assert await api.binding.blobs.open(key) is not None
     await sweep.look(after=3 * QUIET)
     assert await api.binding.blobs.open(key) is None
@@ -104,3 +115,43 @@ async def test_rows_are_kept_for_ever_where_the_setting_says_so(api: Api) -> Non
     await sweep.look(after=400 * DAY)
     assert sweep.outbox.sent == []
     assert len(await api.tasks_of(run_id_of(job))) == 1
+
+
+async def test_a_queue_that_outlived_its_run_goes_once(api: Api) -> None:
+    ended, stopped, paused, live = [await api.submit(1, result_ttl_days=9) for _ in range(4)]
+    await api.drain(ended)
+    await api.client.post(f"/v1/jobs/{stopped['job_id']}/stop")
+    await api.client.post(f"/v1/jobs/{paused['job_id']}/pause")
+    workers = [sweep_over(api, row_days=0) for _ in range(2)]
+    await workers[0].look(after=sweep_retention.ENDED_FOR / 1_000 - INTERVAL)
+    assert workers[0].outbox.dropped == []
+    for _ in range(3):
+        for worker in workers:
+            await worker.look(after=sweep_retention.INTERVAL)
+    assert workers[0].outbox.dropped == [run_id_of(ended), run_id_of(stopped)]
+    assert workers[1].outbox.dropped == []
+    for job in (paused, live):
+        run = await api.run_of(job["job_id"])
+        assert run is not None
+        assert run.status is RunStatus.RUNNING
+
+
+async def test_a_queue_that_cannot_be_dropped_stops_nothing_and_is_tried_again(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = [await api.submit(1, result_ttl_days=1) for _ in range(2)]
+    keys = [task.result.blob_key for job in jobs for task in await api.drain(job) if task.result]
+    runs = [run_id_of(job) for job in jobs]
+    sweep = sweep_over(api)
+    sweep.outbox.away = True
+    await sweep.look(after=2 * DAY)
+    assert sweep.outbox.dropped == runs
+    assert [key for key in keys if await api.binding.blobs.open(key) is not None] == []
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in warnings] == [
+        "dropping the queue of an ended run failed: unavailable: away"
+    ] * 2
+    sweep.outbox.away = False
+    for _ in range(2):
+        await sweep.look(after=sweep_retention.INTERVAL)
+    assert sweep.outbox.dropped == runs * 2

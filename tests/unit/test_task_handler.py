@@ -16,6 +16,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.sealing import KeySealer
 from conveyor.engine.telemetry import Telemetry
+from conveyor.handlers.keeping import FIRST_PAUSE
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler, TaskOptions
 from conveyor.handlers.templates import Templates
 from conveyor.handlers.verdict import Backoff
@@ -23,6 +24,8 @@ from conveyor.ports.blobs import BodyRefused
 from conveyor.ports.gateway import ScrapeRequest, Success
 from conveyor.ports.queues import Delivery, TaskMessage, run_queue
 from conveyor.ports.work import ACKNOWLEDGE, CalledInVain, Outcome
+from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.aws.refusals import NotDeployed
 from tests.unit.http_api import Api, open_api
 
 MAX_INTERRUPTIONS = 4
@@ -237,12 +240,38 @@ async def test_a_body_that_is_refused_uses_up_attempts_until_its_task_fails(api:
     assert (task.status, task.attempts) == (TaskStatus.FAILED, 3)
 
 
-async def test_while_bodies_cannot_be_kept_a_call_is_made_once_a_receive(api: Api) -> None:
-    away = ConveyorError(ErrorCode.UNAVAILABLE, "s3 does not answer", retry_after=5)
+UNKEPT = [
+    ConveyorError(ErrorCode.UNAVAILABLE, "s3 does not answer", retry_after=5),
+    NotDeployed("bucket bodies: put_object: not permitted"),
+    AwsRefused("RequestTimeTooSkewed", "by an hour"),
+]
+
+
+@pytest.mark.parametrize("away", UNKEPT, ids=["silent", "not deployed", "refused"])
+async def test_a_body_that_cannot_be_kept_costs_one_call_and_no_attempt(
+    api: Api, away: ConveyorError
+) -> None:
     gateway, handler, delivery = await work_unkept(api, away)
     with pytest.raises(CalledInVain):
         await handler.handle(delivery, calm)
+    for _ in range(9):
+        with pytest.raises(ConveyorError) as caught:
+            await handler.handle(delivery, calm)
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert not isinstance(caught.value, CalledInVain)
     assert len(gateway.calls) == 1
     assert isinstance(delivery.message, TaskMessage)
     [task] = await api.tasks_of(delivery.message.run_id)
-    assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
+    assert (task.status, task.attempts, task.claim_number) == (TaskStatus.PENDING, 0, 1)
+
+
+async def test_a_trial_is_made_now_and_then_and_a_body_that_is_kept_ends_it(api: Api) -> None:
+    gateway, handler, delivery = await work_unkept(api, UNKEPT[0])
+    for calls in (1, 2):
+        with pytest.raises(CalledInVain):
+            await handler.handle(delivery, calm)
+        assert len(gateway.calls) == calls
+        await api.clock.advance(FIRST_PAUSE * 2 ** (calls - 1))
+    handler._binding.blobs.put = api.binding.blobs.put  # type: ignore[method-assign]
+    assert await handler.handle(delivery, calm) == ACKNOWLEDGE
+    assert len(gateway.calls) == 3

@@ -285,6 +285,7 @@ JSON_VALUES = st.recursive(
 FIELDS = ["url", "external_id", "metadata", "method", "body", "zenrows_params"]
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(
     raw=JSON_VALUES

@@ -51,6 +51,7 @@ def stricter_rule(url: str) -> bool:
     return control or url != url.strip() or not authority or authority[0] in "/\\?#"
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(url=URLS)
 @example(url="http://a..b/")
@@ -60,6 +61,7 @@ def test_it_agrees_with_the_oracle(url: str) -> None:
     assert accepted == (oracle_accepts(url) and not stricter_rule(url))
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(url=st.text(max_size=30) | st.text("htps:/\\?#@[]. \t\n", max_size=14))
 def test_nothing_is_accepted_that_the_oracle_refuses(url: str) -> None:

@@ -42,6 +42,13 @@ _COPY_ENDINGS = f"""
 """
 
 
+_HELD = """
+    SELECT t.task_id FROM claims c JOIN tasks t USING (task_key)
+    WHERE c.task_key > ? AND c.task_key <= ? AND c.claimed_until > ? LIMIT 1
+"""
+_LATE = f"SELECT count(*) {_SOURCE} AND t.state > 0 AND t.updated_at >= :since AND ({{matching}})"
+
+
 class Copied(NamedTuple):
     """How many rows were written that start afresh, and how many that were inherited."""
 
@@ -62,25 +69,64 @@ class Copy:
         self, connection: sqlite3.Connection, *, first_index: int, end_index: int, now: int
     ) -> Copied:
         """Copy the rows with an index from `first_index` below `end_index`."""
-        statuses = self.statuses
-        matching = (
-            "1" if statuses is None else " OR ".join(_MATCHES[one] for one in sorted(statuses))
-        )
+        matching = self._matching
         retried = inherited = 0
-        for shard in range(self.source.shards.count):
-            low, _ = self.source.of_shard(shard, first_index - 1)
+        for low, high in self._ranges(first_index, end_index):
             values = {
                 "old_no": self.source.run_no,
                 "new_no": self.target.run_no,
                 "old_id": self.source_id,
                 "now": now,
                 "low": low,
-                "high": low + end_index - first_index,
+                "high": high,
             }
             fresh = connection.execute(_COPY_FRESH.format(matching=matching), values)
             retried += fresh.rowcount
-            if statuses is not None:
+            if self.statuses is not None:
                 kept = connection.execute(_COPY_INHERITED.format(matching=matching), values)
                 inherited += kept.rowcount
                 connection.execute(_COPY_ENDINGS.format(matching=matching), values)
         return Copied(retried, inherited)
+
+    def held(
+        self, connection: sqlite3.Connection, *, first_index: int, end_index: int, now: int
+    ) -> str | None:
+        """A task of the stretch that is under a live claim in the source."""
+        for keys in self._ranges(first_index, end_index):
+            found = find_live_claim(connection, keys, now=now)
+            if found is not None:
+                return found
+        return None
+
+    def ended_since(
+        self, connection: sqlite3.Connection, *, first_index: int, end_index: int, since: int
+    ) -> int:
+        """How many rows of the stretch start afresh that have ended in the source since."""
+        late = 0
+        for low, high in self._ranges(first_index, end_index):
+            values = {"low": low, "high": high, "since": since}
+            (count,) = connection.execute(_LATE.format(matching=self._matching), values).fetchone()
+            late += count
+        return late
+
+    @property
+    def _matching(self) -> str:
+        if self.statuses is None:
+            return "1"
+        return " OR ".join(_MATCHES[one] for one in sorted(self.statuses))
+
+    def _ranges(self, first_index: int, end_index: int) -> list[tuple[int, int]]:
+        """The keys of a stretch of the source, shard by shard: (exclusive low, inclusive high)."""
+        lows = [
+            self.source.of_shard(shard, first_index - 1)[0]
+            for shard in range(self.source.shards.count)
+        ]
+        return [(low, low + end_index - first_index) for low in lows]
+
+
+def find_live_claim(
+    connection: sqlite3.Connection, keys: tuple[int, int], *, now: int
+) -> str | None:
+    """A task with a key in a range, (exclusive low, inclusive high), under a live claim."""
+    found = connection.execute(_HELD, (*keys, now)).fetchone()
+    return None if found is None else str(found[0])

@@ -71,6 +71,12 @@ class SqliteExports:
         )
         return None if row is None else _export_from(row)
 
+    async def touch_export(self, export_id: str, *, now: int) -> None:
+        """Note that it waits for its turn."""
+        sql = f"UPDATE exports SET updated_at = max(updated_at, :now) WHERE {_GOES_ON}"
+        values = {"export_id": export_id, "now": now}
+        await self._database.write(lambda connection: connection.execute(sql, values))
+
     async def end_export(
         self, export_id: str, *, size: int | None, error: str | None, now: int
     ) -> bool:

@@ -19,8 +19,8 @@ from conveyor.dev.sqlite.states import (
     find_run,
     move_run,
 )
-from conveyor.domain.errors import not_found
-from conveyor.domain.model import JobStatus, Run, RunFailure, RunStatus
+from conveyor.domain.errors import CallInFlight, not_found
+from conveyor.domain.model import JobStatus, Run, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import ShardScheme
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.ports.ingestion import Ingesting, StagedRows
@@ -98,7 +98,7 @@ class SqliteIngestion:
             if source is None:
                 raise not_found("run")
             made = Copy(source, run.rerun_of, place, run.ingest.statuses)
-            made.run(connection, first_index=first_index, end_index=end_index, now=now)
+            _copy(connection, run, made, max(first_index, run.ingest.next_index), end_index, now)
             connection.execute(_MOVE, (end_index, now, place.run_no))
             count = end_index - first_index
             found = merged_references(
@@ -164,6 +164,26 @@ def _place(connection: sqlite3.Connection, run_id: str) -> Place:
     place = find_place(connection, run_id)
     assert place is not None  # the run was just read
     return place
+
+
+def _copy(
+    connection: sqlite3.Connection, run: Run, copy: Copy, first: int, end: int, now: int
+) -> None:
+    """Copy what of a stretch lies behind the checkpoint."""
+    if first >= end:
+        return
+    held = copy.held(connection, first_index=first, end_index=end, now=now)
+    if held is not None:
+        raise CallInFlight(copy.source_id, held)
+    copy.run(connection, first_index=first, end_index=end, now=now)
+    if copy.statuses is None or copy.statuses & {TaskStatus.PENDING, TaskStatus.PROCESSING}:
+        return
+    # Tasks that ended behind the plan are in no counter of it: what workers end while the run
+    # ingests stays within the total all the same.
+    late = copy.ended_since(connection, first_index=first, end_index=end, since=run.created_at)
+    connection.execute(
+        "UPDATE runs SET total = total + ? WHERE run_no = ?", (late, copy.target.run_no)
+    )
 
 
 def _finish(connection: sqlite3.Connection, run: Run, now: int) -> None:

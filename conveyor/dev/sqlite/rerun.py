@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from conveyor.dev.sqlite.answers import store_answer, stored_answer
-from conveyor.dev.sqlite.copies import Copied, Copy
+from conveyor.dev.sqlite.copies import Copied, Copy, find_live_claim
 from conveyor.dev.sqlite.counts import count_rows, write_counts
 from conveyor.dev.sqlite.rows import INDEX_MASK, Place, insert_run
 from conveyor.dev.sqlite.states import find_place, find_run, move_job, need_latest_run, need_view
-from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import (
     Ingest,
     IngestStatus,
@@ -93,12 +93,11 @@ def _refuse(connection: sqlite3.Connection, request: RerunRequest, source: _Sour
         raise ConveyorError(
             ErrorCode.RUN_NOT_TERMINAL, "the tasks of the latest run are still being written"
         )
-    busy = connection.execute(
-        "SELECT 1 FROM claims WHERE task_key > ? AND task_key <= ? AND claimed_until > ? LIMIT 1",
-        (*source.place.all, request.now),
-    ).fetchone()
-    if busy is not None:
-        raise ConveyorError(ErrorCode.RUN_NOT_TERMINAL, "the latest run still has calls under way")
+    if run.stats.total < request.large_from:
+        # Of a large run each step of the copying looks at the claims of its rows.
+        held = find_live_claim(connection, source.place.all, now=request.now)
+        if held is not None:
+            raise CallInFlight(run.run_id, held)
     if request.statuses is not None and run.created_at < request.window_start:
         raise ConveyorError(
             ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED, "the latest run is too old for a partial rerun"
@@ -156,7 +155,7 @@ def _plan(
 ) -> None:
     """Make the run with the counters that it will have, and pin all that it may draw from: its
     source until its rows are copied, and what the source draws from."""
-    copied, stats = _counters(connection, request.statuses, source)
+    copied, stats = _counters(request.statuses, source.run.stats)
     _refuse_empty(copied)
     end = source.run.next_index
     ingest = Ingest(status=IngestStatus.PENDING, end=end, statuses=request.statuses)
@@ -172,23 +171,16 @@ def _plan(
     )
 
 
-def _counters(
-    connection: sqlite3.Connection, statuses: frozenset[TaskStatus] | None, source: _Source
-) -> tuple[Copied, RunStats]:
-    """What the copies will be, told by the source's counters: no row is read for it."""
-    stats = source.run.stats
-    (processing,) = connection.execute(
-        "SELECT count(*) FROM claims WHERE task_key > ? AND task_key <= ?", source.place.all
-    ).fetchone()
-    counts = {
-        TaskStatus.PENDING: stats.total - stats.completed - processing,
-        TaskStatus.PROCESSING: processing,
-        TaskStatus.SUCCESSFUL: stats.successful,
-        TaskStatus.FAILED: stats.failed,
-    }
+def _counters(statuses: frozenset[TaskStatus] | None, stats: RunStats) -> tuple[Copied, RunStats]:
+    """What the copies will be, told by the source's counters alone. They do not tell pending tasks
+    from those that were left under a claim: who asks for one kind gets the number of both, until
+    the rows are copied."""
     if statuses is None:
         return Copied(stats.total, 0), RunStats(total=stats.total)
-    retried = sum(counts[status] for status in statuses)
+    unfinished = {TaskStatus.PENDING, TaskStatus.PROCESSING} & statuses
+    retried = stats.total - stats.completed if unfinished else 0
+    retried += stats.successful if TaskStatus.SUCCESSFUL in statuses else 0
+    retried += stats.failed if TaskStatus.FAILED in statuses else 0
     successful = 0 if TaskStatus.SUCCESSFUL in statuses else stats.successful
     failed = 0 if TaskStatus.FAILED in statuses else stats.failed
     return Copied(retried, successful + failed), RunStats(

@@ -187,10 +187,23 @@ class SqliteRuns:
         row = await self._database.read(lambda reader: reader.execute(sql, (run_id,)).fetchone())
         return None if row is None else _dispatchable(row)
 
-    async def deleted_runs(self) -> list[tuple[str, str]]:
-        """(job_id, run_id) of every tombstone."""
-        sql = "SELECT job_id, run_id FROM runs WHERE status = 'deleted' ORDER BY run_no"
-        return await self._database.read(lambda reader: reader.execute(sql).fetchall())
+    async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
+        """(job_id, run_id) of every tombstone, or of those that nobody has touched since."""
+        sql = (
+            "SELECT job_id, run_id FROM runs INDEXED BY runs_by_status WHERE status = 'deleted' "
+            "AND (?1 IS NULL OR updated_at < ?1) ORDER BY run_no"
+        )
+        return await self._database.read(lambda reader: reader.execute(sql, (before,)).fetchall())
+
+    async def touch_tombstone(self, run_id: str, *, now: int) -> None:
+        """Note that the scrub of a deleted run is under way."""
+        await self._database.write(
+            lambda connection: connection.execute(
+                "UPDATE runs SET updated_at = max(updated_at, ?2) "
+                "WHERE run_id = ?1 AND status = 'deleted'",
+                (run_id, now),
+            )
+        )
 
 
 def _refuse_pinned(connection: sqlite3.Connection, run_id: str) -> None:

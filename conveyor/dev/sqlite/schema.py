@@ -208,7 +208,9 @@ NOTICES = (
     """,
 )
 
-STEPS = (TABLES, PINS, DISPATCH_CHANGES, LARGE_RUNS, NOTICES)
+DROPPED_QUEUES = ("ALTER TABLE runs ADD COLUMN queue_dropped INTEGER NOT NULL DEFAULT 0",)
+
+STEPS = (TABLES, PINS, DISPATCH_CHANGES, LARGE_RUNS, NOTICES, DROPPED_QUEUES)
 """What leads from version n to n + 1. Steps are added at the end and never changed."""
 
 

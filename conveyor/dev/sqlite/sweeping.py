@@ -46,8 +46,8 @@ _NEEDED = """
 """Whether a run that has not ended draws on this one, or is about to copy its rows."""
 
 _ENDED = """
-    SELECT job_id, run_id, ended_at, result_ttl_days, swept FROM (
-        SELECT r.job_id, r.run_id, j.result_ttl_days, r.swept,
+    SELECT job_id, run_id, ended_at, result_ttl_days, swept, queue_dropped FROM (
+        SELECT r.job_id, r.run_id, j.result_ttl_days, r.swept, r.queue_dropped,
             max(r.updated_at, coalesce(max(d.updated_at), 0)) AS ended_at,
             coalesce(max(d.status IN ('running', 'pending') OR d.ingesting), 0) AS needed
         FROM runs r JOIN jobs j USING (job_id)
@@ -121,8 +121,8 @@ class SqliteSweeping:
             lambda reader: reader.execute(_ENDED, (after, before, limit)).fetchall()
         )
         return [
-            EndedRun(job_id, run_id, ended_at, ttl_days, bool(swept))
-            for job_id, run_id, ended_at, ttl_days, swept in rows
+            EndedRun(job_id, run_id, ended_at, ttl_days, bool(swept), bool(dropped))
+            for job_id, run_id, ended_at, ttl_days, swept, dropped in rows
         ]
 
     async def mark_swept(self, run_id: str) -> None:
@@ -130,6 +130,14 @@ class SqliteSweeping:
         await self._database.write(
             lambda connection: connection.execute(
                 "UPDATE runs SET swept = 1 WHERE run_id = ?", (run_id,)
+            )
+        )
+
+    async def mark_queue_dropped(self, run_id: str) -> None:
+        """Note that nothing is left of the queue of an ended run."""
+        await self._database.write(
+            lambda connection: connection.execute(
+                "UPDATE runs SET queue_dropped = 1 WHERE run_id = ?", (run_id,)
             )
         )
 

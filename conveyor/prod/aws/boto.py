@@ -14,11 +14,12 @@ import anyio
 import anyio.to_thread
 import boto3
 from botocore.config import Config
+from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
-from conveyor.prod.aws.calls import Answer, AwsRefused, CallStats, Parameters
+from conveyor.prod.aws.calls import Answer, AwsRefused, CallStats, Parameters, ShortLived
 from conveyor.prod.aws.options import AwsOptions
 
 THROTTLES = frozenset(
@@ -72,9 +73,17 @@ _COUNTS_CAPACITY = frozenset(
 class BotoAws:
     """The seam over boto3. Opened by `open_aws`."""
 
-    def __init__(self, clients: dict[str, Any], options: AwsOptions, clock: Clock) -> None:
+    def __init__(
+        self,
+        clients: dict[str, Any],
+        options: AwsOptions,
+        clock: Clock,
+        *,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.stats = CallStats()
         self._clients = clients
+        self._credentials = credentials
         self._options = options
         self._clock = clock
         self._limiters: dict[str, anyio.CapacityLimiter] = {}
@@ -122,9 +131,16 @@ class BotoAws:
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
         """A link to S3; see `Aws.presign`."""
-        link: str = self._clients["s3"].generate_presigned_url(
-            operation, Params=dict(parameters), ExpiresIn=seconds
-        )
+        try:
+            if not outlasts(self._credentials, seconds):
+                raise ShortLived(seconds)
+            link: str = self._clients["s3"].generate_presigned_url(
+                operation, Params=dict(parameters), ExpiresIn=seconds
+            )
+        except BotoCoreError as error:
+            raise ConveyorError(
+                ErrorCode.UNAVAILABLE, _told("s3", operation, type(error).__name__), retry_after=5
+            ) from None
         return link
 
     async def aclose(self) -> None:
@@ -184,37 +200,55 @@ class _Body:
 
 async def open_aws(options: AwsOptions, clock: Clock, *services: str) -> BotoAws:
     """Clients of the services, made in a thread: loading their descriptions takes a while."""
-    clients = await anyio.to_thread.run_sync(_clients, options, services)
-    return BotoAws(clients, options, clock)
+    clients, credentials = await anyio.to_thread.run_sync(_clients, options, services)
+    return BotoAws(clients, options, clock, credentials=credentials)
+
+
+def outlasts(credentials: Credentials | None, seconds: int) -> bool:
+    """Whether credentials, renewed where they are about to end, last for so many seconds more."""
+    if not isinstance(credentials, RefreshableCredentials):
+        return True
+    # Renews them where it is time, as signing would: no others will be had for a while.
+    credentials.get_frozen_credentials()
+    return not credentials.refresh_needed(refresh_in=seconds)
 
 
 _making = threading.Lock()
 
 
-def _clients(options: AwsOptions, services: tuple[str, ...]) -> dict[str, Any]:
+def _clients(
+    options: AwsOptions, services: tuple[str, ...]
+) -> tuple[dict[str, Any], Credentials | None]:
     config = Config(
         parameter_validation=False,
         retries={"mode": "standard", "total_max_attempts": 1},
         tcp_keepalive=True,
         connect_timeout=options.connect_timeout,
         read_timeout=options.read_timeout,
-        max_pool_connections=max(options.threads, options.receive_threads),
         s3={"addressing_style": "path" if options.s3_endpoint else "auto"},
     )
     # Making clients is not thread-safe, using them is.
     with _making:
         session = boto3.session.Session(region_name=options.region)
-        return {
+        clients = {
             service: session.client(
-                service, endpoint_url=options.endpoint(service), config=_config(service, config)
+                service,
+                endpoint_url=options.endpoint(service),
+                config=config.merge(_config(service, options)),
             )
             for service in services
         }
+        return clients, session.get_credentials()
 
 
-def _config(service: str, config: Config) -> Config:
-    """S3 links are of the fourth signature version: the second one binds no Content-Type well."""
-    return config.merge(Config(signature_version="s3v4")) if service == "s3" else config
+def _config(service: str, options: AwsOptions) -> Config:
+    """What is another service's own: a connection for each thread that may call it at a time."""
+    if service == "sqs":
+        return Config(max_pool_connections=options.threads + options.receive_threads)
+    if service == "s3":
+        # The second signature version binds no Content-Type well.
+        return Config(max_pool_connections=options.threads, signature_version="s3v4")
+    return Config(max_pool_connections=options.threads)
 
 
 def _told(service: str, operation: str, reason: str) -> str:

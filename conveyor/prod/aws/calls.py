@@ -116,6 +116,13 @@ class CallStats:
         )
 
 
+class ShortLived(Exception):
+    """Credentials end before a link would that is signed by them."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"the credentials do not last for {seconds} s more")
+
+
 class AnswerBody(Protocol):
     """A body that comes as a stream, in an answer under `Body`."""
 
@@ -145,5 +152,9 @@ class Aws(Protocol):
         ...
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """A link that makes one call of S3 for whoever holds it, for so long."""
+        """A link that makes one call of S3 for whoever holds it, for so long.
+
+        It may have to fetch credentials, and takes a thread's time then. Raises ShortLived where
+        those that sign it end before; ConveyorError(unavailable) where there are none.
+        """
         ...

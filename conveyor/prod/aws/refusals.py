@@ -22,6 +22,8 @@ UNKNOWN_CREDENTIALS = frozenset(
         "ExpiredTokenException",
         "InvalidAccessKeyId",
         "InvalidClientTokenId",
+        "InvalidToken",
+        "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
         "InvalidSignatureException",
         "UnrecognizedClientException",
@@ -29,6 +31,9 @@ UNKNOWN_CREDENTIALS = frozenset(
 )
 ABSENT = {"dynamodb": "ResourceNotFoundException", "s3": "NoSuchBucket"}
 """How a service says that the one thing which it was asked about is not there at all."""
+
+ENCRYPTION = "KMS."
+"""How the words begin by which a service says that it cannot use the key of KMS it encrypts by."""
 
 _log = logging.getLogger("conveyor.aws")
 
@@ -51,6 +56,8 @@ def told(refused: AwsRefused) -> str:
         return f"not permitted: {refused.message or refused.word}"
     if refused.word in UNKNOWN_CREDENTIALS:
         return f"the credentials are not accepted: {refused.word}"
+    if refused.word.startswith(ENCRYPTION):
+        return f"its key of KMS cannot be used: {refused.message or refused.word}"
     return str(refused)
 
 
@@ -93,6 +100,6 @@ class DeployedAws:
             return f"there is no {self._things[service]} (conveyor admin init makes it)"
         if refused.word in UNKNOWN_CREDENTIALS:
             self._stats.unusable(service, self._clock.monotonic())
-        elif refused.word not in DENIED:
+        elif refused.word not in DENIED and not refused.word.startswith(ENCRYPTION):
             return None
         return f"{self._things[service]}: {operation}: {told(refused)}"

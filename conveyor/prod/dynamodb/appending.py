@@ -15,6 +15,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import JobStatus, JobView, Run, TaskSpec
 from conveyor.domain.states import live_run_status
 from conveyor.ports.records import Answer, Appended, Once
+from conveyor.ports.turns import Turns
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.answers import Answers
 from conveyor.prod.dynamodb.closing import closed, settled
@@ -34,8 +35,7 @@ from conveyor.prod.dynamodb.run_items import RunRow, read_run_row
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunRecords
 from conveyor.prod.dynamodb.task_items import new_task_item
 from conveyor.prod.dynamodb.task_writes import insert_items
-from conveyor.prod.dynamodb.turns import Turns
-from conveyor.prod.dynamodb.values import untag_all
+from conveyor.prod.dynamodb.values import Name, untag_all
 from conveyor.prod.dynamodb.views import Views
 
 CONDITION = "ConditionalCheckFailed"
@@ -213,9 +213,7 @@ def _change(before: Run, after: Run, reservation: Reservation | None) -> Change:
     if reservation is None:
         return change
     # It is there: whoever takes it away moves the version.
-    return change._replace(
-        removes=["#reserved.#start"], names={"reserved": "reserved", "start": reservation.mark}
-    )
+    return change._replace(removes=["#reserved.#mark"], values={"mark": Name(reservation.mark)})
 
 
 def _rows(place: Place, reservation: Reservation, addition: Addition) -> list[tuple[Key, Item]]:

@@ -6,7 +6,6 @@ that is not live, or by a caller that is gone, is undone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import anyio
@@ -32,7 +31,6 @@ from conveyor.prod.dynamodb.task_items import (
     to_text,
 )
 from conveyor.prod.dynamodb.values import Plain
-from conveyor.prod.together import side_by_side
 
 NOT_YET = 1_000
 """Milliseconds until a task that is not yet a part of its run is looked at again."""
@@ -53,7 +51,6 @@ _UNDO = (
     "moved_by = :undone REMOVE #holder"
 )
 _RELEASE = "SET #status = :pending, claimed_until = :zero, moved_by = :undone REMOVE #holder"
-_HELD = {"#status": "status", "#holder": "holder"}
 
 
 class ClaimCall(NamedTuple):
@@ -111,20 +108,16 @@ class Claims:
             zero=0,
         )
 
-    async def renew(self, claims: Sequence[tuple[Key, int]], *, claimed_until: int) -> None:
-        """Extend claims, given by key and claim number, all at once; lost ones are passed over."""
-
-        async def renew(claim: tuple[Key, int]) -> None:
-            await self._attempt(
-                claim[0],
-                "SET claimed_until = :until",
-                "#status = :processing AND claim_number = :number AND claimed_until < :until",
-                number=claim[1],
-                processing=str(TaskStatus.PROCESSING),
-                until=claimed_until,
-            )
-
-        await side_by_side(renew, claims)
+    async def renew(self, key: Key, claim_number: int, *, claimed_until: int) -> None:
+        """Extend a claim; a lost one is passed over."""
+        await self._attempt(
+            key,
+            "SET claimed_until = :until",
+            "#status = :processing AND claim_number = :number AND claimed_until < :until",
+            number=claim_number,
+            processing=str(TaskStatus.PROCESSING),
+            until=claimed_until,
+        )
 
     async def _begin(self, call: ClaimCall, item: Item) -> Claim:
         """A claim was written: it counts, if the run is live after that and the task a part of
@@ -159,7 +152,6 @@ class Claims:
             call,
             _TAKE,
             "#status = :pending AND not_before <= :now",
-            _HELD,
             pending=str(TaskStatus.PENDING),
             **_taking(call),
         )
@@ -174,9 +166,8 @@ class Claims:
             "seen_number": lapsed.claim_number,
             "seen_until": lapsed.claimed_until,
         }
-        names = {**_HELD, "#events": "events"}
         if interruptions <= call.max_interruptions:
-            return await self._write(call, _TAKE_OVER, _LAPSED, names, **seen, **_taking(call))
+            return await self._write(call, _TAKE_OVER, _LAPSED, **seen, **_taking(call))
         try:
             # A row that has moved has to be counted: not cancelled on its way.
             with anyio.CancelScope(shield=True):
@@ -184,7 +175,6 @@ class Claims:
                     call,
                     _GIVE_UP,
                     _LAPSED,
-                    {**names, "#error": "error", "#failure": "failure"},
                     error=to_text(INTERRUPTED),
                     failed=str(TaskStatus.FAILED),
                     failure=str(TaskFailure.OTHER),
@@ -208,13 +198,11 @@ class Claims:
         return Finished(settled.run_status)
 
     async def _write(
-        self, call: ClaimCall, update: str, condition: str, names: dict[str, str], **values: Plain
+        self, call: ClaimCall, update: str, condition: str, **values: Plain
     ) -> Item | None:
         """The row after a write, or, where its condition was not met, as it was found."""
         try:
-            return await self._table.update(
-                call.key, update, condition=condition, names=names, **values
-            )
+            return await self._table.update(call.key, update, condition=condition, **values)
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
@@ -222,10 +210,8 @@ class Claims:
 
     async def _attempt(self, key: Key, update: str, condition: str, **values: Plain) -> None:
         """A write of which it does not matter whether its condition was met."""
-        used = update + condition
-        names = {name: attribute for name, attribute in _HELD.items() if name in used}
         try:
-            await self._table.update(key, update, condition=condition, names=names, **values)
+            await self._table.update(key, update, condition=condition, **values)
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise

@@ -11,7 +11,8 @@ from conveyor.domain.model import TaskSpec, TaskStatus
 from conveyor.domain.states import TERMINAL_TASK_STATES
 from conveyor.prod.dynamodb.ingest_counts import Counts
 from conveyor.prod.dynamodb.items import Item, Table
-from conveyor.prod.dynamodb.keys import Key, task_partition, task_sort_key
+from conveyor.prod.dynamodb.keys import END, Key, task_partition, task_sort_key
+from conveyor.prod.dynamodb.live_claims import is_held
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.shapes import whole
@@ -19,10 +20,7 @@ from conveyor.prod.dynamodb.task_items import inherited_item, new_task_item
 from conveyor.prod.dynamodb.task_writes import insert_items
 from conveyor.prod.together import side_by_side
 
-LAST = "~"
-"""Sorts behind every task id."""
-
-_FRESH = ("task_id", "spec", "status")
+_FRESH = ("task_id", "spec", "status", "claimed_until")
 _WITH_ENDS = (
     *_FRESH,
     "attempts",
@@ -67,12 +65,14 @@ class Rows:
 class Copied:
     """What a copy meant to write, and what of it was not there before, as far as the answers tell.
 
-    `rows` tells how the run's rows are only where everything was inserted.
+    `rows` tells how the run's rows are only where everything was inserted. `held` is a task of the
+    source whose call is still under way: neither it nor what follows it in its shard was copied.
     """
 
     rows: Rows = field(default_factory=Rows)
     keys: list[Key] = field(default_factory=list)
     inserted: list[Key] = field(default_factory=list)
+    held: str | None = None
 
     @property
     def all_inserted(self) -> bool:
@@ -90,13 +90,18 @@ class Copy:
     statuses: frozenset[TaskStatus] | None
 
     async def run(self, *, first: int, end: int, now: int) -> Copied:
-        """Copy the rows with an index from `first` below `end`, every shard at once."""
+        """Copy the rows with an index from `first` below `end`, every shard at once, each up to
+        the page that has a row under a live claim."""
         copied = Copied()
         names = _FRESH if self.statuses is None else _WITH_ENDS
 
         async def copy(shard: int) -> None:
             source = self.source.place
             async for found in _stretch(self.table, source, shard, names, first=first, end=end):
+                held = next((item for item in found if is_held(item, now)), None)
+                if held is not None:
+                    copied.held = held["task_id"]
+                    return
                 rows = [row for item in found if (row := self._row(item, now)) is not None]
                 for row in rows:
                     copied.rows.add(row)
@@ -147,11 +152,10 @@ async def _stretch(
 ) -> AsyncIterator[list[Item]]:
     if first >= end:
         return
-    low, high = ids.encode_index(first), ids.encode_index(end - 1) + LAST
+    low, high = ids.encode_index(first), ids.encode_index(end - 1) + END
     async for page in table.pages(
         task_partition(place.job_id, place.shards, shard),
         between=(task_sort_key(place.run_id, low), task_sort_key(place.run_id, high)),
         projection=", ".join(f"#{name}" for name in names),
-        names={f"#{name}": name for name in names},
     ):
         yield page.items

@@ -29,7 +29,7 @@ from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.recount import recount_at
 from conveyor.prod.dynamodb.run_items import REASON, RunRow, read_run_row
 from conveyor.prod.dynamodb.run_records import RunRecords
-from conveyor.prod.dynamodb.values import Plain
+from conveyor.prod.dynamodb.values import Name, Plain
 
 MOST_REMEMBERED = 10_000
 """Runs whose epoch is remembered."""
@@ -268,12 +268,11 @@ class Counters:
         adds = _sum([part.delta for part in addition.parts])
         update = _UPDATE + "".join(f", #{name} :add_{name}" for name in adds)
         values = {f"add_{name}": value for name, value in adds.items()}
-        names = {f"#{name}": name for name in (*adds, "sequences", "status")}
         return await self._records.table.update(
             place.key,
             update,
             condition=_CONDITION,
-            names={**names, "#worker": self._worker},
+            worker=Name(self._worker),
             number=addition.number,
             now=now,
             one=1,

@@ -9,13 +9,13 @@ from msgspec import structs
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.items import Table, changed_too_often
+from conveyor.prod.dynamodb.items import Table, changed_too_often, keys_of
 from conveyor.prod.dynamodb.job_items import JobRow, job_part, moved
 from conveyor.prod.dynamodb.keys import Key, export_item_key, exported_key, job_key, place_key
 from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.run_listing import runs_of
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunMoved, RunRecords
-from conveyor.prod.dynamodb.sweeping_rows import dependants, keys_of
+from conveyor.prod.dynamodb.sweeping_rows import dependants
 from conveyor.prod.dynamodb.views import Views
 
 MOST_RUNS = 99
@@ -91,7 +91,6 @@ class Deleting:
             await self._table.delete(
                 job_key(job_id),
                 condition="#status = :deleted",
-                names={"#status": "status"},
                 deleted=str(JobStatus.DELETED),
             )
         except AwsRefused as refused:

@@ -13,15 +13,12 @@ import msgspec
 from conveyor.domain.model import DispatchableRun, RunStatus
 from conveyor.ports.records import DispatchChange
 from conveyor.prod.dynamodb.items import Item, Table
-from conveyor.prod.dynamodb.keys import by_time, every
+from conveyor.prod.dynamodb.keys import END, by_time, every
 from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.run_records import RunRecords
 from conveyor.prod.dynamodb.shapes import Unfit, readable, whole
 from conveyor.prod.dynamodb.table import BY_DISPATCH
 from conveyor.prod.together import side_by_side
-
-END = "~"
-"""Sorts behind every time."""
 
 
 class Dispatch:

@@ -3,14 +3,12 @@ so that the sweeper sees it first."""
 
 from __future__ import annotations
 
-from conveyor.prod.dynamodb.items import Item, Table
-from conveyor.prod.dynamodb.keys import Key, by_time
-from conveyor.prod.dynamodb.table import BY_DISPATCH, PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
+from conveyor.prod.dynamodb.items import Item, Table, keys_of
+from conveyor.prod.dynamodb.keys import END, by_time
+from conveyor.prod.dynamodb.table import BY_DISPATCH, TIME_TO_LIVE
 
 GRACE = 86_400
 """Seconds that an item stays behind its end."""
-LAST = "~"
-"""Sorts behind every id."""
 
 
 def ends_at(partition: str, name: str, expires_at: int) -> Item:
@@ -29,11 +27,11 @@ async def ended(table: Table, partition: str, *, now: int, limit: int) -> list[I
     async for page in table.pages(
         partition,
         index=BY_DISPATCH,
-        between=(by_time(0, ""), by_time(now, LAST)),
+        between=(by_time(0, ""), by_time(now, END)),
         limit=limit,
         keys_only=True,
     ):
-        keys = [Key(item[PARTITION_KEY], item[SORT_KEY]) for item in page.items]
+        keys = keys_of(page.items)
         items = await table.get_many(keys)
         found += [items[key] for key in keys if key in items]
         if len(found) >= limit:

@@ -12,23 +12,12 @@ from conveyor.domain.model import RunStatus
 from conveyor.ports.exports import Export, ExportStatus
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.due import ended, ends_at
-from conveyor.prod.dynamodb.items import Item, changed_too_often
-from conveyor.prod.dynamodb.keys import (
-    EXPORTS,
-    Key,
-    export_item_key,
-    exported_key,
-)
+from conveyor.prod.dynamodb.items import Item, changed_too_often, keys_of
+from conveyor.prod.dynamodb.keys import EXPORTS, Key, export_item_key, exported_key
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_records import TRIES, RunRecords
 from conveyor.prod.dynamodb.shapes import readable, rewritten, whole
-from conveyor.prod.dynamodb.table import (
-    BY_DISPATCH,
-    PARTITION_KEY,
-    ROW_SHAPE,
-    SORT_KEY,
-    TIME_TO_LIVE,
-)
+from conveyor.prod.dynamodb.table import BY_DISPATCH, ROW_SHAPE, TIME_TO_LIVE
 
 UNFINISHED = (ExportStatus.PENDING, ExportStatus.RUNNING)
 
@@ -75,6 +64,10 @@ class DynamoExports:
         """Mark it running; None where it has ended, expired, or its run is deleted or gone."""
         return await self._move(export_id, now=now, status=ExportStatus.RUNNING)
 
+    async def touch_export(self, export_id: str, *, now: int) -> None:
+        """Note that it waits for its turn."""
+        await self._move(export_id, now=now)
+
     async def end_export(
         self, export_id: str, *, size: int | None, error: str | None, now: int
     ) -> bool:
@@ -90,13 +83,12 @@ class DynamoExports:
             EXPORTS,
             index=BY_DISPATCH,
             filtered="#status IN (:pending, :running)",
-            names={"#status": "status"},
             pending=str(ExportStatus.PENDING),
             running=str(ExportStatus.RUNNING),
         ):
-            keys += [Key(item[PARTITION_KEY], item[SORT_KEY]) for item in page.items]
+            keys += keys_of(page.items)
         # An index may know of others still.
-        items = await self._table.get_many(list(dict.fromkeys(keys)))
+        items = await self._table.get_many(keys)
         found = readable(_read, items.values())
         due = [one for one in found if one.status in UNFINISHED and one.updated_at < before]
         return sorted(due, key=lambda export: export.export_id)
@@ -131,7 +123,6 @@ class DynamoExports:
                 export_item_key(export_id),
                 "SET #export = :export, #status = :status, updated_at = :updated_at",
                 condition="#status = :known_status AND updated_at = :known_at",
-                names={"#export": "export", "#status": "status"},
                 export=rewritten(item["export"], after),
                 status=str(after.status),
                 updated_at=after.updated_at,
@@ -156,7 +147,6 @@ class DynamoExports:
         return self._table.check_part(
             place.key,
             condition="run_id = :run_id AND #status <> :deleted",
-            names={"#status": "status"},
             run_id=place.run_id,
             deleted=str(RunStatus.DELETED),
         )

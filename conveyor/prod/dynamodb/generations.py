@@ -42,7 +42,6 @@ class DynamoGenerations:
                 place.key,
                 f"SET {ATTRIBUTE} = :next, {MOVED_BY} = :token",
                 condition=f"{ATTRIBUTE} = :known AND #status IN ({among})",
-                names={"#status": "status"},
                 next=known + 1,
                 token=token,
                 known=known,

@@ -94,7 +94,6 @@ class DynamoIdempotency:
                 "SET lapses_at = :lapses_at, expires_at = :expires_at, #ttl = :ttl, "
                 "claimed_by = :claimed_by",
                 condition="claimed_by = :earlier AND attribute_not_exists(answer_status)",
-                names={"#ttl": "ttl"},
                 earlier=found["claimed_by"],
                 **claim,
             )

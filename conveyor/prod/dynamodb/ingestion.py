@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from conveyor.domain.errors import not_found
+from conveyor.domain.errors import CallInFlight, not_found
 from conveyor.domain.model import RunFailure, RunStatus
 from conveyor.ports.ingestion import Ingesting, StagedRows
 from conveyor.prod.aws.calls import AwsRefused
@@ -24,13 +24,13 @@ from conveyor.prod.dynamodb.ingest_counts import (
     read_ingest_row,
 )
 from conveyor.prod.dynamodb.ingest_end import Written, finish, too_late
-from conveyor.prod.dynamodb.items import Item, changed_too_often, met
+from conveyor.prod.dynamodb.items import Item, changed_too_often, keys_of, met
 from conveyor.prod.dynamodb.keys import Key, every
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import read_run_row
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunRecords
 from conveyor.prod.dynamodb.shapes import readable, rewritten
-from conveyor.prod.dynamodb.table import BY_OWNER, PARTITION_KEY, SORT_KEY
+from conveyor.prod.dynamodb.table import BY_OWNER
 from conveyor.prod.dynamodb.task_writes import insert_items
 from conveyor.prod.dynamodb.values import Plain
 
@@ -100,6 +100,9 @@ class DynamoIngestion:
             # What lies before the checkpoint is there, whoever wrote it.
             start = known.next_index
             copied = await self._copy(known, start, end_index, now)
+            if copied.held is not None:
+                await self._refuse(known, copied, now)
+                return None
             rows = copied.rows
             if not copied.all_inserted:
                 rows = await rows_of(self._table, place, first=start, end=end_index)
@@ -136,8 +139,7 @@ class DynamoIngestion:
     async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
         """(job_id, run_id) of runs that ingest and have not moved on since `before`, by run id."""
         found = await read_all(self._table, every("ingesting"), index=BY_OWNER, keys_only=True)
-        keys = dict.fromkeys(Key(item[PARTITION_KEY], item[SORT_KEY]) for item in found)
-        items = await self._table.get_many([*keys])
+        items = await self._table.get_many(keys_of(found))
         stuck = [
             (run.job_id, run.run_id)
             for run in (row.run for row in readable(read_run_row, items.values()))
@@ -154,6 +156,16 @@ class DynamoIngestion:
             raise not_found("run")
         copy = Copy(self._table, source, known.row.place, run.ingest.statuses)
         return await copy.run(first=first, end=end, now=now)
+
+    async def _refuse(self, known: IngestRow, copied: Copied, now: int) -> None:
+        """Raise CallInFlight, unless the run has come to its end. What was copied is found again by
+        the next try, or counted by the end that is still to come."""
+        assert copied.held is not None
+        run, place = known.row.run, known.row.place
+        row = await self._records.read_at(place)
+        if row is not None and row.live and row.run.ingesting:
+            raise CallInFlight(run.rerun_of or "", copied.held)
+        await too_late(self._records, place, Written(copied.keys, copied.inserted), now=now)
 
     async def _references(self, place: Place, first: int, end: int) -> list[tuple[int, str]]:
         """Those of a stretch that was copied before which are still to be worked."""
@@ -185,13 +197,11 @@ class DynamoIngestion:
     ) -> _Moved:
         """Move the checkpoint of a run that goes on ingesting."""
         token = self._table.clock.new_id()
-        names = {"#status": "status", "#total": "total"}
         try:
             item = await self._table.update(
                 known.row.place.key,
                 update,
                 condition=f"{_GOES_ON} AND {condition}",
-                names={name: to for name, to in names.items() if name in update + _GOES_ON},
                 running=str(RunStatus.RUNNING),
                 pending=str(RunStatus.PENDING),
                 yes=True,

@@ -52,7 +52,6 @@ class DynamoInputs:
                 input_item_key(input_id),
                 "SET #size = :size",
                 condition="attribute_exists(pk)",
-                names={"#size": "size"},
                 size=size,
             )
         except AwsRefused as refused:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws, AwsRefused
+from conveyor.prod.aws.leftovers import to_the_last
 from conveyor.prod.dynamodb.keys import Key
 from conveyor.prod.dynamodb.shapes import KNOWN, SHAPE, is_newer, known, refuse_newer
 from conveyor.prod.dynamodb.table import INDEXES, PARTITION_KEY, ROW_SHAPE, SORT_KEY
-from conveyor.prod.dynamodb.values import Plain, Tagged, tag, tag_all, untag, untag_all
+from conveyor.prod.dynamodb.values import Given, Name, Plain, Tagged, tag, tag_all, untag, untag_all
 from conveyor.prod.together import side_by_side
 
 Item = dict[str, Any]
@@ -20,8 +22,9 @@ MOST_GET = 100
 """Items that one BatchGetItem takes."""
 MOST_DELETE = 25
 """Deletions that one BatchWriteItem takes."""
-ROUNDS = 12
-"""Times that what a batch left undone is asked for again."""
+UNDONE = "dynamodb leaves a part of each batch undone"
+
+_NAME = re.compile(r"#\w+")
 
 
 class Page(NamedTuple):
@@ -36,7 +39,11 @@ class Page(NamedTuple):
 
 
 class Table:
-    """One table behind the seam. Expressions write `#name` for a name, `:name` for a value.
+    """One table behind the seam.
+
+    Expressions write `:one` for a value that is given as `one`, and `#one` for the attribute of
+    that name, as where it is a word of DynamoDB's own; for another attribute where `one` is given
+    as a `Name`.
 
     Whatever reads or writes single items, or a partition, raises NewerShape where it meets an item
     of a shape that this version does not know: see `shapes`.
@@ -62,27 +69,26 @@ class Table:
 
     async def get_many(self, keys: Sequence[Key]) -> dict[Key, Item]:
         """Those of the items that exist and that this version knows, strongly read; any number of
-        distinct keys."""
+        keys, of which some may be the same."""
         found: dict[Key, Item] = {}
 
         async def get(some: Sequence[Key]) -> None:
-            left: list[dict[str, Tagged]] = [_key(key) for key in some]
-            for number in range(ROUNDS):
-                request = {self.name: {"Keys": left, "ConsistentRead": True}}
-                answer = await self._aws.call(
-                    "dynamodb", "batch_get_item", {"RequestItems": request}
-                )
-                for tagged in answer["Responses"].get(self.name, []):
-                    item = untag_all(tagged)
-                    if not is_newer(item):
-                        found[Key(item[PARTITION_KEY], item[SORT_KEY])] = item
-                left = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", [])
-                if not left:
-                    return
-                await self._rest(number)
-            raise _throttled()
+            await self._to_the_last(call, [_key(key) for key in some])
 
-        await side_by_side(get, _pieces(keys, MOST_GET))
+        async def call(left: list[dict[str, Tagged]]) -> list[dict[str, Tagged]]:
+            request = {self.name: {"Keys": left, "ConsistentRead": True}}
+            answer = await self._aws.call("dynamodb", "batch_get_item", {"RequestItems": request})
+            for tagged in answer["Responses"].get(self.name, []):
+                item = untag_all(tagged)
+                if not is_newer(item):
+                    found[Key(item[PARTITION_KEY], item[SORT_KEY])] = item
+            undone: list[dict[str, Tagged]] = (
+                answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", [])
+            )
+            return undone
+
+        # What moves within an index while that is read is found twice, and a batch takes it once.
+        await side_by_side(get, _pieces([*dict.fromkeys(keys)], MOST_GET))
         return found
 
     async def put(
@@ -91,12 +97,11 @@ class Table:
         item: Mapping[str, Plain],
         *,
         condition: str = "",
-        names: Mapping[str, str] | None = None,
-        **values: Plain,
+        **values: Given,
     ) -> None:
         """Write a whole item. Raises AwsRefused, with the item that the condition met."""
         body: dict[str, Any] = {"Item": {**_key(key), **tag_all(item)}}
-        await self._write("put_item", **_conditional(body, condition, values, names))
+        await self._write("put_item", **_conditional(body, condition, values))
 
     async def update(
         self,
@@ -104,15 +109,14 @@ class Table:
         update: str,
         *,
         condition: str,
-        names: Mapping[str, str] | None = None,
-        **values: Plain,
+        **values: Given,
     ) -> Item:
         """Change one item; the whole of it afterwards.
 
         Raises AwsRefused, with the item that the condition met (untag it before use).
         """
         body = {"Key": _key(key), "UpdateExpression": update, "ReturnValues": "ALL_NEW"}
-        answer = await self._write("update_item", **_conditional(body, condition, values, names))
+        answer = await self._write("update_item", **_conditional(body, condition, values))
         return untag_all(answer["Attributes"])
 
     async def delete(
@@ -120,12 +124,11 @@ class Table:
         key: Key,
         *,
         condition: str = "",
-        names: Mapping[str, str] | None = None,
-        **values: Plain,
+        **values: Given,
     ) -> None:
         """Remove one item, where there is one. Raises AwsRefused."""
         body: dict[str, Any] = {"Key": _key(key)}
-        await self._write("delete_item", **_conditional(body, condition, values, names))
+        await self._write("delete_item", **_conditional(body, condition, values))
 
     async def transact(self, parts: Sequence[Mapping[str, Any]], *, token: str) -> None:
         """Up to 100 parts, made by `put_part`, `update_part`, `delete_part`, `check_part`: all or
@@ -149,12 +152,11 @@ class Table:
         item: Mapping[str, Plain],
         *,
         condition: str = "",
-        names: Mapping[str, str] | None = None,
-        **values: Plain,
+        **values: Given,
     ) -> dict[str, Any]:
         """A put within a transaction."""
         body: dict[str, Any] = {"TableName": self.name, "Item": {**_key(key), **tag_all(item)}}
-        return {"Put": _conditional(body, condition, values, names)}
+        return {"Put": _conditional(body, condition, values)}
 
     def update_part(
         self,
@@ -162,36 +164,33 @@ class Table:
         update: str,
         *,
         condition: str,
-        names: Mapping[str, str] | None = None,
-        **values: Plain,
+        **values: Given,
     ) -> dict[str, Any]:
         """An update within a transaction."""
         body = {"TableName": self.name, "Key": _key(key), "UpdateExpression": update}
-        return {"Update": _conditional(body, condition, values, names)}
+        return {"Update": _conditional(body, condition, values)}
 
     def delete_part(
         self,
         key: Key,
         *,
         condition: str = "",
-        names: Mapping[str, str] | None = None,
-        **values: Plain,
+        **values: Given,
     ) -> dict[str, Any]:
         """A deletion within a transaction."""
         body = {"TableName": self.name, "Key": _key(key)}
-        return {"Delete": _conditional(body, condition, values, names)}
+        return {"Delete": _conditional(body, condition, values)}
 
     def check_part(
         self,
         key: Key,
         *,
         condition: str,
-        names: Mapping[str, str] | None = None,
-        **values: Plain,
+        **values: Given,
     ) -> dict[str, Any]:
         """A condition within a transaction, on an item that it does not write."""
         body = {"TableName": self.name, "Key": _key(key)}
-        return {"ConditionCheck": _conditional(body, condition, values, names)}
+        return {"ConditionCheck": _conditional(body, condition, values)}
 
     async def page(
         self,
@@ -202,14 +201,13 @@ class Table:
         between: tuple[str, str] | None = None,
         below: str = "",
         filtered: str = "",
-        names: Mapping[str, str] | None = None,
         limit: int | None = None,
         start: dict[str, Tagged] | None = None,
         forward: bool = True,
         keys_only: bool = False,
         projection: str = "",
         known_only: bool = False,
-        **values: Plain,
+        **values: Given,
     ) -> Page:
         """One query of a partition of the table or of an index, strongly read from the table.
 
@@ -222,14 +220,12 @@ class Table:
         condition, bounds = _sorted(sk, between=between, below=below, begins_with=begins_with)
         parameters: dict[str, Any] = {
             "KeyConditionExpression": f"{pk} = :partition{condition}",
-            "ExpressionAttributeValues": _values({**values, **bounds, "partition": partition}),
             "ScanIndexForward": forward,
+            **_placeholders({**values, **bounds, "partition": partition}, filtered, projection),
         }
         parameters |= {"ConsistentRead": True} if index is None else {"IndexName": index}
         if filtered:
             parameters["FilterExpression"] = filtered
-        if names:
-            parameters["ExpressionAttributeNames"] = dict(names)
         if limit is not None:
             parameters["Limit"] = limit
         if start is not None:
@@ -253,33 +249,22 @@ class Table:
             if start is None:
                 return
 
-    async def count(self, partition: str, *, begins_with: str = "", **query: Any) -> int:
+    async def count(self, partition: str, *, begins_with: str) -> int:
         """How many items a partition has, strongly read, without fetching them."""
-        start: dict[str, Tagged] | None = None
+        parameters: dict[str, Any] = {
+            "KeyConditionExpression": f"{PARTITION_KEY} = :partition "
+            f"AND begins_with({SORT_KEY}, :begin)",
+            "ConsistentRead": True,
+            **_placeholders({"partition": partition, "begin": begins_with}),
+            "Select": "COUNT",
+        }
         total = 0
-        filtered: str = query.pop("filtered", "")
-        names: Mapping[str, str] | None = query.pop("names", None)
         while True:
-            parameters: dict[str, Any] = {
-                "KeyConditionExpression": f"{PARTITION_KEY} = :partition "
-                f"AND begins_with({SORT_KEY}, :begin)",
-                "ExpressionAttributeValues": _values(
-                    {**query, "partition": partition, "begin": begins_with}
-                ),
-                "ConsistentRead": True,
-                "Select": "COUNT",
-            }
-            if filtered:
-                parameters["FilterExpression"] = filtered
-            if names:
-                parameters["ExpressionAttributeNames"] = dict(names)
-            if start is not None:
-                parameters["ExclusiveStartKey"] = start
             answer = await self.call("query", **parameters)
             total += int(answer["Count"])
-            start = answer.get("LastEvaluatedKey")
-            if start is None:
+            if "LastEvaluatedKey" not in answer:
                 return total
+            parameters["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
 
     async def execute_batch(self, statements: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Up to 25 PartiQL statements, each for itself; their answers in order, each with an
@@ -295,16 +280,14 @@ class Table:
         by side."""
 
         async def delete(some: Sequence[Key]) -> None:
-            left = [{"DeleteRequest": {"Key": _key(key)}} for key in some]
-            for number in range(ROUNDS):
-                answer = await self._aws.call(
-                    "dynamodb", "batch_write_item", {"RequestItems": {self.name: left}}
-                )
-                left = answer.get("UnprocessedItems", {}).get(self.name, [])
-                if not left:
-                    return
-                await self._rest(number)
-            raise _throttled()
+            await self._to_the_last(call, [{"DeleteRequest": {"Key": _key(key)}} for key in some])
+
+        async def call(left: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            answer = await self._aws.call(
+                "dynamodb", "batch_write_item", {"RequestItems": {self.name: left}}
+            )
+            undone: list[dict[str, Any]] = answer.get("UnprocessedItems", {}).get(self.name, [])
+            return undone
 
         await side_by_side(delete, _pieces(keys, MOST_DELETE))
 
@@ -316,9 +299,17 @@ class Table:
             _refuse_newer(refused.item)
             raise
 
-    async def _rest(self, number: int) -> None:
-        most: float = min(5.0, 0.05 * 2.0 ** (number + 1))
-        await self.clock.sleep(most * self.clock.random())
+    async def _to_the_last(
+        self,
+        call: Callable[[list[dict[str, Any]]], Awaitable[list[dict[str, Any]]]],
+        entries: list[dict[str, Any]],
+    ) -> None:
+        await to_the_last(call, entries, self.clock, complaint=UNDONE)
+
+
+def keys_of(items: Sequence[Item]) -> list[Key]:
+    """The keys of items."""
+    return [Key(item[PARTITION_KEY], item[SORT_KEY]) for item in items]
 
 
 def met(refused: AwsRefused) -> Item | None:
@@ -353,24 +344,30 @@ def _sorted(
     return "", {}
 
 
-def _values(values: Mapping[str, Plain]) -> dict[str, Tagged]:
-    return {f":{name}": tag(value) for name, value in values.items()}
-
-
 def _conditional(
-    body: dict[str, Any],
-    condition: str,
-    values: Mapping[str, Plain],
-    names: Mapping[str, str] | None,
+    body: dict[str, Any], condition: str, values: Mapping[str, Given]
 ) -> dict[str, Any]:
     if " OR " in condition:
         condition = f"({condition})"
-    body["ConditionExpression"] = f"{condition} AND {KNOWN}" if condition else KNOWN
+    condition = f"{condition} AND {KNOWN}" if condition else KNOWN
+    body["ConditionExpression"] = condition
     body["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
-    body["ExpressionAttributeValues"] = _values({**values, "known_shape": ROW_SHAPE})
-    if names:
-        body["ExpressionAttributeNames"] = dict(names)
-    return body
+    given = {**values, "known_shape": ROW_SHAPE}
+    return body | _placeholders(given, body.get("UpdateExpression", ""), condition)
+
+
+def _placeholders(given: Mapping[str, Given], *expressions: str) -> dict[str, Any]:
+    """The parameters that say what the placeholders of expressions stand for: just those that
+    there are, since DynamoDB takes no others."""
+    names = {mark: mark[1:] for mark in _NAME.findall(" ".join(expressions))}
+    values: dict[str, Tagged] = {}
+    for one, thing in given.items():
+        if isinstance(thing, Name):
+            names[f"#{one}"] = thing.attribute
+        else:
+            values[f":{one}"] = tag(thing)
+    told: dict[str, Any] = {"ExpressionAttributeValues": values}
+    return told | {"ExpressionAttributeNames": names} if names else told
 
 
 def _refuse_newer(*items: Mapping[str, Tagged] | None) -> None:
@@ -378,9 +375,3 @@ def _refuse_newer(*items: Mapping[str, Tagged] | None) -> None:
     for item in items:
         if item and SHAPE in item:
             refuse_newer({SHAPE: untag(item[SHAPE])})
-
-
-def _throttled() -> ConveyorError:
-    return ConveyorError(
-        ErrorCode.UNAVAILABLE, "dynamodb leaves a part of each batch undone", retry_after=5
-    )

@@ -59,7 +59,6 @@ def job_part(table: Table, known: JobRow, after: JobRow) -> dict[str, Any]:
         job_key(known.job.job_id),
         "SET " + ", ".join(f"#{name} = :{name}" for name in attributes),
         condition="#version = :known_version",
-        names={f"#{name}": name for name in attributes},
         known_version=known.job.version,
         **attributes,
     )

@@ -10,7 +10,7 @@ from conveyor.prod.dynamodb.answers import Answers
 from conveyor.prod.dynamodb.appending import Addition, Appending
 from conveyor.prod.dynamodb.closing import Closing
 from conveyor.prod.dynamodb.deleting import Deleting
-from conveyor.prod.dynamodb.keys import caller_jobs
+from conveyor.prod.dynamodb.keys import END, caller_jobs
 from conveyor.prod.dynamodb.run_records import RunRecords
 from conveyor.prod.dynamodb.submitting import Submitting
 from conveyor.prod.dynamodb.table import BY_OWNER, INDEXES
@@ -19,8 +19,6 @@ from conveyor.prod.dynamodb.views import Views
 MOST_LISTED = 1_000
 """Jobs of the index that one query touches."""
 JOB_ID = INDEXES[BY_OWNER][1]
-LAST = "~"
-"""Sorts behind every id."""
 
 
 class DynamoJobs:
@@ -66,12 +64,11 @@ class DynamoJobs:
             page = await self._table.page(
                 caller_jobs(caller),
                 index=BY_OWNER,
-                below=before or LAST,
+                below=before or END,
                 forward=False,
                 start=start,
                 limit=size,
                 filtered=condition,
-                names={"#status": "status"},
                 status=str(status or JobStatus.DELETED),
             )
             views = await self._views.many(caller, [item[JOB_ID] for item in page.items])

@@ -12,6 +12,10 @@ from typing import NamedTuple
 from conveyor.domain import ids
 from conveyor.domain.shards import Shards
 
+BEGIN = "!"
+"""Sorts before every character of an id or a time."""
+END = "~"
+"""Sorts behind every character of an id or a time."""
 SPREAD = 4
 """Index partitions that all runs of one kind are spread over, so that none becomes hot."""
 

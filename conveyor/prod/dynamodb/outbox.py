@@ -7,16 +7,13 @@ from typing import NamedTuple
 from conveyor.domain.ending import Ending
 from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Notice
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.items import Item, met
-from conveyor.prod.dynamodb.keys import OUTBOX, by_time, notice_key
+from conveyor.prod.dynamodb.items import Item, keys_of, met
+from conveyor.prod.dynamodb.keys import END, OUTBOX, by_time, notice_key
 from conveyor.prod.dynamodb.notice_items import ending_text, read_notice
 from conveyor.prod.dynamodb.run_records import RunRecords
 from conveyor.prod.dynamodb.shapes import readable, whole
-from conveyor.prod.dynamodb.sweeping_rows import keys_of
 from conveyor.prod.dynamodb.table import BY_DISPATCH
 
-LAST = "~"
-"""Sorts behind every id."""
 HELD = "leased_until = :lease"
 FREE = (
     "due_at <= :now AND "
@@ -41,7 +38,7 @@ class DynamoOutbox:
         async for page in self._table.pages(
             OUTBOX,
             index=BY_DISPATCH,
-            between=(by_time(0, ""), by_time(now, LAST)),
+            between=(by_time(0, ""), by_time(now, END)),
             limit=limit,
             keys_only=True,
         ):

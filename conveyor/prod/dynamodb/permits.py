@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import Any
 
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Holding, Standing
@@ -46,6 +45,7 @@ from conveyor.prod.dynamodb.items import Item, Table, changed_too_often, met
 from conveyor.prod.dynamodb.keys import Key, permits_key
 from conveyor.prod.dynamodb.permit_rows import Entry, Plan, Watch
 from conveyor.prod.dynamodb.table import ROW_SHAPE, TIME_TO_LIVE
+from conveyor.prod.dynamodb.values import Given, Name
 
 TRIES = 20
 """Times that a call is decided anew, because the row moved meanwhile."""
@@ -108,26 +108,27 @@ class DynamoPermits:
             }
             await self._table.put(key, item, condition="attribute_not_exists(pk)")
             return item
-        names = {"#entries": "entries", "#ttl": TIME_TO_LIVE, "#own": holder}
-        values: dict[str, Any] = {"entry": entry.attributes(), "ttl": expires}
-        update = "SET #entries.#own = :entry, #ttl = :ttl"
+        values: dict[str, Given] = {
+            "holder": Name(holder),
+            "entry": entry.attributes(),
+            "expires": expires,
+        }
+        update = f"SET #entries.#holder = :entry, #{TIME_TO_LIVE} = :expires"
         condition = "attribute_exists(#entries) AND "
         if plan.own is None:
-            condition += "attribute_not_exists(#entries.#own)"
+            condition += "attribute_not_exists(#entries.#holder)"
         else:
-            names["#stamp"], values["own"] = "stamp", plan.own
-            condition += "#entries.#own.#stamp = :own"
+            values["own"] = plan.own
+            condition += "#entries.#holder.#stamp = :own"
         if plan.generation is not None:
-            names["#generation"] = "generation"
             values |= {"generation": plan.generation, "next": entry.stamp}
             update += ", #generation = :next"
             condition += " AND #generation = :generation"
         for number, (gone, stamp) in enumerate(plan.removed.items()):
-            names |= {f"#g{number}": gone, "#stamp": "stamp"}
-            values[f"g{number}"] = stamp
-            update += f"{', ' if number else ' REMOVE '}#entries.#g{number}"
-            condition += f" AND #entries.#g{number}.#stamp = :g{number}"
-        return await self._table.update(key, update, condition=condition, names=names, **values)
+            values |= {f"gone{number}": Name(gone), f"stamp{number}": stamp}
+            update += f"{', ' if number else ' REMOVE '}#entries.#gone{number}"
+            condition += f" AND #entries.#gone{number}.#stamp = :stamp{number}"
+        return await self._table.update(key, update, condition=condition, **values)
 
     def _entry(self, holding: Holding, lease: float) -> Entry:
         self._writes += 1

@@ -26,6 +26,10 @@ from conveyor.prod.dynamodb.run_records import TRIES, Change, RunMoved, RunRecor
 from conveyor.prod.dynamodb.shapes import whole
 from conveyor.prod.together import side_by_side
 
+MOST_SEQUENCES = 200
+"""Processes whose last number a run's row may hold. Where there are more a recount forgets them
+all, also if the counters are right: no addition of the epoch before is taken any more."""
+
 _NAMES = ("task_id", "status", "failure", "events", "claimed_until")
 
 
@@ -38,8 +42,8 @@ class Recounted(NamedTuple):
 
 
 async def recount(records: RunRecords, run_id: str, *, now: int) -> RunRow | None:
-    """Set a run's counters to what its rows say where they disagree, and let its status follow; the
-    row then, None where it is gone.
+    """Set a run's counters to what its rows say where they disagree, or where too many processes
+    have counted, and let its status follow; the row then, None where it is gone.
 
     A run that is ingesting or deleted, or that has a task under a live claim, is left as it is.
     Raises ConveyorError(unavailable) where the run changes faster than it is counted, Damaged where
@@ -63,10 +67,20 @@ async def recount_at(records: RunRecords, place: Place, *, now: int) -> Recounte
         try:
             if not _agree(stats, row.run.stats):
                 row = await records.change(row, _correction(row, stats), now=now)
+            elif is_crowded(row):
+                # Nothing of the run itself has moved: it keeps its time.
+                at = row.run.updated_at
+                row = await records.change(row, _correction(row, stats), now=at)
         except RunMoved:
             continue
         return Recounted(await records.settle_status(row, now=now), done=True)
     raise changed_too_often()
+
+
+def is_crowded(row: RunRow) -> bool:
+    """Whether more processes have counted in a run than its row should hold, which each addition
+    pays for."""
+    return len(row.sequences) > MOST_SEQUENCES
 
 
 class _LiveClaim(Exception):
@@ -151,7 +165,6 @@ async def _count(records: RunRecords, row: RunRow, now: int) -> RunStats | None:
     query: dict[str, Any] = {
         "begins_with": task_sort_key(place.run_id, ""),
         "projection": ", ".join(f"#{name}" for name in _NAMES),
-        "names": {f"#{name}": name for name in _NAMES},
     }
 
     async def count(shard: int) -> None:

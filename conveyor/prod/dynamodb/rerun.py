@@ -15,7 +15,7 @@ from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.answers import Answers
 from conveyor.prod.dynamodb.ingest_counts import Counts
 from conveyor.prod.dynamodb.items import changed_too_often
-from conveyor.prod.dynamodb.live_claims import has_live_claim
+from conveyor.prod.dynamodb.live_claims import refuse_live_claims
 from conveyor.prod.dynamodb.recount import recount_at
 from conveyor.prod.dynamodb.rerun_rows import Intent, busy, fulfil, intend, take_back, write
 from conveyor.prod.dynamodb.rerun_runs import (
@@ -168,7 +168,7 @@ class _Call:
             return await self._plan(source)
         if stats.completed >= stats.total:
             # Every task was counted with its end: no row is needed to know that none matches.
-            _refuse_empty(await presumed(self._table, source.run, request.statuses))
+            _refuse_empty(presumed(source.run, request.statuses))
         if self._is_overtaken:
             raise busy()
         place = source.place(request.run_id)
@@ -191,7 +191,7 @@ class _Call:
         """The run with the counters that it will have. It pins all that it may draw from: its
         source until its rows are copied, and what the source draws from."""
         request, row = self._request, source.run
-        counts = await presumed(self._table, row, request.statuses)
+        counts = presumed(row, request.statuses)
         _refuse_empty(counts)
         pinned = [row.run.run_id]
         if request.statuses is not None:
@@ -211,8 +211,9 @@ class _Call:
             raise _not_terminal(f"the latest run is {row.run.status}")
         if row.run.ingesting:
             raise _not_terminal("the tasks of the latest run are still being written")
-        if await has_live_claim(self._table, row, now=request.now):
-            raise _not_terminal("the latest run still has calls under way")
+        if row.run.stats.total < request.large_from:
+            # Of a large run each step of the copying looks at the claims of its rows.
+            await refuse_live_claims(self._table, row, now=request.now)
         if request.statuses is not None and row.run.created_at < request.window_start:
             raise ConveyorError(
                 ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.copying import Copy, Rows, rows_of
@@ -22,7 +22,6 @@ from conveyor.prod.dynamodb.submitting import INTENDED, intent_item
 from conveyor.prod.dynamodb.sweeping_rows import remove_rows
 
 _OWN = f"{INTENDED} AND #holder = :holder"
-_HOLDER = {"#holder": "holder"}
 
 
 class Intent(NamedTuple):
@@ -63,7 +62,6 @@ async def intend(table: Table, place: Place, source: RunRow, *, holder: str, now
                 key,
                 "SET " + ", ".join(f"#{name} = :{name}" for name in item),
                 condition=f"{INTENDED} AND #holder = :seen",
-                names={f"#{name}": name for name in item},
                 seen=found["holder"],
                 **item,
             )
@@ -85,10 +83,12 @@ async def write(
     *,
     now: int,
 ) -> Rows:
-    """Copy the source's rows; the rows that there are then."""
+    """Copy the source's rows; the rows that there are then. Raises CallInFlight."""
     copy = Copy(table, source, intent.place, statuses)
     end = source.run.next_index
     copied = await copy.run(first=0, end=end, now=now)
+    if copied.held is not None:
+        raise CallInFlight(source.run.run_id, copied.held)
     if intent.is_first and copied.all_inserted:
         return copied.rows
     return await rows_of(table, intent.place, first=0, end=end)
@@ -97,7 +97,7 @@ async def write(
 def fulfil(table: Table, intent: Intent) -> dict[str, Any]:
     """The part of the transaction that makes the run which ends an intent; refused where it is not
     this call's any more."""
-    return table.delete_part(intent.key, condition=_OWN, names=_HOLDER, holder=intent.holder)
+    return table.delete_part(intent.key, condition=_OWN, holder=intent.holder)
 
 
 async def take_back(table: Table, intent: Intent) -> bool:
@@ -109,7 +109,6 @@ async def take_back(table: Table, intent: Intent) -> bool:
             intent.key,
             "SET abandoned = :token",
             condition=_OWN,
-            names=_HOLDER,
             holder=intent.holder,
             token=token,
         )
@@ -139,6 +138,8 @@ async def _take_back_late(table: Table, intent: Intent, token: str) -> bool:
     try:
         await table.put(intent.key, item, condition="attribute_not_exists(pk)")
     except AwsRefused as refused:
+        if not refused.is_condition:
+            raise
         there = met(refused)
         if there is None or there.get("abandoned") != token:
             return False

@@ -16,7 +16,6 @@ from conveyor.prod.dynamodb.ingest_counts import Counts
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.job_items import JobRow, job_part, moved
 from conveyor.prod.dynamodb.keys import Key, pin_key, place_key
-from conveyor.prod.dynamodb.live_claims import processing
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import RunRow, new_run_item
 from conveyor.prod.dynamodb.shapes import rewritten
@@ -94,19 +93,15 @@ def new_run(
     return NewRun(source, run, counts, pinned)
 
 
-async def presumed(table: Table, source: RunRow, statuses: frozenset[TaskStatus] | None) -> Counts:
-    """What a rerun's rows will be, told by the source's counters. Rows are counted only where
-    pending ones have to be told from those that were left under a claim."""
+def presumed(source: RunRow, statuses: frozenset[TaskStatus] | None) -> Counts:
+    """What a rerun's rows will be, told by the source's counters alone. They do not tell pending
+    tasks from those that were left under a claim: who asks for one kind gets the number of both,
+    until the rows are copied."""
     stats = source.run.stats
     if statuses is None:
         return Counts(fresh=stats.total)
     unfinished = {TaskStatus.PENDING, TaskStatus.PROCESSING} & statuses
-    held = await processing(table, source) if len(unfinished) == 1 else 0
-    fresh = 0
-    if TaskStatus.PENDING in unfinished:
-        fresh += max(0, stats.total - stats.completed - held)
-    elif TaskStatus.PROCESSING in unfinished:
-        fresh += held
+    fresh = max(0, stats.total - stats.completed) if unfinished else 0
     is_inherited = {one: one not in statuses for one in TaskStatus}
     fresh += 0 if is_inherited[TaskStatus.SUCCESSFUL] else stats.successful
     fresh += 0 if is_inherited[TaskStatus.FAILED] else stats.failed
@@ -154,7 +149,6 @@ def parts_of(table: Table, new: NewRun) -> list[dict[str, Any]]:
             source.place.key,
             "SET #version = :next",
             condition="#version = :known",
-            names={"#version": "version"},
             known=source.run.version,
             next=source.run.version + 1,
         ),

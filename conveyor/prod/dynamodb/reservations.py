@@ -21,14 +21,13 @@ from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import RunRow, read_run_row
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunRecords
 from conveyor.prod.dynamodb.task_writes import remove_untouched
-from conveyor.prod.dynamodb.values import Plain, untag_all
+from conveyor.prod.dynamodb.values import Given, Name, untag_all
 
-_RESERVE = "SET #reserved.#start = :count, #next_index = :end"
+_RESERVE = "SET #reserved.#mark = :count, #next_index = :end"
 _OPEN = (
     "#next_index = :start AND #status IN (:running, :pending) "
     "AND #last_batch_received = :no AND #ingesting = :no"
 )
-_NAMES = ("reserved", "next_index", "status", "last_batch_received", "ingesting")
 
 
 class Reservation(NamedTuple):
@@ -85,7 +84,8 @@ async def reserve(
     for _ in range(TRIES):
         refuse_excess(row, count, max_tasks=max_tasks)
         wanted = Reservation(row.run.next_index, count)
-        values: dict[str, Plain] = {
+        values: dict[str, Given] = {
+            "mark": Name(wanted.mark),
             "count": count,
             "start": wanted.start,
             "end": wanted.start + count,
@@ -93,8 +93,7 @@ async def reserve(
             "pending": str(RunStatus.PENDING),
             "no": False,
         }
-        names = {"#start": wanted.mark, **{f"#{name}": name for name in _NAMES}}
-        part = table.update_part(row.place.key, _RESERVE, condition=_OPEN, names=names, **values)
+        part = table.update_part(row.place.key, _RESERVE, condition=_OPEN, **values)
         try:
             # A transaction of one, for the sake of its token: made twice, it reserves once.
             await table.transact([part], token=table.clock.new_id())
@@ -136,9 +135,9 @@ async def forget(records: RunRecords, place: Place, reservation: Reservation) ->
     try:
         await records.table.update(
             place.key,
-            "REMOVE #given_up.#start",
-            condition="attribute_exists(#given_up.#start)",
-            names={"#given_up": "given_up", "#start": reservation.mark},
+            "REMOVE #given_up.#mark",
+            condition="attribute_exists(#given_up.#mark)",
+            mark=Name(reservation.mark),
         )
     except AwsRefused as refused:
         if not refused.is_condition:
@@ -151,8 +150,8 @@ async def _give_up(records: RunRecords, row: RunRow, reservation: Reservation, *
             return None
         return Change(
             sets={"given_up": {**known.given_up, reservation.mark: reservation.size}},
-            removes=["#reserved.#start"],
-            names={"reserved": "reserved", "start": reservation.mark},
+            removes=["#reserved.#mark"],
+            values={"mark": Name(reservation.mark)},
         )
 
     return await records.decide(row, decision, now=now) is not None

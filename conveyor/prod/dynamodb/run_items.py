@@ -78,6 +78,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     given_up: dict[str, int] = {}
     ended_at: int = 0
     swept: bool = False
+    queue_dropped: bool = False
     unsettled: bool = False
     dispatch_changed_at: int = 0
     calls_back: bool = False
@@ -210,6 +211,7 @@ def read_run_row(item: Item) -> RunRow:
         given_up=item.get("given_up", {}),
         ended_at=item.get("ended_at", 0),
         swept=item.get("swept", False),
+        queue_dropped=item.get("queue_dropped", False),
         unsettled=item.get("unsettled", False),
         dispatch_changed_at=item["dispatch_changed_at"],
         calls_back=item.get("calls_back", False),

@@ -12,7 +12,7 @@ from conveyor.prod.dynamodb.items import Table, changed_too_often, met
 from conveyor.prod.dynamodb.notice_items import hasten
 from conveyor.prod.dynamodb.places import Place, Places
 from conveyor.prod.dynamodb.run_items import RunRow, index_keys, read_run_row
-from conveyor.prod.dynamodb.values import Plain
+from conveyor.prod.dynamodb.values import Given, Plain
 
 TRIES = 20
 """Times that a change is decided anew, because the row moved meanwhile."""
@@ -31,7 +31,7 @@ class Change(NamedTuple):
     `status`, `paused`, `ingesting` and `unsettled` bring the index keys, times and the end with
     them; a run that is cut short becomes unsettled by it. Counters are never set here, except by
     who raises `counter_epoch` too. An entry of `removes` that begins with "#" is a path of
-    placeholders; what it or the condition needs of them is in `names`, without "#".
+    placeholders; what these, and those of the condition, stand for is in `values`.
     """
 
     status: RunStatus | None = None
@@ -42,8 +42,7 @@ class Change(NamedTuple):
     adds: Mapping[str, int] = {}
     removes: Sequence[str] = ()
     condition: str = ""
-    values: Mapping[str, Plain] = {}
-    names: Mapping[str, str] = {}
+    values: Mapping[str, Given] = {}
 
 
 class Expression(NamedTuple):
@@ -51,8 +50,7 @@ class Expression(NamedTuple):
 
     update: str
     condition: str
-    names: dict[str, str]
-    values: dict[str, Plain]
+    values: dict[str, Given]
 
 
 class RunRecords:
@@ -75,12 +73,12 @@ class RunRecords:
     async def change(self, row: RunRow, change: Change, *, now: int) -> RunRow:
         """Make a change; the row afterwards. Raises RunMoved."""
         token = self.table.clock.new_id()
-        update, condition, names, values = self.expression(row, change, now=now, token=token)
+        update, condition, values = self.expression(row, change, now=now, token=token)
         try:
-            item = await self.table.update(
-                row.place.key, update, condition=condition, names=names, **values
-            )
+            item = await self.table.update(row.place.key, update, condition=condition, **values)
         except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
             found = met(refused)
             if found is None or found.get("moved_by") != token:
                 raise RunMoved from None
@@ -101,10 +99,8 @@ class RunRecords:
     def part(self, row: RunRow, change: Change, *, now: int) -> dict[str, Any]:
         """A change as a part of a transaction."""
         token = self.table.clock.new_id()
-        update, condition, names, values = self.expression(row, change, now=now, token=token)
-        return self.table.update_part(
-            row.place.key, update, condition=condition, names=names, **values
-        )
+        update, condition, values = self.expression(row, change, now=now, token=token)
+        return self.table.update_part(row.place.key, update, condition=condition, **values)
 
     def expression(self, row: RunRow, change: Change, *, now: int, token: str) -> Expression:
         """What a change is on the wire."""
@@ -118,10 +114,7 @@ class RunRecords:
         removes = list(change.removes)
         if (change.status, change.paused, change.ingesting, change.unsettled) != (None,) * 4:
             _state(row, change, at, sets, removes)
-        plain = [name for name in removes if not name.startswith("#")]
-        names = {f"#{name}": name for name in (*sets, *change.adds, *plain)}
-        names |= {f"#{mark}": name for mark, name in change.names.items()}
-        values: dict[str, Plain] = {**change.values, "known_version": row.run.version}
+        values: dict[str, Given] = {**change.values, "known_version": row.run.version}
         values |= {f"set_{name}": value for name, value in sets.items()}
         values |= {f"add_{name}": value for name, value in change.adds.items()}
         update = "SET " + ", ".join(f"#{name} = :set_{name}" for name in sets)
@@ -132,7 +125,7 @@ class RunRecords:
         condition = "#version = :known_version"
         if change.condition:
             condition += f" AND ({change.condition})"
-        return Expression(update, condition, names, values)
+        return Expression(update, condition, values)
 
     async def decide(
         self, row: RunRow, decision: Callable[[RunRow], Change | None], *, now: int

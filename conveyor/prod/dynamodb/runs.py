@@ -9,14 +9,12 @@ from conveyor.domain.model import DispatchableRun, Run, RunFailure, RunStatus, T
 from conveyor.domain.states import LIVE_RUN_STATES, RUN_TRANSITIONS
 from conveyor.ports.records import Answer, DispatchChange, Once, Rerun
 from conveyor.prod.dynamodb.deleting import Deleting
-from conveyor.prod.dynamodb.dispatch import Dispatch, read_all
-from conveyor.prod.dynamodb.items import Item, changed_too_often
-from conveyor.prod.dynamodb.keys import every
+from conveyor.prod.dynamodb.dispatch import Dispatch
+from conveyor.prod.dynamodb.items import changed_too_often
 from conveyor.prod.dynamodb.rerun import Reruns
 from conveyor.prod.dynamodb.run_listing import PIECE, runs_of
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunMoved, RunRecords
-from conveyor.prod.dynamodb.shapes import readable, whole
-from conveyor.prod.dynamodb.table import BY_OWNER
+from conveyor.prod.dynamodb.run_tombstones import Tombstones
 from conveyor.prod.dynamodb.views import Views
 
 
@@ -29,6 +27,7 @@ class DynamoRuns:
         self._deleting = Deleting(records, self._views)
         self._dispatch = Dispatch(records)
         self._reruns = Reruns(records)
+        self._tombstones = Tombstones(records)
 
     async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
         """A run by id, deleted ones included; with None, the latest that is not deleted."""
@@ -130,11 +129,14 @@ class DynamoRuns:
         """One run, if it is running and not paused."""
         return await self._dispatch.dispatchable_run(run_id)
 
-    async def deleted_runs(self) -> list[tuple[str, str]]:
-        """(job_id, run_id) of every tombstone, as far as the index knows, by run id."""
-        items = await read_all(self._records.table, every("deleted"), index=BY_OWNER)
-        found = dict(readable(_tombstone, items))
-        return [(found[run_id], run_id) for run_id in sorted(found)]
+    async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
+        """(job_id, run_id) of every tombstone, as far as the index knows, by run id; with `before`,
+        of those that nobody has touched since, as their rows say."""
+        return await self._tombstones.all(before=before)
+
+    async def touch_tombstone(self, run_id: str, *, now: int) -> None:
+        """Note that the scrub of a deleted run is under way."""
+        await self._tombstones.touch(run_id, now=now)
 
     async def _listed(
         self, caller: str, job_id: str, *, below: int | None, limit: int, known_only: bool
@@ -169,9 +171,3 @@ class DynamoRuns:
             except RunMoved:
                 continue
         raise changed_too_often()
-
-
-@whole
-def _tombstone(item: Item) -> tuple[str, str]:
-    """A deleted run and its job, by their ids, as an index says."""
-    return str(item["run_id"]), str(item["job_id"])

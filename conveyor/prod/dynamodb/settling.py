@@ -20,7 +20,6 @@ from conveyor.prod.dynamodb.values import Plain
 PAUSE = 1.0
 """Seconds between two tries."""
 _SETS = ("#status = :status", "claimed_until = :zero", "updated_at = :now", "moved_by = :token")
-_NAMES = ("status", "holder", "events", "result", "error", "failure")
 
 
 async def settle_row(
@@ -105,13 +104,10 @@ class _Move(NamedTuple):
 
     async def write(self, table: Table, key: Key, claim_number: int, *, now: int) -> None:
         """Make it, under the claim's number. Raises AwsRefused where that is another."""
-        update = f"SET {', '.join([*_SETS, *self.sets])} REMOVE #holder"
-        used = f"{update} #status"
         await table.update(
             key,
-            update,
+            f"SET {', '.join([*_SETS, *self.sets])} REMOVE #holder",
             condition="#status = :processing AND claim_number = :number",
-            names={f"#{name}": name for name in _NAMES if f"#{name}" in used},
             processing=str(TaskStatus.PROCESSING),
             number=claim_number,
             zero=0,

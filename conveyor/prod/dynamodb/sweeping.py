@@ -9,7 +9,7 @@ from __future__ import annotations
 from conveyor.domain.model import RunStatus
 from conveyor.ports.sweeping import EndedRun, QuietRun
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.items import met
+from conveyor.prod.dynamodb.items import keys_of, met
 from conveyor.prod.dynamodb.keys import SWEEP, Key, every
 from conveyor.prod.dynamodb.recount import recount
 from conveyor.prod.dynamodb.run_items import read_run_row
@@ -17,7 +17,7 @@ from conveyor.prod.dynamodb.run_records import RunRecords
 from conveyor.prod.dynamodb.shapes import Unfit, readable
 from conveyor.prod.dynamodb.sweeping_ends import Ends
 from conveyor.prod.dynamodb.sweeping_leftovers import Leftovers
-from conveyor.prod.dynamodb.sweeping_rows import due_rows, ended_keys, keys_of
+from conveyor.prod.dynamodb.sweeping_rows import due_rows, ended_keys
 from conveyor.prod.dynamodb.table import BY_DISPATCH, ROW_SHAPE
 from conveyor.prod.together import side_by_side
 
@@ -66,8 +66,7 @@ class DynamoSweeping:
                 found.extend(keys_of(page.items))
 
         await side_by_side(find, every("active"))
-        # A run that changes while the index is read may be found twice.
-        items = await self._table.get_many(list(dict.fromkeys(found)))
+        items = await self._table.get_many(found)
         quiet = [
             QuietRun(row.run.job_id, row.run.run_id, row.run.updated_at)
             for row in readable(read_run_row, items.values())
@@ -114,18 +113,11 @@ class DynamoSweeping:
 
     async def mark_swept(self, run_id: str) -> None:
         """Note that the bodies of an ended run were removed for age."""
-        place = await self._records.places.find(run_id)
-        if place is None:
-            return
-        try:
-            await self._table.update(
-                place.key, "SET swept = :yes", condition="attribute_exists(pk)", yes=True
-            )
-        except Unfit:
-            return
-        except AwsRefused as refused:
-            if not refused.is_condition:
-                raise
+        await self._mark(run_id, "swept")
+
+    async def mark_queue_dropped(self, run_id: str) -> None:
+        """Note that nothing is left of the queue of an ended run."""
+        await self._mark(run_id, "queue_dropped")
 
     async def expire_run(self, run_id: str, *, now: int) -> list[str]:
         """Turn an ended run to `deleted`, and its job too where no other run of it is left."""
@@ -137,3 +129,17 @@ class DynamoSweeping:
     async def tidy(self, *, now: int) -> int:
         """Set right what writes left behind that were cut off in the middle; how many things."""
         return await self._leftovers.tidy(now=now)
+
+    async def _mark(self, run_id: str, attribute: str) -> None:
+        place = await self._records.places.find(run_id)
+        if place is None:
+            return
+        try:
+            await self._table.update(
+                place.key, f"SET {attribute} = :yes", condition="attribute_exists(pk)", yes=True
+            )
+        except Unfit:
+            return
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise

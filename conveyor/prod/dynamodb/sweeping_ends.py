@@ -40,7 +40,12 @@ class Ends:
                 ended_at = max(ended_at, other.run.updated_at)
             if ended_at < before:
                 ends[row.run.run_id] = EndedRun(
-                    row.run.job_id, row.run.run_id, ended_at, row.result_ttl_days, row.swept
+                    row.run.job_id,
+                    row.run.run_id,
+                    ended_at,
+                    row.result_ttl_days,
+                    row.swept,
+                    row.queue_dropped,
                 )
 
         for row in rows:

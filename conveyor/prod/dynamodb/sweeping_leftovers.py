@@ -3,26 +3,28 @@
 A job whose rows were written and whose run never was: an intent tells. Tasks being added that never
 became a part of their run: a reservation on the run tells. Pins of runs that are gone: seen when
 ended runs are looked at. Rows of ended runs that nobody counted: the run is unsettled. Each gets 15
-minutes, which no call takes.
+minutes, which no call takes. And what processes that are gone have left on the row of a run that
+goes on for long.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.dispatch import read_all
-from conveyor.prod.dynamodb.keys import INTENTS, Key, by_time, every
+from conveyor.prod.dynamodb.items import keys_of
+from conveyor.prod.dynamodb.keys import BEGIN, INTENTS, Key, by_time, every
 from conveyor.prod.dynamodb.places import read_place
-from conveyor.prod.dynamodb.recount import recount_at
+from conveyor.prod.dynamodb.recount import is_crowded, recount_at
 from conveyor.prod.dynamodb.reservations import Reservation, forget, give_back
 from conveyor.prod.dynamodb.run_items import RunRow, read_run_row
 from conveyor.prod.dynamodb.run_records import Change, RunMoved, RunRecords
 from conveyor.prod.dynamodb.shapes import Unfit, readable
-from conveyor.prod.dynamodb.sweeping_rows import BEGIN, keys_of, remove_rows
+from conveyor.prod.dynamodb.sweeping_rows import remove_rows
 from conveyor.prod.dynamodb.table import BY_DISPATCH, BY_OWNER
 from conveyor.prod.together import side_by_side
 
@@ -57,7 +59,7 @@ class Leftovers:
         done = await self._end_intents(now)
         if self._looked_at is None or not 0 <= now - self._looked_at < PATIENCE:
             self._looked_at = now
-            done += await self._end_additions(now)
+            done += await self._look_at_runs(now)
             done += await self._remove_pins(now)
             await self._settle_runs(now)
         return done
@@ -87,23 +89,38 @@ class Leftovers:
         await self._table.delete(key)
         return True
 
-    async def _end_additions(self, now: int) -> int:
-        """An addition carries no time: it counts from when it was first seen here."""
+    async def _look_at_runs(self, now: int) -> int:
+        """Look at the rows of runs that go on, and of those that were told of; how many additions
+        were taken back."""
         keys = {*self._runs, *await self._live_runs()}
         self._runs.clear()
         done, since = 0, self._added_since
         self._added_since = {}
         items = await self._table.get_many(list(keys))
         for row in readable(read_run_row, items.values()):
-            key = row.place.key
-            for start in {**row.reserved, **row.given_up}:
-                first_seen = since.get((key, start), now)
-                if now - first_seen >= PATIENCE:
-                    what = f"taking back an addition to run {row.place.run_id}"
-                    done += await _alone(what, self._take_back(row, start, now))
-                else:
-                    self._added_since[key, start] = first_seen
+            done += await self._end_additions(row, since, now)
+            # One that does not wait for tasks is counted once it is quiet.
+            if row.run.status is RunStatus.PENDING and is_crowded(row):
+                what = f"forgetting who has counted in run {row.place.run_id}"
+                await _alone(what, self._recount(row, now))
         return done
+
+    async def _end_additions(
+        self, row: RunRow, since: Mapping[tuple[Key, str], int], now: int
+    ) -> int:
+        """An addition carries no time: it counts from when it was first seen here."""
+        key, done = row.place.key, 0
+        for start in {**row.reserved, **row.given_up}:
+            first_seen = since.get((key, start), now)
+            if now - first_seen >= PATIENCE:
+                what = f"taking back an addition to run {row.place.run_id}"
+                done += await _alone(what, self._take_back(row, start, now))
+            else:
+                self._added_since[key, start] = first_seen
+        return done
+
+    async def _recount(self, row: RunRow, now: int) -> bool:
+        return (await recount_at(self._records, row.place, now=now)).done
 
     async def _take_back(self, row: RunRow, start: str, now: int) -> bool:
         """Take back one addition, or go on where that was cut off."""
@@ -118,7 +135,7 @@ class Leftovers:
         """Count what came after the end of runs that were cut short. Where something is still
         under way it is left to the next look."""
         found = await read_all(self._table, every("unsettled"), index=BY_OWNER, keys_only=True)
-        items = await self._table.get_many(list(dict.fromkeys(keys_of(found))))
+        items = await self._table.get_many(keys_of(found))
         for row in readable(read_run_row, items.values()):
             if row.unsettled and now - row.dispatch_changed_at >= PATIENCE:
                 what = f"counting what came after the end of run {row.place.run_id}"
@@ -159,7 +176,6 @@ class Leftovers:
                 partition,
                 index=BY_DISPATCH,
                 filtered="#status IN (:running, :pending)",
-                names={"#status": "status"},
                 running=str(RunStatus.RUNNING),
                 pending=str(RunStatus.PENDING),
             ):

@@ -14,7 +14,9 @@ TIME_TO_LIVE = "ttl"
 BY_OWNER = "gsi1"
 """Jobs of a caller; runs by what is due for them."""
 BY_DISPATCH = "gsi2"
-"""Runs by when their dispatch changed; inputs and exports by when they end."""
+"""Runs by when their dispatch changed. Its name tells of them alone: whatever else is looked for by
+time lies in partitions of its own here too, file inputs and exports by when they end, notices of
+the outbox by when they are due."""
 
 INDEXES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     BY_OWNER: ("gsi1pk", "gsi1sk", ("status", "job_id", "run_id")),

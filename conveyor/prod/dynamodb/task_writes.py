@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import anyio
 
-from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.items import Item, Table
+from conveyor.prod.aws.leftovers import to_the_last
+from conveyor.prod.dynamodb.items import UNDONE, Item, Table
 from conveyor.prod.dynamodb.keys import Key
 from conveyor.prod.dynamodb.table import PARTITION_KEY, SORT_KEY
 from conveyor.prod.dynamodb.values import tag
@@ -22,8 +22,6 @@ MOST_INSERT = 25
 """Statements that one call takes."""
 MOST_CALLS = 16
 """Calls at a time of one `insert_items` or `remove_untouched`."""
-ROUNDS = 12
-"""Times that what a call left undone is asked for again."""
 THERE_ALREADY = "DuplicateItem"
 PASSING = frozenset(
     {
@@ -75,8 +73,7 @@ async def remove_untouched(table: Table, keys: Sequence[Key]) -> None:
 
 
 async def _insert(table: Table, items: Sequence[tuple[Key, Item]], inserted: set[Key]) -> None:
-    left = list(items)
-    for number in range(ROUNDS):
+    async def call(left: list[tuple[Key, Item]]) -> list[tuple[Key, Item]]:
         answers = await table.execute_batch([_statement(table, *item) for item in left])
         undone: list[tuple[Key, Item]] = []
         for item, answer in zip(left, answers, strict=True):
@@ -87,14 +84,9 @@ async def _insert(table: Table, items: Sequence[tuple[Key, Item]], inserted: set
                 undone.append(item)
             elif error["Code"] != THERE_ALREADY:
                 raise AwsRefused(error["Code"], error.get("Message", ""))
-        if not undone:
-            return
-        left = undone
-        most = min(5.0, 0.05 * 2.0 ** (number + 1))
-        await table.clock.sleep(most * table.clock.random())
-    raise ConveyorError(
-        ErrorCode.UNAVAILABLE, "dynamodb leaves a part of each batch undone", retry_after=5
-    )
+        return undone
+
+    await to_the_last(call, list(items), table.clock, complaint=UNDONE)
 
 
 def _statement(table: Table, key: Key, item: Item) -> dict[str, object]:

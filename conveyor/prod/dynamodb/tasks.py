@@ -16,6 +16,7 @@ from conveyor.prod.dynamodb.run_records import RunRecords
 from conveyor.prod.dynamodb.settling import delta_of, settle_row
 from conveyor.prod.dynamodb.task_items import read_events, read_task
 from conveyor.prod.dynamodb.task_pages import ALL, TaskPages
+from conveyor.prod.together import each_alone
 
 
 class DynamoTasks:
@@ -75,13 +76,16 @@ class DynamoTasks:
     async def renew_claims(
         self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
     ) -> None:
-        """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over."""
-        keys: list[tuple[Key, int]] = []
-        for run_id, task_id, claim_number in claims:
+        """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over, and
+        what fails for one is raised after all others were renewed."""
+
+        async def renew(claim: tuple[str, str, int]) -> None:
+            run_id, task_id, claim_number = claim
             found = await self._find(run_id, task_id)
             if found is not None:
-                keys.append((found[1], claim_number))
-        await self._claims.renew(keys, claimed_until=claimed_until)
+                await self._claims.renew(found[1], claim_number, claimed_until=claimed_until)
+
+        await each_alone(renew, claims)
 
     async def settle_task(
         self, run_id: str, task_id: str, claim_number: int, settlement: Settlement, *, now: int

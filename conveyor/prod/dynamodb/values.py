@@ -7,11 +7,23 @@ no condition looks at is kept as one JSON text, which costs a fraction of a map 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 Plain = str | int | float | bool | bytes | None | list[Any] | dict[str, Any]
 Tagged = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """In the place of a value: the attribute that a placeholder of another name stands for."""
+
+    attribute: str
+
+
+Given = Plain | Name
+"""What a placeholder of an expression stands for: `:one` for a value, `#one` for a name."""
 
 
 def tag(value: Plain) -> Tagged:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import BodyRefused, Content, checked_key, checked_prefix
 from conveyor.ports.clock import Clock
-from conveyor.prod.aws.calls import Answer, Aws, AwsRefused
-from conveyor.prod.aws.refusals import NotDeployed
+from conveyor.prod.aws.calls import Answer, Aws, AwsRefused, ShortLived
+from conveyor.prod.aws.leftovers import to_the_last
 from conveyor.prod.s3.reading import ABSENT, open_body
 from conveyor.prod.s3.writing import CONTENT_TYPE, PART, Parts
 
@@ -22,9 +21,25 @@ PARTS_AT_A_TIME = 4
 """Parts in flight of all large bodies of a process: each is held in memory."""
 MOST_DELETE = 1_000
 """Keys that one DeleteObjects takes."""
-ROUNDS = 8
-"""Times that keys which would not go are tried again."""
+SHORTEST_LINK = 300
+"""Seconds to which a download link may be cut down; credentials that end sooner sign none."""
 DENIED = "AccessDenied"
+OF_THE_BODY = frozenset(
+    {
+        "BadDigest",
+        "EntityTooLarge",
+        "EntityTooSmall",
+        "IncompleteBody",
+        "InvalidDigest",
+        "InvalidPart",
+        "InvalidPartOrder",
+        "NoSuchUpload",
+        "XAmzContentChecksumMismatch",
+        "XAmzContentSHA256Mismatch",
+    }
+)
+"""Refusals of one body. All others are of the bucket, its key, our rights or our clock: they would
+meet the next body as well, and go once somebody has mended that."""
 
 
 class S3Blobs:
@@ -43,11 +58,14 @@ class S3Blobs:
     async def put(self, key: str, content: Content) -> int:
         """Store a body; the number of bytes. Whatever the iterator raises is raised again.
 
-        Raises ConveyorError(unavailable) where S3 is away, BodyRefused where it refuses.
+        Raises ConveyorError(unavailable) where S3 is away, or refuses for another reason than this
+        body; BodyRefused where it does not want this one.
         """
         try:
             return await self._put(key, content)
-        except (AwsRefused, NotDeployed) as refused:
+        except AwsRefused as refused:
+            if refused.word not in OF_THE_BODY:
+                raise
             raise BodyRefused(str(refused)) from None
 
     async def _put(self, key: str, content: Content) -> int:
@@ -102,45 +120,51 @@ class S3Blobs:
         return size
 
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
-        """A presigned PUT, bound to its Content-Type."""
+        """A presigned PUT, bound to its Content-Type; None where the credentials end earlier."""
         parameters = {**self._where(key), "ContentType": content_type}
-        return await self._link("put_object", parameters, seconds)
+        return await self._link("put_object", parameters, [seconds])
 
     async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
-        """A presigned GET of an attachment."""
+        """A presigned GET of an attachment. Where the credentials end earlier, a half as long, or a
+        quarter, and so on; None where they end so soon that it would hardly be of use."""
         disposition = f'attachment; filename="{file_name}"'
         parameters = {**self._where(key), "ResponseContentDisposition": disposition}
-        return await self._link("get_object", parameters, seconds)
+        lengths = [seconds]
+        while lengths[-1] // 2 >= SHORTEST_LINK:
+            lengths.append(lengths[-1] // 2)
+        return await self._link("get_object", parameters, lengths)
 
-    async def _link(self, operation: str, parameters: Answer, seconds: int) -> str:
-        """In a thread: credentials that have to be fetched anew for it would hold up the loop."""
-        return await anyio.to_thread.run_sync(
-            partial(self._aws.presign, operation, parameters, seconds=seconds)
-        )
+    async def _link(self, operation: str, parameters: Answer, lengths: Sequence[int]) -> str | None:
+        """The first link, out of some `lengths` in seconds, that the credentials outlast. In a
+        thread: credentials that have to be fetched anew for it would hold up the loop."""
+
+        def link() -> str | None:
+            for seconds in lengths:
+                with suppress(ShortLived):
+                    return self._aws.presign(operation, parameters, seconds=seconds)
+            return None
+
+        return await anyio.to_thread.run_sync(link)
 
     async def _delete_all(self, keys: list[str]) -> None:
         """Remove objects, those that would not go again. Raises AwsRefused; ConveyorError."""
-        for number in range(ROUNDS):
+
+        async def call(left: list[str]) -> list[str]:
             answer = await self._aws.call(
                 "s3",
                 "delete_objects",
                 {
                     "Bucket": self._bucket,
-                    "Delete": {"Objects": [{"Key": key} for key in keys], "Quiet": True},
+                    "Delete": {"Objects": [{"Key": key} for key in left], "Quiet": True},
                 },
             )
             errors = answer.get("Errors", [])
             for error in errors:
                 if error.get("Code") == DENIED:
                     raise AwsRefused(DENIED, "s3 does not let delete what is listed")
-            keys = [error["Key"] for error in errors]
-            if not keys:
-                return
-            most: float = min(5.0, 0.05 * 2.0 ** (number + 1))
-            await self._clock.sleep(most * self._clock.random())
-        raise ConveyorError(
-            ErrorCode.UNAVAILABLE, "s3 leaves a part of what is deleted", retry_after=5
-        )
+            return [error["Key"] for error in errors]
+
+        await to_the_last(call, keys, self._clock, complaint="s3 leaves a part of what is deleted")
 
     def _where(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": checked_key(key)}

@@ -35,8 +35,8 @@ DROPPED_BEFORE = 2
 
 class Made(Enum):
     """What came of making a run's queue: nothing, since the run is not live any more; its FIRST, of
-    which nothing is missing; one that was LOST, to be filled from the rows; or one that ANOTHER has
-    made in the place of a lost one, and fills."""
+    which nothing is missing; one that was LOST, or may have been, to be filled from the rows; or
+    one that ANOTHER has made in the place of a lost one, and fills."""
 
     NOTHING = auto()
     FIRST = auto()
@@ -108,7 +108,9 @@ class Addresses:
         Making one that is there gives that one. So a queue that was never seen here is made under
         the present number: another may be about to make it, or SQS not know it everywhere yet. One
         that was seen, or whose name is blocked, is lost, and the next number takes its place: who
-        moves the number fills the queue, so that not all who miss it do.
+        moves the number fills the queue, so that not all who miss it do. Where nobody is known to
+        have moved it, as for who comes upon a number for the first time, the queue is filled in
+        doubt: a reference that is sent twice costs a look, one that is lost a task.
         """
         present = await self._generations.current(run_id)
         for _ in range(TRIES):

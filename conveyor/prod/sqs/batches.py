@@ -11,12 +11,11 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import MAX_BATCH
 from conveyor.prod.aws.calls import Aws
-from conveyor.prod.together import side_by_side
+from conveyor.prod.aws.leftovers import to_the_last
+from conveyor.prod.together import each_alone, side_by_side
 
 MOST_CALLS = 8
 """Calls at a time of one `in_batches`: half of the threads are left to acknowledge meanwhile."""
-ROUNDS = 8
-"""Times that what a batch left undone is asked for again."""
 
 
 async def in_batches(
@@ -27,11 +26,14 @@ async def in_batches(
     entries: Sequence[dict[str, Any]],
     *,
     void: frozenset[str] = frozenset(),
+    apart: bool = False,
 ) -> None:
     """Make one call for each ten entries, some side by side, and again for entries that failed.
 
-    Failures with a code in `void` are passed over. Raises ConveyorError: unavailable where entries
-    still fail after all rounds, internal where one is not fit to be taken; AwsRefused.
+    Failures with a code in `void` are passed over. The first call that fails for good ends all, but
+    those that are `apart` are all made, and it is raised in the end. Raises ConveyorError:
+    unavailable where entries still fail after all rounds, internal where one is not fit to be
+    taken; AwsRefused.
     """
 
     calls = anyio.Semaphore(MOST_CALLS)
@@ -41,7 +43,7 @@ async def in_batches(
             await _call(aws, clock, operation, url, some, void)
 
     pieces = [entries[start : start + MAX_BATCH] for start in range(0, len(entries), MAX_BATCH)]
-    await side_by_side(call, pieces)
+    await (each_alone if apart else side_by_side)(call, pieces)
 
 
 async def _call(
@@ -52,8 +54,7 @@ async def _call(
     entries: Sequence[dict[str, Any]],
     void: frozenset[str],
 ) -> None:
-    left = [{**one, "Id": str(number)} for number, one in enumerate(entries)]
-    for number in range(ROUNDS):
+    async def make(left: list[dict[str, Any]]) -> list[dict[str, Any]]:
         answer = await aws.call("sqs", operation, {"QueueUrl": url, "Entries": left})
         failed = {one["Id"]: one for one in answer.get("Failed", []) if one["Code"] not in void}
         for failure in failed.values():
@@ -62,10 +63,7 @@ async def _call(
                     ErrorCode.INTERNAL,
                     f"sqs refuses an entry of {operation}: {failure['Code']}",
                 )
-        left = [one for one in left if one["Id"] in failed]
-        if not left:
-            return
-        await clock.sleep(0.05 * 2.0**number * clock.random())
-    raise ConveyorError(
-        ErrorCode.UNAVAILABLE, f"sqs leaves a part of {operation} undone", retry_after=5
-    )
+        return [one for one in left if one["Id"] in failed]
+
+    numbered = [{**one, "Id": str(number)} for number, one in enumerate(entries)]
+    await to_the_last(make, numbered, clock, complaint=f"sqs leaves a part of {operation} undone")

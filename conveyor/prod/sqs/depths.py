@@ -1,4 +1,5 @@
-"""How many messages wait in queues: asked beside receives, at most every few seconds."""
+"""How many messages wait in queues: asked beside receives, at most every few seconds, and when
+somebody wants to know."""
 
 from __future__ import annotations
 
@@ -10,9 +11,7 @@ from conveyor.prod.aws.calls import Aws
 from conveyor.prod.sqs.remembered import Remembered
 
 EVERY = 10.0
-"""Seconds between two questions about one queue."""
-STALE = 60.0
-"""Seconds after which an answer says nothing any more."""
+"""Seconds between two questions about one queue beside its receives."""
 _COUNTS = (
     "ApproximateNumberOfMessages",
     "ApproximateNumberOfMessagesNotVisible",
@@ -34,11 +33,9 @@ class Depths:
         self._known: Remembered[_Known] = Remembered()
 
     def of(self, queue: str) -> int:
-        """The depth when it was last asked; 0 for a queue that nobody received from lately."""
+        """The depth when it was last asked, however long ago; 0 for a queue that never was."""
         known = self._known.get(queue)
-        if known is None or self._clock.monotonic() - known.asked_at > STALE:
-            return 0
-        return known.depth
+        return 0 if known is None else known.depth
 
     def forget(self, queue: str) -> None:
         """The queue is gone."""
@@ -52,13 +49,16 @@ class Depths:
         # Noted before it is answered, so that receives side by side ask once.
         self._known.put(queue, _Known(self.of(queue), now))
         try:
-            self._known.put(queue, _Known(await self.ask(url), now))
+            await self.ask(queue, url)
         except ConveyorError:
             return  # the receive that follows finds out what is wrong
 
-    async def ask(self, url: str) -> int:
+    async def ask(self, queue: str, url: str) -> int:
         """What SQS says. Raises AwsRefused, and ConveyorError(unavailable)."""
+        asked_at = self._clock.monotonic()
         answer = await self._aws.call(
             "sqs", "get_queue_attributes", {"QueueUrl": url, "AttributeNames": list(_COUNTS)}
         )
-        return sum(int(answer["Attributes"].get(count, 0)) for count in _COUNTS)
+        depth = sum(int(answer["Attributes"].get(count, 0)) for count in _COUNTS)
+        self._known.put(queue, _Known(depth, asked_at))
+        return depth

@@ -163,19 +163,20 @@ class SqsQueues:
         await self._hide(queue, dict.fromkeys(receipts, visibility))
 
     def depth(self, queue: str) -> int:
-        """About how many messages wait, as of the last few seconds in which it was asked."""
+        """About how many messages wait, as of when it was last asked."""
         return self._depths.of(queue)
 
     async def count(self, queue: str) -> int:
         """About how many messages wait, by SQS's own word, which may be a minute old."""
         try:
-            return await self._depths.ask(await self._addresses.find(queue))
+            return await self._depths.ask(queue, await self._addresses.find(queue))
         except QueueMissing:
-            return 0
+            pass
         except AwsRefused as refused:
-            if refused.word in ABSENT:
-                return 0
-            raise refusal(queue, refused) from None
+            with suppress(QueueMissing):
+                await self._missing(queue, refused)
+        self._depths.forget(queue)
+        return 0
 
     async def _refill(self, job_id: str, run_id: str) -> None:
         after = -1
@@ -287,7 +288,7 @@ class SqsQueues:
             return
         try:
             url = await self._addresses.find(queue)
-            await in_batches(self._aws, self._clock, operation, url, entries, void=VOID)
+            await in_batches(self._aws, self._clock, operation, url, entries, void=VOID, apart=True)
         except QueueMissing:
             return
         except AwsRefused as refused:

@@ -5,6 +5,7 @@ workers=4))` runs hours of a fleet in seconds. The same scenario gives the same 
 """
 
 from conveyor.testing.simulation.faults import (
+    BodiesDown,
     Duplicates,
     Fault,
     GatewayLimit,
@@ -40,6 +41,7 @@ __all__ = [
     "REALISTIC",
     "REALISTIC_COOL",
     "WORLDS",
+    "BodiesDown",
     "Duplicates",
     "Fault",
     "GatewayLimit",

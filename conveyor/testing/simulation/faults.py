@@ -189,6 +189,25 @@ class GatewayLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class BodiesDown:
+    """The store of bodies keeps none for so long."""
+
+    at: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_time("BodiesDown.at", self.at)
+        check_time("BodiesDown.seconds", self.seconds, least=INSTANT)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Away, and back."""
+        await fleet.until(self.at)
+        fleet.blobs.down += 1
+        await fleet.time.sleep(self.seconds)
+        fleet.blobs.down -= 1
+
+
+@dataclass(frozen=True, slots=True)
 class LostAcks:
     """That share of acknowledgements and visibility changes gets an error for an answer; half of
     them are applied all the same."""
@@ -258,6 +277,7 @@ Fault = (
     | PermitsRestartEmpty
     | GatewaySlow
     | GatewayLimit
+    | BodiesDown
     | LostAcks
     | Duplicates
     | QueueLost

@@ -12,7 +12,7 @@ from conveyor.testing.simulation.loop import VirtualTime
 from conveyor.testing.simulation.permits import PermitService
 from conveyor.testing.simulation.process import Services, WorkerProcess
 from conveyor.testing.simulation.sqs import QueueService
-from conveyor.testing.simulation.store import Store
+from conveyor.testing.simulation.store import BlobService, Store
 from conveyor.testing.simulation.trace import Trace
 from conveyor.testing.simulation.world import World
 
@@ -37,6 +37,7 @@ class Fleet:
         self.world = world
         self.trace = Trace(time.seconds)
         self.store = Store()
+        self.blobs = BlobService()
         self.clock = SimulatedClock(time, Gate(), seed=seed, process="fleet")
         self.queues = self._queue_service(seed)
         self.permits = PermitService(
@@ -56,7 +57,7 @@ class Fleet:
             picking=picking,
             seed=seed,
             store=self.store,
-            blobs={},
+            blobs=self.blobs,
             queues=self.queues,
             permits=self.permits,
             gateway=self.gateway,

@@ -24,6 +24,7 @@ from conveyor.testing.simulation.picking import picking
 from conveyor.testing.simulation.queues import SimulatedQueues
 from conveyor.testing.simulation.sqs import QueueService
 from conveyor.testing.simulation.store import (
+    BlobService,
     SimulatedBlobs,
     SimulatedJobs,
     SimulatedRuns,
@@ -55,7 +56,7 @@ class Services:
     picking: str
     seed: int
     store: Store
-    blobs: dict[str, int]
+    blobs: BlobService
     queues: QueueService
     permits: PermitService
     gateway: GatewayService

@@ -298,19 +298,32 @@ class SimulatedRuns(UnsimulatedRuns):
         await self._link.come_back(back)
         return found
 
-    async def deleted_runs(self) -> list[tuple[str, str]]:
+    async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
         """None: no run is ever deleted here."""
         return []
+
+    async def touch_tombstone(self, run_id: str, *, now: int) -> None:
+        """Without effect: no run is ever deleted here."""
 
     async def purge_run(self, run_id: str) -> None:
         """Without effect: no run is ever deleted here."""
 
 
+class BlobService:
+    """What every process keeps bodies in: their `sizes` by key. While `down` is not 0 it keeps
+    none."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.down = 0
+
+
 class SimulatedBlobs:
     """The blobs port: bodies are read to their end, and only their sizes are kept."""
 
-    def __init__(self, sizes: dict[str, int], link: Link) -> None:
-        self._sizes = sizes
+    def __init__(self, service: BlobService, link: Link) -> None:
+        self._service = service
+        self._sizes = service.sizes
         self._link = link
 
     async def put(self, key: str, content: Content) -> int:
@@ -320,6 +333,8 @@ class SimulatedBlobs:
             size = len(content)
         else:
             size = sum([len(piece) async for piece in content])
+        if self._service.down:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "no body can be kept")
         self._sizes[key] = size
         await self._link.come_back(back)
         return size

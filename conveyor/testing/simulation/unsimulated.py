@@ -175,6 +175,9 @@ class UnsimulatedExports:
         """None: there is no export."""
         return None
 
+    async def touch_export(self, export_id: str, *, now: int) -> None:
+        """Without effect: there is none."""
+
     async def end_export(
         self, export_id: str, *, size: int | None, error: str | None, now: int
     ) -> bool:
@@ -219,6 +222,9 @@ class UnsimulatedSweeping:
         return []
 
     async def mark_swept(self, run_id: str) -> None:
+        """Without effect."""
+
+    async def mark_queue_dropped(self, run_id: str) -> None:
         """Without effect."""
 
     async def expire_run(self, run_id: str, *, now: int) -> list[str]:

@@ -1,0 +1,62 @@
+"""Whether bodies can be kept. A call of the gateway whose body is lost is paid for in vain: after
+one, the worker makes no other but a trial now and then, until a body is kept again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+
+FIRST_PAUSE = 2.0
+LONGEST_PAUSE = 60.0
+"""Seconds from a body that was lost to the next trial; the pause doubles with each."""
+
+_log = logging.getLogger("conveyor.tasks")
+
+
+class Keeping:
+    """What one worker knows of the store of bodies. One trial is under way at a time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pause = 0.0
+        self._closed_until = 0.0
+        self._is_tried = False
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around work that may call the gateway.
+
+        Raises ConveyorError(unavailable), before anything is done, where its body would most likely
+        be lost and it is not the turn of a trial.
+        """
+        if not self._pause:
+            yield
+            return
+        if self._is_tried or self._clock.monotonic() < self._closed_until:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "bodies cannot be kept at present")
+        self._is_tried = True
+        try:
+            yield
+        finally:
+            self._is_tried = False
+
+    def kept(self) -> None:
+        """A body was kept: everybody may call again."""
+        if self._pause:
+            self._pause = 0.0
+            _log.info("bodies can be kept again")
+
+    def lost(self) -> None:
+        """A body could not be kept, whatever it was. Calls that were under way when the first one
+        was lost, and end soon after it, say nothing new."""
+        now = self._clock.monotonic()
+        if self._pause and now < self._closed_until:
+            return
+        if not self._pause:
+            _log.error("bodies cannot be kept: the gateway is called for a trial now and then")
+        self._pause = min(max(2.0 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+        self._closed_until = now + self._pause

@@ -1,0 +1,91 @@
+"""Runs that move from one index partition to another while both are read, and are found twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from conveyor.prod.aws.calls import Parameters
+from conveyor.prod.dynamodb import keys
+from conveyor.prod.dynamodb.keys import Key, place_key, run_key
+from conveyor.testing.clock import FakeClock
+from conveyor.testing.faulty_aws import Match
+from tests.conformance.dynamo_records import DB, Bench, open_bench
+
+
+@pytest.fixture
+async def bench(clock: FakeClock) -> AsyncIterator[Bench]:
+    """An empty table with two processes on it."""
+    async with open_bench(clock) as opened:
+        yield opened
+
+
+def watch_batches(bench: Bench) -> list[list[str]]:
+    """The keys of each batch that is asked for from now on."""
+    batches: list[list[str]] = []
+
+    def note(parameters: Parameters) -> bool:
+        [request] = parameters["RequestItems"].values()
+        batches.append([f"{key['pk']['S']} {key['sk']['S']}" for key in request["Keys"]])
+        return False
+
+    bench.faults.lose_answer(DB, "batch_get_item", where=note)
+    return batches
+
+
+def move_between(bench: Bench, key: Key, *, first: str, then: str) -> None:
+    """Let the index be read while a run moves: `first` is read before that, `then` after it."""
+    was_read = asyncio.Event()
+
+    def partition(name: str) -> Match:
+        return lambda parameters: name == _partition(parameters)
+
+    async def move() -> None:
+        await was_read.wait()
+        await bench.table.update(
+            key, "SET gsi1pk = :then", condition="attribute_exists(pk)", then=then
+        )
+
+    async def note() -> None:
+        was_read.set()
+
+    bench.faults.after(DB, "query", note, where=partition(first))
+    bench.faults.before(DB, "query", move, where=partition(then))
+
+
+def _partition(parameters: Parameters) -> str:
+    name: str = parameters["ExpressionAttributeValues"][":partition"]["S"]
+    return name
+
+
+@pytest.mark.parametrize("is_unsettled", [False, True])
+async def test_an_ended_run_that_moves_is_listed_once(bench: Bench, is_unsettled: bool) -> None:
+    ended: dict[str, str] = {}
+    for _ in range(5):
+        job_id, run_id = await bench.other.submit(1)
+        await bench.other.succeed(run_id, 0)
+        ended[run_id] = job_id
+    moved = sorted(ended)[2]
+    first, then = keys.ended(moved), keys.unsettled(moved)
+    if is_unsettled:
+        first, then = then, first
+    key = run_key(ended[moved], 1)
+    await bench.table.update(key, "SET gsi1pk = :at", condition="attribute_exists(pk)", at=first)
+    move_between(bench, key, first=first, then=then)
+    batches = watch_batches(bench)
+    found = await bench.store.sweeping.ended_runs(before=bench.world.now + 1, after="", limit=100)
+    assert [run.run_id for run in found] == sorted(ended)
+    assert bench.faults.fired == 2
+    # DynamoDB refuses a batch that asks for one item twice.
+    assert all(len(set(batch)) == len(batch) for batch in batches)
+
+
+async def test_a_batch_asks_for_each_item_once(bench: Bench) -> None:
+    made = [await bench.other.submit(0) for _ in range(60)]
+    wanted = [place_key(run_id) for _, run_id in made]
+    batches = watch_batches(bench)
+    found = await bench.store.table.get_many([*wanted, *reversed(wanted)])
+    assert set(found) == set(wanted)
+    assert [len(batch) for batch in batches] == [60]

@@ -1,0 +1,117 @@
+"""The deployment template runs the roles as they want to be run: behind a load balancer, with as
+many workers as the backlog asks for, and under alarms that somebody can act upon."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conveyor.engine.backlog import Backlog
+from conveyor.engine.lanes import Lanes
+from conveyor.roles.logs import JsonFormatter
+from conveyor.roles.production import KEEP_ALIVE
+from conveyor.settings import load
+
+TEMPLATE = Path(__file__).parents[2] / "scripts" / "deploy" / "template.yaml"
+README = TEMPLATE.parents[2] / "README.md"
+ENVIRONMENT = "${Environment}"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def template() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text())
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def resources(template: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = template["Resources"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def alarms(resources: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        one["Properties"] for one in resources.values() if one["Type"] == "AWS::CloudWatch::Alarm"
+    ]
+
+
+@pytest.fixture(scope="module")
+def idle_timeout(resources: dict[str, Any]) -> int:
+    """Seconds for which the balancer keeps a connection on which nothing comes."""
+    attributes = resources["Balancer"]["Properties"]["LoadBalancerAttributes"]
+    told = {one["Key"]: int(one["Value"]) for one in attributes}
+    return told["idle_timeout.timeout_seconds"]
+
+
+class SevenMessages:
+    """Queues that hold seven messages each."""
+
+    async def count(self, queue: str) -> int:
+        return 7
+
+
+def test_the_balancer_lets_go_of_a_connection_before_an_api_does(idle_timeout: int) -> None:
+    """Else it sends a request on a connection that is being closed, and answers 502 for it."""
+    assert 0 < idle_timeout < KEEP_ALIVE
+
+
+def test_a_request_that_is_checked_for_long_is_waited_for(idle_timeout: int) -> None:
+    """No byte of an answer comes meanwhile."""
+    assert idle_timeout > load({}, production=True, role="api").max_validation_seconds
+
+
+async def test_workers_are_added_by_all_that_waits(
+    resources: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line that workers log is the one that the filter finds. Each counts the whole, and one
+    that just came may see less: so neither a sum nor a mean."""
+    with caplog.at_level("INFO", "conveyor.engine"):
+        await Backlog(Lanes(control_limit=1), SevenMessages()).tell()
+    [record] = caplog.records
+    line = json.loads(JsonFormatter().format(record))
+    found = resources["Backlog"]["Properties"]
+    [metric] = found["MetricTransformations"]
+    assert found["FilterPattern"] == f'{{ $.message = "{line["message"]}" }}'
+    assert line[metric["MetricValue"].removeprefix("$.")] == 7
+
+    policy = resources["WorkerScalingPolicy"]["Properties"]
+    tracking = policy["TargetTrackingScalingPolicyConfiguration"]
+    metrics = {one["Id"]: one for one in tracking["CustomizedMetricSpecification"]["Metrics"]}
+    backlog = metrics["backlog"]["MetricStat"]
+    assert backlog["Metric"]["MetricName"] == metric["MetricName"]
+    assert backlog["Metric"]["Namespace"] == metric["MetricNamespace"]
+    assert backlog["Stat"] == "Maximum"
+    assert metrics["share"]["Expression"] == "backlog / workers"
+    assert [name for name, one in metrics.items() if one["ReturnData"]] == ["share"]
+
+
+def test_there_is_always_a_worker_to_tell_what_waits(template: dict[str, Any]) -> None:
+    """Without one nothing is counted, nor is there anything to divide by: none would ever come."""
+    assert template["Parameters"]["MinWorkers"]["MinValue"] >= 1
+
+
+def test_every_alarm_is_in_the_readme_with_what_it_means_and_what_to_do(
+    alarms: list[dict[str, Any]],
+) -> None:
+    named = [one["AlarmName"]["Fn::Sub"].replace(ENVIRONMENT, "…") for one in alarms]
+    row = re.compile(r"^\| `(conveyor-…-[a-z-]+)` \| [^|]+ \| [^|]+ \|$", re.MULTILINE)
+
+    assert sorted(row.findall(README.read_text())) == sorted(named)
+
+
+def test_answers_5xx_are_noticed_whoever_gives_them(alarms: list[dict[str, Any]]) -> None:
+    """The balancer counts apart those that it gives itself, as where an api hung up on it."""
+    watched = {one["MetricName"] for one in alarms}
+
+    assert watched >= {"HTTPCode_Target_5XX_Count", "HTTPCode_ELB_5XX_Count"}
