@@ -45,7 +45,7 @@ class Keeping:
             self._is_tried = False
 
     def kept(self) -> None:
-        """A body was kept: everybody may call again."""
+        """A body was kept, or refused for itself: everybody may call again."""
         if self._pause:
             self._pause = 0.0
             _log.info("bodies can be kept again")

@@ -241,6 +241,8 @@ class TaskHandler:
             size = await self._binding.blobs.put(key, content)
         except BodyRefused as refused:
             _log.error("a body was refused", extra={"error": str(refused)})
+            # It answers, and would keep another one.
+            self._keeping.kept()
             raise internal_failure() from None
         except ConveyorError as error:
             self._keeping.lost()

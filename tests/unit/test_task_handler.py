@@ -275,3 +275,20 @@ async def test_a_trial_is_made_now_and_then_and_a_body_that_is_kept_ends_it(api:
     handler._binding.blobs.put = api.binding.blobs.put  # type: ignore[method-assign]
     assert await handler.handle(delivery, calm) == ACKNOWLEDGE
     assert len(gateway.calls) == 3
+
+
+async def test_a_store_that_refuses_one_body_alone_keeps_others(api: Api) -> None:
+    gateway, handler, delivery = await work_unkept(api, UNKEPT[0])
+    unkept = cast(Any, handler._binding.blobs)
+    with pytest.raises(CalledInVain):
+        await handler.handle(delivery, calm)
+    await api.clock.advance(FIRST_PAUSE)
+    unkept._error = BodyRefused("too large")
+    await handler.handle(delivery, calm)
+    await api.clock.advance(5.0)
+    unkept._error = UNKEPT[0]
+    for calls in (3, 4):
+        with pytest.raises(CalledInVain):
+            await handler.handle(delivery, calm)
+        assert len(gateway.calls) == calls
+        await api.clock.advance(FIRST_PAUSE)
