@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio.to_thread
 import msgspec
-import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain import ids
@@ -173,13 +172,6 @@ async def open_ingests(clock: FakeClock) -> AsyncIterator[Ingests]:
     for store in stores:
         await store.aclose()
     await aws.call(DB, "delete_table", {"TableName": name})
-
-
-async def refused(code: ErrorCode, awaitable: Awaitable[object]) -> None:
-    """What is awaited raises a ConveyorError of this code."""
-    with pytest.raises(ConveyorError) as refusal:
-        await awaitable
-    assert refusal.value.code is code
 
 
 def away() -> ConveyorError:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio.to_thread
-import pytest
 from msgspec import structs
 
 from conveyor.clock import SystemClock
@@ -107,13 +106,6 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
     await store.aclose()
     await other.aclose()
     await aws.call(DB, "delete_table", {"TableName": name})
-
-
-async def refused(code: ErrorCode, awaitable: Awaitable[object]) -> None:
-    """A call is refused with this code."""
-    with pytest.raises(ConveyorError) as refusal:
-        await awaitable
-    assert refusal.value.code is code
 
 
 def away() -> ConveyorError:

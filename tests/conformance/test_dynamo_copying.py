@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from conveyor.domain.errors import ErrorCode
-from conveyor.domain.model import RunStatus, TaskStatus
+from conveyor.domain.model import RunStatus
 from conveyor.prod.dynamodb.keys import pin_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
@@ -21,16 +21,8 @@ from tests.conformance.dynamo_ingests import (
     moves_checkpoint,
     open_ingests,
     plan,
-    refused,
 )
-from tests.conformance.world import CALLER
-
-S, F, P, R = (
-    TaskStatus.SUCCESSFUL,
-    TaskStatus.FAILED,
-    TaskStatus.PENDING,
-    TaskStatus.PROCESSING,
-)
+from tests.conformance.world import CALLER, F, P, R, refused
 
 
 @pytest.fixture

@@ -22,9 +22,8 @@ from tests.conformance.dynamo_records import (
     Bench,
     more_runs,
     open_bench,
-    refused,
 )
-from tests.conformance.world import CALLER
+from tests.conformance.world import CALLER, refused
 
 
 @pytest.fixture

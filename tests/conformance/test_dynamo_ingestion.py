@@ -21,9 +21,8 @@ from tests.conformance.dynamo_ingests import (
     moves_checkpoint,
     open_ingests,
     plan,
-    refused,
 )
-from tests.conformance.world import CALLER
+from tests.conformance.world import CALLER, refused
 
 
 @pytest.fixture

@@ -27,9 +27,8 @@ from tests.conformance.dynamo_ingests import (
     away,
     moves_checkpoint,
     open_ingests,
-    refused,
 )
-from tests.conformance.world import CALLER
+from tests.conformance.world import CALLER, refused
 
 SECRET = "a-text-that-is-in-the-row"
 

@@ -27,9 +27,8 @@ from tests.conformance.dynamo_records import (
     lose_every_answer,
     more_runs,
     open_bench,
-    refused,
 )
-from tests.conformance.world import CALLER
+from tests.conformance.world import CALLER, refused
 
 
 @pytest.fixture

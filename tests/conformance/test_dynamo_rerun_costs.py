@@ -19,16 +19,8 @@ from tests.conformance.dynamo_ingests import (
     TRANSACT,
     Ingests,
     open_ingests,
-    refused,
 )
-from tests.conformance.world import CALLER, CLAIM_LENGTH
-
-S, F, P, R = (
-    TaskStatus.SUCCESSFUL,
-    TaskStatus.FAILED,
-    TaskStatus.PENDING,
-    TaskStatus.PROCESSING,
-)
+from tests.conformance.world import CALLER, CLAIM_LENGTH, F, P, R, refused
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import RunStatus, TaskStatus
+from conveyor.domain.model import RunStatus
 from conveyor.ports.records import Answer, Once
 from conveyor.prod.dynamodb.keys import intent_key, pin_key, place_key
 from conveyor.testing.clock import FakeClock
@@ -21,16 +21,8 @@ from tests.conformance.dynamo_ingests import (
     Ingests,
     away,
     open_ingests,
-    refused,
 )
-from tests.conformance.world import CALLER, World
-
-S, F, P, R = (
-    TaskStatus.SUCCESSFUL,
-    TaskStatus.FAILED,
-    TaskStatus.PENDING,
-    TaskStatus.PROCESSING,
-)
+from tests.conformance.world import CALLER, F, P, R, World, refused
 
 
 @pytest.fixture

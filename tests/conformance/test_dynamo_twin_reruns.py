@@ -12,8 +12,8 @@ from conveyor.domain.model import TaskStatus
 from conveyor.ports.records import Answer
 from conveyor.prod.dynamodb.keys import intent_key, place_key
 from conveyor.testing.clock import FakeClock
-from tests.conformance.dynamo_ingests import DB, INSERT, Ingests, open_ingests, refused
-from tests.conformance.world import CALLER
+from tests.conformance.dynamo_ingests import DB, INSERT, Ingests, open_ingests
+from tests.conformance.world import CALLER, refused
 
 F, R = TaskStatus.FAILED, TaskStatus.PROCESSING
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 
 import pytest
 from msgspec import structs
 
 from conveyor.domain import ids
-from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import Format, JobStatus, RunStatus
 from conveyor.ports.records import Answer, Appended, ClaimedKey, Idempotency, Jobs, Once, Runs
-from tests.conformance.world import CALLER, World, spec
+from tests.conformance.world import CALLER, World, refused, spec
 
 STRANGER = "another caller"
 
@@ -26,12 +25,6 @@ async def claim_key(world: World, idempotency: Idempotency, scope: str) -> objec
         lapses_at=world.now + 60_000,
         expires_at=world.now + 86_400_000,
     )
-
-
-async def refused(code: ErrorCode, awaitable: Awaitable[object]) -> None:
-    with pytest.raises(ConveyorError) as refusal:
-        await awaitable
-    assert refusal.value.code is code
 
 
 async def test_what_is_created_is_read_back_whole(world: World, jobs: Jobs) -> None:

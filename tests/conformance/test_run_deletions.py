@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 import msgspec
-import pytest
 
-from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import (
     JobStatus,
-    TaskStatus,
 )
 from conveyor.ports.records import Runs
-from tests.conformance.world import CALLER, World
-
-S, F, P, R = (
-    TaskStatus.SUCCESSFUL,
-    TaskStatus.FAILED,
-    TaskStatus.PENDING,
-    TaskStatus.PROCESSING,
-)
-
-
-async def refused(code: ErrorCode, awaitable: Awaitable[object]) -> None:
-    with pytest.raises(ConveyorError) as refusal:
-        await awaitable
-    assert refusal.value.code is code
+from tests.conformance.world import CALLER, World, refused
 
 
 async def test_deleting_a_run_is_idempotent_until_the_purge(world: World, runs: Runs) -> None:

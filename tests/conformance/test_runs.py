@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 import pytest
 
-from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import (
     JobStatus,
     RunFailure,
@@ -17,20 +15,7 @@ from conveyor.domain.model import (
 )
 from conveyor.ports.records import Idempotency, Jobs, Once, Rerun, Runs
 from conveyor.ports.tasks import Finished, Tasks
-from tests.conformance.world import CALLER, CLAIM_LENGTH, World
-
-S, F, P, R = (
-    TaskStatus.SUCCESSFUL,
-    TaskStatus.FAILED,
-    TaskStatus.PENDING,
-    TaskStatus.PROCESSING,
-)
-
-
-async def refused(code: ErrorCode, awaitable: Awaitable[object]) -> None:
-    with pytest.raises(ConveyorError) as refusal:
-        await awaitable
-    assert refusal.value.code is code
+from tests.conformance.world import CALLER, CLAIM_LENGTH, F, P, R, S, World, refused
 
 
 async def test_runs_are_read_by_id_and_the_latest_without(world: World, runs: Runs) -> None:

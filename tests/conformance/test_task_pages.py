@@ -11,14 +11,7 @@ from conveyor.domain.model import TaskStatus
 from conveyor.ports.records import Jobs
 from conveyor.ports.tasks import Tasks
 from tests.conformance.bindings import BindingKind
-from tests.conformance.world import CALLER, World
-
-S, F, P, R = (
-    TaskStatus.SUCCESSFUL,
-    TaskStatus.FAILED,
-    TaskStatus.PENDING,
-    TaskStatus.PROCESSING,
-)
+from tests.conformance.world import CALLER, F, P, R, S, World
 
 
 async def read_all(

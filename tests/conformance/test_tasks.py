@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from conveyor.domain import ids
-from conveyor.domain.model import EventKind, RunFailure, RunStatus, Spend, TaskFailure, TaskStatus
+from conveyor.domain.model import EventKind, RunFailure, RunStatus, Spend, TaskFailure
 from conveyor.ports.records import Jobs, Runs
 from conveyor.ports.tasks import (
     Claimed,
@@ -21,13 +21,17 @@ from conveyor.ports.tasks import (
     Tasks,
     Undone,
 )
-from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World, spec
-
-S, F, P, R = (
-    TaskStatus.SUCCESSFUL,
-    TaskStatus.FAILED,
-    TaskStatus.PENDING,
-    TaskStatus.PROCESSING,
+from tests.conformance.world import (
+    CALLER,
+    CLAIM_LENGTH,
+    MAX_INTERRUPTIONS,
+    PROBLEM,
+    F,
+    P,
+    R,
+    S,
+    World,
+    spec,
 )
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
+import pytest
+
 from conveyor.domain import ids
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import (
     Event,
     EventKind,
@@ -29,10 +33,23 @@ from conveyor.ports.tasks import Claim, Claimed, Failed, Retry, Settled, Settlem
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import Store
 
+S, F, P, R = (
+    TaskStatus.SUCCESSFUL,
+    TaskStatus.FAILED,
+    TaskStatus.PENDING,
+    TaskStatus.PROCESSING,
+)
 CALLER = "caller"
 PROBLEM = Problem(code="gateway_unreachable", title="Gateway unreachable", status=502, detail="é\0")
 CLAIM_LENGTH = 60_000
 MAX_INTERRUPTIONS = 2
+
+
+async def refused(code: ErrorCode, awaitable: Awaitable[object]) -> None:
+    """What is awaited raises a ConveyorError of this code."""
+    with pytest.raises(ConveyorError) as refusal:
+        await awaitable
+    assert refusal.value.code is code
 
 
 class World:
