@@ -24,6 +24,7 @@ from conveyor.prod.sqs.names import prefix
 from conveyor.prod.together import side_by_side
 
 T = TypeVar("T")
+Check = Callable[[Aws, ProdOptions], Awaitable[None]]
 
 _log = logging.getLogger("conveyor.roles")
 _permits_log = logging.getLogger("conveyor.permits")
@@ -68,11 +69,26 @@ async def start(
             " began with: their jobs so far belong to nobody"
         )
 
-    async def look(check: Callable[[Aws, ProdOptions], Awaitable[None]]) -> None:
-        await _plainly(check(aws, options))
-
-    await side_by_side(look, (_bucket, _control_queue))
+    await _look(aws, options)
     return beat
+
+
+async def _look(aws: Aws, options: ProdOptions) -> None:
+    """All that is wrong with what was deployed is told, in one order: a wrong environment, say, is
+    seen by both, and which of them answers first would else decide what is read of it."""
+    found: dict[Check, ConveyorError] = {}
+
+    async def look(check: Check) -> None:
+        try:
+            await _plainly(check(aws, options))
+        except ConveyorError as error:
+            found[check] = error
+
+    await side_by_side(look, _CHECKS)
+    problems = [found[check] for check in _CHECKS if check in found]
+    if problems:
+        text = "; ".join(problem.detail for problem in problems)
+        raise ConveyorError(problems[0].code, text)
 
 
 async def look_at_redis(server: RedisServer, options: ProdOptions, *, works: bool) -> None:
@@ -103,6 +119,9 @@ async def _control_queue(aws: Aws, options: ProdOptions) -> None:
         if refused.word not in ABSENT:
             raise
         raise _absent(f"queue {name}") from None
+
+
+_CHECKS: tuple[Check, ...] = (_bucket, _control_queue)
 
 
 def _absent(what: str) -> ConveyorError:

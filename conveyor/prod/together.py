@@ -29,19 +29,21 @@ async def each_alone(
 ) -> None:
     """Make one call for each argument, all at once; return when all have.
 
-    What one raises is no matter of the others; the first of it is raised once all have ended.
+    What one raises is no matter of the others; once all have ended, that of the first argument
+    that failed is raised.
     """
-    failures: list[Exception] = []
+    failures: dict[int, Exception] = {}
 
-    async def make(argument: Argument) -> None:
+    async def make(numbered: tuple[int, Argument]) -> None:
+        number, argument = numbered
         try:
             await call(argument)
         except Exception as failure:
-            failures.append(failure)
+            failures[number] = failure
 
-    await side_by_side(make, arguments)
+    await side_by_side(make, enumerate(arguments))
     if failures:
-        raise failures[0]
+        raise failures[min(failures)]
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, run_queue
 from conveyor.prod.admin import administration
 from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.calls import Answer, Aws, Parameters
 from conveyor.prod.aws.options import AwsOptions
 from conveyor.prod.dynamodb.fleet import agree
 from conveyor.prod.dynamodb.table import description
@@ -281,6 +282,46 @@ async def test_a_process_does_not_start_without_its_bucket(
 
     assert caught.value.detail == (
         f"there is no bucket {environment.settings.bucket} (conveyor admin init makes it)"
+    )
+
+
+class OneFirst:
+    """Lets calls of other services through once a call of the one came back."""
+
+    def __init__(self, behind: Aws, first: str) -> None:
+        self._behind = behind
+        self._first = first
+        self._came = anyio.Event()
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        if service != self._first:
+            await self._came.wait()
+        try:
+            return await self._behind.call(service, operation, parameters)
+        finally:
+            if service == self._first:
+                self._came.set()
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        return self._behind.presign(operation, parameters, seconds=seconds)
+
+
+@pytest.mark.parametrize("first", ["s3", "sqs"])
+async def test_all_that_is_missing_is_told_whichever_answers_first(
+    environment: Environment, aws: BotoAws, first: str
+) -> None:
+    await environment.init()
+    settings = environment.settings
+    async with await open_administration(settings, CLOCK) as opened:
+        await opened._blobs.remove()
+        await opened._queues.remove()
+        with pytest.raises(ConveyorError) as caught:
+            await start(OneFirst(aws, first), opened._table, opened._options, works=False)
+
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert caught.value.detail == (
+        f"there is no bucket {settings.bucket} (conveyor admin init makes it); there is no queue"
+        f" {prefix(settings.environment)}{CONTROL_QUEUE} (conveyor admin init makes it)"
     )
 
 
