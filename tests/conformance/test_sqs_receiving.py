@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 
 from conveyor.clock import SystemClock
@@ -20,7 +19,6 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
-from conveyor.prod.sqs.messages import NO_INSTANT, NO_MESSAGE, NOT_BEFORE
 from conveyor.prod.sqs.queues import LONGEST_POLL
 from conveyor.prod.sqs.receipts import LONGEST_HIDING, handle_of, hiding, receipt_of
 from conveyor.prod.sqs.remembered import Remembered
@@ -253,25 +251,3 @@ def test_what_is_remembered_is_what_was_used_last() -> None:
     remembered.forget("a")
     remembered.forget("a")
     assert remembered.get("a") is None
-
-
-async def test_what_cannot_be_read_holds_nothing_up_and_is_told_once(
-    bench: SqsBench, caplog: pytest.LogCaptureFixture
-) -> None:
-    body = msgspec.json.encode(deletion(RUN)).decode()
-    at = {NOT_BEFORE: {"DataType": "Number", "StringValue": "1.5"}}
-    entries: list[dict[str, Any]] = [
-        {"Id": "0", "MessageBody": body, "MessageAttributes": at},
-        {"Id": "1", "MessageBody": "[" * 100_000},
-        {"Id": "2", "MessageBody": body},
-    ]
-    where = await bench.url(CONTROL_QUEUE)
-    await bench.aws.call("sqs", "send_message_batch", {**where, "Entries": entries})
-    found: list[Delivery] = []
-    for _ in range(3):
-        found += await bench.queues.receive(CONTROL_QUEUE, limit=10, visibility=20)
-        await bench.queues.delete(CONTROL_QUEUE, [delivery.receipt for delivery in found])
-        await bench.advance(20)
-    assert [delivery.message for delivery in found] == [deletion(RUN)]
-    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert sorted(told) == [f"a message cannot be read: {why}" for why in (NO_MESSAGE, NO_INSTANT)]

@@ -29,7 +29,7 @@ from conveyor.prod.sqs.generations import Generations
 from conveyor.prod.sqs.messages import NOT_BEFORE, Unreadable, entry, read, seconds_early
 from conveyor.prod.sqs.names import run_of
 from conveyor.prod.sqs.receipts import LONGEST_HIDING, handle_of, hiding, receipt_of
-from conveyor.prod.sqs.remembered import Remembered
+from conveyor.prod.sqs.unreadable import UnreadableMessages
 
 LONGEST_POLL = 1
 """Seconds that one call waits for messages: a cancelled receive gives back what still arrives, and
@@ -86,7 +86,7 @@ class SqsQueues:
         )
         self._depths = Depths(aws, clock)
         self._free_polls = long_polls
-        self._complained: Remembered[bool] = Remembered()
+        self._unreadable = UnreadableMessages(aws, clock, self._addresses)
 
     async def open_run(self, job_id: str, run_id: str) -> None:
         """Nothing is needed: whoever receives finds the queue, or that it is missing."""
@@ -242,14 +242,16 @@ class SqsQueues:
             raise
 
     async def _sort_out(self, queue: str, received: dict[str, dict[str, Any]]) -> list[Delivery]:
-        """What may be seen now, and can be read here; the rest is hidden again, or left hidden."""
+        """What may be seen now, and can be read here; the rest is hidden again, left hidden, or
+        given up."""
         now = self._clock.now()
         deliveries = []
+        unreadable = []
         early: dict[str, float] = {}
         for receipt, one in received.items():
             message = read(one)
             if isinstance(message, Unreadable):
-                self._complain(queue, one["MessageId"], message.reason)
+                unreadable.append((one, message))
             elif seconds := seconds_early(one, now=now):
                 early[receipt] = seconds
             else:
@@ -258,18 +260,8 @@ class SqsQueues:
         # What is not hidden now is hidden when it comes again.
         with suppress(ConveyorError):
             await self._hide(queue, early)
+        await self._unreadable.deal_with(queue, unreadable)
         return deliveries
-
-    def _complain(self, queue: str, message_id: str, reason: str) -> None:
-        """Say once that a message cannot be read. It stays for a process that can, or for the
-        dead-letter queue."""
-        if self._complained.get(message_id) is None:
-            self._complained.put(message_id, True)
-            _log.error(
-                "a message cannot be read: %s",
-                reason,
-                extra={"queue": queue, "message_id": message_id},
-            )
 
     async def _hide(self, queue: str, wishes: dict[str, float]) -> None:
         """Hide messages, each by its receipt, for so many seconds."""
