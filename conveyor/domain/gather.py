@@ -19,10 +19,9 @@ from math import ceil, sqrt
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
-import anyio
-
 from conveyor.domain.ids import MAX_INDEX
 from conveyor.domain.shards import Shards, ShardScheme
+from conveyor.domain.together import side_by_side
 
 START = -1
 """The position before the first row of a shard."""
@@ -147,15 +146,11 @@ async def _round(read: Read[Row], queries: Sequence[ShardRead]) -> list[ShardRow
         return [await read(queries[0])]
     answers: dict[int, ShardRows[Row]] = {}
 
-    async def ask(place: int, query: ShardRead) -> None:
+    async def ask(numbered: tuple[int, ShardRead]) -> None:
+        place, query = numbered
         answers[place] = await read(query)
 
-    try:
-        async with anyio.create_task_group() as group:
-            for place, query in enumerate(queries):
-                group.start_soon(ask, place, query)
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+    await side_by_side(ask, enumerate(queries))
     return [answers[place] for place in range(len(queries))]
 
 

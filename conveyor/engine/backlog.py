@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-import anyio
-
+from conveyor.domain.together import side_by_side
 from conveyor.engine.lanes import Lanes
 
 MOST = 1_000
@@ -53,26 +52,10 @@ class Backlog:
         self._counts = known
         # Counts lie in the order in which they came in.
         turn = [*(queue for queue in fresh if queue not in known), *known]
-        await self._ask(turn[:MOST])
+        await side_by_side(self._ask, turn[:MOST], at_a_time=SIDE_BY_SIDE)
         return sum(self._counts.values())
 
-    async def _ask(self, queues: list[str]) -> None:
-        left = iter(queues)
-        failures: list[Exception] = []
-
-        async def ask() -> None:
-            for queue in left:
-                try:
-                    count = await self._queues.count(queue)
-                except Exception as error:
-                    failures.append(error)
-                if failures:
-                    return
-                self._counts.pop(queue, None)
-                self._counts[queue] = count
-
-        async with anyio.create_task_group() as group:
-            for _ in range(SIDE_BY_SIDE):
-                group.start_soon(ask)
-        if failures:
-            raise failures[0]
+    async def _ask(self, queue: str) -> None:
+        count = await self._queues.count(queue)
+        self._counts.pop(queue, None)
+        self._counts[queue] = count

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-import anyio
-
 from conveyor.domain.export_rows import Exported
 from conveyor.domain.model import Job, Task, TaskStatus
 from conveyor.domain.shards import shards_of
+from conveyor.domain.together import side_by_side
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.expiry import Expiry
@@ -58,18 +57,12 @@ class Source:
         now = self._clock.now()
         ends = await self._expiry.of(tasks, self._job.result_ttl_days, horizon=now)
         bodies: list[tuple[bytes, ...] | None] = [None] * len(tasks)
-        due = iter([place for place, end in enumerate(ends) if end is not None and end > now])
 
-        async def read() -> None:
-            for place in due:
-                bodies[place] = await self._body(tasks[place])
+        async def read(place: int) -> None:
+            bodies[place] = await self._body(tasks[place])
 
-        try:
-            async with anyio.create_task_group() as readers:
-                for _ in range(READS_AT_A_TIME):
-                    readers.start_soon(read)
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+        due = [place for place, end in enumerate(ends) if end is not None and end > now]
+        await side_by_side(read, due, at_a_time=READS_AT_A_TIME)
         return [Exported(task, body) for task, body in zip(tasks, bodies, strict=True)]
 
     async def _body(self, task: Task) -> tuple[bytes, ...] | None:

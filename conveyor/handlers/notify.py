@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-import anyio
 from msgspec import structs
 
 from conveyor.domain.backoff import retry_delay
 from conveyor.domain.ending import Ending, ending_of
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.domain.together import side_by_side
 from conveyor.handlers.alone import alone
 from conveyor.ports.binding import Binding
 from conveyor.ports.callbacks import Callbacks, NobodyWaits
@@ -54,10 +54,7 @@ class Notifier:
         before: list[str] = []
         while True:
             due = await self._outbox.due_notices(now=self._clock.now(), limit=PAGE)
-            for start in range(0, len(due), SIDE_BY_SIDE):
-                async with anyio.create_task_group() as group:
-                    for run_id in due[start : start + SIDE_BY_SIDE]:
-                        group.start_soon(self._alone, run_id)
+            await side_by_side(self._alone, due, at_a_time=SIDE_BY_SIDE)
             if len(due) < PAGE or due == before:
                 return
             before = due

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import anyio
 from ulid import ULID
 
 from conveyor.domain.model import Task, TaskStatus
+from conveyor.domain.together import side_by_side
 from conveyor.ports.tasks import Tasks
 
 READS_AT_A_TIME = 8
@@ -37,20 +37,14 @@ class Expiry:
             for place, (task, end) in enumerate(zip(tasks, ends, strict=True))
             if end is not None and end <= horizon and task.source_run_id is not None
         ]
-        unread = iter(unsure)
 
-        async def look() -> None:
-            for place, run_id, task_id in unread:
-                source = await self._tasks.get_task(run_id, task_id)
-                if source is not None:
-                    ends[place] = source.updated_at + lifetime
+        async def look(row: tuple[int, str, str]) -> None:
+            place, run_id, task_id = row
+            source = await self._tasks.get_task(run_id, task_id)
+            if source is not None:
+                ends[place] = source.updated_at + lifetime
 
-        try:
-            async with anyio.create_task_group() as readers:
-                for _ in range(min(READS_AT_A_TIME, len(unsure))):
-                    readers.start_soon(look)
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        await side_by_side(look, unsure, at_a_time=READS_AT_A_TIME)
         return ends
 
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.together import side_by_side
 from conveyor.ports.queues import CONTROL_QUEUE
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.aws.refusals import NotDeployed
@@ -21,7 +22,6 @@ from conveyor.prod.s3.bucket import bucket_exists
 from conveyor.prod.s3.ownership import own
 from conveyor.prod.sqs.addresses import ABSENT
 from conveyor.prod.sqs.names import prefix
-from conveyor.prod.together import side_by_side
 
 T = TypeVar("T")
 Check = Callable[[Aws, ProdOptions], Awaitable[None]]

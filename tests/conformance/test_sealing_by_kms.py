@@ -10,13 +10,13 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.sealing import KEY_LENGTH
+from conveyor.domain.together import side_by_side
 from conveyor.prod.admin.table import TableResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.options import AwsOptions
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.dynamodb.keys import DATA_KEY
 from conveyor.prod.sealing import open_data_key
-from conveyor.prod.together import side_by_side
 from tests.conformance.emulators import address
 
 CLOCK = SystemClock()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from conveyor.domain import ids
 from conveyor.domain.model import TaskSpec, TaskStatus
 from conveyor.domain.states import TERMINAL_TASK_STATES
+from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.ingest_counts import Counts
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import END, Key, task_partition, task_sort_key
@@ -18,7 +19,6 @@ from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.shapes import whole
 from conveyor.prod.dynamodb.task_items import inherited_item, new_task_item
 from conveyor.prod.dynamodb.task_writes import insert_items
-from conveyor.prod.together import side_by_side
 
 _FRESH = ("task_id", "spec", "status", "claimed_until")
 _WITH_ENDS = (

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from conveyor.domain.model import DispatchableRun, RunStatus
+from conveyor.domain.together import side_by_side
 from conveyor.ports.records import DispatchChange
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import END, by_time, every
@@ -18,7 +19,6 @@ from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.run_records import RunRecords
 from conveyor.prod.dynamodb.shapes import Unfit, readable, whole
 from conveyor.prod.dynamodb.table import BY_DISPATCH
-from conveyor.prod.together import side_by_side
 
 
 class Dispatch:

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from conveyor.domain.model import RunStatus
 from conveyor.domain.states import live_run_status
+from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.copying import rows_of
 from conveyor.prod.dynamodb.ingest_counts import Counts, IngestRow, difference, ingest_row_at
 from conveyor.prod.dynamodb.items import changed_too_often
@@ -23,7 +24,6 @@ from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.recount import recount_at
 from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunMoved, RunRecords
-from conveyor.prod.together import side_by_side
 
 RECOPIED = Change(sets={"recopied": True})
 """The rows tell how many they are, not who added them up. It moves the version: an end that has

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, NamedTuple
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.together import side_by_side
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.aws.leftovers import to_the_last
@@ -14,7 +15,6 @@ from conveyor.prod.dynamodb.keys import Key
 from conveyor.prod.dynamodb.shapes import KNOWN, SHAPE, is_newer, known, refuse_newer
 from conveyor.prod.dynamodb.table import INDEXES, PARTITION_KEY, ROW_SHAPE, SORT_KEY
 from conveyor.prod.dynamodb.values import Given, Name, Plain, Tagged, tag, tag_all, untag, untag_all
-from conveyor.prod.together import side_by_side
 
 Item = dict[str, Any]
 """An item, untagged."""

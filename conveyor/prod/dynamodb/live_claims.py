@@ -6,12 +6,12 @@ from typing import Any
 
 from conveyor.domain.errors import CallInFlight
 from conveyor.domain.model import TaskStatus
+from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import task_partition, task_sort_key
 from conveyor.prod.dynamodb.run_items import RunRow
 from conveyor.prod.dynamodb.shapes import whole
 from conveyor.prod.dynamodb.table import SORT_KEY
-from conveyor.prod.together import side_by_side
 
 LONGEST_CALL = 3_600_000
 """Milliseconds after the end of a run in which a call of it may still be under way: a claim is not

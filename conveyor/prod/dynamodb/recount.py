@@ -18,13 +18,13 @@ import msgspec
 from conveyor.domain.ids import task_index
 from conveyor.domain.model import RunStats, RunStatus, Spend, TaskFailure, TaskStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.items import Item, changed_too_often
 from conveyor.prod.dynamodb.keys import task_partition, task_sort_key
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.run_items import REASON, RunRow, counters
 from conveyor.prod.dynamodb.run_records import TRIES, Change, RunMoved, RunRecords
 from conveyor.prod.dynamodb.shapes import whole
-from conveyor.prod.together import side_by_side
 
 MOST_SEQUENCES = 200
 """Processes whose last number a run's row may hold. Where there are more a recount forgets them

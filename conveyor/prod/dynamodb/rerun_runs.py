@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from conveyor.domain.model import Ingest, JobStatus, Run, RunStatus, TaskStatus
+from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.ingest_counts import Counts
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.job_items import JobRow, job_part, moved
@@ -21,7 +22,6 @@ from conveyor.prod.dynamodb.run_items import RunRow, new_run_item
 from conveyor.prod.dynamodb.shapes import rewritten
 from conveyor.prod.dynamodb.submitting import ABSENT
 from conveyor.prod.dynamodb.table import ROW_SHAPE, SORT_KEY
-from conveyor.prod.together import side_by_side
 
 MOST_PINS = 80
 """Pins that one transaction takes beside all else."""

@@ -7,6 +7,7 @@ newer shape are left to the sweep of a process that knows them, damaged ones to 
 from __future__ import annotations
 
 from conveyor.domain.model import RunStatus
+from conveyor.domain.together import side_by_side
 from conveyor.ports.sweeping import EndedRun, QuietRun
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.items import keys_of, met
@@ -19,7 +20,6 @@ from conveyor.prod.dynamodb.sweeping_ends import Ends
 from conveyor.prod.dynamodb.sweeping_leftovers import Leftovers
 from conveyor.prod.dynamodb.sweeping_rows import due_rows, ended_keys
 from conveyor.prod.dynamodb.table import BY_DISPATCH, ROW_SHAPE
-from conveyor.prod.together import side_by_side
 
 CLOCKS_APART = 60_000
 """Milliseconds by which a claim may outlast one that is made now. One that lasts longer was made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conveyor.domain.model import RunStatus
+from conveyor.domain.together import side_by_side
 from conveyor.ports.sweeping import EndedRun
 from conveyor.prod.dynamodb.deleting import delete_ended
 from conveyor.prod.dynamodb.items import changed_too_often
@@ -14,7 +15,6 @@ from conveyor.prod.dynamodb.run_records import TRIES, RunMoved, RunRecords
 from conveyor.prod.dynamodb.shapes import Unfit
 from conveyor.prod.dynamodb.sweeping_leftovers import Leftovers
 from conveyor.prod.dynamodb.sweeping_rows import dependants
-from conveyor.prod.together import side_by_side
 
 
 class Ends:

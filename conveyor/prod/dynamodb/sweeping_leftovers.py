@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Mapping
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
+from conveyor.domain.together import side_by_side
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.dispatch import read_all
 from conveyor.prod.dynamodb.items import keys_of
@@ -26,7 +27,6 @@ from conveyor.prod.dynamodb.run_records import Change, RunMoved, RunRecords
 from conveyor.prod.dynamodb.shapes import Unfit, readable
 from conveyor.prod.dynamodb.sweeping_rows import remove_rows
 from conveyor.prod.dynamodb.table import BY_DISPATCH, BY_OWNER
-from conveyor.prod.together import side_by_side
 
 PATIENCE = 15 * 60_000
 """Milliseconds after which a write that is not complete counts as cut off."""

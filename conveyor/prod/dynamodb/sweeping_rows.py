@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from conveyor.domain.model import TaskStatus
+from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.items import Table, keys_of
 from conveyor.prod.dynamodb.keys import (
     BEGIN,
@@ -23,7 +24,6 @@ from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.references import Reference, references
 from conveyor.prod.dynamodb.table import BY_OWNER, INDEXES, PARTITION_KEY, SORT_KEY
 from conveyor.prod.dynamodb.values import Tagged
-from conveyor.prod.together import side_by_side
 
 SPARE = 8
 """Index entries asked of each partition beyond its share, as no share is exact."""

@@ -14,6 +14,7 @@ from conveyor.domain import ids
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.shards import ShardScheme
 from conveyor.domain.states import TERMINAL_TASK_STATES
+from conveyor.domain.together import side_by_side
 from conveyor.ports.tasks import TaskPage
 from conveyor.prod.dynamodb.items import Item, Table, keys_of
 from conveyor.prod.dynamodb.keys import Key
@@ -21,7 +22,6 @@ from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.references import MOST_TOUCHED, last_touched, references, rows_after
 from conveyor.prod.dynamodb.run_reads import RunReads
 from conveyor.prod.dynamodb.task_items import read_task
-from conveyor.prod.together import side_by_side
 
 MOST_REMEMBERED = 10_000
 """Runs whose next index is remembered."""

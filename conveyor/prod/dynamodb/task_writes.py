@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import anyio
-
+from conveyor.domain.together import side_by_side
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.aws.leftovers import to_the_last
 from conveyor.prod.dynamodb.items import UNDONE, Item, Table
 from conveyor.prod.dynamodb.keys import Key
 from conveyor.prod.dynamodb.table import PARTITION_KEY, SORT_KEY
 from conveyor.prod.dynamodb.values import tag
-from conveyor.prod.together import side_by_side
 
 MOST_INSERT = 25
 """Statements that one call takes."""
@@ -45,31 +43,26 @@ async def insert_items(table: Table, items: Sequence[tuple[Key, Item]]) -> list[
     an item is not fit to be written; items may have been written all the same.
     """
     inserted: set[Key] = set()
-    calls = anyio.Semaphore(MOST_CALLS)
 
     async def insert(some: Sequence[tuple[Key, Item]]) -> None:
-        async with calls:
-            await _insert(table, some, inserted)
+        await _insert(table, some, inserted)
 
-    await side_by_side(
-        insert, [items[start : start + MOST_INSERT] for start in range(0, len(items), MOST_INSERT)]
-    )
+    pieces = [items[start : start + MOST_INSERT] for start in range(0, len(items), MOST_INSERT)]
+    await side_by_side(insert, pieces, at_a_time=MOST_CALLS)
     return [key for key, _ in items if key in inserted]
 
 
 async def remove_untouched(table: Table, keys: Sequence[Key]) -> None:
     """Remove task rows of which no claim was ever handed out; others are left as they are."""
-    calls = anyio.Semaphore(MOST_CALLS)
 
     async def remove(key: Key) -> None:
-        async with calls:
-            try:
-                await table.delete(key, condition="claim_number = :zero", zero=0)
-            except AwsRefused as refused:
-                if not refused.is_condition:
-                    raise
+        try:
+            await table.delete(key, condition="claim_number = :zero", zero=0)
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
 
-    await side_by_side(remove, keys)
+    await side_by_side(remove, keys, at_a_time=MOST_CALLS)
 
 
 async def _insert(table: Table, items: Sequence[tuple[Key, Item]], inserted: set[Key]) -> None:

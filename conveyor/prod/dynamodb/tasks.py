@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from conveyor.domain import ids
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
+from conveyor.domain.together import each_alone
 from conveyor.ports.tasks import Claim, Finished, Settled, Settlement, TaskPage, Undone
 from conveyor.prod.dynamodb.claims import ClaimCall, Claims
 from conveyor.prod.dynamodb.counters import Counters
@@ -16,7 +17,6 @@ from conveyor.prod.dynamodb.run_records import RunRecords
 from conveyor.prod.dynamodb.settling import delta_of, settle_row
 from conveyor.prod.dynamodb.task_items import read_events, read_task
 from conveyor.prod.dynamodb.task_pages import ALL, TaskPages
-from conveyor.prod.together import each_alone
 
 
 class DynamoTasks:

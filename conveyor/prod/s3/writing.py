@@ -10,9 +10,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.together import raised_alone
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.s3.reading import ABSENT
-from conveyor.prod.together import raised_alone
 
 PART = 8 * 1024 * 1024
 """Bytes of a part, and most bytes of a body that goes in one piece."""

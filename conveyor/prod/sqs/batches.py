@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import anyio
-
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.together import each_alone, side_by_side
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import MAX_BATCH
 from conveyor.prod.aws.calls import Aws
 from conveyor.prod.aws.leftovers import to_the_last
-from conveyor.prod.together import each_alone, side_by_side
 
 MOST_CALLS = 8
 """Calls at a time of one `in_batches`: half of the threads are left to acknowledge meanwhile."""
@@ -36,14 +34,11 @@ async def in_batches(
     taken; AwsRefused.
     """
 
-    calls = anyio.Semaphore(MOST_CALLS)
-
     async def call(some: Sequence[dict[str, Any]]) -> None:
-        async with calls:
-            await _call(aws, clock, operation, url, some, void)
+        await _call(aws, clock, operation, url, some, void)
 
     pieces = [entries[start : start + MAX_BATCH] for start in range(0, len(entries), MAX_BATCH)]
-    await (each_alone if apart else side_by_side)(call, pieces)
+    await (each_alone if apart else side_by_side)(call, pieces, at_a_time=MOST_CALLS)
 
 
 async def _call(

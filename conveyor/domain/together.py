@@ -12,22 +12,35 @@ Argument = TypeVar("Argument")
 
 
 async def side_by_side(
-    call: Callable[[Argument], Coroutine[Any, Any, None]], arguments: Iterable[Argument]
+    call: Callable[[Argument], Coroutine[Any, Any, None]],
+    arguments: Iterable[Argument],
+    *,
+    at_a_time: int | None = None,
 ) -> None:
-    """Make one call for each argument, all at once; return when all have.
+    """Make one call for each argument, all at once or so many at a time; return when all have.
 
     The first that raises ends the others, and what it raised is raised as it was.
     """
+    waiting = list(arguments)
+    left = iter(waiting)
+
+    async def work() -> None:
+        for argument in left:
+            await call(argument)
+
     with raised_alone():
         async with anyio.create_task_group() as group:
-            for argument in arguments:
-                group.start_soon(call, argument)
+            for _ in range(min(len(waiting), at_a_time or len(waiting))):
+                group.start_soon(work)
 
 
 async def each_alone(
-    call: Callable[[Argument], Coroutine[Any, Any, None]], arguments: Iterable[Argument]
+    call: Callable[[Argument], Coroutine[Any, Any, None]],
+    arguments: Iterable[Argument],
+    *,
+    at_a_time: int | None = None,
 ) -> None:
-    """Make one call for each argument, all at once; return when all have.
+    """Make one call for each argument, all at once or so many at a time; return when all have.
 
     What one raises is no matter of the others; once all have ended, that of the first argument
     that failed is raised.
@@ -41,7 +54,7 @@ async def each_alone(
         except Exception as failure:
             failures[number] = failure
 
-    await side_by_side(make, enumerate(arguments))
+    await side_by_side(make, enumerate(arguments), at_a_time=at_a_time)
     if failures:
         raise failures[min(failures)]
 

@@ -1,0 +1,90 @@
+"""Calls side by side: how many at a time, and which failure is told."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from conveyor.domain.together import each_alone, raised_alone, side_by_side
+
+
+class Calls:
+    """Counts calls under way; those in `fail` raise once all that may be under way are."""
+
+    def __init__(self, *, together: int, fail: tuple[int, ...] = ()) -> None:
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+        self.most = 0
+        self._together = together
+        self._fail = fail
+        self._full = anyio.Event()
+
+    async def __call__(self, number: int) -> None:
+        self.begun.append(number)
+        self.most = max(self.most, len(self.begun) - len(self.ended))
+        if len(self.begun) == self._together:
+            self._full.set()
+        await self._full.wait()
+        if number in self._fail:
+            raise LookupError(number)
+        await anyio.lowlevel.checkpoint()
+        self.ended.append(number)
+
+
+@pytest.mark.parametrize(("at_a_time", "most"), [(None, 9), (1, 1), (4, 4), (20, 9)])
+@pytest.mark.parametrize("alone", [False, True])
+async def test_so_many_are_made_at_a_time(alone: bool, at_a_time: int | None, most: int) -> None:
+    calls = Calls(together=most)
+    await (each_alone if alone else side_by_side)(calls, range(9), at_a_time=at_a_time)
+
+    assert sorted(calls.ended) == list(range(9))
+    assert calls.most == most
+
+
+async def test_no_arguments_are_no_call() -> None:
+    calls = Calls(together=1)
+    await side_by_side(calls, [])
+    await each_alone(calls, [], at_a_time=3)
+
+    assert calls.begun == []
+
+
+async def test_the_first_that_raises_ends_the_others_and_is_raised_as_it_was() -> None:
+    calls = Calls(together=3, fail=(2,))
+    with pytest.raises(LookupError, match="2"):
+        await side_by_side(calls, range(9), at_a_time=3)
+
+    assert 2 not in calls.ended
+    assert len(calls.begun) < 9
+
+
+async def test_of_those_that_are_alone_all_are_made_and_the_first_in_order_is_raised() -> None:
+    ended: list[int] = []
+    later_failed = anyio.Event()
+
+    async def call(number: int) -> None:
+        if number == 1:
+            await later_failed.wait()
+            raise LookupError(number)
+        if number == 4:
+            later_failed.set()
+            raise LookupError(number)
+        ended.append(number)
+
+    with pytest.raises(LookupError, match="1"):
+        await each_alone(call, range(6))
+    assert sorted(ended) == [0, 2, 3, 5]
+
+
+async def test_of_nested_groups_the_innermost_failure_is_raised() -> None:
+    async def fail() -> None:
+        raise LookupError("inner")
+
+    async def nested() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(fail)
+
+    with pytest.raises(LookupError, match="inner"), raised_alone():
+        async with anyio.create_task_group() as group:
+            group.start_soon(nested)
