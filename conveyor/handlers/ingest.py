@@ -28,7 +28,8 @@ STRETCH = 250
 holds no more. Few, since whoever claims or settles a task meanwhile waits for the step."""
 
 HELD_PAUSE = 2.0
-"""Seconds until a copy that met a call under way in its source looks again."""
+"""Seconds until an ingestion that could not go on looks again, as a copy that met a call under way
+in its source."""
 
 _log = logging.getLogger("conveyor.handlers")
 _pairs = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
@@ -68,7 +69,7 @@ class IngestHandler:
             # It was stopped, failed or deleted, or another ingester was quicker.
             state = await self._ingestion.ingesting(message.run_id)
             if state is not None and state.live:
-                return Outcome(hide_for=0.0)
+                return Outcome(hide_for=HELD_PAUSE)
         status = await self._ingestion.finish_ingest(message.run_id, now=self._clock.now())
         await self._remove_staged(message)
         if status is not None and status not in LIVE_RUN_STATES:
@@ -113,29 +114,36 @@ class IngestHandler:
         for first, end in zip(ingest.chunks, ends, strict=bool(ingest.chunks)):
             if end <= _resumed(ingest):
                 continue
-            pieces = await self._binding.blobs.open(staged_key(state.job_id, state.run_id, first))
-            if pieces is None:
-                if await self._still_wanted(state, first):
-                    raise IngestBroken("a part of the staged list is missing")
+            try:
+                whole = await self._write_chunk(state, first, end)
+            except IngestBroken:
+                now = await self._ingestion.ingesting(state.run_id)
+                whole = now is not None and now.live
+                # What is written needs no chunk any more, but for references that may not have
+                # been sent: the sweeper sends those of a run in which nothing moves.
+                if now is not None and whole and now.ingest.next_index < end:
+                    raise
+            if not whole:
                 return False
-            index = first
-            async for line in _lines(pieces):
-                rows, references = _read_line(line, index)
-                index += rows.count
-                if index <= _resumed(ingest):
-                    continue
-                now = self._clock.now()
-                if not await self._ingestion.write_rows(state.run_id, rows, now=now):
-                    return False
-                await self._announce(state, references)
-            if index != end:
-                raise IngestBroken("a part of the staged list is damaged")
         return True
 
-    async def _still_wanted(self, state: Ingesting, first: int) -> bool:
-        """Whether a chunk that is gone was not simply used up by another ingester."""
-        now = await self._ingestion.ingesting(state.run_id)
-        return now is not None and now.live and now.ingest.next_index <= first
+    async def _write_chunk(self, state: Ingesting, first: int, end: int) -> bool:
+        """Write what is missing of one chunk; False where the run has done with ingesting."""
+        pieces = await self._binding.blobs.open(staged_key(state.job_id, state.run_id, first))
+        if pieces is None:
+            raise IngestBroken("a part of the staged list is missing")
+        index = first
+        async for line in _lines(pieces):
+            rows, references = _read_line(line, index)
+            index += rows.count
+            if index <= _resumed(state.ingest):
+                continue
+            if not await self._ingestion.write_rows(state.run_id, rows, now=self._clock.now()):
+                return False
+            await self._announce(state, references)
+        if index != end:
+            raise IngestBroken("a part of the staged list is damaged")
+        return True
 
     async def _announce(self, state: Ingesting, references: Sequence[tuple[int, str]]) -> None:
         """Let the tasks be worked while later ones are still being written."""
