@@ -10,7 +10,13 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, Delivery, run_queue
-from conveyor.prod.sqs.messages import NO_INSTANT, NO_MESSAGE, NOT_BEFORE, OF_ANOTHER_VERSION
+from conveyor.prod.sqs.messages import (
+    NO_INSTANT,
+    NO_MESSAGE,
+    NOT_BEFORE,
+    OF_ANOTHER_KIND,
+    OF_ANOTHER_VERSION,
+)
 from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.testing.faulty_aws import FaultyAws
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion
@@ -18,6 +24,7 @@ from tests.conformance.sqs_bench import SqsBench, sqs_bench
 
 READABLE = msgspec.json.encode(deletion(RUN)).decode()
 LATER = '{"type":"delete","version":99}'
+NEW = '{"type":"new"}'
 GARBAGE = "[" * 100_000
 SEND = ("sqs", "send_message_batch")
 DELETE = ("sqs", "delete_message_batch")
@@ -82,14 +89,15 @@ async def test_what_nobody_can_read_is_a_dead_letter_at_once_and_told_once(
         {"MessageBody": GARBAGE},
         {"MessageBody": READABLE},
         {"MessageBody": LATER},
+        {"MessageBody": NEW},
     )
     found = await looks(bench, bench.queues)
 
     assert [delivery.message for delivery in found] == [deletion(RUN)]
     told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    reasons = (NO_MESSAGE, NO_INSTANT, OF_ANOTHER_VERSION)
+    reasons = (NO_MESSAGE, NO_INSTANT, OF_ANOTHER_VERSION, OF_ANOTHER_KIND)
     assert sorted(told) == sorted(f"a message cannot be read: {reason}" for reason in reasons)
-    assert await bodies(bench, CONTROL_QUEUE) == [LATER]
+    assert await bodies(bench, CONTROL_QUEUE) == [LATER, NEW]
     letters = {one["Body"]: one for one in await received(bench, DEAD_LETTER_QUEUE)}
     assert set(letters) == {READABLE, GARBAGE}
     assert letters[READABLE]["MessageAttributes"][NOT_BEFORE]["StringValue"] == "1.5"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -18,6 +18,7 @@ MOST_DELAY = 900
 MOST_INSTANT = 10**18
 """Beyond any time, and still a number that is exact wherever it is calculated with."""
 OF_ANOTHER_VERSION = "it is of another version"
+OF_ANOTHER_KIND = "it is of a kind that this version does not know"
 NO_MESSAGE = "its body is no message"
 NO_INSTANT = f"its {NOT_BEFORE} is no instant"
 NO_IDS = "an id in it is none"
@@ -34,9 +35,20 @@ class Unreadable(msgspec.Struct, frozen=True):
 
     reason: str
 
+    @property
+    def may_be_read_elsewhere(self) -> bool:
+        """Whether a process of another version may understand it."""
+        return self.reason in (OF_ANOTHER_VERSION, OF_ANOTHER_KIND)
 
-class _Versioned(msgspec.Struct):
+
+class _Any(msgspec.Struct):
+    """What a message of any version has."""
+
+    type: str
     version: int = MESSAGE_VERSION
+
+
+_KINDS = {kind.__struct_config__.tag for kind in get_args(Message)}
 
 
 def entry(message: Message, *, delay: float, now: int) -> dict[str, Any]:
@@ -61,8 +73,11 @@ def read(received: dict[str, Any]) -> Message | Unreadable:
     another version a process of that version understands."""
     body = received["Body"]
     try:
-        if msgspec.json.decode(body, type=_Versioned).version > MESSAGE_VERSION:
+        about = msgspec.json.decode(body, type=_Any)
+        if about.version > MESSAGE_VERSION:
             return Unreadable(OF_ANOTHER_VERSION)
+        if about.type not in _KINDS:
+            return Unreadable(OF_ANOTHER_KIND)
         message = _decoder.decode(body)
     except (ValueError, RecursionError):
         return Unreadable(NO_MESSAGE)

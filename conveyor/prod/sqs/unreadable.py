@@ -1,7 +1,7 @@
 """What becomes of messages that cannot be read.
 
-One of another version stays hidden for a process that knows it. No process will ever read the
-others: they are dead letters at once, not only once they were received too often.
+One of another version, or of a kind that is not known here, stays hidden for a process that knows
+it. No process will ever read the others: they are dead letters at once, not only once they were received too often.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conveyor.ports.queues import DEAD_LETTER_QUEUE
 from conveyor.prod.aws.calls import Aws
 from conveyor.prod.sqs.addresses import Addresses
 from conveyor.prod.sqs.batches import in_batches
-from conveyor.prod.sqs.messages import NOT_BEFORE, OF_ANOTHER_VERSION, Unreadable
+from conveyor.prod.sqs.messages import NOT_BEFORE, Unreadable
 from conveyor.prod.sqs.remembered import Remembered
 
 _SENT = ("DataType", "StringValue", "BinaryValue")
@@ -42,7 +42,7 @@ class UnreadableMessages:
         comes again, as it stays where it is."""
         for received, why in found:
             self._tell(queue, received["MessageId"], why.reason)
-            if why.reason != OF_ANOTHER_VERSION and queue != DEAD_LETTER_QUEUE:
+            if not why.may_be_read_elsewhere and queue != DEAD_LETTER_QUEUE:
                 with suppress(ConveyorError):
                     await self._give_up(queue, received)
 
