@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Protocol
 from urllib.parse import urljoin
 
 import boto3
-import httpx
 import msgspec
 
 from conveyor.prod.dynamodb.keys import task_sort_key
@@ -16,6 +14,7 @@ from tests.acceptance.support_boot import Booted
 from tests.acceptance.support_data import rows_of
 from tests.acceptance.support_wire import holds_no_permit
 from tests.conformance.emulators import REGION, address
+from tests.patient import fetched
 
 DEVELOPMENT, FLEET = "development", "fleet"
 BINDINGS = (DEVELOPMENT, FLEET)
@@ -42,14 +41,14 @@ class Hits(msgspec.Struct, frozen=True):
 
 def hits(fleet: Fleet) -> Hits:
     """What a fleet's gateway tells of its calls."""
-    told = httpx.get(urljoin(fleet.environment["CONVEYOR_GATEWAY"], "/hits"), trust_env=False)
+    told = fetched(urljoin(fleet.environment["CONVEYOR_GATEWAY"], "/hits"))
     return msgspec.json.decode(told.content, type=Hits)
 
 
 def metrics(fleet: Fleet, role: str) -> list[str]:
     """The metrics of each of its processes of one role."""
     return [
-        httpx.get(f"{process.info.metrics}/metrics", trust_env=False).text
+        fetched(f"{process.info.metrics}/metrics").text
         for process in fleet.processes
         if process.role == role and process.alive
     ]
@@ -97,17 +96,20 @@ def rows_written(server: Serving, run_id: str) -> int:
     )
 
 
-def items_kept(fleet: Fleet) -> dict[str, int]:
-    """How many jobs, runs and tasks the table of a fleet holds."""
+def items_kept(fleet: Fleet) -> dict[str, set[str]]:
+    """The jobs, runs and tasks that the table of a fleet holds, by their keys."""
     pages = (
         _client("dynamodb")
         .get_paginator("scan")
         .paginate(
-            TableName=f"conveyor-{fleet.name}", ProjectionExpression="sk", ConsistentRead=True
+            TableName=f"conveyor-{fleet.name}", ProjectionExpression="pk, sk", ConsistentRead=True
         )
     )
-    kinds = Counter(item["sk"]["S"].partition("#")[0] for page in pages for item in page["Items"])
-    return {"jobs": kinds["Job"], "runs": kinds["Run"], "tasks": kinds[_TASK_KIND]}
+    kept: dict[str, set[str]] = {"Job": set(), "Run": set(), _TASK_KIND: set()}
+    for item in (item for page in pages for item in page["Items"]):
+        key = item["sk"]["S"]
+        kept.get(key.partition("#")[0], set()).add(f"{item['pk']['S']} {key}")
+    return {"jobs": kept["Job"], "runs": kept["Run"], "tasks": kept[_TASK_KIND]}
 
 
 def _client(service: str) -> Any:

@@ -21,8 +21,8 @@ from conveyor.settings import PREFIX
 from conveyor.testing.process import PROGRAM
 from tests.disk import files_below
 
-BOOT_SECONDS = 30.0
-END_SECONDS = 15.0
+BOOT_SECONDS = 60.0
+END_SECONDS = 60.0
 _POLL = 0.02
 
 

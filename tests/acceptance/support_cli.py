@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 
 from conveyor.testing.server import ConveyorServer
+from tests.patient import fetched
 
 CLIENT = [sys.executable, "-m", "conveyor"]
 SERVER = [sys.executable, "-c", "from conveyor.cli import dev_main; dev_main()"]
@@ -72,17 +74,23 @@ def dev(data_dir: Path, *flags: str) -> Ran:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, from below those that the system gives away by itself: no
+    connection, and no server on a port of the system's choice, takes it meanwhile."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def wait_for(url: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         try:
-            if httpx.get(url).status_code == 200:
+            if fetched(url).status_code == 200:
                 return
         except httpx.TransportError:
             pass

@@ -72,7 +72,7 @@ def added(tasks: Tasks, *, last_batch: bool = False) -> AddTasksDict:
 
 def finish(job: JobRef) -> None:
     """Wait for a job's latest run with the client's own waiter."""
-    run = job.run.wait(timeout=30, poll_interval=0.05)
+    run = job.run.wait(timeout=60, poll_interval=0.05)
     assert run.status is RunStatus.COMPLETED
 
 

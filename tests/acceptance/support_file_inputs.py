@@ -14,6 +14,7 @@ from tests.acceptance.support_boot import boot
 from tests.acceptance.support_calls import Caller, Json, as_json
 from tests.acceptance.support_client import FLEET_SETTINGS
 from tests.acceptance.support_fleet import fleet
+from tests.patient import SECONDS
 
 MAX_ROWS = 60
 MAX_BYTES = 40_000
@@ -66,6 +67,7 @@ def put(slot: Json, content: bytes | Iterator[bytes], **headers: str) -> httpx.R
         upload["url"],
         content=content,
         headers={**upload["headers"], **named},
+        timeout=SECONDS,
         trust_env=False,
         verify=False,  # plain HTTP on loopback, and loading certificates takes long
     )

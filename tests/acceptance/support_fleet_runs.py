@@ -12,6 +12,7 @@ import httpx
 from conveyor.testing.fleet import Fleet, RoleProcess
 from tests.acceptance.support_bindings import hits
 from tests.acceptance.support_wire import ENDED, Wire, eventually, target
+from tests.patient import fetched
 
 CAP = 8
 LEASE = 6
@@ -65,7 +66,7 @@ def until_called(running: Fleet, urls: Sequence[str], times: int) -> None:
 
 def permits_of(process: RoleProcess) -> float:
     """How many permits a worker has in hand."""
-    page = httpx.get(f"{process.info.metrics}/metrics", trust_env=False).text
+    page = fetched(f"{process.info.metrics}/metrics").text
     found = re.search(r"^conveyor_permits (\S+)$", page, re.MULTILINE)
     assert found is not None
     return float(found[1])

@@ -26,6 +26,37 @@ from tests.acceptance.support_wire import KEY
 
 ORIGIN = "http://conveyor.test"
 _POLL = 0.02
+_LOOK = 0.4
+"""Seconds between two looks at a clock, beyond which its time stands still."""
+
+
+class UnhurriedClock(SystemClock):
+    """The machine's clock, for a server inside a test: it stands still while the machine leaves the
+    process without a processor, so that no claim and no lease lapses of that alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looked_at = super().monotonic()
+        self._left_out = 0.0
+
+    def now(self) -> int:
+        """Milliseconds since the epoch, as far as time did not stand still."""
+        self.monotonic()
+        return super().now() - round(self._left_out * 1_000)
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary origin; at most a look more than at the last one."""
+        present = super().monotonic()
+        self._left_out += max(0.0, present - self._looked_at - _LOOK)
+        self._looked_at = present
+        return present - self._left_out
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds` of this clock."""
+        until = self.monotonic() + seconds
+        await super().sleep(min(seconds, _LOOK / 2))
+        while (left := until - self.monotonic()) > 0:
+            await super().sleep(min(left, _LOOK / 2))
 
 
 @dataclass(frozen=True)
@@ -48,7 +79,7 @@ class Inside:
         return rows
 
     async def until(
-        self, condition: Callable[[], Awaitable[bool]], what: str, *, timeout: float = 30
+        self, condition: Callable[[], Awaitable[bool]], what: str, *, timeout: float = 60
     ) -> None:
         """Wait until an asynchronous condition holds. Raises AssertionError after `timeout`."""
         deadline = anyio.current_time() + timeout
@@ -74,12 +105,14 @@ async def inside(
     *,
     crews: int = 1,
     clock: Clock | None = None,
+    gateway_clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[Inside]:
     """A server over ports that `change` has made of the development ones, with so many workers;
-    `settings` are fields of `Settings`."""
-    clock = clock or SystemClock()
-    gateway = FakeGateway(clock)
+    `settings` are fields of `Settings`. The gateway's delays pass on a clock of its own, if it is
+    given one."""
+    clock = clock or UnhurriedClock()
+    gateway = FakeGateway(gateway_clock or clock)
     chosen = load({}, data_dir=str(data_dir), **settings)
     dev = await open_binding(data_dir, clock)
     ports = change(dev.ports)

@@ -20,7 +20,7 @@ from tests.acceptance.support_site import in_background
 PACKAGE = "passagemath-macaulay2-doc"
 """Of the dev extra: the manual of Macaulay2, 11,859 pages, many with odd names."""
 
-_START_SECONDS = 10.0
+_START_SECONDS = 60.0
 _NGINX = """
 daemon off;
 {user}

@@ -26,7 +26,7 @@ def target(page: str, **behaviour: float | str) -> str:
     return f"http://fake.test/{page}{query}"
 
 
-def eventually(condition: Callable[[], T | None], what: str, *, timeout: float = 30.0) -> T:
+def eventually(condition: Callable[[], T | None], what: str, *, timeout: float = 60.0) -> T:
     """The first value of `condition` that is not None. Raises AssertionError after `timeout`."""
     deadline = time.monotonic() + timeout
     while (value := condition()) is None:

@@ -188,7 +188,7 @@ def test_an_interrupted_upload_submits_nothing(tmp_path: Path) -> None:
         ) as sending:
             assert stuck.begun.wait(30)
             sending.send_signal(signal.SIGINT)
-            out, err = sending.communicate(timeout=20)
+            out, err = sending.communicate(timeout=60)
         stuck.released.set()
     assert (sending.returncode, out) == (130, "")
     assert err == "conveyor: interrupted before the job was whole\n"

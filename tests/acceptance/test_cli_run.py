@@ -13,6 +13,7 @@ import pytest
 from conveyor.gateway.script import expected_body
 from tests.acceptance.support_cli import CLIENT, Ran
 from tests.acceptance.support_site import Page, serving_site
+from tests.acceptance.support_wire import eventually
 
 pytestmark = pytest.mark.server
 
@@ -128,7 +129,7 @@ def test_an_interrupt_keeps_what_is_done_and_leaves_nothing_else(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     quick = [{"url": f"http://fake.test/{n}", "external_id": f"q{n}"} for n in range(5)]
-    slow = [{"url": f"http://fake.test/{n}?delay=30"} for n in range(5)]
+    slow = [{"url": f"http://fake.test/{n}?delay=600"} for n in range(5)]
     listed = tmp_path / "l.jsonl"
     listed.write_text("".join(json.dumps(task) + "\n" for task in [*quick, *slow]))
     out = tmp_path / "out"
@@ -147,7 +148,7 @@ def test_an_interrupt_keeps_what_is_done_and_leaves_nothing_else(
         assert len(list(out.glob(".conveyor-run-*"))) == 1
         family = children(running.pid)
         running.send_signal(number)
-        rest, err = running.communicate(timeout=20)
+        rest, err = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "stopped: 10 tasks, 5 ok, 0 failed, 5 not done" in rest.splitlines()
     assert rest.splitlines()[-1] == f"5 files in {out}"
@@ -156,4 +157,6 @@ def test_an_interrupt_keeps_what_is_done_and_leaves_nothing_else(
         "conveyor: interrupted; what was done is kept",
     ]
     assert names(out) == [f"q{n}.html" for n in range(5)]
-    assert not any(Path(f"/proc/{pid}").exists() for pid in family)
+    eventually(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in family) or None, "all are gone"
+    )

@@ -15,6 +15,7 @@ from conveyor.roles.site import pages
 from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_boot import boot
 from tests.acceptance.support_cli import SERVER, dev, free_port, lines_until, said, wait_for
+from tests.patient import SECONDS, fetched
 
 pytestmark = pytest.mark.server
 
@@ -35,17 +36,17 @@ def test_a_taken_port_or_directory_is_one_line_and_touches_nothing(tmp_path: Pat
     with ServerProcess(tmp_path / "used", "--gateway", "fake") as first:
         second = dev(tmp_path / "used", "--port", "0")
         assert (second.code, second.out, len(second.err)) == (1, [], 1)
-        assert httpx.get(first.info.api.removesuffix("/v1") + "/healthz").status_code == 200
+        assert fetched(first.info.api.removesuffix("/v1") + "/healthz").status_code == 200
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
     with ServerProcess(tmp_path / "data", "--gateway", "fake") as server:
         origin = server.info.api.removesuffix("/v1")
-        with httpx.Client() as connected:
+        with httpx.Client(timeout=SECONDS) as connected:
             assert connected.get(f"{origin}/readyz").status_code == 200
             server.signal(number)
-            code, errors = server.wait(timeout=10)
+            code, errors = server.wait(timeout=60)
     assert code == 0
     assert errors.splitlines() == ["stopping"]
 
@@ -66,7 +67,7 @@ def test_quiet_says_nothing_at_all(tmp_path: Path) -> None:
     ) as quiet:
         wait_for(f"http://127.0.0.1:{port}/readyz")
         quiet.send_signal(signal.SIGINT)
-        shown, _ = quiet.communicate(timeout=10)
+        shown, _ = quiet.communicate(timeout=60)
     assert (quiet.returncode, shown) == (0, b"")
 
 
@@ -81,9 +82,9 @@ def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) ->
         assert len(lines[: lines.index("")]) <= 8
         folder = Path(said(lines, "results are in "))
         origin = said(lines, "API").removesuffix("/v1")
-        assert httpx.get(f"{origin}/readyz").status_code == 200
+        assert fetched(f"{origin}/readyz").status_code == 200
         demo.send_signal(signal.SIGINT)
-        out, err = demo.communicate(timeout=10)
+        out, err = demo.communicate(timeout=60)
     assert (demo.returncode, out, err) == (0, "stopping\n", "")
     assert folder.is_relative_to(tmp_path / "data")
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == pages()
@@ -103,6 +104,6 @@ def test_a_demonstration_finds_another_port_when_its_own_is_taken(tmp_path: Path
         ) as demo:
             lines = lines_until(demo.stdout, "still serving")
             demo.send_signal(signal.SIGTERM)
-            demo.communicate(timeout=10)
+            demo.communicate(timeout=60)
     assert lines[0] == f"port {port} is taken; using a free one"
     assert demo.returncode == 0

@@ -27,6 +27,7 @@ from tests.acceptance.support_cli import (
     lines_until,
     wait_for,
 )
+from tests.patient import SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -76,7 +77,7 @@ def test_a_server_without_streams_serves_and_ends_in_order(
             wait_for(f"http://127.0.0.1:{port}/readyz")
         finally:
             mute.send_signal(signal.SIGINT)
-        assert mute.wait(timeout=20) == 0
+        assert mute.wait(timeout=60) == 0
 
 
 def test_what_was_not_found_is_named(server: ConveyorServer) -> None:
@@ -103,7 +104,7 @@ def interrupted(server: ConveyorServer, *arguments: str) -> Iterator[list[str]]:
         assert running.stdout is not None
         assert running.stdout.readline()
         running.send_signal(signal.SIGINT)
-        _out, err = running.communicate(timeout=20)
+        _out, err = running.communicate(timeout=60)
     assert running.returncode == 130
     yield err.splitlines()
 
@@ -111,7 +112,9 @@ def interrupted(server: ConveyorServer, *arguments: str) -> Iterator[list[str]]:
 def paused_job(server: ConveyorServer, urls: list[str]) -> str:
     """A job that is paused before its tasks are done, however long a command takes to start."""
     headers = {"X-API-Key": server.api_key}
-    with httpx.Client(base_url=server.base_url, headers=headers, trust_env=False) as client:
+    with httpx.Client(
+        base_url=server.base_url, headers=headers, timeout=SECONDS, trust_env=False
+    ) as client:
         tasks = [{"url": url} for url in urls]
         made = client.post("/jobs", json={"tasks": tasks, "max_inflight": 1})
         job_id: str = made.json()["job_id"]
@@ -142,7 +145,7 @@ def test_fetching_results_waits_for_the_end_and_tells_how_to_come_back(
 def test_the_successful_part_of_a_stopped_run_is_not_the_whole(
     server: ConveyorServer, tmp_path: Path
 ) -> None:
-    job_id = conveyor(server, "submit", server.url("stopped", delay=30)).job_id
+    job_id = conveyor(server, "submit", server.url("stopped", delay=600)).job_id
     conveyor(server, "stop", job_id)
     flags = ("--status", "successful", "--out", str(tmp_path))
     assert conveyor(server, "results", job_id, *flags).code == 3
@@ -205,7 +208,7 @@ def test_a_second_demonstration_is_one_line_and_its_json_is_alone(tmp_path: Path
             check=False,
         )
         first.send_signal(signal.SIGINT)
-        out, _err = first.communicate(timeout=20)
+        out, _err = first.communicate(timeout=60)
     assert (second.returncode, second.stdout, second.stderr.count("\n")) == (1, "", 1)
     assert "in use" in second.stderr
     (job,) = map(json.loads, listed.stdout.splitlines())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 from zenrows.batch import BatchAPIError, ZenRowsBatchClient
 from zenrows.batch._typed_dicts import JobScheduleDict, WebhookDict
@@ -24,6 +23,7 @@ from tests.acceptance.support_client import (
     refused,
 )
 from tests.acceptance.support_wire import eventually, target
+from tests.patient import fetched
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_deleting_a_run_and_a_job(client: ZenRowsBatchClient, server: Serving) -
     refused(Code.NOT_FOUND, 404, job.rerun)
     assert job.job_id not in {other.job_id for other in client.iter_jobs(page_size=100)}
     assert link is not None
-    problem_of(httpx.get(link, trust_env=False), status=404, code="not_found")
+    problem_of(fetched(link), status=404, code="not_found")
 
     def gone() -> BatchAPIError | None:
         try:

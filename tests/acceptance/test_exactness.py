@@ -70,6 +70,10 @@ MIXTURE: tuple[tuple[dict[str, Any], str | None], ...] = (
 )
 """What every tenth task asks of the gateway, and the reason for which it fails."""
 FILTERS = ("successful", "failed", "processing")
+SOURCES = ("job", "run", "runs", "list", "results")
+"""What a run is read from."""
+ROUNDS = 5
+"""Runs that are tried at most, until something has happened while they went on."""
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +134,18 @@ class Watch:
 
 
 def test_every_read_of_a_mixed_run_is_exact(wire: Wire, binding: str, sizes: Sizes) -> None:
-    total = sizes.mixed
-    urls = [target(f"mixed/{number}", **MIXTURE[number % 10][0]) for number in range(total)]
+    reads: Counter[str] = Counter()
+    # A machine that is busy may end a run before anybody has read it often.
+    for number in range(ROUNDS):
+        reads += read_to_the_end(wire, binding, sizes.mixed, name=f"mixed/{number}")
+        if len(reads) == len(SOURCES) and reads.total() > 50:
+            return
+    raise AssertionError(reads)
+
+
+def read_to_the_end(wire: Wire, binding: str, total: int, *, name: str) -> Counter[str]:
+    """Work a mixed run while it is read from all sides; how often it was."""
+    urls = [target(f"{name}/{number}", **MIXTURE[number % 10][0]) for number in range(total)]
     job = wire.submit(urls, max_inflight=50, max_attempts=2)
     job_id, run_id = job["job_id"], job["latest_run"]["run_id"]
     watch = Watch(total)
@@ -164,13 +178,11 @@ def test_every_read_of_a_mixed_run_is_exact(wire: Wire, binding: str, sizes: Siz
             watch.reads["results"] += 1
 
     with ThreadPoolExecutor(5) as pool:
-        polls = [pool.submit(poll, source) for source in ("job", "run", "runs", "list")]
+        polls = [pool.submit(poll, source) for source in SOURCES[:-1]]
         polls.append(pool.submit(enumerate_rows))
         for one in polls:
-            one.result(timeout=60)
+            one.result(timeout=100)
 
-    assert set(watch.reads) == {"job", "run", "runs", "list", "results"}
-    assert sum(watch.reads.values()) > 50, watch.reads
     last = read("job")
     assert [read("run"), read("runs"), read("list")] == [last, last, last]
     expected = Counter(reason for _, reason in MIXTURE if reason is not None)
@@ -178,6 +190,7 @@ def test_every_read_of_a_mixed_run_is_exact(wire: Wire, binding: str, sizes: Siz
         reason: count * total // 10 for reason, count in expected.items()
     }
     assert_rows_match(wire, job_id, urls, last["stats"])
+    return watch.reads
 
 
 def assert_rows_match(wire: Wire, job_id: str, urls: list[str], stats: Any) -> None:
@@ -196,7 +209,19 @@ def assert_rows_match(wire: Wire, job_id: str, urls: list[str], stats: Any) -> N
 def test_pages_of_every_size_give_each_row_once_while_tasks_finish(
     wire: Wire, sizes: Sizes
 ) -> None:
-    urls = [target(f"page/{number}", delay=sizes.page_delay) for number in range(120)]
+    wanted = min(5, len(sizes.page_sizes) // 2)
+    finished_meanwhile = 0
+    # A machine that is busy may end a run before it has been read in pages of many sizes.
+    for number in range(ROUNDS):
+        finished_meanwhile += read_in_pages(wire, sizes, name=f"page/{number}")
+        if finished_meanwhile >= wanted:
+            return
+    raise AssertionError(finished_meanwhile)
+
+
+def read_in_pages(wire: Wire, sizes: Sizes, *, name: str) -> int:
+    """Read a run in pages of every size; during how many of these readings tasks have ended."""
+    urls = [target(f"{name}/{number}", delay=sizes.page_delay) for number in range(120)]
     job_id = wire.submit(urls, max_inflight=2)["job_id"]
     finished_meanwhile = 0
     for size in sizes.page_sizes:
@@ -208,11 +233,11 @@ def test_pages_of_every_size_give_each_row_once_while_tasks_finish(
         assert [len(page) for page in pages[:-1]] == [size] * (len(pages) - 1)
         assert 0 < len(pages[-1]) <= size
         finished_meanwhile += after > before
-    assert finished_meanwhile >= min(5, len(sizes.page_sizes) // 2)
     wire.ended(job_id)
     for size in sizes.filtered_sizes:
         parts = [row for one in FILTERS for row in wire.rows(job_id, status=one, limit=size)]
         assert [row["url"] for row in parts] == urls
+    return finished_meanwhile
 
 
 def test_parallel_adds_share_no_index_and_lose_none(
@@ -288,7 +313,7 @@ def test_the_end_of_input_crossing_the_last_task_leaves_no_run_hanging(
         return made
 
     for job_id, count in (one for made in together(workers, cross) for one in made):
-        run = wire.ended(job_id, timeout=10)
+        run = wire.ended(job_id, timeout=60)
         assert run["status"] == "completed"
         assert run["stats"]["successful"] == run["stats"]["total"] == count
         assert wire.ask("GET", f"/jobs/{job_id}")["status"] == "closed"

@@ -18,6 +18,7 @@ from conveyor.gateway.script import expected_body
 from conveyor.testing.fleet import Fleet, RoleProcess
 from tests.acceptance.support_bindings import hits, metrics
 from tests.acceptance.support_wire import Wire, eventually, target
+from tests.patient import SECONDS, fetched
 
 pytestmark = pytest.mark.server
 
@@ -65,7 +66,7 @@ def jobs_of(wire: Wire, cursor: str | None) -> tuple[list[str], str | None]:
 
 
 def body_of(link: str) -> bytes:
-    answer = httpx.get(link, trust_env=False)
+    answer = fetched(link)
     assert answer.status_code == 200, answer.text
     return answer.content
 
@@ -127,7 +128,7 @@ def test_an_export_is_downloaded_from_the_store(
     link = eventually(completed, "the export completes")["download_url"]
 
     assert httpx.URL(link).port == httpx.URL(shared_fleet.environment["CONVEYOR_S3_ENDPOINT"]).port
-    answer = httpx.get(link, trust_env=False)
+    answer = fetched(link)
     assert answer.status_code == 200
     assert answer.headers["Content-Disposition"].startswith("attachment")
     archive = tmp_path / "export.zip"
@@ -143,7 +144,10 @@ def test_the_store_takes_an_upload_of_its_own_type_alone(shared_fleet: Fleet, wi
     file = target("uploaded").encode()
 
     def put(headers: dict[str, str]) -> int:
-        return httpx.put(upload["url"], content=file, headers=headers, trust_env=False).status_code
+        answer = httpx.put(
+            upload["url"], content=file, headers=headers, timeout=SECONDS, trust_env=False
+        )
+        return answer.status_code
 
     assert (
         httpx.URL(upload["url"]).port

@@ -24,6 +24,7 @@ from tests.acceptance.support_fleet_runs import (
     waiting_for,
 )
 from tests.acceptance.support_wire import Wire
+from tests.patient import fetched
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
 
@@ -88,7 +89,7 @@ def test_cursors_and_links_of_one_api_work_on_the_other(running: Fleet, apis: li
         assert [row["url"] for row in rows] == urls
         for row in rows[:14]:
             for process in running.apis:
-                answer = httpx.get(moved(row["result_url"], process), trust_env=False)
+                answer = fetched(moved(row["result_url"], process))
                 assert answer.content == expected_body(row["url"])
 
 
@@ -116,7 +117,7 @@ def test_stop_and_pause_of_one_api_hold_for_workers_of_any_time(
     running: Fleet, apis: list[Wire], first: int
 ) -> None:
     wire, other = apis[first], apis[1 - first]
-    urls = pages(f"held-{first}", 80)
+    urls = pages(f"held-{first}", 400)
     job_id = wire.submit(urls, max_inflight=CAP)["job_id"]
     until_called(running, urls, 1)
     other.ask("POST", f"/jobs/{job_id}/pause")

@@ -138,7 +138,9 @@ def test_a_submit_whose_api_is_killed_is_found_by_its_retry_at_another(
     """Each kill comes some time after the request was sent, and most before its answer."""
     draw = random.Random(kills)
     cut_off = 0
-    for number in range(kills):
+    for number in range(10 * kills):
+        if number >= kills and cut_off > 0:
+            break
         urls = pages(f"cut/{kills}/{number}", 200, delay=0)
         body = {"tasks": [{"url": url} for url in urls], "external_id": f"cut-{kills}-{number}"}
         victim, other = draw.sample(running.apis, 2)

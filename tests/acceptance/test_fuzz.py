@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -23,6 +22,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_calls import KEY, Caller, Json, any_problem_of
+from tests.patient import fetched
 
 GOOD = "http://good.invalid/"
 DOCUMENTS = 120
@@ -134,9 +134,7 @@ def test_no_document_makes_the_server_fail(server: Booted) -> None:
 
 def operations(server: Booted) -> dict[str, APIOperation[Any, Any, Any, Any]]:
     """Every operation of the document that the server serves."""
-    schema = schemathesis.openapi.from_dict(
-        httpx.get(f"{server.origin}/openapi.json", trust_env=False).json()
-    )
+    schema = schemathesis.openapi.from_dict(fetched(f"{server.origin}/openapi.json").json())
     found = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
     return {f"{operation.method} {operation.path}": operation for operation in found}
 

@@ -27,6 +27,8 @@ class Sizes:
     many: int
 
 
+ROUNDS = 5
+"""Runs that are stopped at most, until one was while its rows were being written."""
 SIZES = {DEVELOPMENT: Sizes(1_000, 30_000), FLEET: Sizes(LARGE_FROM, 1_500)}
 
 
@@ -67,6 +69,11 @@ def staged(server: Serving, job: JobRef) -> list[str]:
     return [key for key in bodies(server, job.job_id) if key.startswith("staged/")]
 
 
+def until_nothing_is_staged(server: Serving, job: JobRef) -> None:
+    """It goes after the rows are said to be written."""
+    eventually(lambda: staged(server, job) == [] or None, "nothing is staged")
+
+
 def test_a_large_submit_is_accepted_written_and_read(
     server: Serving, client: ZenRowsBatchClient, sizes: Sizes
 ) -> None:
@@ -81,7 +88,7 @@ def test_a_large_submit_is_accepted_written_and_read(
     ended = job.run.wait(timeout=60, poll_interval=0.05)
     assert (ended.status, ended.stats.successful) == (RunStatus.COMPLETED, count)
     assert urls(job.run.results()) == listed
-    assert staged(server, job) == []
+    until_nothing_is_staged(server, job)
 
 
 def ingested(client: ZenRowsBatchClient, job: JobRef) -> Run:
@@ -92,11 +99,16 @@ def ingested(client: ZenRowsBatchClient, job: JobRef) -> Run:
 
 
 def test_stop(server: Serving, client: ZenRowsBatchClient, sizes: Sizes) -> None:
-    job = client.submit_regular(pages(sizes.many, delay=0.5))
-    assert job.run.stop().status is RunStatus.STOPPED
-    run = ingested(client, job)
-    assert run.stats.total == rows_written(server, run.run_id) < sizes.many
-    assert staged(server, job) == []
+    # A machine that is busy may write all rows before it is stopped.
+    for _ in range(ROUNDS):
+        job = client.submit_regular(pages(sizes.many, delay=0.5))
+        assert job.run.stop().status is RunStatus.STOPPED
+        run = ingested(client, job)
+        assert run.stats.total == rows_written(server, run.run_id) <= sizes.many
+        until_nothing_is_staged(server, job)
+        if run.stats.total < sizes.many:
+            return
+    raise AssertionError("no ingestion was cut short")
 
 
 def test_pause(server: Serving, client: ZenRowsBatchClient, sizes: Sizes) -> None:
@@ -104,7 +116,7 @@ def test_pause(server: Serving, client: ZenRowsBatchClient, sizes: Sizes) -> Non
     job.run.pause()
     run = ingested(client, job)
     assert run.stats.total == rows_written(server, run.run_id) == sizes.many
-    assert staged(server, job) == []
+    until_nothing_is_staged(server, job)
     job.run.stop()
 
 
@@ -127,7 +139,7 @@ def test_account_failure(server: Serving, client: ZenRowsBatchClient, sizes: Siz
     assert ended.status is RunStatus.FAILED
     run = ingested(client, job)
     assert run.stats.total == rows_written(server, run.run_id) <= sizes.many + 1
-    assert staged(server, job) == []
+    until_nothing_is_staged(server, job)
 
 
 def test_an_open_job_takes_more_once_it_is_written(

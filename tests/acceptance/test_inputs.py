@@ -30,7 +30,11 @@ def server(
         return
     directory = tmp_path_factory.mktemp("inputs")
     flags = ("--gateway", "direct", "--allow-private", "--log-level", "warning")
-    with boot(directory, *flags, retry_base=0.01, retry_cap=0.02, gateway_timeout=5) as server:
+    # Long enough for a busy machine, and not so long that names nobody answers for take minutes.
+    patience = 5 if resolver_is_slow() else 60
+    with boot(
+        directory, *flags, retry_base=0.01, retry_cap=0.02, gateway_timeout=patience
+    ) as server:
         yield server
         assert b"Traceback" not in server.output()
 

@@ -12,6 +12,7 @@ import pytest
 from zenrows import ZenRowsBatchClient
 
 from conveyor.testing.server import ConveyorServer
+from tests.patient import SECONDS
 
 README = Path(__file__).parents[2] / "README.md"
 HEAVY = {"anyio", "asyncio", "httpx", "msgspec", "starlette", "uvicorn", "aiohttp", "sqlite3"}
@@ -56,7 +57,7 @@ def test_it_is_silent_and_drains_and_counts(
     urls = [conveyor_server.url(f"page{number}", delay=0.01) for number in range(30)]
     with client_of(conveyor_server) as client:
         job = client.submit_regular([*urls, conveyor_server.url("exact", body=b"\x00\xff")])
-        conveyor_server.drain()
+        conveyor_server.drain(timeout=60)
         run = job.run.load()
         assert (run.status.value, run.stats.successful) == ("completed", 31)
         bodies = [result.body for result in job.run.download_to_memory()]
@@ -70,10 +71,10 @@ def test_an_open_job_is_drained_once_its_tasks_have_ended(conveyor_server: Conve
     with client_of(conveyor_server) as client:
         job = client.submit_open()
         job.add_tasks({"tasks": [{"url": conveyor_server.url(name)} for name in ("a", "b")]})
-        conveyor_server.drain()
+        conveyor_server.drain(timeout=60)
         assert job.run.load().status.value == "pending"
         job.close()
-        conveyor_server.drain()
+        conveyor_server.drain(timeout=60)
         assert job.run.load().status.value == "completed"
 
 
@@ -89,10 +90,12 @@ def test_a_run_that_does_not_end_is_named(conveyor_server: ConveyorServer) -> No
 
 async def test_it_works_beside_an_event_loop(conveyor_server: ConveyorServer) -> None:
     headers = {"X-API-Key": conveyor_server.api_key}
-    async with httpx.AsyncClient(headers=headers, base_url=conveyor_server.base_url) as client:
+    async with httpx.AsyncClient(
+        headers=headers, base_url=conveyor_server.base_url, timeout=SECONDS
+    ) as client:
         body = {"tasks": [{"url": conveyor_server.url("a")}]}
         assert (await client.post("/jobs", json=body)).status_code == 201
-        conveyor_server.drain()
+        conveyor_server.drain(timeout=60)
         (job,) = (await client.get("/jobs")).json()["jobs"]
     assert job["latest_run"]["status"] == "completed"
 

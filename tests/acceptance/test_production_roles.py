@@ -16,6 +16,7 @@ from conveyor.domain.key_hashes import key_hash
 from conveyor.testing.fleet import Fleet, RoleProcess
 from tests.acceptance.support_fleet import services
 from tests.acceptance.support_wire import eventually, target
+from tests.patient import SECONDS, fetched
 
 pytestmark = pytest.mark.server
 KEY = "key-of-the-team"
@@ -37,7 +38,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         workers=1,
         api_keys=str(keys),
         discovery_interval=0.3,
-        shutdown_grace=10,
+        shutdown_grace=30,
     ) as fleet:
         yield fleet
 
@@ -52,13 +53,15 @@ def fleet(running: Fleet) -> Fleet:
 
 
 def client(fleet: Fleet, key: str = KEY) -> httpx.Client:
-    return httpx.Client(base_url=fleet.api, headers={"X-API-Key": key}, trust_env=False)
+    return httpx.Client(
+        base_url=fleet.api, headers={"X-API-Key": key}, timeout=SECONDS, trust_env=False
+    )
 
 
 def readiness(process: RoleProcess) -> int | None:
     """What /readyz says; None where nobody answers any more."""
     try:
-        return httpx.get(f"{process.info.metrics}/readyz", trust_env=False).status_code
+        return fetched(f"{process.info.metrics}/readyz").status_code
     except httpx.TransportError:
         return None
 
@@ -78,7 +81,7 @@ def stats(api: httpx.Client, job_id: str) -> dict[str, int]:
 
 def deliveries(worker: RoleProcess) -> float:
     """How many messages a worker has received."""
-    text = httpx.get(f"{worker.info.metrics}/metrics", trust_env=False).text
+    text = fetched(f"{worker.info.metrics}/metrics").text
     found = re.search(r"^conveyor_deliveries_total (\S+)$", text, re.MULTILINE)
     assert found is not None, text
     return float(found[1])
@@ -102,7 +105,7 @@ def test_a_worker_that_is_told_to_end_finishes_what_it_works(fleet: Fleet) -> No
     [worker] = fleet.workers
     with client(fleet) as api:
         assert readiness(worker) == 200
-        job_id = start_a_call(worker, api, delay=3)
+        job_id = start_a_call(worker, api, delay=8)
         worker.signal(signal.SIGTERM)
         eventually(lambda: readiness(worker) == 503 or None, "it says that it is not ready")
         assert worker.alive
@@ -140,9 +143,9 @@ def test_only_known_keys_are_served_and_metrics_stand_apart(fleet: Fleet) -> Non
         assert stranger.get("/jobs").status_code == 401
         assert api.get("/jobs").status_code == 200
     origin = fleet.api.removesuffix("/v1")
-    assert httpx.get(f"{origin}/metrics", trust_env=False).status_code == 404
+    assert fetched(f"{origin}/metrics").status_code == 404
     for process in fleet.processes:
-        text = httpx.get(f"{process.info.metrics}/metrics", trust_env=False).text
+        text = fetched(f"{process.info.metrics}/metrics").text
         assert 'conveyor_aws_calls_total{operation="' in text
 
 
@@ -233,12 +236,12 @@ def test_a_fleet_that_is_removed_beneath_its_processes_says_so(tmp_path: Path) -
         fleet.admin("destroy", "--yes", fleet.name, "--even-if-alive")
         with client(fleet) as caller:
             answered = caller.get("/jobs")
+        missing = f"there is no table conveyor-{fleet.name}"
         for process in (api, worker):
             eventually(lambda: readiness(process) == 503 or None, "it is not ready")  # noqa: B023
+            eventually(lambda: missing in process.log.read_text() or None, "it says why")  # noqa: B023
         said = worker.log.read_text()
 
     assert (answered.status_code, answered.json()["code"]) == (503, "unavailable")
     assert fleet.name not in answered.text
-    assert f"there is no table conveyor-{fleet.name}" in api.log.read_text()
-    assert f"there is no table conveyor-{fleet.name}" in said
     assert "Traceback" not in said

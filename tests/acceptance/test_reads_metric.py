@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.acceptance.support_boot import boot
 from tests.acceptance.support_wire import Wire, eventually, target
+from tests.patient import fetched
 
 pytestmark = pytest.mark.server
 
@@ -47,7 +47,7 @@ def test_rows_read_for_each_row_returned(
 
 def totals(origin: str) -> tuple[float, float]:
     """Rows read and rows returned so far."""
-    metrics = httpx.get(f"{origin}/metrics", trust_env=False).text
+    metrics = fetched(f"{origin}/metrics").text
     found = [
         re.search(rf"^conveyor_store_rows_{word}_total (\S+)$", metrics, re.MULTILINE)
         for word in ("read", "returned")

@@ -186,14 +186,19 @@ def test_a_link_expires(tmp_path: Path) -> None:
         Caller(server.api, key=None) as nobody,
     ):
         [row] = caller.scraped(target("brief", body="brief"))
-        [fresh] = caller.results({"job_id": row["job_id"]})
-        assert nobody.http.get(fresh["result_url"]).content == b"brief"
+
+        def read_in_time() -> Json | None:
+            [fresh] = caller.results({"job_id": row["job_id"]})
+            answer = nobody.http.get(fresh["result_url"])
+            return fresh if answer.content == b"brief" else None
+
+        fresh = eventually(read_in_time, "a link is followed before it expires")
 
         def expired() -> httpx.Response | None:
             response = nobody.http.get(fresh["result_url"])
             return None if response.status_code == 200 else response
 
-        refused = eventually(expired, "the link expires", timeout=10)
+        refused = eventually(expired, "the link expires")
         problem_of(refused, status=403, code="permission_denied")
         assert caller.content(row).content == b"brief"
 

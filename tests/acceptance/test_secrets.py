@@ -21,6 +21,7 @@ from tests.acceptance.support_calls import Caller
 from tests.acceptance.support_raw import answers_to
 from tests.acceptance.support_wire import eventually, target
 from tests.disk import files_below
+from tests.patient import fetched
 
 KEY = "zr+live/k3y=with&odd%41~characters?#"
 HEADER_SECRET = "Bearer h34der+s3cret/for=the&target"
@@ -124,7 +125,7 @@ def work(server: Booted, caller: Caller) -> None:
         caller.history(row)
     for row in caller.results(job):
         if "result_url" in row:
-            httpx.get(row["result_url"], trust_env=False)
+            fetched(row["result_url"])
     caller.get("/jobs")
     for verb in ("stop", "pause", "resume", "rerun", "rerun?status=failed", "close"):
         caller.http.post(f"/jobs/{job['job_id']}/{verb}", headers={"Idempotency-Key": verb})

@@ -34,7 +34,7 @@ class VirtualRedis:
         self._lease = lease
         self._url = address("CONVEYOR_TEST_REDIS")
         self.environment = f"test-{secrets.token_hex(6)}"
-        self._server = RedisServer(self._url, clock)
+        self._server = RedisServer(self._url, clock, timeout=60.0)
         self.permits = RedisPermits(
             self._server, environment=self.environment, instant=self.instant
         )

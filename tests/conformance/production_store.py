@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-import boto3
 from botocore.config import Config
 
 from conveyor.clock import SystemClock
-from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.aws.boto import BotoAws, open_session
 from conveyor.prod.aws.options import AwsOptions
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.dynamodb.keys import Key
@@ -74,7 +73,7 @@ async def open_production(_path: Path, _now: int) -> OwnStore:
 def dynamodb() -> tuple[Any, AwsOptions]:
     """A client, made once, and where it asks."""
     endpoint = address("CONVEYOR_TEST_DYNAMODB")
-    client = boto3.session.Session(region_name=REGION).client(
+    client = open_session(REGION).client(
         "dynamodb",
         endpoint_url=endpoint or None,
         config=Config(retries={"total_max_attempts": 1}, max_pool_connections=THREADS),

@@ -16,11 +16,15 @@ START_SECONDS = 20.0
 
 
 class RedisProcess:
-    """One server on loopback; `password` where it asks for one."""
+    """One server on loopback; `password` where it asks for one, `socket_path` where it listens at
+    one too."""
 
-    def __init__(self, directory: Path, *, password: str = "") -> None:
+    def __init__(
+        self, directory: Path, *, password: str = "", socket_path: Path | None = None
+    ) -> None:
         self._directory = directory
         self._password = password
+        self._socket_path = socket_path
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -39,6 +43,8 @@ class RedisProcess:
         options += ["--save", "", "--appendonly", "no"]
         if self._password:
             options += ["--requirepass", self._password]
+        if self._socket_path is not None:
+            options += ["--unixsocket", str(self._socket_path)]
         self._process = subprocess.Popen([redis_server(), *options], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS
         while True:

@@ -27,6 +27,7 @@ from conveyor.prod.sqs.queues import LONG_POLLS, SqsQueues
 from conveyor.testing.clock import FakeClock
 from tests.conformance.emulators import REGION, address, on_aws, unavailable
 from tests.conformance.queue_rows import Rows
+from tests.patient import SECONDS
 
 BLOCKED_SECONDS = 60
 
@@ -132,7 +133,7 @@ class SqsBench:
 
     async def advance(self, seconds: float) -> None:
         """Move time on, here and in the emulator."""
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=SECONDS, trust_env=False) as client:
             answer = await client.post(f"{self._url}/_clock/advance/{seconds * 1_000:g}")
             answer.raise_for_status()
         await self.clock.advance(seconds)

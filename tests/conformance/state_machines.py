@@ -19,7 +19,7 @@ from tests.conformance.emulators import address, on_aws
 
 SFN, SQS = "stepfunctions", "sqs"
 ROLE = "arn:aws:iam::000000000000:role/conveyor-test"
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds until a state machine has to have moved."""
 
 

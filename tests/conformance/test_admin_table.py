@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
@@ -141,7 +142,9 @@ async def test_a_clock_that_is_wrong_is_told(
     told = await clock_problem(Table(aws, name, clock), clock)
 
     assert told is None if problem is None else problem in str(told)
-    assert told is None or "40 s" in told or "39 s" in told or "41 s" in told
+    # By how much is told as well as the length of the call allows: a busy machine makes it long.
+    seconds = re.search(r" (\d+) s ", f"{told} ")
+    assert told is None or (seconds is not None and 30 < int(seconds[1]) < 50)
 
 
 async def test_a_clock_cannot_be_compared_without_a_table(aws: BotoAws, name: str) -> None:

@@ -23,7 +23,7 @@ async def limit(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterat
     if request.param == "memory":
         yield MemoryRateLimit(clock, rate=RATE, burst=BURST)
         return
-    server = RedisServer(address("CONVEYOR_TEST_REDIS"), clock)
+    server = RedisServer(address("CONVEYOR_TEST_REDIS"), clock, timeout=60.0)
     yield RedisRateLimit(
         server,
         environment=f"test-{secrets.token_hex(6)}",

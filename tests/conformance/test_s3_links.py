@@ -27,6 +27,7 @@ from conveyor.service.callers import Caller
 from conveyor.service.links import LinkTarget
 from conveyor.service.results import Content
 from tests.conformance.s3_bucket import empty_bucket
+from tests.patient import SECONDS
 
 FILE = b'{"url": "https://site.test/1"}\n{"url": "https://site.test/2"}\n'
 MOST = 1_000
@@ -86,7 +87,7 @@ class Fleet:
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     clock = SystemClock()
     opened = await open_binding(tmp_path / "data", clock)
-    async with empty_bucket() as (aws, bucket), httpx.AsyncClient() as http:
+    async with empty_bucket() as (aws, bucket), httpx.AsyncClient(timeout=SECONDS) as http:
         blobs = S3Blobs(aws, bucket=bucket, clock=clock)
         binding = replace(opened.ports, blobs=blobs)
         options = ServiceOptions(

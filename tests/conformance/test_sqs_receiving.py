@@ -22,6 +22,7 @@ from conveyor.prod.aws.calls import Answer, Aws, Parameters
 from conveyor.prod.sqs.queues import LONGEST_POLL
 from conveyor.prod.sqs.receipts import LONGEST_HIDING, handle_of, hiding, receipt_of
 from conveyor.prod.sqs.remembered import Remembered
+from conveyor.testing.clock import FakeClock
 from conveyor.testing.faulty_aws import FaultyAws
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion, indexes_of
 from tests.conformance.sqs_bench import JumpingClock, SqsBench, sqs_bench
@@ -42,18 +43,22 @@ async def bench() -> AsyncIterator[SqsBench]:
 
 
 class Recording:
-    """A seam that keeps the parameters of calls. `asked` is set with the first receive."""
+    """A seam that keeps the parameters of calls. `asked` is set with the first receive. A clock
+    that it is given moves on by what each receive may wait, however long that takes."""
 
-    def __init__(self, aws: Aws) -> None:
+    def __init__(self, aws: Aws, *, moved: FakeClock | None = None) -> None:
         self.parameters: dict[str, list[Parameters]] = {}
         self.asked = anyio.Event()
         self._aws = aws
+        self._moved = moved
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
         """Make the call."""
         self.parameters.setdefault(operation, []).append(parameters)
         if operation == "receive_message":
             self.asked.set()
+            if self._moved is not None:
+                await self._moved.advance(parameters["WaitTimeSeconds"])
         return await self._aws.call(service, operation, parameters)
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
@@ -92,8 +97,9 @@ async def meanwhile(
 
 
 async def test_a_receive_that_finds_nothing_ends_after_its_wait(bench: SqsBench) -> None:
-    seam = Recording(bench.aws)
-    queues = bench.process(aws=seam, clock=SystemClock())
+    clock = FakeClock()
+    seam = Recording(bench.aws, moved=clock)
+    queues = bench.process(aws=seam, clock=clock)
     assert await queues.receive(CONTROL_QUEUE, limit=1, visibility=60, wait=1.5) == []
     assert seam.waits() == [1, 1]
 

@@ -101,6 +101,7 @@ async def links(blobs: S3Blobs, seconds: int) -> tuple[str | None, str | None]:
     return download, upload
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lasts", "download", "upload"),
     [
@@ -122,6 +123,7 @@ async def test_no_link_is_made_for_longer_than_its_credentials_last(
             assert await links(blobs, 60) == ("60", "60")
 
 
+@pytest.mark.slow
 async def test_credentials_that_are_about_to_end_are_renewed_before_it_is_asked_how_long_they_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -146,6 +148,7 @@ async def test_without_credentials_a_link_is_unavailable() -> None:
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
+@pytest.mark.slow
 async def test_there_is_a_connection_for_each_thread_that_may_call_a_service() -> None:
     aws = await open_aws(OPTIONS, SystemClock(), *SERVICES)
     try:

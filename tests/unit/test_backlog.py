@@ -51,6 +51,7 @@ async def test_the_backlog_is_told_while_every_slot_sits_in_a_long_call(
             assert set(figures) == {500}
 
 
+@pytest.mark.slow
 async def test_the_backlog_of_runs_that_wait_for_their_turn_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -66,6 +67,7 @@ async def test_the_backlog_of_runs_that_wait_for_their_turn_is_told(
             assert all(world.sqs.depth <= figure <= before for figure in figures), figures
 
 
+@pytest.mark.slow
 async def test_each_worker_speaks_in_every_minute(caplog: pytest.LogCaptureFixture) -> None:
     """A minute without a figure would be one without data: the number of workers would stand."""
     assert BACKLOG_INTERVAL * (1.0 + JITTER) < MINUTE

@@ -202,6 +202,7 @@ def test_time_over_the_cap_is_counted() -> None:
     assert (flight.last_start, flight.until_last_start) == (12.0, 2.0)
 
 
+@pytest.mark.slow
 def test_in_real_time_every_task_is_done_and_reserve_receives_nothing_in_vain(
     tmp_path: Path,
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError
 from conveyor.roles.run import INTERRUPTED, OWN_ROWS, PREFIX, run_once
 from conveyor.settings import Settings, load
+from tests.patient import SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -48,7 +49,7 @@ class Asking:
         self.seen: list[Path] = []
 
     async def drain(self, api: str) -> int:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=SECONDS) as client:
             ready = await client.get(api.removesuffix("/v1") + "/readyz")
         self.seen = list(self.beside.iterdir())
         return ready.status_code

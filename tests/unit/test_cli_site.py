@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from conveyor.roles.site import content_type, pages, serve_site
+from tests.patient import SECONDS
 
 PAGES = pages()
 HTML = sorted(name for name in PAGES if name.endswith(".html"))
@@ -70,8 +71,9 @@ def test_the_leaflet_points_at_its_own_parts() -> None:
         assert leaflet[int(offset) :].startswith(b"%d 0 obj" % number)
 
 
+@pytest.mark.slow
 def test_it_is_served_byte_for_byte() -> None:
-    with serve_site() as origin, httpx.Client(trust_env=False) as client:
+    with serve_site() as origin, httpx.Client(timeout=SECONDS, trust_env=False) as client:
         for name, body in PAGES.items():
             response = client.get(f"{origin}/{name}")
             assert (response.status_code, response.content) == (200, body)

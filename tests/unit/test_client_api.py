@@ -213,6 +213,7 @@ async def test_a_refused_argument_is_named_by_itself() -> None:
     assert caught.value.lines == ["example.com: not a URL that starts with http:// or https://"]
 
 
+@pytest.mark.slow
 async def test_watching_is_quick_at_first_then_once_a_second() -> None:
     done = {**RUN, "status": "completed", "stats": {"total": 1, "completed": 1, "successful": 1}}
     answers = [ok(RUN)] * 20 + [ok(done)]

@@ -85,6 +85,7 @@ async def test_a_named_run_and_one_that_is_not_over(
     assert "the run is running: only what has ended goes into it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 async def test_waiting_is_quick_at_first_then_every_two_seconds(tmp_path: Path) -> None:
     pace = Pace()
     with scripted(JOB) as server:

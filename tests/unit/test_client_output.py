@@ -27,6 +27,7 @@ def test_what_is_printed_holds_no_control(text: str) -> None:
     assert not set(shown) & set("\u202a\u202b\u202d\u202e\u2066\u2067\u2069\u200f\u2028")
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), st.text()))
 def test_json_means_the_same_once_cleaned(document: dict[str, str]) -> None:
     line = clean_json(json.dumps(document, ensure_ascii=False))

@@ -162,6 +162,7 @@ async def test_throttling_lowers_the_calls_in_flight() -> None:
         assert world.tasks.in_flight["run-a"] < 5
 
 
+@pytest.mark.slow
 async def test_a_closed_lane_gives_its_permits_back() -> None:
     world = World(slots=4, duration=lambda _delivery: 1.0)
     async with world.running():

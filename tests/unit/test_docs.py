@@ -377,6 +377,7 @@ def _tests_in(path: Path) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_the_tests_that_prove_the_guarantees_exist() -> None:
     cited = [
         reference.partition("::")

@@ -106,6 +106,7 @@ async def test_sizes_around_what_comes_in_one_piece(
         assert (await scrape(gateway, url))[0] == expected_body(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coding", ["", "gzip"])
 async def test_twenty_megabytes(gateway: Gateway, server: GatewayServer, coding: str) -> None:
     url = server.target(f"x?size=20000000&encoding={coding}")

@@ -147,6 +147,7 @@ def bombs() -> dict[str, tuple[list[str], list[bytes]]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gzip of 1 GB", "br of 1 GB", "gzip in gzip of 1 GB"])
 def test_a_bomb_never_unfolds(name: str) -> None:
     codings, wire = bombs()[name]

@@ -20,6 +20,7 @@ from conveyor.gateway.script import PLAIN, expected_body, read_script
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.gateway_server import GatewayServer
+from tests.patient import SECONDS
 
 PAGE = "http://fake.test/page"
 
@@ -193,7 +194,7 @@ async def test_no_text_breaks_the_fake(url: str) -> None:
 
 
 async def test_the_server_tells_and_forgets_its_hits() -> None:
-    async with GatewayServer() as server, httpx.AsyncClient() as client:
+    async with GatewayServer() as server, httpx.AsyncClient(timeout=SECONDS) as client:
         target = server.target("x?status=404")
         assert (await client.get(target)).status_code == 404
         answer = await client.get(server.url, params={"url": PAGE, "apikey": "key"})
@@ -218,7 +219,7 @@ async def test_the_server_is_a_program() -> None:
     assert process.stdout is not None
     try:
         line = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=SECONDS) as client:
             answer = await client.get(line["url"], params={"url": PAGE, "apikey": "key"})
         assert answer.content == expected_body(PAGE)
     finally:

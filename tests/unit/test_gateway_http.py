@@ -346,6 +346,7 @@ def test_no_key_survives(key: str, around: str) -> None:
         assert spelling not in struck.replace(MASK, "\n") or spelling in "\n" + around
 
 
+@pytest.mark.slow
 @given(
     url=st.text(max_size=80),
     key=st.text(max_size=20),

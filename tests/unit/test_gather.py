@@ -34,6 +34,7 @@ def sample(total: int, kept: float, seed: int) -> list[int]:
     return [index for index in range(total) if chance.random() < kept]
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(shards=LAYOUT, total=st.integers(0, 2_000), limit=SIZE, kept=KEPT, seed=SEED)
 def test_pages_give_each_row_once_in_order(
@@ -134,6 +135,7 @@ async def test_a_full_enumeration_reads_little_more_than_it_returns(
     assert done.rounds / len(done.pages) <= most_rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [Shards(8, STRIPE), Shards(16, STRIPE), Shards(8, FNV)], ids=str)
 @pytest.mark.parametrize("kept", [0.9, 0.5, 0.1])
 async def test_holes_cost_little(shards: Shards, kept: float) -> None:

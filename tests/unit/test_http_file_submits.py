@@ -67,6 +67,7 @@ async def submit_file(api: Api, input_id: str, **fields: Any) -> httpx.Response:
     return await api.client.post("/v1/jobs", json={"file_input_id": input_id, **fields})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 20_000])
 async def test_a_file_that_is_submitted_again_under_its_key_makes_nothing(
     api: Api, count: int
@@ -82,6 +83,7 @@ async def test_a_file_that_is_submitted_again_under_its_key_makes_nothing(
     assert [job["job_id"] for job in jobs] == [first.json()["job_id"]]
 
 
+@pytest.mark.slow
 async def test_a_small_file_is_written_at_once(api: Api) -> None:
     input_id = await slot(api, list_of(5))
 
@@ -95,6 +97,7 @@ async def test_a_small_file_is_written_at_once(api: Api) -> None:
     assert api.binding.queues.depth(f"run-{job['latest_run']['run_id']}") == 5
 
 
+@pytest.mark.slow
 async def test_a_small_file_whose_tasks_may_come_later(api: Api) -> None:
     response = await submit_file(api, await slot(api, list_of(5)), **{"async": True})
 
@@ -102,6 +105,7 @@ async def test_a_small_file_whose_tasks_may_come_later(api: Api) -> None:
     assert len(staged_rows(api, response.json())) == 5
 
 
+@pytest.mark.slow
 async def test_a_large_file(api: Api) -> None:
     response = await submit_file(api, await slot(api, list_of(25_000)))
 
@@ -128,6 +132,7 @@ async def test_a_csv_file_under_its_spec_and_the_jobs_params(api: Api) -> None:
     ]
 
 
+@pytest.mark.slow
 async def test_a_bad_file_leaves_nothing_but_its_slot(api: Api) -> None:
     input_id = await slot(api, list_of(20_000) + b"gopher://x/\n")
 

@@ -386,6 +386,7 @@ BODIES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 async def test_no_body_makes_the_server_fail(api: Api, method: str) -> None:
     paths = [path for path, methods in V1_ROUTES.items() if method in methods]

@@ -176,6 +176,7 @@ async def test_a_few_heavy_tasks_are_spread_too(api: Api) -> None:
     assert found.task_shard_count == 8
 
 
+@pytest.mark.slow
 async def test_every_bad_task_is_listed_and_nothing_is_left(api: Api) -> None:
     tasks = tasks_of(12_000)
     tasks[7] = {"url": "gopher://x/"}
@@ -284,6 +285,7 @@ def scope_of(key: str, api: Api) -> str:
     return hashlib.sha256("\n".join((caller, "POST", "/v1/jobs?", key)).encode()).hexdigest()
 
 
+@pytest.mark.slow
 async def test_a_child_killed_from_outside_is_answered_503(api: Api) -> None:
     answers: list[httpx.Response] = []
 

@@ -14,6 +14,7 @@ from conveyor.testing.server import conveyor_server
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [
@@ -28,7 +29,7 @@ HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 def test_what_is_no_request_gets_a_problem_and_an_end(tmp_path: Path, sent: bytes) -> None:
     with conveyor_server(tmp_path / "data") as server:
         address = urlsplit(server.base_url)
-        with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+        with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
             connection.sendall(sent)
             answer = b"".join(iter(lambda: connection.recv(65_536), b""))
 

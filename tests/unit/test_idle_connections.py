@@ -21,6 +21,7 @@ from conveyor.http.malformed import protocol
 from conveyor.roles.production import KEEP_ALIVE, RoleInfo, serve
 from conveyor.settings import load
 from conveyor.testing.clock import FakeClock
+from tests.patient import SECONDS
 
 GRACE = 60.0
 REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -91,7 +92,7 @@ async def api() -> AsyncIterator[Served]:
 
     async with anyio.create_task_group() as group:
         group.start_soon(run)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await ready.wait()
             yield Served(infos[0], clock, stop, ended, idle)
             stop.set()
@@ -106,10 +107,11 @@ async def end(clock: FakeClock, ended: anyio.Event) -> None:
             await ended.wait()
 
 
+@pytest.mark.slow
 async def test_an_api_keeps_idle_connections_for_its_load_balancer() -> None:
     """Where the target closes first, a request that is on its way meets a closed connection: the
     balancer answers 502 for it."""
-    async with api() as served, httpx.AsyncClient(trust_env=False) as client:
+    async with api() as served, httpx.AsyncClient(timeout=SECONDS, trust_env=False) as client:
         answer = await client.get(served.info.api)
         assert answer.status_code == 200
         assert answer.headers.get("connection") != "close"
@@ -117,6 +119,7 @@ async def test_an_api_keeps_idle_connections_for_its_load_balancer() -> None:
         assert served.idle[urlsplit(served.info.api).port or 0] == KEEP_ALIVE
 
 
+@pytest.mark.slow
 async def test_idle_connections_are_closed_at_once_when_an_api_ends() -> None:
     """They do not wait for their time to be over, nor for the end of the grace."""
     async with api() as served:

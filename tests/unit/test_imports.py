@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CLOUD = {"boto3", "botocore", "redis"}
 HEAVY = {
     "aiohttp",
@@ -73,6 +75,7 @@ def loaded_by(program: str, *arguments: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_a_development_server_loads_no_cloud_client(tmp_path: Path) -> None:
     loaded = loaded_by(SERVE_ONCE, str(tmp_path / "data"))
 
@@ -81,6 +84,7 @@ def test_a_development_server_loads_no_cloud_client(tmp_path: Path) -> None:
     assert not {name for name in loaded if name.startswith("conveyor.prod")}
 
 
+@pytest.mark.slow
 def test_importing_the_development_role_loads_no_cloud_client() -> None:
     loaded = loaded_by("import conveyor.roles.dev")
 
@@ -95,6 +99,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert not HEAVY & loaded
 
 
+@pytest.mark.slow
 def test_no_program_loads_what_is_made_for_tests(tmp_path: Path) -> None:
     loaded = loaded_by(SERVE_ONCE, str(tmp_path / "data"))
 

@@ -75,6 +75,7 @@ def test_a_refusal_is_an_answer_like_another() -> None:
     assert refusal.code is ErrorCode.INVALID_ARGUMENT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [b"", b"\n", b"{}", b"rubbish\n", b'{"source":"csv","run_id":"x"}\nhttp://a\n'],

@@ -218,6 +218,7 @@ def test_what_a_csv_writer_writes_is_read_whatever_the_steps(
     assert specs == [TaskSpec(f"http://a.example/{number}") for number in range(len(records))]
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(records=RECORDS, bad=st.integers(0, 7), step=st.integers(1, 40))
 def test_the_line_of_a_bad_record_is_where_it_begins(

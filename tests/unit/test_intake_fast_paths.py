@@ -81,6 +81,7 @@ def test_a_url_is_no_two_urls() -> None:
     assert urls.are_plain([])
 
 
+@pytest.mark.slow
 @settings(deadline=None, database=None)
 @given(
     first=st.integers(0, 5_000) | st.integers(0, ids.MAX_INDEX - 3_000),

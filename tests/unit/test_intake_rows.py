@@ -38,6 +38,7 @@ def test_no_row_is_no_chunk() -> None:
     assert written([], [1]) == [Done(0, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [[1], [999], [1_000], [1_001], [7, 400, 1_000, 33], [3_000]])
 def test_lines_and_chunks_are_full_whatever_the_steps(steps: list[int]) -> None:
     frames = written([PLAIN] * 21_234, steps)

@@ -71,6 +71,7 @@ async def test_a_long_history_is_read_up_to_its_bound() -> None:
     assert history.pages["old"] == LEAST_COUNTED // PAGE
 
 
+@pytest.mark.slow
 async def test_a_larger_limit_is_counted_among_more_jobs() -> None:
     history = History(old=[DONE] * 10_000)
     async with _quota(history, 205).room_for_one("old"):

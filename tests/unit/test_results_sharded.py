@@ -209,6 +209,7 @@ async def test_a_partial_rerun_leaves_rows_out_and_nothing_else(api: Api) -> Non
         assert await listed(api, job_id, limit=limit) == list(range(0, 90, 2))
 
 
+@pytest.mark.slow
 async def test_a_cursor_garbled_in_any_place_is_refused(api: Api) -> None:
     job_id, _ = await made(api, EIGHT, 20)
     _, cursor = await page(api, job_id, limit="5")

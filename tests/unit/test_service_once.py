@@ -154,6 +154,7 @@ async def test_a_slow_request_that_was_overtaken_gives_the_answer_of_the_other(
     assert [view.job.job_id for view in views] == [first.created_id]
 
 
+@pytest.mark.slow
 async def test_a_slow_request_that_fails_leaves_the_claim_of_who_overtook_it(
     api: Api, once: OnceOnly
 ) -> None:

@@ -224,6 +224,7 @@ async def test_a_child_killed_from_outside(children: Children) -> None:
     assert [error.code for error in errors] == [ErrorCode.UNAVAILABLE]
 
 
+@pytest.mark.slow
 async def test_two_at_a_time_and_the_others_wait_their_turn(children: Children) -> None:
     stager = children.stager(READS_AND_HANGS)
 
@@ -308,6 +309,7 @@ async def test_a_child_gets_nothing_of_the_servers_environment(
     assert error.detail == "PYTHONPATH"
 
 
+@pytest.mark.slow
 def test_a_directory_in_which_the_server_runs_cannot_change_the_child(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit(9)")
     program = (

@@ -48,6 +48,7 @@ def test_a_row_lies_in_one_shard_by_its_id_alone(index: int, count: int) -> None
     assert Shards(count, ShardScheme.FNV32A).of(task_id, index) == fnv32a(task_id) % count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ShardScheme)
 @pytest.mark.parametrize("count", [2, 8, 16, 64])
 def test_rows_spread_evenly(scheme: ShardScheme, count: int) -> None:

@@ -91,6 +91,7 @@ def test_long_tasks_of_a_giant_tell_the_rules_apart() -> None:
     assert means[LEAST_IN_FLIGHT] < means["random"]
 
 
+@pytest.mark.slow
 def test_the_highest_priority_goes_first_and_the_lowest_progresses() -> None:
     """Same work, same arrival: shares of the slots are as 2 to the power of half the distance."""
     report = simulate(

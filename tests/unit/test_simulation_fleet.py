@@ -337,6 +337,7 @@ def test_figures_of_jobs_are_in_order_of_the_plans_whichever_arrives_first() -> 
     assert never is None
 
 
+@pytest.mark.slow
 def test_a_worker_cut_off_from_permits_stops_in_time_and_the_others_go_on() -> None:
     slow = replace(FLEET, gateway=Latency(20.0, 0.3))
     whole = simulate(_scenario(world=slow))

@@ -210,6 +210,7 @@ class Script:
         await self.same(*(ports.runs.dispatchable_runs() for ports in self.both))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 async def test_random_calls_are_answered_as_by_the_development_store(
     seed: int, tmp_path: Path

@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.disk import files_below
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +30,10 @@ def too_long(source: str) -> Iterator[str]:
                 yield f"{node.name} has {length} lines"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_and_no_function_outgrows_its_bound(path: Path) -> None:
-    assert list(too_long(path.read_text())) == []
+def test_no_module_and_no_function_outgrows_its_bound() -> None:
+    assert len(MODULES) > 700
+    found = {str(path.relative_to(ROOT)): list(too_long(path.read_text())) for path in MODULES}
+    assert {path: problems for path, problems in found.items() if problems} == {}
 
 
 def test_what_outgrows_its_bound_is_named() -> None:

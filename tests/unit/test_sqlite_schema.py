@@ -55,6 +55,7 @@ def build_older(path: Path, version: int) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", range(1, len(STEPS)))
 async def test_an_older_file_is_upgraded_in_place(path: Path, version: int) -> None:
     build_older(path, version)

@@ -29,6 +29,7 @@ def refusal(body: bytes, *, max_depth: int = 32) -> str:
     return caught.value.detail
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(document=DOCUMENTS, ascii_only=st.booleans(), indent=st.sampled_from([None, 2]))
 def test_whatever_json_writes_is_read_back(

@@ -108,7 +108,7 @@ class Work:
         async def run() -> None:
             outcomes.append(await self.handler().handle(self.delivery, self.throttle))
 
-        give_up = anyio.current_time() + 10
+        give_up = anyio.current_time() + 60
         async with anyio.create_task_group() as group:
             group.start_soon(run)
             while not outcomes:
@@ -162,7 +162,7 @@ async def test_no_call_is_made_for_a_run_that_was_stopped_meanwhile(api: Api) ->
     async def run() -> None:
         outcomes.append(await work.handler().handle(work.delivery, work.throttle))
 
-    give_up = anyio.current_time() + 10
+    give_up = anyio.current_time() + 60
     async with anyio.create_task_group() as group:
         group.start_soon(run)
         while not work.gateway.called_at:
