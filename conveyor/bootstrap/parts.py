@@ -5,9 +5,9 @@ from __future__ import annotations
 from conveyor.domain.sealing import secret_bytes
 from conveyor.gateway import open_gateway
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import Gateway
+from conveyor.ports.gateway import Gateway, ScrapeFailed
 from conveyor.service.options import ServiceOptions
-from conveyor.settings import Settings
+from conveyor.settings import InvalidSetting, Settings
 
 
 class Readiness:
@@ -21,14 +21,17 @@ class Readiness:
 
 
 def gateway_of(settings: Settings, clock: Clock) -> Gateway:
-    """The gateway that the settings name."""
-    return open_gateway(
-        settings.gateway,
-        clock,
-        allow_private=settings.allow_private,
-        connections=settings.workers,
-        retry_after_cap=settings.retry_after_cap,
-    )
+    """The gateway that the settings name. Raises InvalidSetting for a URL that it cannot call."""
+    try:
+        return open_gateway(
+            settings.gateway,
+            clock,
+            allow_private=settings.allow_private,
+            connections=settings.workers,
+            retry_after_cap=settings.retry_after_cap,
+        )
+    except ScrapeFailed:
+        raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
 
 
 def allowed_hosts(settings: Settings) -> list[str]:

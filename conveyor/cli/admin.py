@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from conveyor.cli.work import reason, show_help
+from conveyor.cli.work import in_one_line, show_help
 from conveyor.client.program import Failure
 
 if TYPE_CHECKING:
@@ -171,17 +171,12 @@ def _chosen(letters: tuple[str, ...], every: bool) -> frozenset[str] | None:
 def _run(task: Task) -> int:
     import anyio
 
-    from conveyor.domain.errors import ConveyorError
     from conveyor.roles.logs import start_logs
     from conveyor.roles.production_rules import check_place
     from conveyor.settings import from_environment
 
-    try:
+    with in_one_line():
         settings = from_environment(production=True)
         start_logs(settings)
         check_place(settings)
         return anyio.run(task, settings, click.echo)
-    except ConveyorError as error:
-        raise Failure(error.detail) from None
-    except ExceptionGroup as group:
-        raise Failure(reason(group)) from None

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conveyor.cli.work import reason, unfit
-from conveyor.client.program import Failure
+from conveyor.cli.work import in_one_line
 
 if TYPE_CHECKING:
     from conveyor.roles.production import RoleInfo
@@ -49,9 +48,8 @@ def worker(as_json: bool, **flags: Any) -> int:
 
 def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
     """Be a role until a signal; the exit code."""
-    from conveyor.domain.errors import ConveyorError
     from conveyor.roles.production import run
-    from conveyor.settings import InvalidSetting, from_environment
+    from conveyor.settings import from_environment
 
     def ready(info: RoleInfo) -> None:
         if as_json:
@@ -59,11 +57,5 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
 
             click.echo(msgspec.json.encode(info).decode())
 
-    try:
+    with in_one_line(flags):
         return run(from_environment(production=True, role=role, **flags), on_ready=ready)
-    except InvalidSetting as error:
-        raise unfit(error, flags) from None
-    except ConveyorError as error:
-        raise Failure(error.detail) from None
-    except ExceptionGroup as group:
-        raise Failure(reason(group)) from None

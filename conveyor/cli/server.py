@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conveyor import __version__
-from conveyor.cli.work import reason, unfit
+from conveyor.cli.work import in_one_line
 from conveyor.client.options import Directory, gateway_options
-from conveyor.client.program import Failure
 
 if TYPE_CHECKING:
     from conveyor.roles.banner import Announcer
@@ -35,14 +34,13 @@ def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
 
     Every setting can also be given as an environment variable CONVEYOR_…
     """
-    from conveyor.domain.errors import ConveyorError
     from conveyor.roles.banner import Announcer
-    from conveyor.settings import InvalidSetting, from_environment
+    from conveyor.settings import from_environment
 
     announcer = Announcer(quiet=quiet, as_json=as_json)
     if quiet or demo:
         flags["log_level"] = flags["log_level"] or "error"
-    try:
+    with in_one_line(flags):
         if demo:
             return _demo(flags, announcer)
         settings = from_environment(**flags)
@@ -53,12 +51,6 @@ def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
             on_ready=lambda info: announcer.ready(info, settings),
             on_stopping=announcer.stopping,
         )
-    except InvalidSetting as error:
-        raise unfit(error, flags) from None
-    except ConveyorError as error:
-        raise Failure(error.detail) from None
-    except ExceptionGroup as group:
-        raise Failure(reason(group)) from None
 
 
 def _demo(flags: dict[str, Any], announcer: Announcer) -> int:

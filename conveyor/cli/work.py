@@ -116,14 +116,38 @@ def unfit(error: InvalidSetting, flags: Mapping[str, Any]) -> click.ClickExcepti
     return click.UsageError(f"--{name.replace('_', '-')} {problem}")
 
 
-def reason(group: ExceptionGroup[Exception]) -> str:
-    """What to tell of errors that ended a server together: ours if there is one."""
+@contextmanager
+def in_one_line(flags: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Whatever ends a server, a role or its administration is told in one line."""
+    from conveyor.settings import InvalidSetting
+
+    try:
+        yield
+    except (click.ClickException, OSError):
+        raise  # told by the program itself
+    except Exception as error:
+        first = _first(error)
+        if isinstance(first, InvalidSetting):
+            raise unfit(first, flags or {}) from None
+        raise Failure(reason(error)) from None
+
+
+def reason(error: Exception) -> str:
+    """What to tell of an error, or of those that ended a server together."""
     from conveyor.domain.errors import ConveyorError
 
-    ours = group.subgroup(ConveyorError)
-    error: BaseException = ours or group
+    first = _first(error)
+    if isinstance(first, ConveyorError):
+        return first.detail
+    return f"{type(first).__name__}: {first}"
+
+
+def _first(error: BaseException) -> BaseException:
+    """Of errors that ended a server together, the one to tell: ours if there is one."""
+    from conveyor.domain.errors import ConveyorError
+
+    if isinstance(error, BaseExceptionGroup):
+        error = error.subgroup(ConveyorError) or error
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, ConveyorError):
-        return error.detail
-    return f"{type(error).__name__}: {error}"
+    return error

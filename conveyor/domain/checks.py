@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 Check = Callable[[Any], str | None]
 
@@ -54,35 +53,8 @@ def not_empty(value: str) -> str | None:
     return None if value else "must be the path of a directory"
 
 
-def _is_origin(value: str) -> bool:
-    try:
-        parts = urlsplit(value)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
-def gateway(value: str) -> str | None:
-    """What CONVEYOR_GATEWAY takes."""
-    if value in ("direct", "fake") or _is_origin(value):
-        return None
-    return "must be direct, fake, or the http(s) URL of a scraping API"
-
-
-def url(value: str) -> str | None:
-    """An http(s) URL with a host, or nothing."""
-    return None if not value or _is_origin(value) else "must be an http(s) URL"
-
-
 def name(value: str) -> str | None:
     """What can be a part of the name of a table, a queue and a bucket, or nothing."""
     if not value or re.fullmatch(r"[a-z][a-z0-9-]{0,31}", value):
         return None
     return "must be a lower-case letter and up to 31 more, digits or hyphens"
-
-
-def redis_url(value: str) -> str | None:
-    """A URL of Redis, or nothing. The text is not repeated: a password may be in it."""
-    if not value or value.startswith(("redis://", "rediss://", "unix://")):
-        return None
-    return "must be a redis://, rediss:// or unix:// URL"

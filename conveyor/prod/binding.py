@@ -12,8 +12,8 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Permits
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import FindsJobs
-from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.calls import Aws, CallStats
+from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import DeployedAws
 from conveyor.prod.dynamodb.fleet import BEAT
 from conveyor.prod.dynamodb.generations import DynamoGenerations
@@ -66,7 +66,7 @@ async def open_binding(
     queue; (conflict) where a worker's ledger, or anybody's bucket or secret, is not the fleet's.
     """
     async with AsyncExitStack() as stack:
-        boto = await open_aws(options.aws, clock, *options.services)
+        boto = await open_clients(options.aws, clock, *options.services)
         stack.push_async_callback(boto.aclose)
         behind: Aws = boto if seam is None else seam(boto)
         aws = DeployedAws(behind, boto.stats, clock, things=things(options))

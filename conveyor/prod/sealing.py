@@ -12,6 +12,7 @@ from typing import Any
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.aws.calls import Aws, AwsRefused
+from conveyor.prod.aws.refusals import told
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.dynamodb.keys import DATA_KEY
 from conveyor.prod.dynamodb.table import ROW_SHAPE
@@ -33,7 +34,7 @@ async def open_data_key(aws: Aws, table: Table, *, kms_key: str, environment: st
             await _move(aws, table, item, key, kms_key=kms_key, context=context)
     except AwsRefused as refused:
         raise ConveyorError(
-            ErrorCode.UNAVAILABLE, f"the fleet's data key cannot be opened: {refused}"
+            ErrorCode.UNAVAILABLE, f"the fleet's data key cannot be opened: {told(refused)}"
         ) from None
     return key
 

@@ -13,7 +13,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.together import side_by_side
 from conveyor.ports.queues import CONTROL_QUEUE
 from conveyor.prod.aws.calls import Aws, AwsRefused
-from conveyor.prod.aws.refusals import NotDeployed
+from conveyor.prod.aws.refusals import NotDeployed, told
 from conveyor.prod.dynamodb.fleet import Terms, agree, fingerprint, names_callers_anew
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.options import ProdOptions
@@ -137,4 +137,4 @@ async def _plainly(call: Awaitable[T]) -> T:
     except NotDeployed as error:
         raise ConveyorError(ErrorCode.UNAVAILABLE, error.problem) from None
     except AwsRefused as refused:
-        raise ConveyorError(ErrorCode.UNAVAILABLE, str(refused)) from None
+        raise ConveyorError(ErrorCode.UNAVAILABLE, told(refused)) from None

@@ -88,38 +88,40 @@ def load(
     kinds = {field.name: type(field.default) for field in fields(Settings)}
     values: dict[str, Any] = {}
     for setting in SETTINGS:
-        value = overrides.pop(setting.name, None)
+        value, variable = overrides.pop(setting.name, None), setting.variable
         if value is None:
-            text = _given(setting, environment)
+            text, variable = _given(setting, environment)
             if text is not None:
-                value = _parse(setting.variable, text, kinds[setting.name])
+                value = _parse(variable, text, kinds[setting.name])
             elif production:
                 value = setting.production
         if value is None:
             continue
         problem = setting.check(value) or _out_of_reach(value)
         if problem is not None:
-            raise InvalidSetting(setting.variable, problem)
+            raise InvalidSetting(variable, problem)
         values[setting.name] = value
     if overrides:
         raise TypeError(f"unknown settings: {', '.join(sorted(overrides))}")
     return Settings(**values)
 
 
-def _given(setting: Setting, environment: Mapping[str, str]) -> str | None:
-    """The text of a setting, from a variable or from the file that one names."""
-    text = environment.get(setting.variable)
-    if text is None and setting.instead:
-        return environment.get(setting.instead)
+def _given(setting: Setting, environment: Mapping[str, str]) -> tuple[str | None, str]:
+    """The text of a setting, from a variable or from the file that one names; and by which variable
+    it is to be called."""
+    text, variable = environment.get(setting.variable), setting.variable
+    if text is None and setting.instead in environment:
+        return environment[setting.instead], setting.instead
     # An empty variable is how a deployment says nothing: it is the default.
     if not setting.secret or not environment.get(setting.file_variable):
-        return text
+        return text, variable
     if text:
-        raise InvalidSetting(setting.file_variable, f"must not be set beside {setting.variable}")
+        raise InvalidSetting(setting.file_variable, f"must not be set beside {variable}")
     try:
-        return Path(environment[setting.file_variable]).read_text(encoding="utf-8").strip()
+        text = Path(environment[setting.file_variable]).read_text(encoding="utf-8")
     except (OSError, ValueError):
         raise InvalidSetting(setting.file_variable, "must name a file that can be read") from None
+    return text.strip(), variable
 
 
 def _out_of_reach(value: object) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from conveyor.domain.address_checks import endpoint, gateway, origin, redis_url, region
 from conveyor.domain.checks import (
     HOUR,
     MOST_DAYS,
@@ -16,13 +17,10 @@ from conveyor.domain.checks import (
     Check,
     at_least,
     between,
-    gateway,
     lasting,
     name,
     not_empty,
     one_of,
-    redis_url,
-    url,
 )
 
 PREFIX = "CONVEYOR_"
@@ -154,7 +152,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("gateway", "direct, fake, or the URL of a scraping API", gateway),
     Setting("allow_private", "let the direct gateway fetch addresses that are not public"),
-    Setting("public_url", "origin put into signed links, where it is not the bound address", url),
+    Setting(
+        "public_url", "origin put into signed links, where it is not the bound address", origin
+    ),
     Setting("allowed_hosts", "further host names, comma separated, that requests may name"),
     Setting(
         "secret",
@@ -271,12 +271,12 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("role", "what conveyor is without a command: api or worker", one_of("", *ROLES)),
     Setting("environment", "name of the fleet, in the name of each of its resources", name),
-    Setting("region", "region of AWS", instead="AWS_REGION"),
-    Setting("dynamodb_endpoint", "where DynamoDB is, if not in the region", url),
-    Setting("sqs_endpoint", "where SQS is, if not in the region", url),
-    Setting("s3_endpoint", "where S3 is, if not in the region", url),
-    Setting("stepfunctions_endpoint", "where Step Functions is, if not in the region", url),
-    Setting("kms_endpoint", "where KMS is, if not in the region", url),
+    Setting("region", "region of AWS", region, instead="AWS_REGION"),
+    Setting("dynamodb_endpoint", "where DynamoDB is, if not in the region", endpoint),
+    Setting("sqs_endpoint", "where SQS is, if not in the region", endpoint),
+    Setting("s3_endpoint", "where S3 is, if not in the region", endpoint),
+    Setting("stepfunctions_endpoint", "where Step Functions is, if not in the region", endpoint),
+    Setting("kms_endpoint", "where KMS is, if not in the region", endpoint),
     Setting("table", "name of the DynamoDB table; conveyor-ENVIRONMENT if empty"),
     Setting("bucket", "name of the S3 bucket"),
     Setting("ledger", "where the fleet's permits are kept", one_of("redis", "dynamodb")),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -26,7 +27,8 @@ from conveyor.prod.sqs.names import prefix
 from conveyor.prod.starting import start
 from conveyor.roles import admin
 from conveyor.settings import Settings, load
-from tests.conformance.emulators import REGION, address
+from tests.conformance.emulators import REGION, address, on_aws
+from tests.conformance.redis_process import RedisProcess
 
 CLOCK = SystemClock()
 RESOURCES = 3
@@ -166,6 +168,51 @@ async def test_a_redis_that_is_away_is_told_without_its_password(
     assert "hunter2" not in str(lines)
 
 
+async def test_a_redis_at_a_socket_of_this_machine_is_found_in_order(
+    environment: Environment, tmp_path: Path
+) -> None:
+    place = tmp_path / "redis.sock"
+    server = RedisProcess(tmp_path, password="hunter2", socket_path=place)
+    try:
+        environment.settings = replace(
+            environment.settings, redis_url=f"unix://:hunter2@{place}?db=3"
+        )
+        await environment.init()
+        assert wrong(await environment.check(0)) == []
+    finally:
+        server.close()
+
+
+@pytest.mark.skipif(on_aws(), reason="the endpoints of AWS are found by themselves")
+@pytest.mark.parametrize(
+    ("endpoint", "told", "refusal"),
+    [
+        ("s3_endpoint", "bucket ", "s3 refuses head_bucket: 400 Bad Request"),
+        ("dynamodb_endpoint", "table ", "dynamodb refuses describe_table: "),
+    ],
+)
+async def test_an_endpoint_of_another_service_is_told_by_service_and_operation(
+    environment: Environment, endpoint: str, told: str, refusal: str
+) -> None:
+    await environment.init()
+    right = environment.settings
+    others: dict[str, Any] = {
+        "s3_endpoint": right.dynamodb_endpoint,
+        "dynamodb_endpoint": right.sqs_endpoint,
+    }
+    environment.settings = replace(right, **{endpoint: others[endpoint]})
+    first, *_ = wrong(await environment.check(1))
+    async with await open_administration(environment.settings, CLOCK) as opened:
+        with pytest.raises(ConveyorError) as caught:
+            await start(opened._aws, opened._table, opened._options, works=True)
+    environment.settings = right
+
+    assert first.startswith(f"WRONG   {told}")
+    assert refusal in first
+    service = endpoint.partition("_")[0]
+    assert re.fullmatch(rf"{service} refuses [a-z_]+: .+", caught.value.detail)
+
+
 async def test_a_removed_environment_leaves_no_queue_of_a_run(
     environment: Environment, aws: BotoAws
 ) -> None:
@@ -214,13 +261,25 @@ async def test_nothing_is_removed_while_a_worker_is_alive(
 ) -> None:
     await environment.init()
     monkeypatch.setattr(administration, "LOOK", 0.5)
-    async with await open_administration(environment.settings, CLOCK) as opened:
+    spoken = anyio.Event()
+
+    class Looking(SystemClock):
+        """Looks for as long as the worker needs to speak."""
+
+        async def sleep(self, seconds: float) -> None:
+            await (spoken.wait() if seconds == administration.LOOK else super().sleep(seconds))
+
+    async with await open_administration(environment.settings, Looking()) as opened:
         table, terms = opened._table, opened._terms
         await agree(table, terms, works=True)
 
+        async def speak() -> None:
+            await agree(table, terms, works=True)
+            spoken.set()
+
         def speaks(line: str) -> None:
             environment.said.append(line)
-            group.start_soon(partial(agree, table, terms, works=True))
+            group.start_soon(speak)
 
         async with anyio.create_task_group() as group:
             with pytest.raises(ConveyorError) as caught:

@@ -18,7 +18,7 @@ from conveyor.ports.queues import (
     QueueMissing,
     run_queue,
 )
-from conveyor.prod.aws.calls import Answer, Aws, Parameters
+from conveyor.prod.aws.calls import Answer, Aws, AwsRefused, Parameters
 from conveyor.prod.sqs import batches
 from conveyor.prod.sqs.batches import MOST_CALLS
 from conveyor.testing.faulty_aws import FaultyAws
@@ -241,6 +241,18 @@ async def test_a_dropped_queue_is_dropped_for_all_and_its_name_not_used_again(
     await other.send_tasks(JOB, RUN, bench.rows.write(RUN, 7))
     assert await received(bench) == [7]
     assert bench.generations.numbers == {RUN: 2}
+
+
+async def test_of_a_refusal_a_caller_sees_the_word_alone(bench: SqsBench) -> None:
+    asked = ("sqs", "send_message_batch")
+    faulty = FaultyAws(bench.aws)
+    faulty.fail(*asked, AwsRefused("InvalidMessageContents", "for arn:aws:sqs:1", asked=asked))
+    with pytest.raises(ConveyorError) as caught:
+        await bench.process(aws=faulty).send(CONTROL_QUEUE, deletion(RUN))
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert caught.value.detail == (
+        "sqs refuses send_message_batch: InvalidMessageContents (queue control)"
+    )
 
 
 async def test_depth_is_asked_beside_receives_and_not_with_each(bench: SqsBench) -> None:

@@ -93,6 +93,116 @@ def test_a_bad_flag_is_a_mistake_of_use(
     assert err.count("\n") == 1
 
 
+ADMINISTRATION = [
+    ["admin", "init"],
+    ["admin", "check"],
+    ["admin", "destroy", "--yes", "staging"],
+    ["admin", "ledger", "redis"],
+    ["admin", "rebind"],
+    ["admin", "dlq", "list"],
+    ["admin", "dlq", "redrive", "--all"],
+    ["admin", "dlq", "drop", "abc"],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", ADMINISTRATION, ids=" ".join)
+@pytest.mark.parametrize(
+    ("surroundings", "told"),
+    [
+        ({"AWS_PROFILE": "nope"}, "The config profile (nope) could not be found"),
+        ({"AWS_CONFIG_FILE": sys.executable}, f"Unable to parse config file: {sys.executable}"),
+        ({"AWS_ACCESS_KEY_ID": "half"}, "Partial credentials found in env, missing: AWS_SECRET"),
+    ],
+)
+def test_what_makes_no_client_of_aws_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+    environment: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    surroundings: dict[str, str],
+    told: str,
+) -> None:
+    nothing = {"AWS_CONFIG_FILE": str(tmp_path / "none"), "CONVEYOR_METRICS_HOST": "127.0.0.1"}
+    for name, value in {**FLEET, **nothing, **surroundings}.items():
+        environment.setenv(name, value)
+    environment.setenv("CONVEYOR_LOG_LEVEL", "error")
+    code, out, err = run(capsys, *arguments)
+
+    assert (code, out) == (1, "")
+    assert err.startswith(f"conveyor: no client of AWS can be made: {told}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_what_a_program_for_credentials_prints_is_not_told(
+    capsys: pytest.CaptureFixture[str], environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("[default]\ncredential_process = sh -c 'echo hunter2 >&2; exit 1'\n")
+    for name, value in {**FLEET, "AWS_CONFIG_FILE": str(config)}.items():
+        environment.setenv(name, value)
+    environment.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    code, out, err = run(capsys, "admin", "check")
+
+    assert (code, out) == (1, "")
+    assert err == "conveyor: no client of AWS can be made: CredentialRetrievalError\n"
+
+
+@pytest.mark.parametrize("arguments", [["worker"], *ADMINISTRATION], ids=" ".join)
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("CONVEYOR_REGION", "us east"),
+        ("CONVEYOR_REGION", "us-east-1\n"),
+        ("CONVEYOR_S3_ENDPOINT", "http://a..b"),
+        ("CONVEYOR_REDIS_URL", "redis://127.0.0.1/0?hunter2=bar"),
+        ("CONVEYOR_REDIS_URL", "redis://hunter2/x@127.0.0.1/0"),
+        ("CONVEYOR_GATEWAY", "http://hunter2:hunter2@a..b"),
+    ],
+)
+def test_an_address_that_cannot_be_one_is_told_by_its_variable_alone(
+    capsys: pytest.CaptureFixture[str],
+    environment: pytest.MonkeyPatch,
+    arguments: list[str],
+    variable: str,
+    text: str,
+) -> None:
+    for name, value in {**FLEET, variable: text}.items():
+        environment.setenv(name, value)
+    code, out, err = run(capsys, *arguments)
+
+    assert (code, out) == (1, "")
+    assert err.startswith(f"conveyor: {variable} must ")
+    assert err.count("\n") == 1
+    assert "hunter2" not in err
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError("QueueUrl"), "KeyError: 'QueueUrl'"),
+        (ExceptionGroup("two", [ValueError("no"), AssertionError()]), "ValueError: no"),
+        (BrokenPipeError(), ""),
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+    ],
+)
+def test_no_command_of_an_administrator_ends_in_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+    environment: pytest.MonkeyPatch,
+    error: Exception,
+    told: str,
+) -> None:
+    async def broken(*_: object) -> int:
+        raise error
+
+    for name, value in FLEET.items():
+        environment.setenv(name, value)
+    environment.setattr("conveyor.roles.admin.check", broken)
+
+    assert run(capsys, "admin", "check") == (1, "", f"conveyor: {told}\n" if told else "")
+
+
 @pytest.mark.parametrize("role", ["api", "worker"])
 def test_without_a_command_the_role_of_the_environment_starts(
     capsys: pytest.CaptureFixture[str], environment: pytest.MonkeyPatch, role: str
@@ -133,25 +243,55 @@ def test_destroying_wants_the_name_once_more(
     assert err == "conveyor: --yes names production, CONVEYOR_ENVIRONMENT staging\n"
 
 
-@pytest.mark.slow
-def test_a_file_of_keys_that_is_missing_stops_an_api(tmp_path: Path) -> None:
-    changed = {"CONVEYOR_API_KEYS": str(tmp_path / "none"), "CONVEYOR_METRICS_HOST": "127.0.0.1"}
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "conveyor", "api"),
-            *("--host", "127.0.0.1", "--port", "0", "--metrics-port", "0"),
-        ],
-        env={**os.environ, **FLEET, **changed},
+def ended(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A role as a process of its own, which it takes over as soon as it opens."""
+    here = {"CONVEYOR_METRICS_HOST": "127.0.0.1", "CONVEYOR_LOG_LEVEL": "error"}
+    return subprocess.run(
+        [sys.executable, "-m", "conveyor", *arguments, "--metrics-port", "0"],
+        env={**os.environ, **FLEET, **here, **environment},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
 
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == (
+
+@pytest.mark.slow
+def test_a_file_of_keys_that_is_missing_stops_an_api(tmp_path: Path) -> None:
+    changed = {"CONVEYOR_API_KEYS": str(tmp_path / "none")}
+    api = ended("api", "--host", "127.0.0.1", "--port", "0", environment=changed)
+
+    assert (api.returncode, api.stdout) == (1, "")
+    assert api.stderr == (
         "conveyor: CONVEYOR_API_KEYS must be any, hashes of keys, or a file of them that can be"
         " read\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_gateway_that_is_refused_when_it_opens_is_told_by_its_flag(tmp_path: Path) -> None:
+    given = ["--data-dir", str(tmp_path), "--port", "0", "--gateway", "http://xn--a/"]
+    program = "from conveyor.cli import dev_main; dev_main()"
+    server = subprocess.run(
+        [sys.executable, "-c", program, *given],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert server.returncode == 2
+    assert server.stderr.endswith(": --gateway must be a URL that can be called\n")
+    assert server.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_what_makes_no_client_of_aws_stops_a_worker_in_the_same_line() -> None:
+    worker = ended("worker", environment={"AWS_PROFILE": "nope"})
+
+    assert (worker.returncode, worker.stdout) == (1, "")
+    assert worker.stderr == (
+        "conveyor: no client of AWS can be made: The config profile (nope) could not be found\n"
     )
 
 

@@ -23,6 +23,9 @@ ENVIRONMENT = {
     "CONVEYOR_API_KEYS": "any",
     "CONVEYOR_PUBLIC_URL": "https://conveyor.test",
     "CONVEYOR_LOG_LEVEL": "error",
+    # Those that the system gives away: nobody else here listens on them.
+    "CONVEYOR_PORT": "0",
+    "CONVEYOR_METRICS_PORT": "0",
 }
 
 

@@ -17,7 +17,10 @@ from conveyor.http.request_id import RequestId
 from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.calls import AWAY_FOR, REFUSED_FOR, Answer, AwsRefused, CallStats, Parameters
 from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
+from conveyor.prod.aws.refusals import DeployedAws, NotDeployed, told
+from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.options import ProdOptions
+from conveyor.prod.starting import start
 from conveyor.testing.clock import FakeClock
 
 THINGS = {"dynamodb": "table ours", "s3": "bucket bodies", "sqs": "queues conveyor-x-…"}
@@ -33,7 +36,8 @@ class Refusing:
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
         self._stats.answered(service)
         if self.code:
-            raise AwsRefused(self.code, "User: arn:aws:iam::123456789012:role/r may not")
+            arn = "User: arn:aws:iam::123456789012:role/r may not"
+            raise AwsRefused(self.code, arn, asked=(service, operation))
         return {}
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
@@ -128,6 +132,45 @@ async def test_what_nobody_dealt_with_is_unavailable_to_callers_and_told_in_the_
     [record] = caplog.records
     assert record.getMessage() == "a request could not be served"
     assert vars(record)["error"] == str(refused) == f"LimitExceededException: {arn} may not"
+
+
+@pytest.mark.parametrize(
+    ("word", "message", "why"),
+    [
+        ("400", "Bad Request", "400 Bad Request"),
+        ("InvalidAction", "Unknown action: X", "InvalidAction: Unknown action: X"),
+        ("Strange", "", "Strange"),
+        ("AccessDenied", "Access Denied", "not permitted: Access Denied"),
+        ("ExpiredToken", "old", "the credentials are not accepted: ExpiredToken"),
+        ("KMS.DisabledException", "off", "its key of KMS cannot be used: off"),
+    ],
+)
+def test_who_runs_the_fleet_is_told_which_service_refuses_which_operation(
+    word: str, message: str, why: str
+) -> None:
+    refused = AwsRefused(word, message, asked=("s3", "head_bucket"))
+
+    assert told(refused) == f"s3 refuses head_bucket: {why}"
+
+
+@pytest.mark.parametrize("code", ["InvalidAction", "400"])
+async def test_a_role_that_is_refused_at_its_start_says_by_whom_and_what(
+    bench: Bench, code: str
+) -> None:
+    bench.behind.code = code
+    options = ProdOptions(
+        aws=AwsOptions(),
+        environment="e",
+        table="t",
+        bucket="b",
+        ledger="dynamodb",
+        root_secret=b"x",
+    )
+    table = Table(bench.aws, "t", bench.clock)
+    with pytest.raises(ConveyorError) as caught:
+        await start(bench.aws, table, options, works=True)
+
+    assert caught.value.detail.startswith(f"dynamodb refuses update_item: {code}")
 
 
 async def test_an_answer_makes_it_usable_again_and_so_does_time(bench: Bench) -> None:

@@ -20,8 +20,9 @@ from conveyor.prod.admin.permissions import (
 )
 from conveyor.prod.admin.queues import QueuesResource
 from conveyor.prod.admin.table import ABSENT, TableResource
-from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.dynamodb.fleet import (
     BEAT,
     WATCH,
@@ -241,7 +242,7 @@ class Administration:
 
 async def open_administration(options: ProdOptions, clock: Clock) -> Administration:
     """The administration of one environment."""
-    aws = await open_aws(options.aws, clock, *options.services)
+    aws = await open_clients(options.aws, clock, *options.services)
     return Administration(aws, options, clock)
 
 

@@ -27,8 +27,10 @@ from conveyor.ports.queues import (
     TaskMessage,
     run_queue,
 )
-from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.aws.opening import open_clients
+from conveyor.prod.aws.refusals import told
 from conveyor.prod.dynamodb.generations import DynamoGenerations
 from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.dynamodb.places import Places
@@ -201,14 +203,14 @@ def _entries(letters: Sequence[Letter], **more: int) -> Iterator[list[dict[str, 
 
 async def open_dead_letters(options: ProdOptions, clock: Clock) -> DeadLetters:
     """The dead letters of one environment. Raises ConveyorError where there is no queue of them."""
-    aws = await open_aws(options.aws, clock, "dynamodb", "sqs")
+    aws = await open_clients(options.aws, clock, "dynamodb", "sqs")
     name = f"{prefix(options.environment)}{DEAD_LETTER_QUEUE}"
     try:
         url = (await aws.call("sqs", "get_queue_url", {"QueueName": name}))["QueueUrl"]
     except AwsRefused as refused:
         await aws.aclose()
-        there = "does not exist: conveyor admin init makes it"
-        text = there if refused.word in ABSENT else str(refused)
+        absent = "does not exist: conveyor admin init makes it"
+        text = absent if refused.word in ABSENT else f"is not found: {told(refused)}"
         raise ConveyorError(ErrorCode.UNAVAILABLE, f"the queue {name} {text}") from None
     except BaseException:
         await aws.aclose()

@@ -55,8 +55,8 @@ async def _insert_problem(aws: Aws, table: Table, key: Key, item: dict[str, Any]
     for response in answer["Responses"]:
         if error := response.get("Error"):
             code = str(error.get("Code", ""))
-            refused = AwsRefused(code, str(error.get("Message", "")))
-            return f"PartiQLInsert: {told(refused)}"
+            asked = ("dynamodb", "PartiQLInsert")
+            return told(AwsRefused(code, str(error.get("Message", "")), asked=asked))
     return None
 
 

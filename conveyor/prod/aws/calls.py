@@ -50,6 +50,7 @@ class AwsRefused(ConveyorError):
             retry_after=REFUSED_FOR,
         )
         self.args = (f"{word}: {message}",)
+        self.asked = asked
         self.word = word
         self.message = message
         self.item = item

@@ -51,14 +51,21 @@ class NotDeployed(ConveyorError):
 
 
 def told(refused: AwsRefused) -> str:
-    """A refusal in one line."""
+    """A refusal in one line for whoever runs the fleet: who refuses what, and why."""
+    service, operation = refused.asked
+    return f"{service} refuses {operation}: {_why(refused)}"
+
+
+def _why(refused: AwsRefused) -> str:
     if refused.word in DENIED:
         return f"not permitted: {refused.message or refused.word}"
     if refused.word in UNKNOWN_CREDENTIALS:
         return f"the credentials are not accepted: {refused.word}"
     if refused.word.startswith(ENCRYPTION):
         return f"its key of KMS cannot be used: {refused.message or refused.word}"
-    return str(refused)
+    if not refused.message:
+        return refused.word
+    return f"{refused.word}{' ' if refused.word.isdigit() else ': '}{refused.message}"
 
 
 class DeployedAws:
@@ -102,4 +109,4 @@ class DeployedAws:
             self._stats.unusable(service, self._clock.monotonic())
         elif refused.word not in DENIED and not refused.word.startswith(ENCRYPTION):
             return None
-        return f"{self._things[service]}: {operation}: {told(refused)}"
+        return f"{self._things[service]}: {operation}: {_why(refused)}"

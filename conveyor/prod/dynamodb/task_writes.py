@@ -76,7 +76,8 @@ async def _insert(table: Table, items: Sequence[tuple[Key, Item]], inserted: set
             elif error["Code"] in PASSING:
                 undone.append(item)
             elif error["Code"] != THERE_ALREADY:
-                raise AwsRefused(error["Code"], error.get("Message", ""))
+                asked = ("dynamodb", "batch_execute_statement")
+                raise AwsRefused(error["Code"], error.get("Message", ""), asked=asked)
         return undone
 
     await to_the_last(call, list(items), table.clock, complaint=UNDONE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import anyio
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -18,6 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from conveyor.domain.address_checks import redis_url
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 
@@ -42,32 +44,30 @@ class RedisServer:
     """A pool of connections. Its address, which may hold a password, is never shown; its `place`,
     which is host and port or the path of a socket, may be.
 
-    `timeout` in seconds bounds every call. Belongs to one event loop.
+    `timeout` in seconds bounds every call. Belongs to one event loop. Raises
+    ConveyorError(invalid_argument) for an address that CONVEYOR_REDIS_URL does not take.
     """
 
     def __init__(
         self, url: str, clock: Clock, *, timeout: float = TIMEOUT, connections: int = CONNECTIONS
     ) -> None:
+        if problem := redis_url(url):
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"the address of redis {problem}")
         self._clock = clock
         self._timeout = timeout
         self._rests_until = float("-inf")
-        try:
-            self._pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
-                url,
-                max_connections=connections,
-                timeout=timeout,
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
-                socket_keepalive=True,
-                retry=Retry(NoBackoff(), 0),
-                # With them the client sends on connections that the server has closed.
-                maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            )
-        except (ValueError, RedisError):
-            # The parser's own sentence may quote the part of the address that is a password.
-            raise ConveyorError(
-                ErrorCode.INVALID_ARGUMENT, "the address of redis must be a redis(s):// URL"
-            ) from None
+        self._pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=connections,
+            timeout=timeout,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 0),
+            # With them the client sends on connections that the server has closed.
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
+            # A connection to a socket of this machine has no such option.
+            **({} if urlsplit(url).scheme == "unix" else {"socket_keepalive": True}),
+        )
         self.place = _place(self._pool.connection_kwargs)
         self._redis = Redis(connection_pool=self._pool)
         self._command: Callable[..., Awaitable[Any]] = self._redis.execute_command

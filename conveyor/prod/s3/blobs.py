@@ -161,7 +161,11 @@ class S3Blobs:
             errors = answer.get("Errors", [])
             for error in errors:
                 if error.get("Code") == DENIED:
-                    raise AwsRefused(DENIED, "s3 does not let delete what is listed")
+                    raise AwsRefused(
+                        DENIED,
+                        "s3 does not let delete what is listed",
+                        asked=("s3", "delete_objects"),
+                    )
             return [error["Key"] for error in errors]
 
         await to_the_last(call, keys, self._clock, complaint="s3 leaves a part of what is deleted")

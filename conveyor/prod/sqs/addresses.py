@@ -215,8 +215,9 @@ class Addresses:
 
 
 def refusal(queue: str, refused: AwsRefused) -> ConveyorError:
-    """What is raised where SQS refuses for a reason that nothing here can deal with."""
-    text = f"sqs refuses the queue {queue}: {refused}"
+    """What is raised where SQS refuses for a reason that nothing here can deal with. A caller may
+    see it: of what SQS said it has the word alone."""
+    text = f"{refused.detail} (queue {queue})"
     return ConveyorError(ErrorCode.UNAVAILABLE, text, retry_after=5)
 
 

@@ -1,7 +1,8 @@
 """What becomes of messages that cannot be read.
 
 One of another version, or of a kind that is not known here, stays hidden for a process that knows
-it. No process will ever read the others: they are dead letters at once, not only once they were received too often.
+it. No process will ever read the others: they are dead letters at once, not only once they were
+received too often.
 """
 
 from __future__ import annotations
