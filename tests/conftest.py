@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -19,6 +20,10 @@ from conveyor.ports.work import UNFORESEEN
 from tests.conformance import emulators
 
 _MISSING = "missing_services"
+
+# A busy machine makes no example wrong that takes long on it.
+hypothesis.settings.register_profile("conveyor", deadline=None)
+hypothesis.settings.load_profile("conveyor")
 
 
 def pytest_configure() -> None:

@@ -231,6 +231,7 @@ def _options(settings: Settings) -> ProdOptions:
         older_secrets=older,
         kms_key=settings.kms_key,
         max_receives=settings.max_receives,
+        permit_lease=settings.permit_lease,
         rate_limit=settings.rate_limit,
         rate_limit_burst=settings.rate_limit_burst,
     )

@@ -169,6 +169,8 @@ def _chosen(letters: tuple[str, ...], every: bool) -> frozenset[str] | None:
 
 
 def _run(task: Task) -> int:
+    from dataclasses import replace
+
     import anyio
 
     from conveyor.roles.logs import start_logs
@@ -177,6 +179,7 @@ def _run(task: Task) -> int:
 
     with in_one_line():
         settings = from_environment(production=True)
-        start_logs(settings)
+        # Read by a person, whatever the roles' logs are for.
+        start_logs(replace(settings, log_format="text"))
         check_place(settings)
         return anyio.run(task, settings, click.echo)

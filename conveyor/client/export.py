@@ -48,7 +48,10 @@ async def export_job(
         with about(job_id):
             run = await (_run(api, job_id, run_id) if run_id else latest_run(api, job_id))
             if run.live:
-                terminal.warn(f"the run is {describe(run)}: only what has ended goes into it")
+                terminal.warn(
+                    f"the run is {describe(run)}: its rows go into it as they stand when they are"
+                    " read, bodies of what has ended by then"
+                )
             with meter_for(sys.stderr, api.pace) as meter:
                 export = await export_run(api, run, form, meter)
                 done = await fetch_export(api, run, export, out, meter, force=force)

@@ -171,7 +171,7 @@ def _writer(export_format: ExportFormat) -> Writer:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "pyarrow":
             raise
-        raise _Impossible("parquet needs the extra conveyor-batch[parquet]") from None
+        raise _Impossible("parquet needs the extra [parquet]") from None
     return writer
 
 

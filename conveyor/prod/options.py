@@ -11,7 +11,8 @@ from conveyor.prod.aws.options import AwsOptions
 class ProdOptions:
     """Plain values, named as the settings they come from.
 
-    `ledger`: "redis" or "dynamodb". `rate_limit` counts in Redis and needs one; 0: none.
+    `ledger`: "redis" or "dynamodb". `permit_lease` in seconds. `rate_limit` counts in Redis and
+    needs one; 0: none.
     """
 
     aws: AwsOptions
@@ -24,6 +25,7 @@ class ProdOptions:
     older_secrets: tuple[bytes, ...] = field(default=(), repr=False)
     kms_key: str = ""
     max_receives: int = 1_000
+    permit_lease: float = 30.0
     rate_limit: float = 0.0
     rate_limit_burst: int = 20
 

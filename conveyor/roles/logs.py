@@ -25,31 +25,37 @@ MOST_TOLD = 1_000
 
 class Repeats(logging.Filter):
     """Lets a warning or error that says the same again pass ever more seldom, and say how often it
-    was said meanwhile. What has fields of its own, or a traceback, always passes."""
+    was said meanwhile; with a traceback it is the same if that ends at the same place by the same
+    kind of exception. What has fields of its own always passes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: dict[tuple[str, str], _Told] = {}
+        self._told: dict[_Said, _Told] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record passes; a count is added to it where lines were left out."""
-        if record.levelno < logging.WARNING or record.exc_info or _fields(record):
+        if record.levelno < logging.WARNING or _fields(record):
             return True
-        said = record.getMessage()
-        told = self._told.get((record.name, said))
+        text = record.getMessage()
+        said = (record.name, text, _end(record))
+        told = self._told.get(said)
         if told is None or record.created - told.at >= FORGOTTEN_AFTER:
             if len(self._told) >= MOST_TOLD:
                 self._told.clear()
-            self._told[record.name, said] = _Told(record.created)
+            self._told[said] = _Told(record.created)
             return True
         if record.created < told.at + told.pause:
             told.left_out += 1
             return False
         if told.left_out:
-            record.msg, record.args = f"{said} (and {told.left_out} times before)", ()
+            record.msg, record.args = f"{text} (and {told.left_out} times before)", ()
         told.at, told.left_out = record.created, 0
         told.pause = min(told.pause * 2, LONGEST_PAUSE)
         return True
+
+
+_End = tuple[type[BaseException] | None, str, int]
+_Said = tuple[str, str, _End | None]
 
 
 @dataclass(slots=True)
@@ -57,6 +63,18 @@ class _Told:
     at: float
     pause: float = FIRST_PAUSE
     left_out: int = 0
+
+
+def _end(record: logging.LogRecord) -> _End | None:
+    """What kind of exception a record's traceback is of, and the file and line it comes from."""
+    if not record.exc_info:
+        return None
+    kind, _, traceback = record.exc_info
+    if traceback is None:
+        return kind, "", 0
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return kind, traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
 
 
 def start_logs(settings: Settings) -> None:

@@ -22,6 +22,7 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
+from conveyor.ports.work import UNFORESEEN
 from conveyor.roles.logs import start_logs
 from conveyor.roles.production_rules import check_role, looseness
 from conveyor.roles.serving import (
@@ -42,7 +43,10 @@ LINGER = 0.2
 """The part of the grace for which an API that is no longer ready still takes new requests, until
 the load balancer has noticed."""
 
+UNHEARD = "the fleet did not hear of this process"
+
 _log = logging.getLogger("conveyor.roles")
+_unforeseen = logging.getLogger(UNFORESEEN)
 
 
 class RoleInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -126,7 +130,8 @@ async def serve(
 
         def ready() -> None:
             runtime.readiness.yes = True
-            _log.info("ready", extra={"role": info.role, "metrics": info.metrics})
+            served = {"api": info.api} if info.api else {}
+            _log.info("ready", extra={"role": info.role, **served, "metrics": info.metrics})
             on_ready(info)
 
         async with AsyncExitStack() as stack:
@@ -212,6 +217,7 @@ async def _agreeing(
     """Hold to the fleet's terms while the body runs, and end what is started in the group with it.
 
     Sets `stop`, and raises ConveyorError(conflict) after the body, once the terms are others.
+    Whatever else comes of asking is told in the log, and it is asked again.
     """
     refusals: list[ConveyorError] = []
 
@@ -225,7 +231,9 @@ async def _agreeing(
                     refusals.append(error)
                     stop.set()
                 else:
-                    _log.warning("the fleet did not hear of this process: %s", error.detail)
+                    _log.warning("%s: %s", UNHEARD, error.detail)
+            except Exception as error:
+                _unforeseen.error("%s: %r", UNHEARD, error, exc_info=error)
 
     async with anyio.create_task_group() as group:
         group.start_soon(agree)

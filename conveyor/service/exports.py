@@ -50,7 +50,7 @@ class RunExports:
         if export_format is ExportFormat.PARQUET and importlib.util.find_spec("pyarrow") is None:
             raise ConveyorError(
                 ErrorCode.INVALID_ARGUMENT,
-                "format: parquet needs the extra conveyor-batch[parquet] on the server",
+                "format: parquet needs the extra [parquet] on the server",
             )
         now = self._context.clock.now()
         export = Export(

@@ -48,7 +48,6 @@ def bounded(examples: int) -> Callable[[Callable[..., None]], Callable[..., None
     """So many examples, always the same ones."""
     return settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.generate],

@@ -12,9 +12,17 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.aws.boto import PASSING, PASSING_REASONS, THROTTLES, BotoAws, open_aws
+from conveyor.prod.aws.boto import (
+    PASSING,
+    PASSING_REASONS,
+    PATIENCE,
+    THROTTLES,
+    BotoAws,
+    open_aws,
+)
 from conveyor.prod.aws.calls import AwsRefused, CallStats
 from conveyor.prod.aws.options import AwsOptions
+from tests.conformance.aws_answers import told, told_of_rows
 from tests.conformance.emulators import use_test_keys
 
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -102,14 +110,14 @@ class Services:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, one call."""
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        _, told, rest = head.partition(b"content-length:")
-        await reader.readexactly(int(rest.partition(b"\r\n")[0]) if told else 0)
+        length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
+        await reader.readexactly(int(length or 0))
         self.asked += 1
         is_refused = self.asked <= self._times
         body = self._refusal.body() if is_refused else self._nothing()
         status = self._refusal.status if is_refused else 200
-        head = b"HTTP/1.1 %d Told\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-        writer.write(head % (status, len(body)) + body)
+        by_table = self._refusal.service == "dynamodb"
+        writer.write((told_of_rows if by_table else told)(body, status=status))
         writer.close()
 
     def _nothing(self) -> bytes:
@@ -230,3 +238,31 @@ async def test_a_cancelled_transaction_is_made_again_if_every_reason_passes(
             await call
         assert caught.value.reasons == reasons
     assert there.asked == 1 + passes
+
+
+class JumpingClock(SystemClock):
+    """Sleeps end at once, and move its time on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept = 0.0
+
+    def monotonic(self) -> float:
+        return self.slept
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+async def test_a_call_is_given_up_while_its_caller_still_waits() -> None:
+    use_test_keys()
+    clock = JumpingClock()
+    options = AwsOptions(sqs_endpoint="http://127.0.0.1:1", attempts=1_000)
+    aws = await open_aws(options, clock, "sqs")
+    with pytest.raises(ConveyorError) as caught:
+        await ask(aws, "sqs")
+    await aws.aclose()
+
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert PATIENCE <= clock.slept <= PATIENCE + options.retry_cap
+    assert 4 < aws.stats.calls["sqs", "list_queues", "failed"] < 1_000

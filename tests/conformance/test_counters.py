@@ -316,7 +316,6 @@ def test_counters_agree_with_rows_after_every_step(binding_kind: BindingKind) ->
         settings=settings(
             max_examples=round(30 * binding_kind.effort),
             stateful_step_count=25,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
             database=None,
             derandomize=True,

@@ -235,7 +235,6 @@ def test_holders_never_use_more_than_the_limit(name: str) -> None:
         settings=settings(
             max_examples=LEDGERS[name].examples,
             stateful_step_count=60,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -38,13 +38,16 @@ async def bench() -> AsyncIterator[SqsBench]:
 
 
 class PartlyFailing:
-    """A seam whose batches leave their first entry undone, so many times."""
+    """A seam whose batches leave their first entry undone, so many times, and say so or nothing."""
 
-    def __init__(self, aws: Aws, *, times: int, sender_fault: bool = False) -> None:
+    def __init__(
+        self, aws: Aws, *, times: int, sender_fault: bool = False, silent: bool = False
+    ) -> None:
         self.batches: list[int] = []
         self._aws = aws
         self._times = times
         self._sender_fault = sender_fault
+        self._silent = silent
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
         """Make the call, without the first entry while times are left."""
@@ -59,6 +62,8 @@ class PartlyFailing:
         answer: Answer = {}
         if rest:
             answer = await self._aws.call(service, operation, {**parameters, "Entries": rest})
+        if self._silent:
+            return answer
         code = "InvalidMessageContents" if self._sender_fault else "InternalError"
         failed = {"Id": first["Id"], "SenderFault": self._sender_fault, "Code": code}
         return {**answer, "Failed": [failed]}
@@ -98,8 +103,9 @@ async def received(bench: SqsBench, queue: str = QUEUE) -> list[int]:
     return sorted(found)
 
 
-async def test_only_the_entries_that_failed_are_sent_again(bench: SqsBench) -> None:
-    seam = PartlyFailing(bench.aws, times=2)
+@pytest.mark.parametrize("silent", [False, True])
+async def test_only_the_entries_that_failed_are_sent_again(bench: SqsBench, silent: bool) -> None:
+    seam = PartlyFailing(bench.aws, times=2, silent=silent)
     queues = bench.process(aws=seam, clock=SystemClock())
     await queues.send_tasks(JOB, RUN, bench.rows.write(RUN, *range(10)))
     assert seam.batches == [10, 1, 1]

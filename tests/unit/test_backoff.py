@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from conveyor.domain.backoff import retry_delay
 
-PROPERTY = settings(deadline=None, database=None)
+PROPERTY = settings(database=None)
 JITTER = st.floats(0, 1, exclude_max=True)
 
 

@@ -82,7 +82,8 @@ async def test_a_named_run_and_one_that_is_not_over(
         "/v1/jobs/J/runs/R",
         "/v1/jobs/J/runs/R/exports?format=jsonl",
     ]
-    assert "the run is running: only what has ended goes into it" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "the run is running: its rows go into it as they stand when they are read" in told
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conveyor.domain import cursor
 from conveyor.domain.errors import ConveyorError, ErrorCode
 
-PROPERTY = settings(deadline=None, database=None)
+PROPERTY = settings(database=None)
 KEY = b"k" * 32
 SCOPE = "caller/jobs?status=open"
 

@@ -143,10 +143,10 @@ async def test_parquet_without_its_extra_is_refused_by_name(
 
     response = await api.client.post(path_of(job), params={"format": "parquet"})
     detail = problem_of(response, status=400, code="invalid_argument")["detail"]
-    assert detail == "format: parquet needs the extra conveyor-batch[parquet] on the server"
+    assert detail == "format: parquet needs the extra [parquet] on the server"
     assert await handler(api).handle(delivery, never) == ACKNOWLEDGE
     export = await state(api, job, export_id)
-    assert export.error == "parquet needs the extra conveyor-batch[parquet]"
+    assert export.error == "parquet needs the extra [parquet]"
 
 
 async def test_one_export_is_made_at_a_time_and_none_twice(api: Api) -> None:

@@ -368,9 +368,7 @@ HOSTS = st.text(max_size=30) | st.sampled_from(["127.0.0.1:9", "a..b", "[::1]:9"
     | st.builds("http://{}/{}".format, HOSTS, st.text(max_size=30))
     | st.builds("http://127.0.0.1:9/{}".format, st.text(max_size=60))
 )
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_no_url_raises_anything_but_a_verdict(url: str, anyio_backend: str) -> None:
     async def lookup(host: str, port: int) -> list[str]:
         raise socket.gaierror(socket.EAI_NONAME, "no such name")

@@ -352,9 +352,7 @@ def test_no_key_survives(key: str, around: str) -> None:
     key=st.text(max_size=20),
     params=st.dictionaries(st.text(max_size=10), st.text(max_size=20), max_size=3),
 )
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_no_text_raises_anything_but_a_verdict(
     anyio_backend: str, url: str, key: str, params: dict[str, str]
 ) -> None:

@@ -14,7 +14,7 @@ from conveyor.domain.gather import START, ShardRead, ShardRows, gather_page, str
 from conveyor.domain.shards import Shards, ShardScheme
 from tests.unit.sharded_rows import LAYOUTS, Line, ShardedRows, Walk, walk
 
-PROPERTY = settings(deadline=None, database=None, max_examples=60)
+PROPERTY = settings(database=None, max_examples=60)
 LAYOUT = st.sampled_from(LAYOUTS)
 TOTAL = st.integers(0, 2_000)
 SIZE = st.integers(1, 1_500)

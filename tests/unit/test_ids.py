@@ -11,7 +11,7 @@ from ulid import ULID
 
 from conveyor.domain import ids
 
-PROPERTY = settings(deadline=None, database=None)
+PROPERTY = settings(database=None)
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 INDEXES = st.integers(0, ids.MAX_INDEX) | st.integers(0, 100_000)
 

@@ -19,8 +19,7 @@ from conveyor.domain.model import (
     RunStatus,
 )
 from conveyor.handlers import ingest
-from conveyor.handlers.ingest import HELD_PAUSE, IngestHandler
-from conveyor.ports.blobs import staged_key
+from conveyor.handlers.ingest import IngestHandler
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
@@ -34,9 +33,9 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.ports.records import Answer
-from conveyor.ports.work import ACKNOWLEDGE, Outcome
+from conveyor.ports.work import ACKNOWLEDGE
 from conveyor.testing.clock import FakeClock
-from tests.unit.ingest_world import CALLER, CHUNK, LINE, Ingestion
+from tests.unit.ingest_world import CALLER, LINE, Ingestion
 
 
 @pytest.fixture
@@ -276,93 +275,6 @@ async def test_of_a_deleted_run_only_the_staged_list_is_removed(large: Ingestion
     assert await large.handle() == ACKNOWLEDGE
     assert await large.indexes() == []
     assert await large.staged() == 0
-
-
-@pytest.mark.parametrize(
-    ("damage", "detail"),
-    [
-        (None, "a part of the staged list is missing"),
-        (b'[["0000', "a part of the staged list is damaged"),
-        (b"[]\n", "a part of the staged list is damaged"),
-        (b'{"no": "list"}\n', "a part of the staged list is damaged"),
-    ],
-)
-async def test_a_list_that_cannot_be_read_fails_the_run(
-    large: Ingestion, damage: bytes | None, detail: str
-) -> None:
-    await _spoil(large, CHUNK, damage)
-
-    assert await large.handle() == ACKNOWLEDGE
-
-    run = await large.run()
-    assert (run.status, run.failure_reason) == (RunStatus.FAILED, RunFailure.INGEST_FAILED)
-    assert (run.failure_detail, run.stats.total, run.ingesting) == (detail, CHUNK, False)
-    [dead] = await large.binding.queues.receive(DEAD_LETTER_QUEUE, limit=10, visibility=60)
-    assert dead.message == msgspec.structs.replace(large.message, reason=detail)
-    assert await large.staged() == 0
-
-
-@pytest.mark.parametrize("damage", [None, b'[["0000'])
-async def test_a_chunk_of_which_some_rows_are_written_is_still_needed(
-    large: Ingestion, damage: bytes | None
-) -> None:
-    rows = StagedRows(0, LINE, large.line(0, LINE))
-    await large.binding.ingestion.write_rows(large.run_id, rows, now=0)
-    await _spoil(large, 0, damage)
-
-    assert await large.handle() == ACKNOWLEDGE
-
-    run = await large.run()
-    assert (run.status, run.failure_reason) == (RunStatus.FAILED, RunFailure.INGEST_FAILED)
-    assert (run.stats.total, run.ingesting) == (LINE, False)
-
-
-@pytest.mark.parametrize("damage", [None, b'[["0000'])
-@pytest.mark.parametrize("written", [CHUNK, 30])
-async def test_a_chunk_whose_rows_are_all_written_is_needed_no_more(
-    large: Ingestion, written: int, damage: bytes | None
-) -> None:
-    for first in range(0, written, LINE):
-        end = min(first + LINE, written)
-        rows = StagedRows(first, end - first, large.line(first, end))
-        await large.binding.ingestion.write_rows(large.run_id, rows, now=0)
-    for first in range(0, written, CHUNK):
-        await _spoil(large, first, damage)
-
-    assert await large.handle() == ACKNOWLEDGE
-
-    run = await large.run()
-    assert (run.status, run.stats.total, run.ingesting) == (RunStatus.RUNNING, 30, False)
-    assert await large.indexes() == list(range(30))
-    assert await large.staged() == 0
-
-
-async def test_one_that_could_not_go_on_looks_again_after_a_pause(large: Ingestion) -> None:
-    ingestion = large.binding.ingestion
-
-    class Refusing:
-        """The port, which takes no rows."""
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(ingestion, name)
-
-        async def write_rows(self, run_id: str, rows: StagedRows, *, now: int) -> bool:
-            """Nothing is written, as if the run had done with ingesting for a moment."""
-            return False
-
-    handler = IngestHandler(large.binding, large.clock)
-    handler._ingestion = Refusing()  # type: ignore[assignment]
-
-    assert await handler.handle(large.delivery, lambda: None) == Outcome(hide_for=HELD_PAUSE)
-    assert (await large.run()).ingesting
-
-
-async def _spoil(large: Ingestion, first: int, damage: bytes | None) -> None:
-    """Remove a staged chunk, or put something else in its place."""
-    key = staged_key(large.job_id, large.run_id, first)
-    await large.binding.blobs.delete(key)
-    if damage is not None:
-        await large.binding.blobs.put(key, damage)
 
 
 async def test_one_frozen_in_the_middle_wakes_up_to_nothing(large: Ingestion) -> None:

@@ -144,7 +144,7 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, database=None)
+@settings(database=None)
 @given(DOCUMENTS)
 def test_whatever_is_accepted_is_a_request_of_the_public_client(document: dict[str, Any]) -> None:
     try:

@@ -16,7 +16,7 @@ from conveyor.intake.frames import Work
 from tests.unit.intake_lists import accepted, csv_work, refused, with_limits
 
 A, B, C = "http://a.example/", "http://b.example/", "http://c.example/"
-PROPERTY = settings(deadline=None, database=None)
+PROPERTY = settings(database=None)
 
 
 def names(count: int) -> bytes:

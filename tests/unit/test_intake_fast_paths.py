@@ -13,7 +13,7 @@ from conveyor.domain.errors import ConveyorError, InvalidTask
 from conveyor.intake.jsonl_file import read_task
 from tests.unit.intake_lists import RUN
 
-PROPERTY = settings(deadline=None, database=None, max_examples=500)
+PROPERTY = settings(database=None, max_examples=500)
 ORACLE = TypeAdapter(AnyUrl)
 
 LETTERS = "abnxz019-.:/?#@%A[]{}|^`~!$&'()*+,;=_ \\\"\n\tä\x7f"
@@ -82,7 +82,7 @@ def test_a_url_is_no_two_urls() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, database=None)
+@settings(database=None)
 @given(
     first=st.integers(0, 5_000) | st.integers(0, ids.MAX_INDEX - 3_000),
     count=st.integers(0, 2_500),

@@ -235,7 +235,7 @@ def test_the_limit_on_rows_holds_for_every_kind(work: Work) -> None:
     )
 
 
-@settings(deadline=None, database=None)
+@settings(database=None)
 @given(content=st.binary(max_size=60) | st.text('"\\{}[]:,url\n\r #', max_size=40).map(str.encode))
 def test_no_content_is_unforeseen(content: bytes) -> None:
     for work, _ in KINDS:

@@ -72,7 +72,7 @@ def test_write_units_count_the_bytes_of_the_task_as_json(length: int) -> None:
     assert done == Done(3, sum(write_units(len(msgspec.json.encode(spec))) for spec in specs))
 
 
-@settings(deadline=None, database=None, max_examples=30)
+@settings(database=None, max_examples=30)
 @given(
     sizes=st.lists(st.sampled_from([0, 10, 1_000, 60_000, LINE_BYTES]), max_size=60),
     steps=st.lists(st.integers(1, 40), min_size=1, max_size=4),

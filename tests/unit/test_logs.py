@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import conveyor
-from conveyor.roles.logs import FORGOTTEN_AFTER, LONGEST_PAUSE, Repeats
+from conveyor.roles.logs import FORGOTTEN_AFTER, LONGEST_PAUSE, Repeats, TextFormatter
 
 ROOT = Path(conveyor.__file__).parent
 
@@ -59,9 +59,48 @@ def test_others_are_not_held_back() -> None:
     with_field = record("redis", 0.1)
     with_field.run_id = "R"
     assert repeats.filter(with_field)
-    with_traceback = record("redis", 0.1)
-    with_traceback.exc_info = (ValueError, ValueError("x"), None)
-    assert repeats.filter(with_traceback)
+
+
+def raised(kind: type[Exception], *, elsewhere: bool = False) -> Exception:
+    """An exception with a traceback, from one of two places."""
+    try:
+        if elsewhere:
+            raise kind("Attributes")
+        raise kind("Attributes")
+    except Exception as error:
+        return error
+
+
+def broken(error: Exception, at: float) -> logging.LogRecord:
+    made = record(repr(error), at, logging.ERROR)
+    made.exc_info = (type(error), error, error.__traceback__)
+    return made
+
+
+def test_the_same_traceback_is_shown_in_full_once_and_then_ever_more_seldom() -> None:
+    repeats = Repeats()
+    second = [broken(raised(KeyError), number / 41) for number in range(41)]
+    later = broken(raised(KeyError), 2.0)
+
+    passed = [one for one in [*second, later] if repeats.filter(one)]
+    assert [one.getMessage() for one in passed] == [
+        "it failed: KeyError('Attributes')",
+        "it failed: KeyError('Attributes') (and 40 times before)",
+    ]
+    assert "in raised" in TextFormatter().format(passed[0])
+
+
+def test_a_traceback_of_another_kind_or_place_is_not_held_back() -> None:
+    repeats = Repeats()
+    assert repeats.filter(record("KeyError('Attributes')", 0.0, logging.ERROR))
+    assert repeats.filter(broken(raised(KeyError), 0.1))
+    assert repeats.filter(broken(raised(KeyError, elsewhere=True), 0.2))
+    other = broken(raised(LookupError), 0.3)
+    other.args = ("KeyError('Attributes')",)
+    assert repeats.filter(other)
+    without_place = broken(KeyError("Attributes"), 0.4)
+    assert repeats.filter(without_place)
+    assert not repeats.filter(broken(raised(KeyError), 0.5))
 
 
 @pytest.mark.parametrize("room", ["engine", "handlers"])

@@ -123,7 +123,6 @@ def generated(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode)
 
     @settings(
         max_examples=5,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.generate],

@@ -13,7 +13,7 @@ from conveyor.domain.errors import InvalidTaskReason as Reason
 from conveyor.domain.model import Format
 from conveyor.domain.text_rules import Refused
 
-PROPERTY = settings(deadline=None, database=None)
+PROPERTY = settings(database=None)
 ORDINARY = {
     "js_render": True,
     "wait": 5000,

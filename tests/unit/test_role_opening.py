@@ -66,7 +66,7 @@ async def served(opening: Opening, *happens: anyio.Event, stop: anyio.Event) -> 
 
     async with anyio.create_task_group() as group:
         group.start_soon(then)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await served_by(opening, ready, stop)
     return ready
 

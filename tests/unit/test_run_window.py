@@ -242,7 +242,7 @@ def test_renewing_for_hours_keeps_the_record_of_hidden_messages_small() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("max_receives", [None, 2])
 @pytest.mark.parametrize("window", [10, 40])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     steps=st.lists(st.sampled_from(STEPS), min_size=20, max_size=150),
     refusals=st.integers(0, 2),

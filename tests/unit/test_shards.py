@@ -27,7 +27,7 @@ from conveyor.domain.shards import (
     write_units,
 )
 
-PROPERTY = settings(deadline=None, database=None)
+PROPERTY = settings(database=None)
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 EIGHT = Shards(8)
 

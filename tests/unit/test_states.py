@@ -20,7 +20,7 @@ from conveyor.domain.states import (
     live_run_status,
 )
 
-PROPERTY = settings(deadline=None, database=None)
+PROPERTY = settings(database=None)
 TABLES: list[tuple[type[StrEnum], Mapping[Any, frozenset[Any]]]] = [
     (JobStatus, JOB_TRANSITIONS),
     (RunStatus, RUN_TRANSITIONS),

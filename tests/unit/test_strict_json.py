@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
 
-PROPERTY = settings(deadline=None, database=None)
+PROPERTY = settings(database=None)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 SCALARS_ON_THE_WIRE = SCALARS.filter(lambda value: value not in (float("inf"), float("-inf")))
 DOCUMENTS = st.recursive(

@@ -14,7 +14,7 @@ from conveyor.domain.errors import InvalidTask
 from conveyor.domain.errors import InvalidTaskReason as Reason
 from conveyor.domain.model import TaskBody, TaskSpec
 
-PROPERTY = settings(deadline=None, database=None)
+PROPERTY = settings(database=None)
 URL = "https://example.com/a"
 
 

@@ -10,7 +10,7 @@ from pydantic import AnyUrl, TypeAdapter, ValidationError
 from conveyor.domain import urls
 from conveyor.domain.errors import InvalidTaskReason as Reason
 
-PROPERTY = settings(deadline=None, database=None, max_examples=400)
+PROPERTY = settings(database=None, max_examples=400)
 ORACLE = TypeAdapter(AnyUrl)
 
 LABELS = st.one_of(

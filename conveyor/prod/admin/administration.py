@@ -110,7 +110,7 @@ class Administration:
         if self._options.ledger == "redis":
             # A ledger is closed for a lease from when it begins: better now than at the first task.
             await self._redis_problem()
-        yield f"{'made' if had is None else 'there'}    {self._fleet}"
+        yield f"{'made' if had is None else 'there':<8}{self._fleet}"
 
     async def _ensured(self, resource: Resource) -> str:
         try:
@@ -233,7 +233,7 @@ class Administration:
             await permits.hold(
                 Holding(job_id="check", holder="check", count=0, before=0, sequence=1),
                 limit=1,
-                lease=1.0,
+                lease=self._options.permit_lease,
             )
         finally:
             await server.aclose()

@@ -13,12 +13,15 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
+from urllib3.exceptions import HTTPError
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
+from conveyor.prod.aws.answers import AnswerParsers, ForeignAnswer
 from conveyor.prod.aws.calls import Answer, AwsRefused, CallStats, Parameters, ShortLived
 from conveyor.prod.aws.options import AwsOptions
 
@@ -52,6 +55,13 @@ PASSING_REASONS = frozenset(
 )
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError"})
 _LENGTHS = frozenset({"content-length", "transfer-encoding"})
+PATIENCE = 20.0
+"""Seconds from the first try, after which a call is not made again. Where a service hangs that is
+two tries of its read timeout: whoever asked an API hears of it before a load balancer, which waits
+for a minute, answers in its place."""
+_UNANSWERED = (BotoCoreError, ForeignAnswer, HTTPError)
+"""What is raised where no answer came. boto3 lets the HTTP library's own errors pass where the body
+of a refusal is cut off, if that of an answer would have been read as a stream."""
 _COUNTS_CAPACITY = frozenset(
     {
         "get_item",
@@ -94,6 +104,7 @@ class BotoAws:
             parameters = {"ReturnConsumedCapacity": "TOTAL", **parameters}
         call = partial(getattr(self._clients[service], operation), **parameters)
         limiter = self._limiter(service, operation)
+        patience_ends = self._clock.monotonic() + PATIENCE
         for attempt in range(1, self._options.attempts + 1):
             try:
                 answer: Answer = await anyio.to_thread.run_sync(call, limiter=limiter)
@@ -110,7 +121,7 @@ class BotoAws:
                 if refused.word in THROTTLES:
                     self.stats.throttles[service, operation] += 1
                 reason = refused.word
-            except BotoCoreError as error:
+            except _UNANSWERED as error:
                 self.stats.unanswered(service, self._clock.monotonic())
                 reason = type(error).__name__
                 if reason in _NO_CREDENTIALS:  # a client looks for them once, when it is made
@@ -124,9 +135,10 @@ class BotoAws:
                     answer["Body"] = _Body(answer["Body"], limiter, f"{service} {operation}")
                 return answer
             self.stats.calls[service, operation, "failed"] += 1
-            if attempt < self._options.attempts:
-                self.stats.retries[service, operation] += 1
-                await self._clock.sleep(self._pause(attempt))
+            if attempt == self._options.attempts or self._clock.monotonic() >= patience_ends:
+                break
+            self.stats.retries[service, operation] += 1
+            await self._clock.sleep(self._pause(attempt))
         raise ConveyorError(ErrorCode.UNAVAILABLE, _told(service, operation, reason), retry_after=5)
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
@@ -185,7 +197,7 @@ class _Body:
         try:
             read = partial(self._stream.read, most)
             piece: bytes = await anyio.to_thread.run_sync(read, limiter=self._limiter)
-        except BotoCoreError as error:
+        except _UNANSWERED as error:
             raise ConveyorError(
                 ErrorCode.UNAVAILABLE,
                 f"{self._what} broke off: {type(error).__name__}",
@@ -229,7 +241,7 @@ def _clients(
     )
     # Making clients is not thread-safe, using them is.
     with _making:
-        session = boto3.session.Session(region_name=options.region)
+        session = open_session(options.region)
         clients = {
             service: session.client(
                 service,
@@ -239,6 +251,13 @@ def _clients(
             for service in services
         }
         return clients, session.get_credentials()
+
+
+def open_session(region: str) -> boto3.session.Session:
+    """A session whose clients raise ForeignAnswer for what is no answer of theirs."""
+    core = botocore.session.get_session()
+    core.register_component("response_parser_factory", AnswerParsers())
+    return boto3.session.Session(region_name=region, botocore_session=core)
 
 
 def _config(service: str, options: AwsOptions) -> Config:
@@ -264,14 +283,14 @@ def _told(service: str, operation: str, reason: str) -> str:
 
 
 def _check_whole(service: str, answer: Answer) -> None:
-    """Raise ConnectionClosedError for an answer that was cut off within its headers: the HTTP
-    library takes it for one with no body, and boto3 that for one that says nothing. S3 has answers
-    with no body, and tells the length of these or does not."""
+    """Raise ConnectionClosedError for an answer that was cut off within its headers.
+
+    The HTTP library takes an answer that was cut off there for one with no body. S3 has such, and
+    tells their length or does not."""
     if service == "s3":
         return
-    told = answer.get("ResponseMetadata", {})
-    headers = told.get("HTTPHeaders", {})
-    if told.get("HTTPStatusCode") == 200 and not _LENGTHS & headers.keys():
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    if not _LENGTHS & headers.keys():
         raise ConnectionClosedError(endpoint_url="")
 
 

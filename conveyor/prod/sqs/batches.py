@@ -51,14 +51,17 @@ async def _call(
 ) -> None:
     async def make(left: list[dict[str, Any]]) -> list[dict[str, Any]]:
         answer = await aws.call("sqs", operation, {"QueueUrl": url, "Entries": left})
-        failed = {one["Id"]: one for one in answer.get("Failed", []) if one["Code"] not in void}
-        for failure in failed.values():
-            if failure["SenderFault"]:
+        done = {one["Id"] for one in answer.get("Successful", [])}
+        for failure in answer.get("Failed", []):
+            if failure["Code"] in void:
+                done.add(failure["Id"])
+            elif failure["SenderFault"]:
                 raise ConveyorError(
                     ErrorCode.INTERNAL,
                     f"sqs refuses an entry of {operation}: {failure['Code']}",
                 )
-        return [one for one in left if one["Id"] in failed]
+        # Of what it says nothing, nothing may have been done: twice is better than never.
+        return [one for one in left if one["Id"] not in done]
 
     numbered = [{**one, "Id": str(number)} for number, one in enumerate(entries)]
     await to_the_last(make, numbered, clock, complaint=f"sqs leaves a part of {operation} undone")
