@@ -57,6 +57,11 @@ class RoleInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     metrics: str
     api: str = ""
 
+    def told(self) -> dict[str, str]:
+        """What of it stands in the log, which knows the process."""
+        told = {"role": self.role, "api": self.api, "metrics": self.metrics}
+        return {name: value for name, value in told.items() if value}
+
 
 class Opens(Protocol):
     """Opens a role, as `open_role` does."""
@@ -130,8 +135,7 @@ async def serve(
 
         def ready() -> None:
             runtime.readiness.yes = True
-            served = {"api": info.api} if info.api else {}
-            _log.info("ready", extra={"role": info.role, **served, "metrics": info.metrics})
+            _log.info("ready", extra=info.told())
             on_ready(info)
 
         async with AsyncExitStack() as stack:

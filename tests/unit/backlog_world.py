@@ -76,7 +76,7 @@ class MemorySqs:
                 return await self._receive(queue, parameters)
             case "delete_message_batch":
                 self.hidden[queue] -= len(parameters["Entries"])
-        return {}
+        return {"Successful": [{"Id": one["Id"]} for one in parameters["Entries"]]}
 
     async def _count(self, queue: str) -> Answer:
         self.under_way += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -53,8 +52,6 @@ VOID = frozenset(
     }
 )
 """What is said of receipts that are worth nothing any more."""
-
-_log = logging.getLogger("conveyor.queues")
 
 Unfinished = Callable[[str, int, int], Awaitable[list[tuple[int, str]]]]
 """`Tasks.unfinished_after`."""
