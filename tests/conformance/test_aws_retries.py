@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from botocore.exceptions import ReadTimeoutError
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -266,3 +267,26 @@ async def test_a_call_is_given_up_while_its_caller_still_waits() -> None:
     assert caught.value.code is ErrorCode.UNAVAILABLE
     assert PATIENCE <= clock.slept <= PATIENCE + options.retry_cap
     assert 4 < aws.stats.calls["sqs", "list_queues", "failed"] < 1_000
+
+
+class Hanging:
+    """A client of SQS whose calls are never answered: each lasts for its read timeout."""
+
+    def __init__(self, clock: JumpingClock, options: AwsOptions) -> None:
+        self._clock = clock
+        self._options = options
+
+    def list_queues(self) -> None:
+        self._clock.slept += self._options.read_timeout
+        raise ReadTimeoutError(endpoint_url="")
+
+
+async def test_where_a_service_hangs_a_call_is_made_twice() -> None:
+    clock, options = JumpingClock(), AwsOptions()
+    aws = BotoAws({"sqs": Hanging(clock, options)}, options, clock)
+    with pytest.raises(ConveyorError) as caught:
+        await ask(aws, "sqs")
+
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert aws.stats.calls == {("sqs", "list_queues", "failed"): 2}
+    assert clock.slept < 60.0  # a load balancer's patience

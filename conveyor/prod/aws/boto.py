@@ -55,7 +55,7 @@ PASSING_REASONS = frozenset(
 )
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError"})
 _LENGTHS = frozenset({"content-length", "transfer-encoding"})
-PATIENCE = 20.0
+PATIENCE = 25.0
 """Seconds from the first try, after which a call is not made again. Where a service hangs that is
 two tries of its read timeout: whoever asked an API hears of it before a load balancer, which waits
 for a minute, answers in its place."""
