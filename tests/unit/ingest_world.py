@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
 import msgspec
 
-from conveyor.dev.binding import DevBinding
+from conveyor.dev.binding import DevBinding, open_binding
 from conveyor.domain import ids
 from conveyor.domain.model import (
     Ingest,
@@ -26,6 +30,16 @@ from conveyor.testing.clock import FakeClock
 CALLER = "caller"
 LINE = 4
 CHUNK = 8
+
+
+@asynccontextmanager
+async def large_run(directory: Path, size: int = 30) -> AsyncIterator[Ingestion]:
+    """A staged run of an empty development binding under virtual time."""
+    opened = await open_binding(directory, FakeClock())
+    ingestion = Ingestion(opened, FakeClock(), size)
+    await ingestion.stage()
+    yield ingestion
+    await opened.ports.aclose()
 
 
 class Ingestion:

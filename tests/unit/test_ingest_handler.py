@@ -35,7 +35,7 @@ from conveyor.ports.queues import (
 from conveyor.ports.records import Answer
 from conveyor.ports.work import ACKNOWLEDGE
 from conveyor.testing.clock import FakeClock
-from tests.unit.ingest_world import CALLER, LINE, Ingestion
+from tests.unit.ingest_world import CALLER, LINE, Ingestion, large_run
 
 
 @pytest.fixture
@@ -53,11 +53,10 @@ async def dev(tmp_path: Path) -> AsyncIterator[DevBinding]:
 
 
 @pytest.fixture
-async def large(dev: DevBinding) -> Ingestion:
+async def large(tmp_path: Path) -> AsyncIterator[Ingestion]:
     """A run of 30 tasks, staged in four chunks."""
-    ingestion = Ingestion(dev, FakeClock(), 30)
-    await ingestion.stage()
-    return ingestion
+    async with large_run(tmp_path) as ingestion:
+        yield ingestion
 
 
 async def test_every_row_is_written_and_announced(large: Ingestion) -> None:

@@ -8,15 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conveyor.dev.binding import DevBinding, open_binding
 from conveyor.domain.model import RunFailure, RunStatus
 from conveyor.handlers.ingest import HELD_PAUSE, IngestHandler
 from conveyor.ports.blobs import staged_key
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.queues import DEAD_LETTER_QUEUE
 from conveyor.ports.work import ACKNOWLEDGE, Outcome
-from conveyor.testing.clock import FakeClock
-from tests.unit.ingest_world import CHUNK, LINE, Ingestion
+from tests.unit.ingest_world import CHUNK, LINE, Ingestion, large_run
 
 
 @pytest.fixture
@@ -26,19 +24,10 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def dev(tmp_path: Path) -> AsyncIterator[DevBinding]:
-    """An empty development binding under virtual time."""
-    opened = await open_binding(tmp_path, FakeClock())
-    yield opened
-    await opened.ports.aclose()
-
-
-@pytest.fixture
-async def large(dev: DevBinding) -> Ingestion:
+async def large(tmp_path: Path) -> AsyncIterator[Ingestion]:
     """A run of 30 tasks, staged in four chunks."""
-    ingestion = Ingestion(dev, FakeClock(), 30)
-    await ingestion.stage()
-    return ingestion
+    async with large_run(tmp_path) as ingestion:
+        yield ingestion
 
 
 @pytest.mark.parametrize(
