@@ -23,7 +23,7 @@ from bench.harness import Options, Row, Scenario, median
 from bench.servers import PAGE_BYTES, nginx
 from conveyor.clock import SystemClock
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.engine import HttpEngine
+from conveyor.gateway.http_client import HttpEngine
 from conveyor.ports.gateway import ScrapeRequest
 
 CONCURRENCY = 50

@@ -20,7 +20,6 @@ from bench.harness import Figure, Options, Row, Scenario, median
 from conveyor.clock import SystemClock
 from conveyor.dev.binding import open_binding
 from conveyor.domain import ids
-from conveyor.domain.gather import START, Gathered, Read, ShardRead, ShardRows, gather_page
 from conveyor.domain.model import (
     Event,
     EventKind,
@@ -39,9 +38,17 @@ from conveyor.domain.model import (
 from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.ports.binding import Binding
 from conveyor.ports.ingestion import StagedRows
-from conveyor.ports.reading import task_reader
 from conveyor.ports.records import Answer
 from conveyor.ports.tasks import Claimed, Failed
+from conveyor.records.sharded_reads import (
+    START,
+    Gathered,
+    Read,
+    ShardRead,
+    ShardRows,
+    gather_page,
+    task_reader,
+)
 from conveyor.service.results import FILTERS, LEAST_READ, READ_PER_ROW
 
 ENUMERATED = 20_000

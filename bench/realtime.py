@@ -24,10 +24,10 @@ from conveyor.clock import SystemClock
 from conveyor.dev.binding import DevBinding, open_binding
 from conveyor.dev.permits import MemoryPermits
 from conveyor.dev.queues import MemoryQueues
+from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import Job, JobStatus, NewTask, Run, RunStats, RunStatus, TaskSpec
-from conveyor.domain.sealing import NONCE_LENGTH, KeySealer
-from conveyor.engine.polling import Polling
+from conveyor.engine.planner import Polling
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.ports.binding import Binding

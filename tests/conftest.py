@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from conveyor.ports.work import UNFORESEEN
+from conveyor.ports.handler import UNFORESEEN
 from tests.conformance import emulators
 
 _MISSING = "missing_services"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conveyor.bootstrap.loop import build_worker
-from conveyor.bootstrap.parts import (
+from conveyor.bootstrap.loop import (
     Readiness,
     allowed_hosts,
+    build_worker,
     gateway_of,
     root_secrets,
     service_options,

@@ -8,22 +8,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from conveyor.bootstrap.loop import build_worker
-from conveyor.bootstrap.parts import (
+from conveyor.bootstrap.loop import (
     Readiness,
     allowed_hosts,
+    build_worker,
     gateway_of,
     root_secrets,
     service_options,
 )
+from conveyor.domain.api_keys import secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.sealing import secret_bytes
 from conveyor.engine.telemetry import LoopLag, Telemetry
 from conveyor.engine.worker import Worker
-from conveyor.http.api_keys import ApiKeys, open_api_keys
 from conveyor.http.app import create_app
+from conveyor.http.auth import ApiKeys, open_api_keys
 from conveyor.http.malformed import protocol
-from conveyor.http.probes import create_probes
+from conveyor.http.routes_server import create_probes
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.service.service import Service

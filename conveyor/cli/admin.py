@@ -91,7 +91,7 @@ def key_hash() -> None:
 
     Nothing is printed where one of them is a key that no request can carry.
     """
-    from conveyor.domain.key_hashes import is_carried, key_hash
+    from conveyor.domain.api_keys import is_carried, key_hash
 
     hashes = []
     for number, line in enumerate(sys.stdin.buffer.read().splitlines(), start=1):

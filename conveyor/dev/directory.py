@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from conveyor.domain.api_keys import secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.sealing import secret_bytes
 from conveyor.ports.clock import Clock
 
 SECRET_BYTES = 32

@@ -15,22 +15,25 @@ from functools import partial
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from conveyor.aio.concurrency import wait_at_most
+from conveyor.aio.resilience import survive, tell
 from conveyor.domain.model import DispatchableRun
-from conveyor.engine.acknowledging import Acknowledger
-from conveyor.engine.insisting import insist
+from conveyor.engine.delivery import Acknowledger, Renewals, Returns, insist
 from conveyor.engine.lanes import Lane, Lanes
-from conveyor.engine.picking import Picking
-from conveyor.engine.plans import CONTROL_SLOTS, Acquire, Planner, Receive, Start
+from conveyor.engine.planner import (
+    CONTROL_SLOTS,
+    Acquire,
+    Picking,
+    Planner,
+    Polling,
+    Receive,
+    Start,
+)
 from conveyor.engine.policy import Policy
-from conveyor.engine.polling import Polling
-from conveyor.engine.renewing import Renewals
-from conveyor.engine.returns import Returns
-from conveyor.engine.surviving import survive, tell
 from conveyor.engine.telemetry import Telemetry
-from conveyor.engine.waiting import wait_at_most
 from conveyor.ports.clock import Clock
+from conveyor.ports.handler import Handler, Outcome
 from conveyor.ports.queues import Delivery, QueueMissing, Queues
-from conveyor.ports.work import Handler, Outcome
 
 ERROR_PAUSE = 1.0
 IDLE_WAIT = 60.0

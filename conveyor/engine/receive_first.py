@@ -13,9 +13,9 @@ from functools import partial
 
 import anyio
 
+from conveyor.aio.resilience import tell
 from conveyor.engine.lanes import Lane
 from conveyor.engine.policy import Spawn
-from conveyor.engine.surviving import tell
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Holding, Permits
 from conveyor.ports.queues import Delivery

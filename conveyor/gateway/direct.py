@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import msgspec
 
-from conveyor.gateway.addresses import is_public
-from conveyor.gateway.call import Call, Opened
-from conveyor.gateway.content import read_content
-from conveyor.gateway.engine import DEFAULT_HEADERS, EngineAnswer, HttpEngine
-from conveyor.gateway.headers import content_type, custom_headers, is_allowed, merged, without
+from conveyor.gateway.decode import read_content
+from conveyor.gateway.headers import (
+    content_type,
+    custom_headers,
+    is_allowed,
+    merged,
+    retry_after,
+    without,
+)
+from conveyor.gateway.http_client import (
+    DEFAULT_HEADERS,
+    Call,
+    EngineAnswer,
+    HttpEngine,
+    Lookup,
+    Opened,
+    TransportError,
+    Trouble,
+)
 from conveyor.gateway.problems import (
     MAX_REDIRECTS,
     target_verdict,
     too_many_redirects,
     transport_failure,
 )
-from conveyor.gateway.retry_after import retry_after
-from conveyor.gateway.targets import Target, parse_target, redirected
-from conveyor.gateway.transport import Lookup, TransportError, Trouble
+from conveyor.gateway.targets import Target, is_public, parse_target, redirected
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import ScrapeRequest, Success
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote, urlsplit
 
-from conveyor.gateway.call import Call, Opened
-from conveyor.gateway.content import read_content, read_document
-from conveyor.gateway.engine import DEFAULT_HEADERS, EngineAnswer, HttpEngine
-from conveyor.gateway.headers import content_type, custom_headers, is_allowed, merged, without
+from conveyor.gateway.decode import read_content, read_document
+from conveyor.gateway.headers import (
+    content_type,
+    custom_headers,
+    is_allowed,
+    merged,
+    retry_after,
+    without,
+)
+from conveyor.gateway.http_client import (
+    DEFAULT_HEADERS,
+    Call,
+    EngineAnswer,
+    HttpEngine,
+    Opened,
+    TransportError,
+)
 from conveyor.gateway.problems import malformed_url, transport_failure
-from conveyor.gateway.redaction import redactor
-from conveyor.gateway.refusals import MAX_DOCUMENT, read_spend, refusal
-from conveyor.gateway.retry_after import retry_after
+from conveyor.gateway.refusals import MAX_DOCUMENT, read_spend, redactor, refusal
 from conveyor.gateway.targets import parse_target
-from conveyor.gateway.transport import TransportError
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 

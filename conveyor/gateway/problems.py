@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.domain.model import Problem, TaskFailure
-from conveyor.gateway.transport import Trouble
+from conveyor.gateway.http_client import Trouble
 from conveyor.ports.gateway import ScrapeFailed
 
 MAX_REDIRECTS = 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from conveyor.ports.handler import Handler, Outcome, Throttled
 from conveyor.ports.queues import Delivery, Message
-from conveyor.ports.work import Handler, Outcome, Throttled
 
 _log = logging.getLogger("conveyor.handlers")
 

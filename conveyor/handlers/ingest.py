@@ -19,9 +19,9 @@ from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import staged_key, staged_prefix
 from conveyor.ports.clock import Clock
+from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.ports.ingestion import Ingesting, StagedRows
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, Delivery, IngestMessage
-from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
 
 STRETCH = 250
 """Indexes whose rows are written in one step: a rerun copies so many, and a line of a staged chunk

@@ -6,18 +6,17 @@ import logging
 
 from msgspec import structs
 
+from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.resilience import alone
 from conveyor.domain.backoff import retry_delay
-from conveyor.domain.ending import Ending, ending_of
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.run_events import Ending, ending_of
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.domain.together import side_by_side
-from conveyor.handlers.alone import alone
 from conveyor.ports.binding import Binding
-from conveyor.ports.callbacks import Callbacks, NobodyWaits
 from conveyor.ports.clock import Clock
-from conveyor.ports.outbox import Notice, Outbox
+from conveyor.ports.handler import Observer
+from conveyor.ports.outbox import Callbacks, NobodyWaits, Notice, Outbox
 from conveyor.ports.records import FindsJobs
-from conveyor.ports.work import Observer
 
 PAGE = 100
 """Notices that one look takes; it looks again while there are as many."""

@@ -2,6 +2,13 @@
 
 Whatever it does may be done twice, and by two workers at once: it sends messages again, and removes
 what nobody needs.
+
+What a sweeper remembers from one sweep to the next.
+
+Runs that have come to a standstill: counters set right, lost references sent again.
+
+Retention: queues go that outlived their runs, bodies when their results have expired, rows so
+many days after that.
 """
 
 from __future__ import annotations
@@ -11,14 +18,218 @@ from functools import partial
 
 import msgspec
 
-from conveyor.handlers.alone import alone
-from conveyor.handlers.sweep_memory import Recently
-from conveyor.handlers.sweep_quiet import QuietRuns
-from conveyor.handlers.sweep_retention import Retention
+from conveyor.aio.resilience import alone
+from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.handlers.delete import BODIES_A_STEP, Pace, Remove, bodies_below
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import export_key, input_key
+from conveyor.ports.blobs import LIFECYCLE_DAYS, export_key, input_key, run_prefix
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, ExportMessage, IngestMessage
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DeleteMessage,
+    ExportMessage,
+    IngestMessage,
+    run_queue,
+)
+from conveyor.ports.sweeping import EndedRun, QuietRun
+
+
+class Recently:
+    """Which things were done within the last `seconds`, so that a sweep does not do them again.
+
+    Lost with the process: doing them twice is harmless.
+    """
+
+    def __init__(self, clock: Clock, *, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._done: dict[str, float] = {}
+
+    def first(self, key: str) -> bool:
+        """Whether a thing was not done recently; it counts as done from now on."""
+        now = self._clock.monotonic()
+        for old in [key for key, at in self._done.items() if now - at >= self._seconds]:
+            del self._done[old]
+        if key in self._done:
+            return False
+        self._done[key] = now
+        return True
+
+
+PIECE = 1_000
+"""References read and sent at a time."""
+PIECES = 100
+"""Pieces sent for one run in one sweep; the next sweep goes on."""
+
+_BEFORE_ALL = -1
+
+
+class QuietRuns:
+    """Looks after runs in which nothing has moved for `quiet_after` seconds.
+
+    Sending a reference a second time is harmless: a claim tells whether there is work in it. Still
+    no run's references are sent while its queue holds as many, nor twice within `quiet_after`.
+    """
+
+    def __init__(self, binding: Binding, clock: Clock, *, quiet_after: float) -> None:
+        self._binding = binding
+        self._clock = clock
+        self._quiet_after = quiet_after
+        self._recently = Recently(clock, seconds=quiet_after)
+        self._onward: dict[tuple[str, str], int] = {}
+        self._reached = ""
+
+    async def look(self, *, until: float) -> None:
+        """Go on where the last sweep reached its bound; then look at every quiet run, by id.
+
+        Ends soon after the monotonic instant `until`, and the next look goes on behind the run that
+        was looked at last.
+        """
+        for (job_id, run_id), after in list(self._onward.items()):
+            send = partial(self._send, job_id, run_id, after=after, until=until)
+            await alone("sweeping a quiet run", send)
+            if self._clock.monotonic() >= until:
+                break
+        before = self._clock.now() - round(self._quiet_after * 1_000)
+        runs = await self._binding.sweeping.quiet_runs(before=before)
+        for run in sorted(runs, key=lambda run: (run.run_id <= self._reached, run.run_id)):
+            if self._recently.first(run.run_id):
+                await alone("sweeping a quiet run", partial(self._set_right, run, until=until))
+                if self._clock.monotonic() >= until:
+                    self._reached = run.run_id
+                    return
+        self._reached = ""
+
+    async def _set_right(self, run: QuietRun, *, until: float) -> None:
+        sweeping = self._binding.sweeping
+        status = await sweeping.reconcile_run(run.run_id, now=self._clock.now())
+        if status is None:
+            return
+        if status not in LIVE_RUN_STATES:
+            await self._binding.queues.drop_run(run.run_id)
+            self._binding.signals.run_changed(run.run_id)
+            return
+        due = await self._due(run.run_id, after=_BEFORE_ALL)
+        if await self._binding.queues.count(run_queue(run.run_id)) < len(due):
+            await self._send(run.job_id, run.run_id, after=_BEFORE_ALL, until=until)
+
+    async def _send(self, job_id: str, run_id: str, *, after: int, until: float) -> None:
+        """Send the references above `after`, up to a bound, and remember where it ended."""
+        for _ in range(PIECES):
+            due = await self._due(run_id, after=after)
+            if due:
+                await self._binding.queues.send_tasks(job_id, run_id, due)
+                after = due[-1][0]
+            if len(due) < PIECE:
+                self._onward.pop((job_id, run_id), None)
+                break
+            self._onward[job_id, run_id] = after
+            if self._clock.monotonic() >= until:
+                break
+        self._binding.signals.run_changed(run_id)
+
+    async def _due(self, run_id: str, *, after: int) -> list[tuple[int, str]]:
+        now = self._clock.now()
+        return await self._binding.sweeping.due_references(
+            run_id, after=after, limit=PIECE, now=now
+        )
+
+
+INTERVAL = 3_600.0
+"""Seconds between two looks at every run that has ended."""
+BUDGET = 30.0
+"""Seconds after which a look stands back for the rest of the sweep; the next sweep goes on."""
+ENDED_FOR = 3_600_000
+"""Milliseconds that a run has ended before it is looked at: whoever ended it has dropped its queue
+by then, or never will."""
+
+_DAY = 86_400_000
+
+
+class Retention:
+    """Removes what is past its time, in runs that have ended.
+
+    A queue goes with its run's end; where a worker was lost just then, it goes here, once. A result
+    expires `result_ttl_days` after its scrape: its run's bodies go that long after the run's end,
+    when the last of them has expired. `row_days` 0 keeps the rows.
+    """
+
+    def __init__(self, binding: Binding, clock: Clock, *, row_days: int) -> None:
+        self._binding = binding
+        self._clock = clock
+        self._pace = Pace(clock)
+        self._row_days = row_days
+        self._looked_at: int | None = None
+        self._after = ""
+        self._rests_until = 0.0
+
+    async def look(self, *, until: float) -> None:
+        """Look at the ended runs, by id, where that is due; or go on with an unfinished look.
+
+        Ends soon after the monotonic instant `until`, or its own budget, in the middle of a run if
+        need be: with a step of removal at least.
+        """
+        now = self._clock.monotonic()
+        if now < self._rests_until or not (self._after or self._is_due()):
+            return
+        until = min(until, now + BUDGET)
+        while True:
+            before = self._clock.now() - ENDED_FOR
+            runs = await self._binding.sweeping.ended_runs(
+                before=before, after=self._after, limit=PAGE
+            )
+            for run in runs:
+                if not await self._age(run, until=until):
+                    return
+                self._after = run.run_id
+                if self._clock.monotonic() >= until:
+                    return
+            if len(runs) < PAGE:
+                self._after = ""
+                self._looked_at = self._clock.now()
+                return
+
+    def _is_due(self) -> bool:
+        """By the calendar, as what expires does: also where the clock was set meanwhile."""
+        if self._looked_at is None:
+            return True
+        return not 0 <= self._clock.now() - self._looked_at < INTERVAL * 1_000
+
+    async def _age(self, run: EndedRun, *, until: float) -> bool:
+        """Remove what is due of a run; False where the time was over before that."""
+        if not run.queue_dropped:
+            drop = partial(self._drop_queue, run.run_id)
+            await alone("dropping the queue of an ended run", drop)
+        expired_for = self._clock.now() - run.ended_at - run.result_ttl_days * _DAY
+        if expired_for < 0:
+            return True
+        if not run.swept:
+            for days in LIFECYCLE_DAYS:
+                prefix = run_prefix(run.job_id, run.run_id, days)
+                if not await self._remove(bodies_below(self._binding.blobs, prefix), until=until):
+                    return False
+            await self._binding.sweeping.mark_swept(run.run_id)
+        if self._row_days and expired_for >= self._row_days * _DAY:
+            now = self._clock.now()
+            for run_id in await self._binding.sweeping.expire_run(run.run_id, now=now):
+                message = DeleteMessage(run.job_id, run_id)
+                await self._binding.queues.send(CONTROL_QUEUE, message)
+        return True
+
+    async def _drop_queue(self, run_id: str) -> None:
+        await self._binding.queues.drop_run(run_id)
+        await self._binding.sweeping.mark_queue_dropped(run_id)
+
+    async def _remove(self, remove: Remove, *, until: float) -> bool:
+        """Remove step by step; False where the time was over before that. A rest that does not end
+        in time is not waited for: no step of a later look comes before its end."""
+        while (rest := await self._pace.step_without_rest(remove, BODIES_A_STEP)) is not None:
+            self._rests_until = self._clock.monotonic() + rest
+            if self._rests_until >= until:
+                return False
+            await self._clock.sleep(rest)
+        return True
+
 
 CLAIM_SHARE = 0.8
 """Share of the interval for which a claimed sweep keeps other workers from theirs: less than any

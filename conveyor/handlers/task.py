@@ -8,18 +8,18 @@ import logging
 import anyio
 import msgspec
 
+from conveyor.aio.circuit_breaker import Keeping
+from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import ResultBody, Task
 from conveyor.domain.params import implied_format, merge
-from conveyor.domain.sealing import UnsealError
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.handlers.keeping import Keeping
-from conveyor.handlers.templates import Template, Templates
-from conveyor.handlers.verdict import Backoff, attempt_event, internal_failure, unreadable_key
+from conveyor.handlers.retry_policy import Backoff, attempt_event, internal_failure, unreadable_key
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BodyRefused, Content, result_key
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
+from conveyor.ports.handler import ACKNOWLEDGE, CalledInVain, Observer, Outcome, Throttled
 from conveyor.ports.queues import Delivery, TaskMessage
 from conveyor.ports.tasks import (
     Failed,
@@ -31,7 +31,7 @@ from conveyor.ports.tasks import (
     Succeeded,
     Undone,
 )
-from conveyor.ports.work import ACKNOWLEDGE, CalledInVain, Observer, Outcome, Throttled
+from conveyor.records.job_templates import Template, Templates
 
 SUSPECT_PAUSE = 0.2
 """Seconds until a task that may kill its worker asks again whether another such task is done."""

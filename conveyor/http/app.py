@@ -12,30 +12,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from conveyor.http import routes_exports, routes_inputs, routes_jobs, routes_runs, unbuilt
-from conveyor.http.access_log import AccessLog
-from conveyor.http.api_keys import AnyKey, ApiKeys
-from conveyor.http.auth import authenticate
-from conveyor.http.blobs import read_link
-from conveyor.http.call import Call, Handler
-from conveyor.http.failures import Failures, routing_problem
-from conveyor.http.head import HeadOnly
-from conveyor.http.origins import Origins
-from conveyor.http.rate_limit import admit
-from conveyor.http.request_id import RequestId
-from conveyor.http.routes_server import server_routes
-from conveyor.http.uploads import BodyLimits, receive_upload
+from conveyor.http import routes_jobs, routes_runs
+from conveyor.http.auth import AnyKey, ApiKeys, admit, authenticate
+from conveyor.http.middleware import (
+    AccessLog,
+    Failures,
+    HeadOnly,
+    Origins,
+    RequestId,
+    routing_problem,
+)
+from conveyor.http.request import BodyLimits, Call, Handler, receive_upload
+from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
+from conveyor.http.routes_server import UNBUILT_ROUTES, server_routes
 from conveyor.ports.clock import Clock
 from conveyor.ports.rate_limit import RateLimit
-from conveyor.service import export_links, links, upload_links
+from conveyor.service import links
+from conveyor.service.links import EXPORT_PATH, UPLOAD_PATH
 from conveyor.service.service import Service
 
 V1_ROUTES: dict[str, dict[str, Handler]] = {
     **routes_jobs.ROUTES,
     **routes_runs.ROUTES,
-    **routes_inputs.ROUTES,
-    **routes_exports.ROUTES,
-    **unbuilt.ROUTES,
+    **INPUT_ROUTES,
+    **EXPORT_ROUTES,
+    **UNBUILT_ROUTES,
 }
 """Every path that needs a key, and what serves each of its methods."""
 
@@ -89,7 +90,7 @@ def _routes(
         return await read_link(request, service)
 
     async def exported(request: Request) -> Response:
-        return await routes_exports.read_download(request, service)
+        return await read_download(request, service)
 
     async def uploaded(request: Request) -> Response:
         return await receive_upload(request, service)
@@ -98,9 +99,9 @@ def _routes(
         Route(path, _endpoint(service, handlers, api_keys, rate_limit), methods=list(handlers))
         for path, handlers in V1_ROUTES.items()
     ]
-    routes.append(Route(links.PATH, signed, methods=["GET"]))
-    routes.append(Route(export_links.PATH, exported, methods=["GET"]))
-    routes.append(Route(upload_links.PATH, uploaded, methods=["PUT"]))
+    routes.append(Route(links.CONTENT_PATH, signed, methods=["GET"]))
+    routes.append(Route(EXPORT_PATH, exported, methods=["GET"]))
+    routes.append(Route(UPLOAD_PATH, uploaded, methods=["PUT"]))
     for path, answer in server_routes(registry, ready).items():
         routes.append(Route(path, answer, methods=["GET"]))
     return routes

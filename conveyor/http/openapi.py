@@ -6,10 +6,19 @@ import re
 from typing import Any
 
 from conveyor import __version__
-from conveyor.http import openapi_callback, openapi_exports, openapi_inputs, problems
-from conveyor.http.openapi_operations import OPERATIONS, Operation
-from conveyor.http.openapi_parameters import PARAMETERS
-from conveyor.http.openapi_schemas import SCHEMAS, ref
+from conveyor.http import problems
+from conveyor.http.openapi_operations import (
+    EXPORT_OPERATIONS,
+    EXPORT_PARAMETERS,
+    EXPORT_SCHEMAS,
+    INPUT_OPERATIONS,
+    INPUT_PARAMETERS,
+    INPUT_SCHEMAS,
+    OPERATIONS,
+    PARAMETERS,
+    Operation,
+)
+from conveyor.http.openapi_schemas import CALLBACK_SCHEMAS, SCHEMAS, ref
 
 _COMMON_ERRORS = (403, 500, 503)
 
@@ -17,7 +26,7 @@ _COMMON_ERRORS = (403, 500, 503)
 def document() -> dict[str, Any]:
     """The whole document."""
     paths: dict[str, Any] = {}
-    for operation in OPERATIONS + openapi_inputs.OPERATIONS + openapi_exports.OPERATIONS:
+    for operation in OPERATIONS + INPUT_OPERATIONS + EXPORT_OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return {
         "openapi": "3.1.0",
@@ -38,11 +47,8 @@ def document() -> dict[str, Any]:
                     "description": "The only place a key is taken from.",
                 }
             },
-            "schemas": SCHEMAS
-            | openapi_callback.SCHEMAS
-            | openapi_inputs.SCHEMAS
-            | openapi_exports.SCHEMAS,
-            "parameters": PARAMETERS | openapi_inputs.PARAMETERS | openapi_exports.PARAMETERS,
+            "schemas": SCHEMAS | CALLBACK_SCHEMAS | INPUT_SCHEMAS | EXPORT_SCHEMAS,
+            "parameters": PARAMETERS | INPUT_PARAMETERS | EXPORT_PARAMETERS,
             "responses": {f"Problem{status}": _problem(status) for status in _statuses()},
         },
     }

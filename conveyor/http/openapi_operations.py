@@ -1,9 +1,103 @@
-"""What our OpenAPI document says of each route."""
+"""What our OpenAPI document says of each route.
+
+The parameters of our OpenAPI document: ids, filters, cursors, the idempotency key.
+
+What our OpenAPI document says of files of tasks: their slots, and how they are uploaded.
+
+What our OpenAPI document says of exports.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+from conveyor.domain import input_spec
+from conveyor.domain.input_spec import InputType
+from conveyor.domain.model import JobStatus
+from conveyor.http.openapi_schemas import TASK_ID_PATTERN, ULID_PATTERN, Schema, ref
+from conveyor.ports.exports import ExportFormat, ExportStatus
+from conveyor.service import results
+from conveyor.service.file_inputs import CONTENT_TYPES
+from conveyor.service.jobs import DEFAULT_PAGE, JOB_TYPES, MAX_PAGE
+from conveyor.service.links import EXPORT_PATH, UPLOAD_PATH
+
+
+def _query(name: str, description: str, schema: Schema, *, required: bool = False) -> Schema:
+    return {
+        "name": name,
+        "in": "query",
+        "required": required,
+        "description": description,
+        "schema": schema,
+    }
+
+
+def _in_path(name: str, description: str, pattern: str) -> Schema:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": {"type": "string", "pattern": pattern},
+    }
+
+
+def _page_size(default: int, most: int) -> Schema:
+    schema = {"type": "integer", "minimum": 1, "maximum": most, "default": default}
+    return _query("limit", "Most entries on a page.", schema)
+
+
+_STATES = "(pending|processing|failed|successful)"
+
+PARAMETERS: dict[str, Schema] = {
+    "job_id": _in_path("job_id", "A job.", ULID_PATTERN),
+    "run_id": _in_path("run_id", "A run.", ULID_PATTERN),
+    "export_id": _in_path("export_id", "An export.", ULID_PATTERN),
+    "task_id": _in_path("task_id", "A task.", TASK_ID_PATTERN),
+    "Cursor": _query(
+        "cursor", "Where to go on: the `next_cursor` of the page before.", {"type": "string"}
+    ),
+    "Limit": _page_size(DEFAULT_PAGE, MAX_PAGE),
+    "ResultLimit": _page_size(results.DEFAULT_PAGE, results.MAX_PAGE),
+    "JobStatus": _query(
+        "status",
+        "Only jobs in this state. Without it, all that are not deleted.",
+        {"type": "string", "enum": [status.value for status in JobStatus]},
+    ),
+    "JobType": _query(
+        "type", "Only jobs of this type.", {"type": "string", "enum": list(JOB_TYPES)}
+    ),
+    "ResultStatus": _query(
+        "status",
+        "Only these tasks. `processing` means all that have not ended.",
+        {"type": "string", "enum": list(results.FILTERS), "default": "all"},
+    ),
+    "RerunStatus": _query(
+        "status",
+        "The states of the tasks to redo, as a comma list; the others are inherited. "
+        "Without it everything is redone.",
+        {"type": "string", "pattern": f"^{_STATES}(,{_STATES})*$"},
+    ),
+    "Expires": _query(
+        "expires",
+        "The end of the link, in seconds since the epoch.",
+        {"type": "string"},
+        required=True,
+    ),
+    "Signature": _query("signature", "What makes it valid.", {"type": "string"}, required=True),
+    "IdempotencyKey": {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "required": False,
+        "description": (
+            "Makes the request safe to repeat for a day: the same key with the same body gets "
+            "the same answer, byte for byte, with `Idempotency-Replayed: true`. While the first "
+            "request runs, or with another body, the answer is 409."
+        ),
+        "schema": {"type": "string", "pattern": "^[\\x21-\\x7e]{1,128}$"},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,3 +363,211 @@ _ON_SERVER = (
 
 OPERATIONS = _ON_JOBS + _ON_RUNS + _ON_RESULTS + _RESERVED + _ON_SERVER
 """Every operation that the server has, HEAD apart, which goes wherever GET goes."""
+
+
+def _text(description: str, **more: Any) -> Schema:
+    return {"type": "string", "description": description, **more}
+
+
+def _character(refused: str, default: str, description: str) -> Schema:
+    return _text(description, pattern=f"^[^{refused}]$", default=default)
+
+
+_COLUMN: Schema = {
+    "description": "A column: its index from 0, or its name, where the file has a header.",
+    "oneOf": [
+        {"type": "integer", "minimum": 0, "maximum": input_spec.MAX_COLUMN},
+        {"type": "string", "minLength": 1, "maxLength": input_spec.MAX_COLUMN_NAME},
+    ],
+}
+_CSV: Schema = {
+    "type": "object",
+    "description": "How a CSV file is read.",
+    "required": ["fields"],
+    "properties": {
+        "delimiter": _character(r"\r\n\x00", ",", "What stands between the fields of a line."),
+        "quote": _character(
+            r"\r\n\x00 ", '"', "What stands around a field. Must differ from the delimiter."
+        ),
+        "header": {
+            "type": "boolean",
+            "default": False,
+            "description": "Whether the first record names the columns rather than being a task.",
+        },
+        "fields": {
+            "type": "object",
+            "description": "Which columns are read; all others are passed over.",
+            "required": ["url"],
+            "properties": {"url": ref("Column"), "external_id": ref("Column")},
+            "additionalProperties": False,
+        },
+    },
+}
+
+INPUT_SCHEMAS: dict[str, Schema] = {
+    "Column": _COLUMN,
+    "CsvSpec": _CSV,
+    "CreateJobInput": {
+        "type": "object",
+        "description": "A slot to make, for one file of tasks. The file may be compressed (gzip).",
+        "required": ["type"],
+        "properties": {
+            "type": _text(
+                "csv: one task a record, read as `csv` says. jsonl: one task a line, as JSON. "
+                "urls: one URL a line.",
+                enum=[kind.value for kind in InputType],
+            ),
+            "csv": ref("CsvSpec"),
+        },
+        "oneOf": [
+            {"properties": {"type": {"const": InputType.CSV.value}}, "required": ["csv"]},
+            {
+                "properties": {"type": {"enum": [InputType.JSONL.value, InputType.URLS.value]}},
+                "not": {"required": ["csv"]},
+            },
+        ],
+    },
+    "Upload": {
+        "type": "object",
+        "description": "How the file is sent. Until the link ends it may be sent again.",
+        "required": ["method", "url", "headers", "expires_at"],
+        "properties": {
+            "method": _text("How the file is sent.", enum=["PUT"]),
+            "url": _text("A signed link: no key is needed.", format="uri"),
+            "headers": {
+                "type": "object",
+                "description": "Headers to send with these very values: the link is bound to them.",
+                "additionalProperties": {"type": "string"},
+            },
+            "expires_at": _text("When the link ends.", format="date-time"),
+        },
+    },
+    "JobInput": {
+        "type": "object",
+        "description": "A slot for one file.",
+        "required": ["file_input_id", "upload", "expires_at"],
+        "properties": {
+            "file_input_id": _text("What a submit names the file by.", pattern=ULID_PATTERN),
+            "upload": ref("Upload"),
+            "expires_at": _text("When the slot and its file are removed.", format="date-time"),
+        },
+    },
+}
+"""Schemas beside those of `openapi_schemas`."""
+
+INPUT_PARAMETERS: dict[str, Schema] = {
+    "input_id": {
+        "name": "input_id",
+        "in": "path",
+        "required": True,
+        "description": "A slot for a file.",
+        "schema": {"type": "string", "pattern": ULID_PATTERN},
+    }
+}
+"""Parameters beside those of `openapi_parameters`."""
+
+INPUT_OPERATIONS = (
+    Operation(
+        method="post",
+        path="/v1/job_inputs",
+        id="createJobInput",
+        summary="Make a slot for a file of tasks, and a link that takes the file",
+        success=201,
+        answer="JobInput",
+        body="CreateJobInput",
+        errors=(400, 413, 415),
+    ),
+    Operation(
+        method="put",
+        path=UPLOAD_PATH,
+        id="uploadJobInput",
+        summary="Put a file into a slot by its signed link, in place of an earlier file",
+        media_type=None,
+        uploads=tuple(CONTENT_TYPES.values()),
+        parameters=("Expires", "Signature"),
+        errors=(400, 404, 413),
+        open=True,
+    ),
+)
+"""Operations beside those of `openapi_operations`."""
+
+
+_EXPORTS = "/v1/jobs/{job_id}/runs/{run_id}/exports"
+
+
+_FORMATS = [one.value for one in ExportFormat]
+_STARTED: Schema = {
+    "export_id": _text("What the export is polled by.", pattern=ULID_PATTERN),
+    "status": _text("How far it is.", enum=[one.value for one in ExportStatus]),
+    "created_at": _text("When it was asked for.", format="date-time"),
+    "expires_at": _text("When it is removed; from then on it is not found.", format="date-time"),
+}
+
+EXPORT_SCHEMAS: dict[str, Schema] = {
+    "ExportStarted": {
+        "type": "object",
+        "description": "An export that was just asked for.",
+        "required": list(_STARTED),
+        "properties": _STARTED,
+    },
+    "Export": {
+        "type": "object",
+        "description": "An export of a run's results.",
+        "required": [*_STARTED, "format"],
+        "properties": {
+            **_STARTED,
+            "format": _text("Its form.", enum=_FORMATS),
+            "error": _text("Why it failed; stable."),
+            "download_url": _text(
+                "Where a completed export is fetched, with no key. Fresh on each poll.",
+                format="uri",
+            ),
+        },
+    },
+}
+"""Schemas beside those of `openapi_schemas`."""
+
+EXPORT_PARAMETERS: dict[str, Schema] = {
+    "ExportFormat": {
+        "name": "format",
+        "in": "query",
+        "required": False,
+        "description": (
+            "zip: a file a body, and `manifest.jsonl` with every row. jsonl, csv: a row a line, "
+            "its body inside. parquet: bodies as bytes; needs an extra on the server."
+        ),
+        "schema": {"type": "string", "enum": _FORMATS, "default": ExportFormat.ZIP.value},
+    }
+}
+"""Parameters beside those of `openapi_parameters`."""
+
+EXPORT_OPERATIONS = (
+    Operation(
+        method="post",
+        path=_EXPORTS,
+        id="startExport",
+        summary="Ask for an archive of what a run has brought back by the time it is made",
+        success=202,
+        answer="ExportStarted",
+        parameters=("ExportFormat",),
+        errors=(400, 404, 413),
+    ),
+    Operation(
+        method="get",
+        path=f"{_EXPORTS}/{{export_id}}",
+        id="getExport",
+        summary="See how far an export is, and where it is fetched",
+        answer="Export",
+        errors=(404,),
+    ),
+    Operation(
+        method="get",
+        path=EXPORT_PATH,
+        id="downloadExport",
+        summary="Fetch an export by a signed link, as found in download_url",
+        media_type="*/*",
+        parameters=("Expires", "Signature"),
+        errors=(400, 404),
+        open=True,
+    ),
+)

@@ -1,10 +1,13 @@
-"""The schemas of our OpenAPI document: what requests hold and what answers look like."""
+"""The schemas of our OpenAPI document: what requests hold and what answers look like.
+
+What our OpenAPI document says of callbacks.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from conveyor.domain import params, submission, task_input, text_rules
+from conveyor.domain import params, submission, text_rules
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.domain.model import (
     EventKind,
@@ -16,6 +19,7 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskStatus,
 )
+from conveyor.domain.submission import MAX_BODY_BYTES, MAX_TASK_TOKEN
 
 Schema = dict[str, Any]
 
@@ -119,7 +123,7 @@ _TASK: Schema = _object(
         "body": {
             "description": (
                 "What a POST sends, up to "
-                f"{task_input.MAX_BODY_BYTES} bytes: text goes out verbatim as a form, any other "
+                f"{MAX_BODY_BYTES} bytes: text goes out verbatim as a form, any other "
                 "value as JSON. Never listed again."
             )
         },
@@ -395,3 +399,21 @@ _RESULTS: dict[str, Schema] = {
 
 SCHEMAS: dict[str, Schema] = {**_REQUESTS, **_JOBS, **_RUNS, **_RESULTS}
 """Every schema, by the name that references use."""
+
+
+CALLBACK_SCHEMAS: dict[str, Schema] = {
+    "Callback": {
+        "type": "object",
+        "description": "A state machine of Step Functions that waits for the end of the first run.",
+        "required": ["task_token"],
+        "properties": {
+            "task_token": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": MAX_TASK_TOKEN,
+                "pattern": "^[!-~]+$",
+                "description": "What it waits with. Whoever holds it can end that step.",
+            },
+        },
+    },
+}

@@ -6,7 +6,7 @@ import msgspec
 from starlette.responses import Response
 
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask
-from conveyor.service.wire import PROBLEM_TYPE
+from conveyor.service.responses import PROBLEM_TYPE
 
 MEDIA_TYPE = "application/problem+json"
 INSTANCE_PREFIX = "urn:conveyor:request:"

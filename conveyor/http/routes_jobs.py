@@ -6,12 +6,20 @@ from starlette.responses import Response
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import JobStatus
-from conveyor.http import query
-from conveyor.http.body import read_body, read_json_body
-from conveyor.http.call import Call, Handler, json_response
-from conveyor.http.connected import WhileConnected
-from conveyor.http.idempotency import given_response, keyed_request
-from conveyor.service.listing import DEFAULT_PAGE, JOB_TYPES, MAX_PAGE
+from conveyor.http.request import (
+    Call,
+    Handler,
+    WhileConnected,
+    given_response,
+    json_response,
+    keyed_request,
+    page_size,
+    read_body,
+    read_json_body,
+    text,
+    word,
+)
+from conveyor.service.jobs import DEFAULT_PAGE, JOB_TYPES, MAX_PAGE
 from conveyor.service.reruns import parse_statuses
 
 
@@ -29,13 +37,13 @@ async def submit(call: Call) -> Response:
 async def list_jobs(call: Call) -> Response:
     """A page of the caller's jobs."""
     params = call.request.query_params
-    status = query.word(params, "status", [status.value for status in JobStatus])
+    status = word(params, "status", [status.value for status in JobStatus])
     page = await call.service.listing.list_jobs(
         call.caller_id,
         status=JobStatus(status) if status is not None else None,
-        job_type=query.word(params, "type", JOB_TYPES),
-        cursor=query.text(params, "cursor"),
-        limit=query.page_size(params, default=DEFAULT_PAGE, most=MAX_PAGE),
+        job_type=word(params, "type", JOB_TYPES),
+        cursor=text(params, "cursor"),
+        limit=page_size(params, default=DEFAULT_PAGE, most=MAX_PAGE),
     )
     return json_response(page)
 
@@ -88,7 +96,7 @@ async def resume(call: Call) -> Response:
 async def rerun(call: Call) -> Response:
     """Make a new run of the latest one."""
     job_id = call.job_id
-    statuses = parse_statuses(query.text(call.request.query_params, "status"))
+    statuses = parse_statuses(text(call.request.query_params, "status"))
     body = await read_body(call.request)
     if body.joined().strip() not in (b"", b"{}"):
         raise ConveyorError(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from conveyor.http import query
-from conveyor.http.blobs import content_response
-from conveyor.http.call import Call, Handler, json_response
-from conveyor.service import listing, results
+from conveyor.http.request import Call, Handler, json_response, page_size, text, word
+from conveyor.http.routes_files import content_response
+from conveyor.service import results
+from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 
 
 async def list_runs(call: Call) -> Response:
@@ -16,8 +16,8 @@ async def list_runs(call: Call) -> Response:
     page = await call.service.listing.list_runs(
         call.caller_id,
         call.job_id,
-        cursor=query.text(params, "cursor"),
-        limit=query.page_size(params, default=listing.DEFAULT_PAGE, most=listing.MAX_PAGE),
+        cursor=text(params, "cursor"),
+        limit=page_size(params, default=DEFAULT_PAGE, most=MAX_PAGE),
     )
     return json_response(page)
 
@@ -41,9 +41,9 @@ async def list_results(call: Call) -> Response:
         call.caller_id,
         call.job_id,
         call.run_id,
-        status=query.word(params, "status", results.FILTERS) or "all",
-        cursor=query.text(params, "cursor"),
-        limit=query.page_size(params, default=results.DEFAULT_PAGE, most=results.MAX_PAGE),
+        status=word(params, "status", results.FILTERS) or "all",
+        cursor=text(params, "cursor"),
+        limit=page_size(params, default=results.DEFAULT_PAGE, most=results.MAX_PAGE),
     )
     return json_response(page)
 

@@ -1,4 +1,14 @@
-"""Routes about the server itself. None needs a key, none tells of jobs."""
+"""Routes about the server itself. None needs a key, none tells of jobs.
+
+Routes that the contract reserves and this version does not serve yet.
+
+They look like the rest from outside: no answer without a key, none about somebody else's job.
+
+A small application beside a role: whether it is ready, and its metrics, on a port of their own.
+
+It is meant for load balancers and collectors inside a network, so any Host is answered and nothing
+is asked for; it tells of no job.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +16,44 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.http.middleware import Failures, HeadOnly, RequestId, routing_problem
 from conveyor.http.openapi import document
+from conveyor.http.request import Call, Handler
+from conveyor.ports.clock import Clock
+from conveyor.service.task_lists import not_implemented
+
+
+def _reserved(what: str) -> Handler:
+    async def refuse(call: Call) -> Response:
+        if "job_id" in call.request.path_params:
+            await call.service.listing.require_job(call.caller_id, call.job_id)
+        raise not_implemented(what)
+
+    return refuse
+
+
+_keys = _reserved("signing keys")
+_schedules = _reserved("schedules")
+_webhooks = _reserved("webhooks")
+
+UNBUILT_ROUTES: dict[str, dict[str, Handler]] = {
+    "/v1/jobs/{job_id}/schedule": {"PUT": _schedules},
+    "/v1/jobs/{job_id}/schedule/state": {"POST": _schedules},
+    "/v1/jobs/{job_id}/webhook": {"GET": _webhooks, "PUT": _webhooks, "DELETE": _webhooks},
+    "/v1/hmac/keys": {"GET": _keys},
+    "/v1/hmac/keys/rotate": {"POST": _keys, "DELETE": _keys},
+    "/v1/hmac/keys/rotate/finalize": {"POST": _keys},
+    "/v1/webhook/test": {"POST": _webhooks},
+}
+
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -54,3 +97,25 @@ def _metrics(registry: CollectorRegistry) -> Endpoint:
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
+
+
+PATHS = ("/healthz", "/readyz", "/metrics")
+
+
+def create_probes(
+    registry: CollectorRegistry,
+    *,
+    ready: Callable[[], bool],
+    clock: Clock,
+    away: Callable[[], Sequence[str]] = tuple,
+) -> Starlette:
+    """The application: /healthz, /readyz and /metrics as the API of a development server has
+    them. /readyz also names the services that are `away`."""
+    served = server_routes(registry, ready, away)
+    app = Starlette(
+        routes=[Route(path, served[path], methods=["GET"]) for path in PATHS],
+        middleware=[Middleware(RequestId, clock=clock), Middleware(HeadOnly), Middleware(Failures)],
+        exception_handlers={HTTPException: routing_problem},
+    )
+    app.router.redirect_slashes = False
+    return app

@@ -2,6 +2,10 @@
 
 It may refuse a list before having read it to its end, and then ends: whoever still writes to it
 meets a broken pipe. It ends silently, too, when nobody reads what it says any more.
+
+An uploaded file: unpacked, decoded, and read as what it is said to be.
+
+The JSON document of a submit: checked as a whole, then brought into rows.
 """
 
 from __future__ import annotations
@@ -16,9 +20,54 @@ from typing import BinaryIO
 import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.intake.document import read_document
-from conveyor.intake.files import read_file
-from conveyor.intake.frames import Done, Frame, Refusal, Source, Work, encode_frame
+from conveyor.domain.strict_json import decode
+from conveyor.domain.submission import JobRequest, parse_job
+from conveyor.intake.csv_file import read_csv
+from conveyor.intake.frames import Done, Frame, Head, Refusal, Source, Work, encode_frame
+from conveyor.intake.lines import read_jsonl, read_urls, text_pieces, unpacked
+from conveyor.intake.rows import FileTasks, RowWriter
+
+
+def read_file(blocks: Iterator[bytes], work: Work, emit: Callable[[Frame], None]) -> Done:
+    """Emit the Chunks of the file whose bytes `blocks` are; memory does not grow with its size.
+
+    Raises ConveyorError: invalid_argument, with the first 100 bad tasks listed where tasks are bad;
+    payload_too_large. What was emitted before is void then.
+    """
+    pieces = text_pieces(unpacked(blocks, max_bytes=work.max_bytes))
+    tasks = FileTasks(RowWriter(work.run_id, emit), max_rows=work.max_rows)
+    if work.source is Source.JSONL:
+        read_jsonl(pieces, work.job_params, tasks)
+    elif work.source is Source.URLS:
+        read_urls(pieces, tasks)
+    elif work.csv is not None:
+        read_csv(pieces, work.csv, tasks)
+    else:
+        raise ValueError("no word on how the CSV file is read")
+    return tasks.finish()
+
+
+_STEP = 500
+
+
+def read_document(read: Callable[[], bytes], work: Work, emit: Callable[[Frame], None]) -> Done:
+    """Emit the Head and the Chunks of the document that `read` gives.
+
+    Raises ConveyorError as parse_job does, before anything is emitted.
+    """
+    request = _checked(read, work)
+    specs = request.specs
+    emit(Head(msgspec.structs.replace(request, specs=[]), len(specs)))
+    writer = RowWriter(work.run_id, emit)
+    for start in range(0, len(specs), _STEP):
+        writer.add(specs[start : start + _STEP])
+    return writer.finish()
+
+
+def _checked(read: Callable[[], bytes], work: Work) -> JobRequest:
+    # No name here for the bytes and the raw document, or they would lie in memory for longer.
+    return parse_job(decode(read()), work.limits)
+
 
 BLOCK_BYTES = 65_536
 

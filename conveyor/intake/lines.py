@@ -1,12 +1,92 @@
-"""Text out of the bytes of a file: UTF-8, in pieces of whole lines."""
+"""Text out of the bytes of a file: UTF-8, in pieces of whole lines.
+
+The bytes of an uploaded file, unpacked where it is gzip, and never more than allowed.
+
+A file of URLs, one a line.
+
+A file of tasks, each a JSON object on a line of its own.
+"""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+import re
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
-from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain import strict_json, urls
+from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
+from conveyor.domain.model import TaskSpec
+from conveyor.domain.submission import parse_task
+from conveyor.domain.text_rules import shorten
+from conveyor.intake.rows import Checked, FileTasks
+
+BLOCK_BYTES = 65_536
+"""Most bytes of what is unpacked at a time."""
+
+_MAGIC = b"\x1f\x8b"
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+def unpacked(blocks: Iterator[bytes], *, max_bytes: int) -> Iterator[bytes]:
+    """The file's content in blocks. gzip is known by its first two bytes; several members in a row
+    are one file, and zeros may follow the last.
+
+    Raises ConveyorError: payload_too_large beyond `max_bytes` of content, invalid_argument for
+    gzip that is cut off or damaged.
+    """
+    start = b""
+    for block in blocks:
+        start += block
+        if len(start) >= len(_MAGIC):
+            break
+    packed = start.startswith(_MAGIC)
+    whole = _rejoined(start, blocks)
+    size = 0
+    for block in _gunzip(whole) if packed else whole:
+        size += len(block)
+        if size > max_bytes:
+            _refuse_size(max_bytes, packed=packed)
+        yield block
+
+
+def _rejoined(start: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    if start:
+        yield start
+    yield from rest
+
+
+def _gunzip(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    member = zlib.decompressobj(_GZIP)
+    begun = False
+    try:
+        for block in blocks:
+            while block:
+                if not begun:
+                    block = block.lstrip(b"\x00")
+                    begun = bool(block)
+                content = member.decompress(block, BLOCK_BYTES)
+                if content:
+                    yield content
+                block = member.unconsumed_tail
+                if member.eof:
+                    block = member.unused_data
+                    member = zlib.decompressobj(_GZIP)
+                    begun = False
+    except zlib.error:
+        _refuse("the gzip file is damaged")
+    if begun:
+        _refuse("the gzip file is cut off: its end is missing")
+
+
+def _refuse_size(max_bytes: int, *, packed: bool) -> NoReturn:
+    verb = "unpacks to" if packed else "holds"
+    raise ConveyorError(
+        ErrorCode.PAYLOAD_TOO_LARGE,
+        f"the file {verb} more than {max_bytes:,} bytes (CONVEYOR_MAX_INPUT_BYTES)",
+    )
+
 
 MAX_LINE_BYTES = 262_144
 
@@ -99,3 +179,64 @@ def _refuse_encoding(encoding: str) -> NoReturn:
 
 def _refuse(problem: str) -> NoReturn:
     raise ConveyorError(ErrorCode.INVALID_ARGUMENT, problem) from None
+
+
+BLANK = " \t\r"
+"""What does not count at the start and end of a line."""
+
+
+def read_urls(pieces: Iterator[Piece], tasks: FileTasks) -> None:
+    """Blank lines and lines that start with # do not count. Raises ConveyorError as FileTasks
+    does."""
+    for piece in pieces:
+        lines = [line.strip(BLANK) for line in piece.text.split("\n")]
+        found = [line for line in lines if line and line[0] != "#"]
+        if urls.are_plain(found):
+            tasks.add(list(map(TaskSpec, found)))
+        else:
+            _add_one_by_one(lines, piece.first_line, tasks)
+
+
+def _add_one_by_one(lines: list[str], first_line: int, tasks: FileTasks) -> None:
+    checked: list[Checked] = []
+    numbers: list[int] = []
+    for number, line in enumerate(lines, start=first_line):
+        if line and line[0] != "#":
+            checked.append(parse_task({"url": line}, tasks.count + len(checked), {}))
+            numbers.append(number)
+    tasks.add_checked(checked, numbers)
+
+
+# Nothing here is escaped or named twice, so it is read as the strict reader would.
+_SIMPLE_TASK = re.compile(
+    r'\{ ?"url" ?: ?"([!#-\[\]-~]+)" ?(?:, ?"external_id" ?: ?"([A-Za-z0-9._-]{1,128})" ?)?\}'
+)
+
+
+def read_jsonl(pieces: Iterator[Piece], job_params: Mapping[str, str], tasks: FileTasks) -> None:
+    """Tasks as a submit takes them, under the job's params. Blank lines do not count; a line that
+    is no JSON is a bad task. Raises ConveyorError as FileTasks does."""
+    for piece in pieces:
+        checked: list[Checked] = []
+        numbers: list[int] = []
+        for number, raw in enumerate(piece.text.split("\n"), start=piece.first_line):
+            line = raw.strip(BLANK)
+            if line:
+                checked.append(read_task(line, tasks.count + len(checked), job_params))
+                numbers.append(number)
+        tasks.add_checked(checked, numbers)
+
+
+def read_task(line: str, index: int, job_params: Mapping[str, str]) -> Checked:
+    """The task at `index` of a file, from its line."""
+    simple = _SIMPLE_TASK.fullmatch(line)
+    if simple is not None and urls.check(simple[1]) is None:
+        return TaskSpec(simple[1], simple[2])
+    try:
+        document = strict_json.decode(line.encode())
+    except ConveyorError as error:
+        problem = error.detail.removeprefix("the request body ").replace(
+            " line 1 column", " column"
+        )
+        return InvalidTask(index, InvalidTaskReason.INVALID_ARGUMENT, shorten(problem))
+    return parse_task(document, index, job_params)

@@ -6,15 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from conveyor.ports.blobs import Blobs
-from conveyor.ports.callbacks import Callbacks
 from conveyor.ports.exports import Exports
 from conveyor.ports.ingestion import Ingestion
 from conveyor.ports.inputs import Inputs
-from conveyor.ports.outbox import Outbox
+from conveyor.ports.outbox import Callbacks, Outbox
 from conveyor.ports.permits import Permits
-from conveyor.ports.queues import Queues
+from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import Idempotency, Jobs, Runs
-from conveyor.ports.signals import Signals
 from conveyor.ports.sweeping import Sweeping
 from conveyor.ports.tasks import Tasks
 

@@ -2,6 +2,11 @@
 
 Messages may come twice, late and out of order; a receive may find nothing although something is
 there. Messages hold ids only, and a version, so that old and new processes can share a queue.
+
+The signals port: hints between rooms of one process that a run has changed.
+
+A hint may be lost or come from nowhere; discovery over the records is the truth. In production,
+where api and workers are apart, there are none and discovery alone does the work.
 """
 
 from __future__ import annotations
@@ -12,6 +17,19 @@ from typing import Protocol
 import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+
+
+class Signals(Protocol):
+    """Hints about runs."""
+
+    def run_changed(self, run_id: str) -> None:
+        """Say that a run has new work, or may no longer be worked."""
+        ...
+
+    async def wait(self) -> set[str]:
+        """The runs hinted at since the last call, once there is one. One waiter at a time."""
+        ...
+
 
 MESSAGE_VERSION = 1
 MAX_BATCH = 10

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.together import side_by_side
 from conveyor.ports.queues import CONTROL_QUEUE
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.aws.refusals import NotDeployed, told

@@ -22,7 +22,7 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
-from conveyor.ports.work import UNFORESEEN
+from conveyor.ports.handler import UNFORESEEN
 from conveyor.roles.logs import start_logs
 from conveyor.roles.production_rules import check_role, looseness
 from conveyor.roles.serving import (

@@ -1,6 +1,6 @@
 """What the API does, apart from HTTP. Knows the ports and the domain; `conveyor.http` calls it."""
 
-from conveyor.service.options import ServiceOptions
+from conveyor.service.context import ServiceOptions
 from conveyor.service.service import Service
 
 __all__ = ["Service", "ServiceOptions"]

@@ -10,10 +10,10 @@ import msgspec
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.ports.blobs import export_key
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
-from conveyor.service.announcing import Announcer
 from conveyor.service.context import Context
-from conveyor.service.export_links import ExportLinks, ExportTarget
-from conveyor.service.export_shapes import (
+from conveyor.service.links import ExportLinks, ExportTarget
+from conveyor.service.notifier import Announcer
+from conveyor.service.schemas import (
     ExportBody,
     StartExportBody,
     export_body,

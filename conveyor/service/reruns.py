@@ -5,10 +5,10 @@ from __future__ import annotations
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.ports.records import Answer, Rerun
-from conveyor.service.announcing import Announcer
 from conveyor.service.context import Context
-from conveyor.service.once import Given, KeyedRequest, OnceOnly, Ticket
-from conveyor.service.wire import encode, made_run, rerun_body
+from conveyor.service.idempotency import Given, KeyedRequest, OnceOnly, Ticket
+from conveyor.service.notifier import Announcer
+from conveyor.service.responses import encode, made_run, rerun_body
 
 CLAIM_WAIT = 5.0
 """Seconds that a small rerun waits for the calls in flight of the run it replays. Of a large one

@@ -5,24 +5,17 @@ from __future__ import annotations
 from conveyor.domain.submission import Limits
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
-from conveyor.service.adding import Additions
-from conveyor.service.announcing import Announcer
-from conveyor.service.callers import Caller, identify
-from conveyor.service.context import Context
-from conveyor.service.cursors import Cursors
-from conveyor.service.export_links import ExportLinks
+from conveyor.service.callers import Caller, derive_keyring, identify
+from conveyor.service.context import Context, ServiceOptions
 from conveyor.service.exports import RunExports
-from conveyor.service.inputs import FileInputs
-from conveyor.service.keys import derive_keyring
-from conveyor.service.lifecycle import Lifecycle
-from conveyor.service.links import LinkSigner
-from conveyor.service.listing import Listing
-from conveyor.service.once import OnceOnly
-from conveyor.service.options import ServiceOptions
+from conveyor.service.file_inputs import FileInputs
+from conveyor.service.idempotency import OnceOnly
+from conveyor.service.jobs import Lifecycle, Listing
+from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
+from conveyor.service.notifier import Announcer
 from conveyor.service.reruns import Reruns
-from conveyor.service.results import Results
-from conveyor.service.submit import Submissions
-from conveyor.service.upload_links import UploadSigner
+from conveyor.service.results import Cursors, Results
+from conveyor.service.submit import Additions, Submissions
 
 
 class Service:

@@ -1,25 +1,132 @@
-"""Creating jobs."""
+"""Creating jobs.
+
+Adding tasks to open jobs.
+
+The limit on unfinished jobs a caller, off unless set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
-from conveyor.domain import strict_json
+from conveyor.aio.keyed_locks import Turns
+from conveyor.domain import ids, strict_json
+from conveyor.domain.api_keys import NONCE_LENGTH
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats
-from conveyor.domain.sealing import NONCE_LENGTH
 from conveyor.domain.shards import Shards, ShardScheme, layout
-from conveyor.domain.states import live_run_status
-from conveyor.domain.submission import JobRequest, Limits, parse_job
-from conveyor.ports.records import Answer
-from conveyor.service.announcing import Announcer
-from conveyor.service.attended import Attended, unattended
+from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.submission import JobRequest, Limits, parse_add, parse_job
+from conveyor.ports.records import Answer, Appended, Jobs
 from conveyor.service.callers import Caller
 from conveyor.service.context import Context
-from conveyor.service.once import Given, KeyedRequest, OnceOnly, Ticket
-from conveyor.service.quota import ActiveJobQuota
-from conveyor.service.task_lists import Destination, TaskList, TaskLists
-from conveyor.service.unbuilt import refuse_unbuilt
-from conveyor.service.wire import encode, submit_body
+from conveyor.service.idempotency import Given, KeyedRequest, OnceOnly, Ticket
+from conveyor.service.list_validation import Attended, unattended
+from conveyor.service.notifier import Announcer
+from conveyor.service.responses import add_tasks_body, encode, submit_body
+from conveyor.service.task_lists import Destination, TaskList, TaskLists, refuse_unbuilt
+
+
+class Additions:
+    """Takes the documents that bring further tasks."""
+
+    def __init__(
+        self, context: Context, *, announcer: Announcer, once: OnceOnly, limits: Limits
+    ) -> None:
+        self._context = context
+        self._announcer = announcer
+        self._once = once
+        self._limits = limits
+
+    async def add_tasks(
+        self, caller_id: str, job_id: str, body: bytes, *, keyed: KeyedRequest | None
+    ) -> Given:
+        """Add tasks to an open job, all of them or none.
+
+        Raises ConveyorError: invalid_argument; not_found; job_not_open; last_batch_received;
+        run_not_terminal; quota_exceeded; idempotency_key_conflict.
+        """
+
+        async def work(ticket: Ticket) -> Answer:
+            return await self._append(caller_id, job_id, body, ticket)
+
+        return await self._once.answer(keyed, work)
+
+    async def _append(self, caller_id: str, job_id: str, body: bytes, ticket: Ticket) -> Answer:
+        view = await self._context.live_job(caller_id, job_id)
+        request = parse_add(strict_json.decode(body), self._limits, view.job.params)
+        added: list[tuple[str, int]] = []
+
+        def render(appended: Appended) -> Answer:
+            made = add_tasks_body(appended)
+            added[:] = [(made.latest_run.run_id, appended.first_index)]
+            return Answer(200, encode(made))
+
+        answer = await self._context.binding.jobs.append_tasks(
+            caller_id,
+            job_id,
+            request.specs,
+            last_batch=request.last_batch,
+            max_tasks=self._limits.max_open_job_tasks,
+            now=self._context.clock.now(),
+            answer=render,
+            once=ticket.once,
+        )
+        for run_id, first in added:
+            indexes = range(first, first + len(request.specs))
+            references = [(index, ids.task_id(run_id, index)) for index in indexes]
+            await self._announcer.tasks_added(job_id, run_id, references)
+        return answer
+
+
+PAGE = 100
+"""Jobs that one look takes."""
+LEAST_COUNTED = 1_000
+COUNTED_PER_JOB = 10
+"""Of a caller the newest 1,000 jobs are looked at, or ten for each one allowed where that is more:
+what a submit costs does not grow with all that its caller has ever run."""
+
+
+class ActiveJobQuota:
+    """Holds a process to at most `limit` jobs under way a caller; 0 means no limit."""
+
+    def __init__(self, jobs: Jobs, *, limit: int) -> None:
+        self._jobs = jobs
+        self._limit = limit
+        self._turns = Turns()
+
+    @asynccontextmanager
+    async def room_for_one(self, caller_id: str) -> AsyncIterator[None]:
+        """Create the job inside: no other submit of this caller is counted in this process
+        meanwhile. Raises ConveyorError(quota_exceeded) on entry.
+        """
+        if not self._limit:
+            yield
+            return
+        async with self._turns.of(caller_id):
+            if await self._is_full(caller_id):
+                raise ConveyorError(
+                    ErrorCode.QUOTA_EXCEEDED, f"at most {self._limit} jobs may be unfinished"
+                )
+            yield
+
+    async def _is_full(self, caller_id: str) -> bool:
+        """Whether the limit is met by the newest jobs of a caller; no page is read beyond that."""
+        active = 0
+        left = max(LEAST_COUNTED, COUNTED_PER_JOB * self._limit)
+        before: str | None = None
+        while active < self._limit and left > 0:
+            limit = min(PAGE, left)
+            views = await self._jobs.list_jobs(caller_id, status=None, before=before, limit=limit)
+            runs = [view.latest_run for view in views if view.latest_run is not None]
+            active += sum(run.status in LIVE_RUN_STATES for run in runs)
+            if len(views) < limit:
+                break
+            left -= limit
+            before = views[-1].job.job_id
+        return active >= self._limit
+
 
 READ_HERE = 262_144
 """Bytes of a document up to which it is checked by this process, on its event loop."""

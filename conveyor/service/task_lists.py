@@ -2,6 +2,8 @@
 
 A short list is held until the request that brought it writes its rows. A long one is put aside in
 chunks as it is checked, and never in memory as a whole.
+
+What a submit may ask for that this version does not do yet.
 """
 
 from __future__ import annotations
@@ -26,10 +28,23 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import Blobs, input_key, staged_key, staged_prefix
 from conveyor.ports.clock import Clock
 from conveyor.ports.inputs import JobInput
-from conveyor.service.inputs import file_too_large
-from conveyor.service.options import ServiceOptions
-from conveyor.service.staging import Pieces, Stager
-from conveyor.service.unbuilt import refuse_unbuilt
+from conveyor.service.context import ServiceOptions
+from conveyor.service.file_inputs import file_too_large
+from conveyor.service.list_validation import Pieces, Stager
+
+
+def not_implemented(what: str) -> ConveyorError:
+    """The refusal of a feature that is reserved in the contract."""
+    return ConveyorError(ErrorCode.NOT_IMPLEMENTED, f"{what} are not implemented yet")
+
+
+def refuse_unbuilt(request: JobRequest) -> None:
+    """Raises ConveyorError(not_implemented) for the first reserved feature that is asked for."""
+    if request.type != "regular" or request.has_schedule:
+        raise not_implemented("scheduled jobs")
+    if request.has_webhook:
+        raise not_implemented("webhooks")
+
 
 MOST_HELD = 67_108_864
 """Bytes of a list that are held in memory; a list of more is large, however few its tasks."""

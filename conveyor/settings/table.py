@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from conveyor.domain.address_checks import endpoint, gateway, origin, redis_url, region
-from conveyor.domain.checks import (
+from conveyor.settings.validators import (
     HOUR,
     MOST_DAYS,
     MOST_LINK,
@@ -17,10 +16,15 @@ from conveyor.domain.checks import (
     Check,
     at_least,
     between,
+    endpoint,
+    gateway,
     lasting,
     name,
     not_empty,
     one_of,
+    origin,
+    redis_url,
+    region,
 )
 
 PREFIX = "CONVEYOR_"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.callbacks import NobodyWaits
+from conveyor.ports.outbox import NobodyWaits
 
 
 class ScriptedCallbacks:

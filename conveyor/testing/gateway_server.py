@@ -1,6 +1,6 @@
 """The fake gateway as a small real HTTP server: a ZenRows-compatible endpoint, and under `/t/` a
 site to scrape. What it answers is scripted by the query of the target URL
-(`conveyor.gateway.script`).
+(`conveyor.gateway.fake`).
 
     async with GatewayServer() as server:
         HttpGateway(server.url, clock)   # GET <url>?url=http://any.test/?status=503&apikey=…
@@ -25,15 +25,15 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from conveyor.clock import SystemClock
-from conveyor.gateway.headers import is_allowed
-from conveyor.gateway.hits import Hits
-from conveyor.gateway.script import (
+from conveyor.gateway.fake import (
     Behaviour,
+    Hits,
     expected_body,
     problem_document,
     read_script,
     wire_body,
 )
+from conveyor.gateway.headers import is_allowed
 from conveyor.ports.clock import Clock
 
 _PIECE = 65_536

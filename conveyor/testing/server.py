@@ -16,9 +16,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from conveyor.client.api import Api, connect
 from conveyor.client.wire import RunReply
 from conveyor.clock import SystemClock
-from conveyor.gateway.fake import FakeGateway
-from conveyor.gateway.hits import Hits
-from conveyor.gateway.script import Behaviour
+from conveyor.gateway.fake import Behaviour, FakeGateway, Hits
 from conveyor.ports.gateway import Gateway
 from conveyor.roles.dev import ServerInfo, serve
 from conveyor.settings import Settings, load
@@ -69,7 +67,7 @@ class ConveyorServer:
         """A URL whose scrape the fake gateway answers as told.
 
         Such as `url("page", status=404)`, `url("slow", delay=0.5)`, `url("flaky", flaky=2)`,
-        `url("exact", body=b"bytes")`; `conveyor.gateway.script.Behaviour` lists all words.
+        `url("exact", body=b"bytes")`; `conveyor.gateway.fake.Behaviour` lists all words.
         Raises TypeError for a word that is none, or bytes for another than `body`.
         """
         query: dict[str, str] = {}

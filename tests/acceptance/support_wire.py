@@ -21,7 +21,7 @@ _POLL = 0.005
 
 
 def target(page: str, **behaviour: float | str) -> str:
-    """A URL that the fake gateway answers as told (see `conveyor.gateway.script.Behaviour`)."""
+    """A URL that the fake gateway answers as told (see `conveyor.gateway.fake.Behaviour`)."""
     query = f"?{urlencode(behaviour)}" if behaviour else ""
     return f"http://fake.test/{page}{query}"
 

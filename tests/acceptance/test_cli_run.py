@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.gateway.script import expected_body
+from conveyor.gateway.fake import expected_body
 from tests.acceptance.support_cli import CLIENT, Ran
 from tests.acceptance.support_site import Page, serving_site
 from tests.acceptance.support_wire import eventually

@@ -18,7 +18,7 @@ from zenrows.batch.models import (
     TaskStatus,
 )
 
-from conveyor.gateway.script import expected_body
+from conveyor.gateway.fake import expected_body
 from tests.acceptance import support_models
 from tests.acceptance.support_bindings import FLEET, Serving
 from tests.acceptance.support_calls import Caller

@@ -11,7 +11,7 @@ from zenrows.batch._waiters import RunPaused, WaiterTimeout
 from zenrows.batch.errors import BatchErrorCode as Code
 from zenrows.batch.models import FailureReason, JobStatus, PauseState, RunStatus, TaskStatus
 
-from conveyor.gateway.script import expected_body
+from conveyor.gateway.fake import expected_body
 from tests.acceptance.support_bindings import FLEET, Serving, bodies
 from tests.acceptance.support_calls import problem_of
 from tests.acceptance.support_client import (

@@ -15,7 +15,7 @@ from zenrows.batch import BatchAPIError, ZenRowsBatchClient
 from zenrows.batch.errors import BatchErrorCode as Code
 from zenrows.batch.models import ExportStatus
 
-from conveyor.gateway.script import expected_body
+from conveyor.gateway.fake import expected_body
 from tests.acceptance.support_bindings import FLEET, Serving, bodies
 from tests.acceptance.support_boot import Booted
 from tests.acceptance.support_client import (

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from conveyor.gateway.script import expected_body
+from conveyor.gateway.fake import expected_body
 from conveyor.testing.fleet import Fleet, RoleProcess
 from tests.acceptance.support_bindings import hits, metrics
 from tests.acceptance.support_wire import Wire, eventually, target

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from conveyor.gateway.script import expected_body
+from conveyor.gateway.fake import expected_body
 from conveyor.testing.fleet import Fleet, RoleProcess
 from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_fleet_runs import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from conveyor.gateway.script import expected_body
+from conveyor.gateway.fake import expected_body
 from conveyor.testing.gateway_server import GatewayServer
 from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_data import (

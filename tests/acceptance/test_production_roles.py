@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from conveyor.domain.key_hashes import key_hash
+from conveyor.domain.api_keys import key_hash
 from conveyor.testing.fleet import Fleet, RoleProcess
 from tests.acceptance.support_fleet import services
 from tests.acceptance.support_wire import eventually, target

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.gateway.hits import Hits
+from conveyor.gateway.fake import Hits
 from conveyor.testing.fleet import Fleet
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.acceptance.support_bindings import FLEET, hits, holds_no_permits

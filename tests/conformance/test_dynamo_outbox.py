@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from conveyor.domain.ending import Ending
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Callback, RunStatus
+from conveyor.domain.run_events import Ending
 from conveyor.ports.outbox import Notice
 from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb.items import Item

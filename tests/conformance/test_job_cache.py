@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from conveyor.clock import SystemClock
+from conveyor.domain.api_keys import KeySealer
 from conveyor.domain.model import Job, JobStatus
-from conveyor.domain.sealing import KeySealer
-from conveyor.handlers.templates import Templates
 from conveyor.prod.redis.job_cache import KEPT, SHAPE, CachedJobs
 from conveyor.prod.redis.rate_limit import RedisRateLimit
 from conveyor.prod.redis.server import RedisServer
+from conveyor.records.job_templates import Templates
 from conveyor.testing.clock import START, FakeClock
 from tests.conformance.redis_process import RedisProcess
 

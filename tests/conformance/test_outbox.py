@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from conveyor.domain import ids
-from conveyor.domain.ending import Ending
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Callback, Ingest, IngestStatus, RunFailure, RunStats, RunStatus
+from conveyor.domain.run_events import Ending
 from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Notice, Outbox
 from conveyor.ports.records import Answer
 from tests.conformance.world import CALLER, World

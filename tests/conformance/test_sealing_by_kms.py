@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.clock import SystemClock
+from conveyor.domain.api_keys import KEY_LENGTH
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.sealing import KEY_LENGTH
-from conveyor.domain.together import side_by_side
 from conveyor.prod.admin.table import TableResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.options import AwsOptions

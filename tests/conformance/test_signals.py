@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from conveyor.dev.signals import LocalSignals
-from conveyor.ports.signals import Signals
+from conveyor.ports.queues import Signals
 
 BINDINGS: dict[str, Callable[[], Signals]] = {"local": LocalSignals}
 

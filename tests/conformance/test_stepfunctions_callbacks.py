@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.callbacks import Callbacks, NobodyWaits
+from conveyor.ports.outbox import Callbacks, NobodyWaits
 from conveyor.prod.admin.finding import Finding, tried
 from conveyor.prod.admin.permissions import callbacks_problem
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from conveyor.handlers.keeping import FIRST_PAUSE, LONGEST_PAUSE
+from conveyor.aio.circuit_breaker import FIRST_PAUSE, LONGEST_PAUSE
 from conveyor.testing.simulation import REALISTIC, BodiesDown, JobPlan, Scenario, simulate
 
 HOUR = 3_600.0

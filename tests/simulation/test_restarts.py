@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.engine.share import REFUSAL_CAP, REFUSAL_CAP_PER_WORKER
+from conveyor.engine.reserve import REFUSAL_CAP, REFUSAL_CAP_PER_WORKER
 from conveyor.testing.simulation import (
     REALISTIC,
     JobPlan,

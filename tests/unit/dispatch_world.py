@@ -15,12 +15,11 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.dispatcher import Dispatcher
-from conveyor.engine.picking import LeastInFlight
-from conveyor.engine.polling import Polling
+from conveyor.engine.planner import LeastInFlight, Polling
 from conveyor.engine.telemetry import LOOK, Telemetry
+from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.ports.permits import Holding, Permits, Standing
 from conveyor.ports.queues import Delivery, TaskMessage
-from conveyor.ports.work import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.settings import Settings
 from conveyor.testing.clock import FakeClock
 

@@ -22,9 +22,9 @@ from conveyor.domain.model import (
 )
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.ports.blobs import staged_key, staged_prefix
+from conveyor.ports.handler import Outcome
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, IngestMessage
 from conveyor.ports.records import Answer
-from conveyor.ports.work import Outcome
 from conveyor.testing.clock import FakeClock
 
 CALLER = "caller"

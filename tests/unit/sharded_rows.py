@@ -10,9 +10,9 @@ from operator import attrgetter
 
 import anyio
 
-from conveyor.domain.gather import START, Gathered, Read, ShardRead, ShardRows, gather_page
 from conveyor.domain.ids import task_id
 from conveyor.domain.shards import Shards, ShardScheme, fnv32a
+from conveyor.records.sharded_reads import START, Gathered, Read, ShardRead, ShardRows, gather_page
 
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 COUNTS = (1, 2, 3, 8, 16, 64)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.bootstrap.parts import gateway_of
+from conveyor.bootstrap.loop import gateway_of
 from conveyor.domain.errors import ConveyorError
 from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.options import AwsOptions

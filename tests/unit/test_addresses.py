@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.gateway.addresses import is_public
+from conveyor.gateway.targets import is_public
 
 PRIVATE = [
     "0.0.0.0",

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from conveyor.dev.binding import open_binding
+from conveyor.domain.api_keys import is_key_hash, key_hash
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.key_hashes import is_key_hash, key_hash
-from conveyor.http.api_keys import ApiKeys, open_api_keys
 from conveyor.http.app import create_app
+from conveyor.http.auth import ApiKeys, open_api_keys
 from conveyor.service import Service, ServiceOptions
 from conveyor.testing.clock import FakeClock
 

@@ -10,9 +10,9 @@ import pytest
 from conveyor.bootstrap.loop import BACKLOG_INTERVAL
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import DispatchableRun
-from conveyor.engine.backlog import MOST, SIDE_BY_SIDE, Backlog
 from conveyor.engine.lanes import Lanes
-from conveyor.engine.ticker import JITTER
+from conveyor.engine.telemetry import MOST, SIDE_BY_SIDE, Backlog
+from conveyor.engine.worker import JITTER
 from conveyor.ports.queues import CONTROL_QUEUE, run_queue
 from tests.unit.backlog_world import ASKING, BacklogWorld
 

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from conveyor import cli
-from conveyor.domain.key_hashes import key_hash
+from conveyor.domain.api_keys import key_hash
 from conveyor.settings import PREFIX
 
 FLEET = {

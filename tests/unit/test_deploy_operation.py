@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from conveyor.engine.backlog import Backlog
 from conveyor.engine.lanes import Lanes
+from conveyor.engine.telemetry import Backlog
 from conveyor.roles.logs import JsonFormatter
 from conveyor.roles.production import KEEP_ALIVE
 from conveyor.settings import load

@@ -13,8 +13,8 @@ from conveyor.dev.signals import LocalSignals
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.discovery import CHANGES_MARGIN, YOUNG_QUEUE, Discovery
+from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.records import DispatchChange
-from conveyor.ports.work import ACKNOWLEDGE, Outcome
 from tests.unit.dispatch_world import World
 
 INTERVAL, RESYNC, EVICT_AFTER = 10.0, 600.0, 600.0

@@ -8,8 +8,8 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_id
+from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, TaskMessage
-from conveyor.ports.work import ACKNOWLEDGE, Outcome
 from tests.unit.dispatch_world import World
 
 

@@ -22,10 +22,11 @@ from conveyor.clock import SystemClock
 from conveyor.domain import params
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.engine.telemetry import COUNTERS, LABELLED_COUNTERS
-from conveyor.http import openapi_exports, openapi_inputs
-from conveyor.http.openapi_operations import OPERATIONS
+from conveyor.http.openapi_operations import EXPORT_OPERATIONS, INPUT_OPERATIONS, OPERATIONS
 from conveyor.http.problems import PROBLEMS
-from conveyor.service import export_shapes, input_shapes, shapes
+from conveyor.service import schemas as export_shapes
+from conveyor.service import schemas as input_shapes
+from conveyor.service import schemas as shapes
 from conveyor.settings import PREFIX, SETTINGS, Settings, load
 from tests.disk import files_below
 from tests.unit.spec_document import ROOT, SPEC, name, names, once, section, table
@@ -203,8 +204,8 @@ def test_every_route_stands_with_its_answers() -> None:
         }
         for operation in (
             *OPERATIONS,
-            *openapi_inputs.OPERATIONS,
-            *openapi_exports.OPERATIONS,
+            *INPUT_OPERATIONS,
+            *EXPORT_OPERATIONS,
         )
     }
 

@@ -14,14 +14,14 @@ from conveyor.dev.sqlite.schema import migrate
 from conveyor.domain.model import RunFailure, TaskFailure
 from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS, TASK_TRANSITIONS
 from conveyor.gateway import problems
-from conveyor.gateway.script import Behaviour
-from conveyor.gateway.transport import Trouble
+from conveyor.gateway.fake import Behaviour
+from conveyor.gateway.http_client import Trouble
 from conveyor.ports import (
     blobs,
-    callbacks,
     clock,
     exports,
     gateway,
+    handler,
     ingestion,
     inputs,
     outbox,
@@ -29,11 +29,11 @@ from conveyor.ports import (
     queues,
     rate_limit,
     records,
-    signals,
     sweeping,
     tasks,
-    work,
 )
+from conveyor.ports.outbox import Callbacks
+from conveyor.ports.queues import Signals
 from tests.unit.spec_document import name, names, once, section, table, tables
 
 STATUS = re.compile(r"\d{3}|any other")
@@ -136,16 +136,16 @@ PORTS: dict[str, type] = {
     "Exports": exports.Exports,
     "Sweeping": sweeping.Sweeping,
     "Outbox": outbox.Outbox,
-    "Callbacks": callbacks.Callbacks,
+    "Callbacks": Callbacks,
     "Queues": queues.Queues,
     "Blobs": blobs.Blobs,
     "Permits": permits.Permits,
     "RateLimit": rate_limit.RateLimit,
     "Gateway": gateway.Gateway,
-    "Signals": signals.Signals,
+    "Signals": Signals,
     "Clock": clock.Clock,
-    "Handler": work.Handler,
-    "Observer": work.Observer,
+    "Handler": handler.Handler,
+    "Observer": handler.Observer,
 }
 
 

@@ -7,21 +7,26 @@ import re
 from conveyor.domain import (
     cursor,
     input_spec,
-    key_hashes,
     params,
     shards,
     strict_json,
     submission,
-    task_input,
     text_rules,
     urls,
 )
-from conveyor.engine import plans
-from conveyor.gateway import decode, engine, headers, problems
+from conveyor.domain.api_keys import MAX_API_KEY_LENGTH
+from conveyor.domain.submission import MAX_BODY_BYTES, MAX_ROW_BYTES
+from conveyor.engine.planner import CONTROL_SLOTS
+from conveyor.gateway import decode, headers, problems
+from conveyor.gateway.http_client import MAX_HEADER_LINE, MAX_HEADERS
 from conveyor.handlers import delete
-from conveyor.http import api_keys, idempotency, malformed
-from conveyor.intake import csv_records, file_tasks, frames, lines
-from conveyor.ports import expiry, queues
+from conveyor.http import malformed
+from conveyor.http.auth import LONGEST
+from conveyor.http.request import MAX_LENGTH
+from conveyor.intake import frames, lines
+from conveyor.intake.csv_file import MAX_RECORD
+from conveyor.intake.rows import MAX_LISTED
+from conveyor.ports import queues
 from conveyor.prod.dynamodb import (
     deleting,
     fleet,
@@ -33,7 +38,11 @@ from conveyor.prod.redis import server
 from conveyor.prod.s3 import blobs, writing
 from conveyor.prod.sqs import messages, receipts
 from conveyor.prod.sqs import queues as sqs_queues
-from conveyor.service import listing, quota, reruns, results, staging, submit, task_lists
+from conveyor.records import expiry
+from conveyor.service import reruns, results, submit, task_lists
+from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
+from conveyor.service.list_validation import CHILDREN
+from conveyor.service.submit import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.settings import Settings
 from tests.unit.spec_document import table
 
@@ -54,12 +63,12 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "rows of such a submit, held in memory": (task_lists.MOST_HELD,),
     "document that the server checks without a child": (submit.READ_HERE,),
-    "lists checked at a time": (staging.CHILDREN,),
+    "lists checked at a time": (CHILDREN,),
     "estimated time of a check": (int(DEFAULTS.max_validation_seconds),),
-    "bad tasks of a file that are listed": (file_tasks.MAX_LISTED,),
+    "bad tasks of a file that are listed": (MAX_LISTED,),
     "uploaded file, also unpacked": (DEFAULTS.max_input_bytes,),
     "tasks in an uploaded file": (DEFAULTS.max_input_rows,),
-    "line of a file, record of CSV": (lines.MAX_LINE_BYTES, csv_records.MAX_RECORD),
+    "line of a file, record of CSV": (lines.MAX_LINE_BYTES, MAX_RECORD),
     "index of a CSV column, name of one": (input_spec.MAX_COLUMN, input_spec.MAX_COLUMN_NAME),
     "upload link": (int(DEFAULTS.input_upload_ttl) // 60,),
     "file input": (int(DEFAULTS.input_ttl) // 3_600,),
@@ -74,14 +83,14 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "tasks in an open job": (DEFAULTS.max_open_job_tasks,),
     "unfinished jobs of a caller": (),
     "newest jobs of a caller among which they are counted": (
-        quota.LEAST_COUNTED,
-        quota.COUNTED_PER_JOB,
+        LEAST_COUNTED,
+        COUNTED_PER_JOB,
     ),
     "requests of a caller a second": (),
     "requests of a caller at once, where they are limited": (DEFAULTS.rate_limit_burst,),
     "URL": (urls.MAX_LENGTH,),
-    "POST body of a task": (task_input.MAX_BODY_BYTES,),
-    "a task as stored": (task_input.MAX_ROW_BYTES,),
+    "POST body of a task": (MAX_BODY_BYTES,),
+    "a task as stored": (MAX_ROW_BYTES,),
     "scraper params": (params.MAX_BYTES,),
     "custom headers": (params.MAX_HEADERS, params.MAX_HEADERS_BYTES),
     "metadata": (
@@ -91,10 +100,10 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "external id": (128,),
     "job name": (submission.MAX_NAME,),
-    "API key": (key_hashes.MAX_API_KEY_LENGTH,),
-    "idempotency key": (idempotency.MAX_LENGTH,),
+    "API key": (MAX_API_KEY_LENGTH,),
+    "idempotency key": (MAX_LENGTH,),
     "cursor": (cursor.MAX_LENGTH,),
-    "page of jobs or runs": (1, listing.MAX_PAGE, listing.DEFAULT_PAGE),
+    "page of jobs or runs": (1, MAX_PAGE, DEFAULT_PAGE),
     "page of results": (1, results.MAX_PAGE, results.DEFAULT_PAGE),
     "rows of earlier runs read at a time, for the end of inherited results": (
         expiry.READS_AT_A_TIME,
@@ -104,7 +113,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "content codings of an answer": (problems.MAX_CODINGS,),
     "members of a gzip stream": (decode.MAX_MEMBERS,),
     "redirects of a direct fetch": (problems.MAX_REDIRECTS,),
-    "header line, headers of an answer": (engine.MAX_HEADER_LINE, engine.MAX_HEADERS),
+    "header line, headers of an answer": (MAX_HEADER_LINE, MAX_HEADERS),
     "kept Content-Type": (headers.MAX_CONTENT_TYPE,),
     "gateway call": (int(DEFAULTS.gateway_timeout),),
     "wait of a rerun for calls in flight": (int(reruns.CLAIM_WAIT),),
@@ -116,11 +125,11 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "stored idempotent answer": (int(DEFAULTS.idempotency_ttl) // 3_600,),
     "messages in a batch": (queues.MAX_BATCH,),
     "control messages in work, long deletions among them": (
-        plans.CONTROL_SLOTS,
+        CONTROL_SLOTS,
         delete.MOST_LONG,
     ),
     "references of a run in memory, in development": (DEFAULTS.queue_window,),
-    "file of key hashes": (api_keys.LONGEST,),
+    "file of key hashes": (LONGEST,),
     "tries of a call to AWS": (DEFAULTS.aws_attempts,),
     "calls at a time to a service of AWS": (DEFAULTS.aws_threads,),
     "receives at a time from SQS, those that wait": (

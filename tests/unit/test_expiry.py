@@ -9,8 +9,8 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Format, ResultBody, Task, TaskSpec, TaskStatus
-from conveyor.ports.expiry import READS_AT_A_TIME, Expiry
 from conveyor.ports.tasks import Tasks
+from conveyor.records.expiry import READS_AT_A_TIME, Expiry
 
 DAY = 86_400_000
 SOURCE = "01ARZ3NDEKTSV4RRFFQ69G5FAV"

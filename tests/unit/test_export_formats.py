@@ -25,9 +25,8 @@ from conveyor.domain import ids
 from conveyor.domain.export_rows import Exported, decoded, neutral
 from conveyor.domain.model import Format, Problem, ResultBody, Task, TaskSpec, TaskStatus
 from conveyor.handlers import export_parquet
-from conveyor.handlers.export_lines import CSV_COLUMNS, csv_pieces, jsonl_pieces
 from conveyor.handlers.export_parquet import parquet_pieces
-from conveyor.handlers.export_zip import zip_pieces
+from conveyor.handlers.export_writers import CSV_COLUMNS, csv_pieces, jsonl_pieces, zip_pieces
 from conveyor.testing.clock import START
 
 RUN_ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"

@@ -14,8 +14,8 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.handlers.export import BUSY_PAUSE, TRIES
+from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import DEAD_LETTER_QUEUE, ExportMessage
-from conveyor.ports.work import ACKNOWLEDGE
 from tests.unit.export_world import (
     DAY,
     GIB,
@@ -122,7 +122,7 @@ async def test_results_over_the_limit_fail_with_a_stable_error(api: Api, limit: 
 async def test_the_limit_is_told_in_whole_gibibytes(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conveyor.handlers.export_source._body_size", lambda task: 2 * GIB)
+    monkeypatch.setattr("conveyor.handlers.export._body_size", lambda task: 2 * GIB)
     job = await api.submit(2)
     await api.drain(job)
     export_id = await start(api, job)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.domain import ids
-from conveyor.domain.export_names import EXTENSIONS, MANIFEST, Names, UseCounts
+from conveyor.domain.export_rows import EXTENSIONS, MANIFEST, Names, UseCounts
 from conveyor.domain.model import Format
 
 RUN_ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from conveyor.domain.export_rows import Exported
-from conveyor.handlers.export_pump import BLOCK, archive
+from conveyor.handlers.export_writers import BLOCK, archive
 from tests.unit.test_export_formats import row
 
 PORTIONS = 6

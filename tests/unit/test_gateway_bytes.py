@@ -13,11 +13,10 @@ import uvloop
 
 from conveyor.clock import SystemClock
 from conveyor.domain.model import TaskFailure
-from conveyor.gateway.content import SMALL
+from conveyor.gateway.decode import SMALL
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.fake import FakeGateway
+from conveyor.gateway.fake import FakeGateway, expected_body
 from conveyor.gateway.http import HttpGateway
-from conveyor.gateway.script import expected_body
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
 from conveyor.testing.gateway_server import GatewayServer
 

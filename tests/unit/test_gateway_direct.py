@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from conveyor.domain.model import TaskBody, TaskFailure
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.script import expected_body
+from conveyor.gateway.fake import expected_body
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.gateway_server import GatewayServer

@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.domain.model import RunFailure, Spend, TaskFailure
-from conveyor.gateway.fake import FakeGateway
-from conveyor.gateway.hits import Hit, key_digest
-from conveyor.gateway.script import PLAIN, expected_body, read_script
+from conveyor.gateway.fake import PLAIN, FakeGateway, Hit, expected_body, key_digest, read_script
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.gateway_server import GatewayServer

@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 from conveyor.domain.model import Problem, RunFailure, Spend, TaskBody, TaskFailure
 from conveyor.gateway import open_gateway
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.fake import FakeGateway
+from conveyor.gateway.fake import FakeGateway, expected_body
 from conveyor.gateway.http import HttpGateway
-from conveyor.gateway.redaction import MASK, redactor
-from conveyor.gateway.refusals import read_spend, refusal
-from conveyor.gateway.script import expected_body
+from conveyor.gateway.refusals import MASK, read_spend, redactor, refusal
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.gateway_server import GatewayServer

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from conveyor.gateway.engine import _system_lookup
+from conveyor.gateway.http_client import _system_lookup
 
 DEAD = 60
 """More names than any shared pool of threads would have room for."""

@@ -9,10 +9,9 @@ from urllib.parse import quote
 import pytest
 
 from conveyor.domain.model import TaskFailure
-from conveyor.gateway.addresses import is_public
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.engine import HttpEngine
-from conveyor.gateway.transport import Lookup, TransportError, Trouble
+from conveyor.gateway.http_client import HttpEngine, Lookup, TransportError, Trouble
+from conveyor.gateway.targets import is_public
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.gateway_server import GatewayServer

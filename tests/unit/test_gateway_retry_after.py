@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.gateway.retry_after import retry_after
+from conveyor.gateway.headers import retry_after
 
 NOW = 1_767_225_600_000  # Thu, 01 Jan 2026 00:00:00 GMT
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.gather import START, ShardRead, ShardRows, gather_page, stream
 from conveyor.domain.shards import Shards, ShardScheme
+from conveyor.records.sharded_reads import START, ShardRead, ShardRows, gather_page, stream
 from tests.unit.sharded_rows import LAYOUTS, Line, ShardedRows, Walk, walk
 
 PROPERTY = settings(database=None, max_examples=60)

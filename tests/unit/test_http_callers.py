@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conveyor.http.app import V1_ROUTES
-from conveyor.http.unbuilt import ROUTES as RESERVED
+from conveyor.http.routes_server import UNBUILT_ROUTES as RESERVED
 from tests.unit.http_api import Api, open_api, problem_of
 
 EVERY = [(method, path) for path, methods in V1_ROUTES.items() for method in methods]

@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.http.body import ClientGone, read_body
-from conveyor.http.connected import WhileConnected
+from conveyor.http.request import ClientGone, WhileConnected, read_body
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from zenrows.batch.models import (
     SubmitJobResponse,
 )
 
-from conveyor.domain.sealing import KeySealer
+from conveyor.domain.api_keys import KeySealer
 from conveyor.ports.queues import run_queue
 from tests.disk import files_below
 from tests.unit.http_api import KEY, Api, open_api, problem_of

@@ -15,10 +15,10 @@ from zenrows.batch.models import RerunJobResponse
 from conveyor.domain import ids
 from conveyor.domain.model import Task, TaskStatus
 from conveyor.handlers.ingest import HELD_PAUSE, IngestHandler
+from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import CONTROL_QUEUE, run_queue
 from conveyor.ports.records import Answer
 from conveyor.ports.tasks import Undone
-from conveyor.ports.work import ACKNOWLEDGE
 from tests.unit.http_api import PAGE, Api, open_api, problem_of
 
 DAY = 86_400.0

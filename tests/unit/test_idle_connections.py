@@ -14,7 +14,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from conveyor.bootstrap.parts import Readiness
+from conveyor.bootstrap.loop import Readiness
 from conveyor.bootstrap.production import RoleRuntime
 from conveyor.engine.telemetry import LoopLag
 from conveyor.http.malformed import protocol

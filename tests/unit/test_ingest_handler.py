@@ -20,6 +20,7 @@ from conveyor.domain.model import (
 )
 from conveyor.handlers import ingest
 from conveyor.handlers.ingest import IngestHandler
+from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
@@ -33,7 +34,6 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.ports.records import Answer
-from conveyor.ports.work import ACKNOWLEDGE
 from conveyor.testing.clock import FakeClock
 from tests.unit.ingest_world import CALLER, LINE, Ingestion, large_run
 

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.engine.insisting import TRIES, insist
-from conveyor.ports.work import ACKNOWLEDGE, CalledInVain, Outcome
+from conveyor.engine.delivery import TRIES, insist
+from conveyor.ports.handler import ACKNOWLEDGE, CalledInVain, Outcome
 from conveyor.testing.clock import FakeClock
 
 AWAY = ConveyorError(ErrorCode.UNAVAILABLE, "the store is away")

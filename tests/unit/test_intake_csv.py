@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conveyor.domain.errors import ErrorCode, InvalidTask, InvalidTaskReason
 from conveyor.domain.model import TaskSpec
-from conveyor.intake.csv_records import MAX_RECORD
+from conveyor.intake.csv_file import MAX_RECORD
 from conveyor.intake.frames import Work
 from tests.unit.intake_lists import accepted, csv_work, refused, with_limits
 

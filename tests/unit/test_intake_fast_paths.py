@@ -8,9 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import AnyUrl, TypeAdapter
 
-from conveyor.domain import ids, strict_json, task_input, urls
+from conveyor.domain import ids, strict_json, urls
 from conveyor.domain.errors import ConveyorError, InvalidTask
-from conveyor.intake.jsonl_file import read_task
+from conveyor.domain.submission import parse_task
+from conveyor.intake.lines import read_task
 from tests.unit.intake_lists import RUN
 
 PROPERTY = settings(database=None, max_examples=500)
@@ -126,7 +127,7 @@ LINES = st.builds(
 @example(line='{"url": "http://a.example/"}')
 def test_a_simple_json_task_is_read_as_the_strict_reader_does(line: str) -> None:
     try:
-        expected = task_input.parse(strict_json.decode(line.encode()), 3, {})
+        expected = parse_task(strict_json.decode(line.encode()), 3, {})
     except ConveyorError:
         assert isinstance(read_task(line, 3, {}), InvalidTask)
     else:

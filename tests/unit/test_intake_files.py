@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
 from conveyor.domain.model import TaskBody, TaskSpec
-from conveyor.intake.files import read_file
+from conveyor.intake.child import read_file
 from conveyor.intake.frames import Frame, Work
 from conveyor.intake.lines import MAX_LINE_BYTES
 from tests.unit.intake_lists import (

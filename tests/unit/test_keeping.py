@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
+from conveyor.aio.circuit_breaker import FIRST_PAUSE, LONGEST_PAUSE, Keeping
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.handlers.keeping import FIRST_PAUSE, LONGEST_PAUSE, Keeping
 from conveyor.testing.clock import FakeClock
 
 HOUR = 3_600.0

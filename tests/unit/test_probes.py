@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from conveyor.engine.telemetry import LoopLag, Telemetry
-from conveyor.http.probes import PATHS, create_probes
+from conveyor.http.routes_server import PATHS, create_probes
 from conveyor.prod.aws.calls import CallStats
 from conveyor.testing.clock import FakeClock
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.engine.polling import Polling
+from conveyor.engine.planner import Polling
 from conveyor.ports.permits import Permits
 from conveyor.ports.queues import DEAD_LETTER_QUEUE
 from conveyor.testing.clock import FakeClock

@@ -12,8 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.http.failures import Failures
-from conveyor.http.request_id import RequestId
+from conveyor.http.middleware import Failures, RequestId
 from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.calls import AWAY_FOR, REFUSED_FOR, Answer, AwsRefused, CallStats, Parameters
 from conveyor.prod.aws.options import AwsOptions

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from conveyor.domain.ids import task_id
-from conveyor.engine.polling import Polling
-from conveyor.engine.reserve import BUFFER
-from conveyor.engine.share import FULL_BATCH
+from conveyor.engine.planner import Polling
+from conveyor.engine.reserve import BUFFER, FULL_BATCH
 from conveyor.ports.queues import Delivery, TaskMessage
 from tests.unit.dispatch_world import BrokenLedger, World
 

@@ -24,9 +24,9 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.ports.ingestion import StagedRows
-from conveyor.ports.reading import all_tasks
 from conveyor.ports.records import Answer
 from conveyor.ports.tasks import TaskPage
+from conveyor.records.sharded_reads import all_tasks
 from tests.unit.http_api import KEY, Api, open_api, problem_of
 
 LAYOUTS = [Shards(count, scheme) for count in (2, 8, 64) for scheme in ShardScheme]

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.bootstrap.parts import Readiness
+from conveyor.bootstrap.loop import Readiness
 from conveyor.bootstrap.production import RoleRuntime
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.engine.telemetry import LoopLag

@@ -13,7 +13,7 @@ import pytest
 from conveyor.dev.queues import MemoryQueues
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.service import Service
-from conveyor.service.announcing import SEND_CHUNK
+from conveyor.service.notifier import SEND_CHUNK
 from tests.unit.http_api import KEY, Api, open_api
 
 

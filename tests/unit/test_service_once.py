@@ -11,7 +11,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, Run, RunStatus
 from conveyor.ports.records import Answer
-from conveyor.service.once import KeyedRequest, OnceOnly, Ticket
+from conveyor.service.idempotency import KeyedRequest, OnceOnly, Ticket
 from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import KEY, Api, open_api
 

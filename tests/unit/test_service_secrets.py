@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer, UnsealError, derive_key
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus
-from conveyor.domain.sealing import NONCE_LENGTH, KeySealer, UnsealError, derive_key
 from conveyor.service import Service, ServiceOptions
-from conveyor.service.callers import identify
-from conveyor.service.cursors import Cursors
-from conveyor.service.keys import derive_keyring
+from conveyor.service.callers import derive_keyring, identify
 from conveyor.service.links import LinkSigner, LinkTarget
+from conveyor.service.results import Cursors
 from tests.unit.http_api import KEY, ORIGIN, open_api
 
 OLD, NEW, OTHER = b"old" * 11, b"new" * 11, b"other" * 7

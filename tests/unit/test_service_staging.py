@@ -18,7 +18,7 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.intake.frames import Chunk, Done, Head, Source, Work
-from conveyor.service.staging import CHILDREN, ESTIMATE_AFTER, Pieces, Stager
+from conveyor.service.list_validation import CHILDREN, ESTIMATE_AFTER, Pieces, Stager
 from conveyor.testing.clock import FakeClock
 
 RUN = "01K00000000000000000000000"
@@ -316,7 +316,7 @@ def test_a_directory_in_which_the_server_runs_cannot_change_the_child(tmp_path: 
         "import anyio, sys\n"
         "from conveyor.clock import SystemClock\n"
         "from conveyor.intake.frames import Source, Work\n"
-        "from conveyor.service.staging import Stager\n"
+        "from conveyor.service.list_validation import Stager\n"
         "async def sink(frame): print(type(frame).__name__)\n"
         "async def main():\n"
         '    body = b\'{"tasks": [{"url": "https://a.test/"}]}\'\n'

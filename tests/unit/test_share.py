@@ -6,7 +6,7 @@ Every mistake that a docstring names makes its test fail when it is put back.
 from __future__ import annotations
 
 from conveyor.engine.lanes import Lane
-from conveyor.engine.share import IDLE_AFTER, Share
+from conveyor.engine.reserve import IDLE_AFTER, Share
 from conveyor.ports.permits import Standing
 from conveyor.ports.queues import Delivery, TaskMessage
 

@@ -13,7 +13,8 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats, RunStatus
-from conveyor.handlers import sweep_quiet, sweep_retention
+from conveyor.handlers import sweep as sweep_quiet
+from conveyor.handlers import sweep as sweep_retention
 from conveyor.handlers.sweep import DELETE_PATIENCE
 from conveyor.ports.queues import DeleteMessage, IngestMessage, Message, run_queue
 from conveyor.ports.records import Answer

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from conveyor.domain.model import RunStatus
-from conveyor.handlers import sweep_quiet
-from conveyor.handlers.pacing import BODIES_A_STEP, REST
-from conveyor.handlers.sweep import CLAIM_SHARE
-from conveyor.handlers.sweep_retention import BUDGET
+from conveyor.handlers import sweep as sweep_quiet
+from conveyor.handlers.delete import BODIES_A_STEP, REST
+from conveyor.handlers.sweep import BUDGET, CLAIM_SHARE
 from conveyor.ports.blobs import run_prefix
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from tests.unit.http_api import Api, open_api

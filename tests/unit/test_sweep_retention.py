@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conveyor.domain.model import RunStatus
-from conveyor.handlers import sweep_retention
+from conveyor.handlers import sweep as sweep_retention
 from conveyor.ports.blobs import export_key, input_key, run_prefix
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.queues import DeleteMessage, ExportMessage

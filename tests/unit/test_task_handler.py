@@ -12,20 +12,20 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from conveyor.aio.circuit_breaker import FIRST_PAUSE
+from conveyor.domain.api_keys import KeySealer
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
-from conveyor.domain.sealing import KeySealer
 from conveyor.engine.telemetry import Telemetry
-from conveyor.handlers.keeping import FIRST_PAUSE
+from conveyor.handlers.retry_policy import Backoff
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler, TaskOptions
-from conveyor.handlers.templates import Templates
-from conveyor.handlers.verdict import Backoff
 from conveyor.ports.blobs import BodyRefused
 from conveyor.ports.gateway import ScrapeRequest, Success
+from conveyor.ports.handler import ACKNOWLEDGE, CalledInVain, Outcome
 from conveyor.ports.queues import Delivery, TaskMessage, run_queue
-from conveyor.ports.work import ACKNOWLEDGE, CalledInVain, Outcome
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.aws.refusals import NotDeployed
+from conveyor.records.job_templates import Templates
 from tests.unit.http_api import Api, open_api
 
 MAX_INTERRUPTIONS = 4

@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.domain import task_input, text_rules
+from conveyor.domain import text_rules
 from conveyor.domain.errors import InvalidTask
 from conveyor.domain.errors import InvalidTaskReason as Reason
 from conveyor.domain.model import TaskBody, TaskSpec
+from conveyor.domain.submission import parse_task
 
 PROPERTY = settings(database=None)
 URL = "https://example.com/a"
 
 
 def accepted(job_params: dict[str, str] | None = None, **fields: object) -> TaskSpec:
-    spec = task_input.parse({"url": URL, **fields}, 0, job_params or {})
+    spec = parse_task({"url": URL, **fields}, 0, job_params or {})
     assert isinstance(spec, TaskSpec), spec
     return spec
 
@@ -27,7 +28,7 @@ def accepted(job_params: dict[str, str] | None = None, **fields: object) -> Task
 def refused(
     job_params: dict[str, str] | None = None, **fields: object
 ) -> tuple[Reason, str | None]:
-    invalid = task_input.parse({"url": URL, **fields}, 7, job_params or {})
+    invalid = parse_task({"url": URL, **fields}, 7, job_params or {})
     assert isinstance(invalid, InvalidTask), invalid
     assert invalid.index == 7
     return invalid.reason, invalid.value
@@ -80,7 +81,7 @@ def test_the_url_is_kept_exactly(url: str) -> None:
 )
 def test_what_is_no_object(raw: object, value: str) -> None:
     expected = InvalidTask(3, Reason.INVALID_ARGUMENT, value)
-    assert task_input.parse(raw, 3, {}) == expected
+    assert parse_task(raw, 3, {}) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_url_that_is_no_text(url: object, value: str) -> None:
 
 
 def test_a_missing_url() -> None:
-    assert task_input.parse({"external_id": "a"}, 2, {}) == InvalidTask(2, Reason.MALFORMED_URL)
+    assert parse_task({"external_id": "a"}, 2, {}) == InvalidTask(2, Reason.MALFORMED_URL)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +293,7 @@ FIELDS = ["url", "external_id", "metadata", "method", "body", "zenrows_params"]
     | st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES).map(lambda raw: {"url": URL} | raw)
 )
 def test_any_json_is_a_task_or_a_reason(raw: object) -> None:
-    parsed = task_input.parse(raw, 1, {})
+    parsed = parse_task(raw, 1, {})
     if isinstance(parsed, InvalidTask):
         assert parsed.value is None or (len(parsed.value) <= 120 and parsed.value.isprintable())
         json.dumps(parsed.value, ensure_ascii=False).encode()

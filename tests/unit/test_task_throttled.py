@@ -10,15 +10,15 @@ from pathlib import Path
 import anyio
 import pytest
 
+from conveyor.domain.api_keys import KeySealer
 from conveyor.domain.model import Problem, TaskFailure, TaskStatus
-from conveyor.domain.sealing import KeySealer
 from conveyor.engine.telemetry import Telemetry
+from conveyor.handlers.retry_policy import Backoff
 from conveyor.handlers.task import PATIENCE, TaskHandler, TaskOptions
-from conveyor.handlers.templates import Templates
-from conveyor.handlers.verdict import Backoff
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.queues import Delivery, TaskMessage
-from conveyor.ports.work import ACKNOWLEDGE, Outcome
+from conveyor.records.job_templates import Templates
 from tests.unit.http_api import Api, open_api
 
 DEADLINE = 3_600.0

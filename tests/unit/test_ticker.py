@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.engine.ticker import JITTER, Ticker
+from conveyor.engine.worker import JITTER, Ticker
 from conveyor.testing.clock import FakeClock
 
 INTERVAL = 60.0

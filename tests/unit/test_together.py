@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.domain.together import each_alone, raised_alone, side_by_side
+from conveyor.aio.concurrency import each_alone, raised_alone, side_by_side
 
 
 class Calls:

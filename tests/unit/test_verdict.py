@@ -16,7 +16,7 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
-from conveyor.handlers.verdict import RECORDED, Backoff, attempt_event
+from conveyor.handlers.retry_policy import RECORDED, Backoff, attempt_event
 from conveyor.ports.gateway import ScrapeFailed
 from conveyor.ports.tasks import Failed, Retry
 from conveyor.testing.clock import FakeClock

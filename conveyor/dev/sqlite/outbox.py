@@ -9,8 +9,8 @@ import msgspec
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.rows import callback_from, to_json
 from conveyor.dev.sqlite.states import find_run
-from conveyor.domain.ending import Ending
 from conveyor.domain.model import Job, Run, RunStatus
+from conveyor.domain.run_events import Ending
 from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Notice
 
 _DUE = """

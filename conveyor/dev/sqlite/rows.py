@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from conveyor.domain import ids
-from conveyor.domain.ending import Ending
 from conveyor.domain.model import (
     Callback,
     Event,
@@ -35,6 +34,7 @@ from conveyor.domain.model import (
     Task,
     TaskSpec,
 )
+from conveyor.domain.run_events import Ending
 from conveyor.domain.shards import Shards
 
 INDEX_BITS = 5 * ids.INDEX_LENGTH

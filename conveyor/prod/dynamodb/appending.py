@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from conveyor.aio.keyed_locks import Turns
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import JobStatus, JobView, Run, TaskSpec
 from conveyor.domain.states import live_run_status
 from conveyor.ports.records import Answer, Appended, Once
-from conveyor.ports.turns import Turns
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.answers import Answers
 from conveyor.prod.dynamodb.closing import closed, settled

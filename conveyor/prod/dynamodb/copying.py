@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain import ids
 from conveyor.domain.model import TaskSpec, TaskStatus
 from conveyor.domain.states import TERMINAL_TASK_STATES
-from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.ingest_counts import Counts
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import END, Key, task_partition, task_sort_key

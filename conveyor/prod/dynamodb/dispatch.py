@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.model import DispatchableRun, RunStatus
-from conveyor.domain.together import side_by_side
 from conveyor.ports.records import DispatchChange
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import END, by_time, every

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from conveyor.domain.api_keys import derive_key
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.sealing import derive_key
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.aws.refusals import ABSENT
 from conveyor.prod.dynamodb.items import Item, Table, met

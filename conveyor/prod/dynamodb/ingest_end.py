@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.model import RunStatus
 from conveyor.domain.states import live_run_status
-from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.copying import rows_of
 from conveyor.prod.dynamodb.ingest_counts import Counts, IngestRow, difference, ingest_row_at
 from conveyor.prod.dynamodb.items import changed_too_often

@@ -6,8 +6,8 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.together import side_by_side
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.aws.leftovers import to_the_last

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.errors import CallInFlight
 from conveyor.domain.model import TaskStatus
-from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.keys import task_partition, task_sort_key
 from conveyor.prod.dynamodb.run_items import RunRow

@@ -10,9 +10,9 @@ import logging
 
 import msgspec
 
-from conveyor.domain.ending import Ending
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Callback, Run, RunStatus
+from conveyor.domain.run_events import Ending
 from conveyor.ports.outbox import Notice
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.items import Item, Table

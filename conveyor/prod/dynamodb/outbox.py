@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conveyor.domain.ending import Ending
+from conveyor.domain.run_events import Ending
 from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Notice
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.items import Item, keys_of, met

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.ids import task_index
 from conveyor.domain.model import RunStats, RunStatus, Spend, TaskFailure, TaskStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
-from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.items import Item, changed_too_often
 from conveyor.prod.dynamodb.keys import task_partition, task_sort_key
 from conveyor.prod.dynamodb.places import Place

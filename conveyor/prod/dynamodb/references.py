@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from conveyor.domain import ids
-from conveyor.domain.gather import ShardRead, ShardRows, stream
 from conveyor.prod.dynamodb.items import Item, Page, Table
 from conveyor.prod.dynamodb.keys import END, task_partition, task_sort_key
 from conveyor.prod.dynamodb.places import Place
 from conveyor.prod.dynamodb.table import SORT_KEY
 from conveyor.prod.dynamodb.values import untag_all
+from conveyor.records.sharded_reads import ShardRead, ShardRows, stream
 
 MOST_TOUCHED = 1_000
 """Rows that one query for rare ones touches, at most."""

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.model import Ingest, JobStatus, Run, RunStatus, TaskStatus
-from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.ingest_counts import Counts
 from conveyor.prod.dynamodb.items import Item, Table
 from conveyor.prod.dynamodb.job_items import JobRow, job_part, moved

@@ -6,8 +6,8 @@ newer shape are left to the sweep of a process that knows them, damaged ones to 
 
 from __future__ import annotations
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.model import RunStatus
-from conveyor.domain.together import side_by_side
 from conveyor.ports.sweeping import EndedRun, QuietRun
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.items import keys_of, met

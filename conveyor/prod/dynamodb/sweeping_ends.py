@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.model import RunStatus
-from conveyor.domain.together import side_by_side
 from conveyor.ports.sweeping import EndedRun
 from conveyor.prod.dynamodb.deleting import delete_ended
 from conveyor.prod.dynamodb.items import changed_too_often

@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Mapping
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
-from conveyor.domain.together import side_by_side
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.dispatch import read_all
 from conveyor.prod.dynamodb.items import keys_of

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from math import ceil
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain.model import TaskStatus
-from conveyor.domain.together import side_by_side
 from conveyor.prod.dynamodb.items import Table, keys_of
 from conveyor.prod.dynamodb.keys import (
     BEGIN,

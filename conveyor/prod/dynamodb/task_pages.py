@@ -10,11 +10,11 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+from conveyor.aio.concurrency import side_by_side
 from conveyor.domain import ids
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.shards import ShardScheme
 from conveyor.domain.states import TERMINAL_TASK_STATES
-from conveyor.domain.together import side_by_side
 from conveyor.ports.tasks import TaskPage
 from conveyor.prod.dynamodb.items import Item, Table, keys_of
 from conveyor.prod.dynamodb.keys import Key

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conveyor.domain.together import side_by_side
+from conveyor.aio.concurrency import side_by_side
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.aws.leftovers import to_the_last
 from conveyor.prod.dynamodb.items import UNDONE, Item, Table

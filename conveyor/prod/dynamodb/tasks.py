@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conveyor.aio.concurrency import each_alone
 from conveyor.domain import ids
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
-from conveyor.domain.together import each_alone
 from conveyor.ports.tasks import Claim, Finished, Settled, Settlement, TaskPage, Undone
 from conveyor.prod.dynamodb.claims import ClaimCall, Claims
 from conveyor.prod.dynamodb.counters import Counters

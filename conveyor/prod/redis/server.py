@@ -19,9 +19,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
-from conveyor.domain.address_checks import redis_url
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
+from conveyor.settings.validators import redis_url
 
 CONNECTIONS = 32
 TIMEOUT = 1.0

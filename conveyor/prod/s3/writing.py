@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from conveyor.aio.concurrency import raised_alone
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.together import raised_alone
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.s3.reading import ABSENT
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from conveyor.aio.concurrency import each_alone, side_by_side
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.together import each_alone, side_by_side
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import MAX_BATCH
 from conveyor.prod.aws.calls import Aws

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from conveyor.engine.lanes import Lane
-from conveyor.engine.picking import Eligible, LeastInFlight, Picking
+from conveyor.engine.planner import Eligible, LeastInFlight, Picking
 from conveyor.ports.clock import Clock
 
 LEAST_IN_FLIGHT = "least in flight"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import anyio
 from anyio.abc import TaskGroup
 
+from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import (
     Job,
@@ -20,7 +21,6 @@ from conveyor.domain.model import (
     RunStatus,
     TaskSpec,
 )
-from conveyor.domain.sealing import NONCE_LENGTH, KeySealer
 from conveyor.testing.simulation.figures import measure
 from conveyor.testing.simulation.fleet import Fleet
 from conveyor.testing.simulation.gateway import task_url

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from conveyor.domain.ending import Ending
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import JobStatus, JobView, Run, RunStatus, TaskSpec, TaskStatus
+from conveyor.domain.run_events import Ending
 from conveyor.ports.exports import Export
 from conveyor.ports.ingestion import Ingesting, StagedRows
 from conveyor.ports.inputs import JobInput

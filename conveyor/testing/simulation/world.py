@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from conveyor.engine.polling import Polling
+from conveyor.engine.planner import Polling
 from conveyor.ports.queues import MAX_BATCH
 from conveyor.settings import Settings
 from conveyor.testing.simulation.checks import (

@@ -1,0 +1,93 @@
+"""Derived keys, and the sealing of callers' API keys. Pure: nonces are passed in.
+
+The API seals a key when a job is submitted, a worker opens it when it calls the gateway; both
+derive what they need from the same root secrets.
+
+Hashes that stand for API keys where keys must not stand.
+
+Keys are long and random, so a fast hash gives none of them away, and each request can afford it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from conveyor.domain.model import Job
+
+NONCE_LENGTH = 12
+KEY_LENGTH = 32
+
+_HEX_SECRET = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def derive_key(root_secret: bytes, label: str) -> bytes:
+    """The 32-byte key for one purpose: HKDF-SHA256 of the root secret, apart for each label."""
+    info = b"conveyor:" + label.encode()
+    return HKDF(algorithm=SHA256(), length=KEY_LENGTH, salt=None, info=info).derive(root_secret)
+
+
+def secret_bytes(text: str) -> bytes:
+    """What a root secret given as text stands for: 64 hexadecimal digits mean the bytes they
+    spell."""
+    return bytes.fromhex(text) if _HEX_SECRET.fullmatch(text) else text.encode()
+
+
+class UnsealError(Exception):
+    """A sealed key that none of the secrets opens, or that belongs to another caller."""
+
+
+class KeySealer:
+    """Seals API keys with AES-256-GCM under the first of the root secrets, opens under any.
+
+    A sealed key is bound to its caller: copied to another caller's job it does not open.
+    """
+
+    def __init__(self, root_secrets: Sequence[bytes]) -> None:
+        if not root_secrets:
+            raise ValueError("at least one root secret is needed")
+        self._ciphers = [AESGCM(derive_key(secret, "sealing")) for secret in root_secrets]
+
+    def seal(self, api_key: str, *, caller: str, nonce: bytes) -> bytes:
+        """The encrypted key. `nonce` is NONCE_LENGTH unpredictable bytes, never used twice."""
+        if len(nonce) != NONCE_LENGTH:
+            raise ValueError(f"a nonce has {NONCE_LENGTH} bytes")
+        return nonce + self._ciphers[0].encrypt(nonce, api_key.encode(), caller.encode())
+
+    def unseal(self, job: Job) -> str:
+        """The API key that a job was submitted with. Raises UnsealError."""
+        nonce, box = job.sealed_key[:NONCE_LENGTH], job.sealed_key[NONCE_LENGTH:]
+        if len(nonce) == NONCE_LENGTH:
+            for cipher in self._ciphers:
+                try:
+                    return cipher.decrypt(nonce, box, job.caller.encode()).decode()
+                except InvalidTag:
+                    continue
+        raise UnsealError(f"the key of job {job.job_id} cannot be opened with the present secrets")
+
+
+MAX_API_KEY_LENGTH = 512
+
+_CARRIED = re.compile(rf"[\x21-\x7e]{{1,{MAX_API_KEY_LENGTH}}}")
+_HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
+
+
+def key_hash(api_key: str) -> str:
+    """`sha256:` and the SHA-256 of a key in hexadecimal."""
+    return f"sha256:{hashlib.sha256(api_key.encode()).hexdigest()}"
+
+
+def is_carried(api_key: str) -> bool:
+    """Whether a request may carry a key: printable ASCII without spaces, not too long."""
+    return _CARRIED.fullmatch(api_key) is not None
+
+
+def is_key_hash(text: str) -> bool:
+    """Whether a text is such a hash, in lower or upper case."""
+    return _HASH.fullmatch(text) is not None

@@ -1,0 +1,217 @@
+"""Messages that go back to their queue: hidden for a while, or for others at once.
+
+Acknowledging messages in batches, off the path of the slots.
+
+Renewals beside each other: a service that hangs keeps nothing else from being renewed.
+
+Work that is kept at hand while a service is away: to hide its message would be to receive it
+once more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+
+import anyio
+from anyio.abc import TaskGroup
+
+from conveyor.aio.resilience import survive, tell
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.engine.telemetry import Telemetry
+from conveyor.ports.clock import Clock
+from conveyor.ports.handler import CalledInVain, Handler, Outcome
+from conveyor.ports.queues import CONTROL_QUEUE, MAX_BATCH, Delivery, Queues
+
+
+class Returns:
+    """Gives messages back. What a queue does not hear comes back when its visibility lapses."""
+
+    def __init__(self, queues: Queues, telemetry: Telemetry, *, max_receives: int) -> None:
+        self._queues = queues
+        self._telemetry = telemetry
+        self._worn_from = max_receives // 2
+
+    async def hide(self, delivery: Delivery, seconds: float) -> None:
+        """Hide a message for so many seconds from now.
+
+        Before the queue's receive limit could end it, a fresh copy takes the place of one that is
+        worn: attempts are counted in the store, where bounces count for nothing.
+        """
+        self._telemetry.hidden()
+        if self._is_worn(delivery):
+            await self._replace(delivery, seconds)
+            return
+        try:
+            await self._queues.change_visibility(
+                delivery.queue, (delivery.receipt,), visibility=seconds
+            )
+        except Exception as error:
+            tell("a message was not hidden", error)
+
+    async def keep(self, deliveries: Iterable[Delivery], *, seconds: float) -> None:
+        """Let nobody else receive messages for so many seconds from now."""
+        receipts: dict[str, list[str]] = {}
+        for delivery in deliveries:
+            receipts.setdefault(delivery.queue, []).append(delivery.receipt)
+        await self._show(receipts, seconds, "messages were not renewed")
+
+    async def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Let others receive messages at once; worn ones as fresh copies."""
+        receipts: dict[str, list[str]] = {}
+        for delivery in deliveries:
+            if self._is_worn(delivery):
+                await self._replace(delivery, 0.0)
+            else:
+                receipts.setdefault(delivery.queue, []).append(delivery.receipt)
+        await self._show(receipts, 0.0, "messages were not given back")
+
+    async def _show(self, receipts: dict[str, list[str]], after: float, failed: str) -> None:
+        """Let messages be seen after so many seconds: where one queue fails, the others still."""
+        for queue, batch in receipts.items():
+            try:
+                await self._queues.change_visibility(queue, batch, visibility=after)
+            except Exception as error:
+                tell(failed, error)
+
+    def _is_worn(self, delivery: Delivery) -> bool:
+        return delivery.receive_count >= self._worn_from and delivery.queue != CONTROL_QUEUE
+
+    async def _replace(self, delivery: Delivery, delay: float) -> None:
+        try:
+            await self._queues.send(delivery.queue, delivery.message, delay=delay)
+            await self._queues.delete(delivery.queue, (delivery.receipt,))
+        except Exception as error:
+            tell("a worn message was not replaced", error)
+
+
+LINGER = 0.2
+"""Seconds that an acknowledgement waits for others: a batch costs one call."""
+
+
+class Acknowledger:
+    """Collects receipts by queue and deletes them in batches.
+
+    A message whose acknowledgement is lost, or late, comes again, and its claim tells that it is
+    done. `run` ends with `stop`, when everything has been told.
+    """
+
+    def __init__(self, queues: Queues, clock: Clock) -> None:
+        self._queues = queues
+        self._clock = clock
+        self._waiting: dict[str, list[str]] = {}
+        self._some = anyio.Event()
+        self._stopped = False
+
+    async def add(self, queue: str, receipt: str) -> None:
+        """Acknowledge soon; the one that fills a batch sends it."""
+        receipts = self._waiting.setdefault(queue, [])
+        receipts.append(receipt)
+        if len(receipts) >= MAX_BATCH:
+            await self._delete(queue, self._waiting.pop(queue))
+        elif len(receipts) == 1:
+            self._some.set()
+
+    def stop(self) -> None:
+        """Let `run` return once nothing waits."""
+        self._stopped = True
+        self._some.set()
+
+    async def run(self) -> None:
+        """Delete what has been added, again and again."""
+        while True:
+            await self._some.wait()
+            if not self._waiting and self._stopped:
+                return
+            if not self._stopped:
+                await self._clock.sleep(LINGER)
+            self._some = anyio.Event()
+            if self._stopped:
+                self._some.set()
+            waiting, self._waiting = self._waiting, {}
+            for queue, receipts in waiting.items():
+                await self._delete(queue, receipts)
+
+    async def _delete(self, queue: str, receipts: list[str]) -> None:
+        try:
+            await self._queues.delete(queue, receipts)
+        except Exception as error:
+            tell("acknowledgements were lost", error)
+
+
+class Renewals:
+    """Renews messages, and what the handlers hold.
+
+    Nobody waits for a renewal: a call may last for longer than a claim does. One that has not ended
+    is not begun again, and the others are.
+    """
+
+    def __init__(self, returns: Returns, *, tasks: Handler, control: Handler) -> None:
+        self._returns = returns
+        self._tasks = tasks
+        self._control = control
+        self._group: TaskGroup | None = None
+        self._going: set[str] = set()
+
+    async def run(self) -> None:
+        """Make the renewals that are begun; until cancelled."""
+        async with anyio.create_task_group() as self._group:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self._group = None
+
+    def begin(self, deliveries: Sequence[Delivery], *, seconds: float) -> None:
+        """Begin to renew these messages, for so many seconds from now, and what the handlers hold.
+        What fails is told. Nothing is begun unless `run` runs."""
+        keep = partial(self._returns.keep, deliveries, seconds=seconds)
+        self._start("messages were not renewed", keep)
+        self._start("claims were not renewed", self._tasks.renew)
+        self._start("control work was not renewed", self._control.renew)
+
+    def _start(self, failed: str, act: Callable[[], Awaitable[None]]) -> None:
+        if self._group is not None and failed not in self._going:
+            self._going.add(failed)
+            self._group.start_soon(self._renew, failed, act)
+
+    async def _renew(self, failed: str, act: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await survive(failed, act)
+        finally:
+            self._going.discard(failed)
+
+
+PAUSE = 1.0
+LONGEST_PAUSE = 8.0
+TRIES = 5
+"""Tries of one piece of work, with pauses of 2, 4, 8 and 8 s between them."""
+
+_log = logging.getLogger("conveyor.engine")
+
+
+async def insist(
+    work: Callable[[], Awaitable[Outcome]],
+    clock: Clock,
+    *,
+    receives: int,
+    keeps: Callable[[], bool],
+    away: Callable[[], None],
+) -> Outcome:
+    """What comes of a handler's work, which is tried again as long as something is away and
+    `keeps` says yes. Where it broke, or each try costs a call of the gateway, its message is
+    hidden, the longer the more `receives` it has. `away` is told each time that something is."""
+    for tries in itertools.count(1):
+        try:
+            return await work()
+        except Exception as error:
+            is_away = isinstance(error, ConveyorError) and error.code is ErrorCode.UNAVAILABLE
+            _log.error("handler failed: %r", error, exc_info=not isinstance(error, ConveyorError))
+            if is_away:
+                away()
+            costs = isinstance(error, CalledInVain)
+            if not is_away or costs or tries >= TRIES or not keeps():
+                return Outcome(hide_for=PAUSE * 2.0 ** min(receives, 8))
+        await clock.sleep(min(PAUSE * 2.0**tries, LONGEST_PAUSE))
+    raise AssertionError("unreachable")

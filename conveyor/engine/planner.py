@@ -1,0 +1,224 @@
+"""What a free slot does next. Decided on the spot, so that no two slots count on the same permit:
+whatever a plan asks for is booked when it is made.
+
+Which lane a free slot serves: the rule, apart from what makes a lane eligible.
+
+How queues are asked: the size of a receive, and how often a queue that was empty is asked
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from conveyor.engine.lanes import Lane, Lanes
+from conveyor.engine.policy import Policy
+from conveyor.ports.queues import MAX_BATCH, Delivery
+
+Eligible = Callable[[Lane], bool]
+
+
+class Picking(Protocol):
+    """A rule that chooses among lanes. One object serves one dispatcher."""
+
+    def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
+        """An eligible lane, None where there is none."""
+        ...
+
+
+class LeastInFlight:
+    """The lane with the fewest messages in hand for its weight.
+
+    Among equals it is the one that was picked longest ago, so that with more runs than slots each
+    still gets its turn.
+    """
+
+    def __init__(self) -> None:
+        self._turns = 0
+
+    def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
+        """Looks at every lane, and asks only those that would be chosen whether they may be."""
+        best: Lane | None = None
+        least = 0.0
+        for lane in lanes:
+            load = lane.busy / lane.weight
+            if best is not None and (load > least or (load == least and lane.turn > best.turn)):
+                continue
+            if eligible(lane):
+                best, least = lane, load
+        if best is not None:
+            self._turns += 1
+            best.turn = self._turns
+        return best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Polling:
+    """The same for every permit policy. All times in seconds.
+
+    `batch`: most messages asked for at once. `wait`: how long one slot waits on a queue that was
+    empty, where it has nothing better to do. `pause` after the first empty receive in a row,
+    doubling up to `pause_cap`.
+    """
+
+    batch: int = MAX_BATCH
+    wait: float = 5.0
+    pause: float = 0.02
+    pause_cap: float = 5.0
+
+    def pause_after(self, empties: int, jitter: float) -> float:
+        """Seconds until a queue is asked again after so many empty receives; `jitter` in [0, 1)
+        spreads them from half of it to one and a half."""
+        return min(self.pause_cap, self.pause * 2.0 ** min(empties - 1, 20)) * (0.5 + jitter)
+
+
+CONTROL_SLOTS = 4
+"""Control messages worked at a time; long ones bound themselves to fewer, by their kind."""
+PROBE_SHARE = 10
+"""One slot in so many may wait on empty queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Ask a queue for `count` messages to be started at once and `extra` ones for the buffer.
+
+    `empties` is the lane's count when this was planned, `wait` how long the receive may take.
+    """
+
+    lane: Lane
+    count: int
+    extra: int = 0
+    wait: float = 0.0
+    empties: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Work a message of the buffer; and fill the buffer up, beside the slots."""
+
+    lane: Lane
+    delivery: Delivery
+    refill: Receive | None
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Ask the ledger for so many permits more."""
+
+    lane: Lane
+    count: int
+
+
+Plan = Receive | Start | Acquire
+
+
+class Planner:
+    """Keeps count of what is in hand, and chooses."""
+
+    def __init__(
+        self, lanes: Lanes, policy: Policy, polling: Polling, *, slots: int, picking: Picking
+    ) -> None:
+        self._lanes = lanes
+        self._policy = policy
+        self._polling = polling
+        self._slots = slots
+        self._picking = picking
+        self._busy = 0
+        self._probes = 0
+
+    def plan(self, now: float) -> Plan | None:
+        """What to do for a slot that has nothing to do; None where there is nothing."""
+        control = self._lanes.control
+        if control.room > 0 and now >= control.not_before and not control.probing:
+            return self._receive(control, control.room, now)
+        free = self._slots - self._busy
+        if free <= 0:
+            return None
+        policy = self._policy
+
+        def eligible(lane: Lane) -> bool:
+            if lane.closed:
+                return False
+            if lane.buffer and policy.may_start(lane, now):
+                return True
+            if lane.probing or now < lane.not_before:
+                return False
+            return policy.may_receive(lane, now) > 0 or policy.may_acquire(lane, free, now) > 0
+
+        lane = self._picking.pick(self._lanes, eligible)
+        if lane is None:
+            return None
+        if lane.buffer and policy.may_start(lane, now):
+            return self._start(lane, now)
+        count = min(free, policy.may_receive(lane, now))
+        if count > 0:
+            alone = not lane.empties or all(
+                other.empties or not eligible(other) for other in self._lanes
+            )
+            return self._receive(lane, count, now, may_wait=alone)
+        return Acquire(lane, policy.may_acquire(lane, free, now))
+
+    def received(self, plan: Receive, started: int) -> None:
+        """A receive is over: so many of what it asked for will be started."""
+        lane = plan.lane
+        self.free(lane, plan.count - started)
+        lane.refilling -= plan.extra
+        if plan.count:
+            lane.probing = False
+        if plan.wait and not lane.is_control:
+            self._probes -= 1
+
+    def free(self, lane: Lane, count: int) -> None:
+        """So many messages of a lane are not in hand any more."""
+        lane.busy -= count
+        if not lane.is_control:
+            self._busy -= count
+
+    def next_due(self, now: float) -> float | None:
+        """When a lane that rests may be asked again, if one rests."""
+        due: float | None = None
+        for lane in self._lanes:
+            if lane.closed:
+                continue
+            for moment in (lane.not_before, self._policy.next_due(lane, now)):
+                if moment is not None and moment > now and (due is None or moment < due):
+                    due = moment
+        rest = self._lanes.control.not_before
+        if rest > now and (due is None or rest < due):
+            due = rest
+        return due
+
+    def _start(self, lane: Lane, now: float) -> Start:
+        delivery, _ = lane.buffer.popleft()
+        self._book(lane, 1)
+        refill = None
+        batch = self._polling.batch
+        if self._policy.may_buffer(lane, 0, now) >= batch:
+            refill = Receive(lane, 0, extra=batch, empties=lane.empties)
+            lane.refilling += batch
+        return Start(lane, delivery, refill)
+
+    def _receive(self, lane: Lane, count: int, now: float, *, may_wait: bool = True) -> Receive:
+        """A lane that was empty is asked for one message; a slot with nothing better to do
+        waits."""
+        if not lane.empties:
+            count = min(count, self._polling.batch)
+            extra = 0 if lane.is_control else self._policy.may_buffer(lane, count, now)
+            lane.refilling += extra
+            self._book(lane, count)
+            return Receive(lane, count, extra=extra)
+        wait = 0.0
+        lane.probing = True
+        if lane.is_control or (may_wait and self._probes < max(1, self._slots // PROBE_SHARE)):
+            wait = self._polling.wait
+        if wait and not lane.is_control:
+            self._probes += 1
+        self._book(lane, 1)
+        return Receive(lane, 1, wait=wait, empties=lane.empties)
+
+    def _book(self, lane: Lane, count: int) -> None:
+        lane.busy += count
+        if not lane.is_control:
+            self._busy += count

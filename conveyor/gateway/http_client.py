@@ -1,0 +1,367 @@
+"""The HTTP engine: aiohttp behind four calls. The only module that knows it; a faster client takes
+its place by giving the same `HttpEngine` and `EngineAnswer`.
+
+What an HTTP engine gives and how it fails: the words between the gateways and `engine`.
+
+One scrape as a context: entered when the answer is there, left when its connection is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from enum import StrEnum
+from functools import lru_cache, partial
+from types import TracebackType
+from typing import Protocol
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.tracing import Trace
+from yarl import URL
+
+from conveyor import __version__
+from conveyor.ports.gateway import ScrapeRequest, Success
+
+
+class Trouble(StrEnum):
+    """Why an exchange gave no whole answer."""
+
+    UNSENDABLE = "unsendable"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    INTERRUPTED = "interrupted"
+    TRUNCATED = "truncated"
+    MALFORMED = "malformed"
+    TIMEOUT = "timeout"
+
+
+class TransportError(Exception):
+    """No whole answer. Holds no URL, header or key: it may be logged."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__(trouble.value)
+        self.trouble = trouble
+
+
+class Headers(Protocol):
+    """Header fields, looked up without regard to case."""
+
+    def get(self, name: str, /, default: str) -> str:
+        """The first field of that name."""
+        ...
+
+    def getall(self, name: str, /, default: list[str]) -> list[str]:
+        """Every field of that name, in order."""
+        ...
+
+
+class Answer(Protocol):
+    """An answer whose head has arrived; its body is read once, and is not decoded."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        ...
+
+    @property
+    def headers(self) -> Headers:
+        """The header fields."""
+        ...
+
+    async def read(self) -> bytes:
+        """The whole body. Raises TransportError."""
+        ...
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives, in pieces of at most 256 KiB. Raises TransportError."""
+        ...
+
+    def release(self) -> None:
+        """Give the connection back, or drop it where the body was not read to its end."""
+        ...
+
+
+Lookup = Callable[[str, int], Awaitable[list[str]]]
+"""The IP addresses of a host name (and port), as text. Raises OSError where there are none."""
+
+
+def content_length(headers: Headers) -> int | None:
+    """The length that the head promises; None where it promises none."""
+    text = headers.get("Content-Length", "")
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+USER_AGENT = f"conveyor/{__version__}"
+DEFAULT_HEADERS = {
+    "User-Agent": USER_AGENT,
+    "Accept": "*/*",
+    "Accept-Encoding": "gzip, deflate, br",
+}
+MAX_HEADER_LINE = 32_768
+MAX_HEADERS = 200
+MAX_PIECE = 262_144
+_KEEP_ALIVE = 15.0
+_NOT_ADDED = ("User-Agent", "Content-Type")
+
+Admits = Callable[[str], bool]
+
+
+class EngineAnswer:
+    """The answer port over an aiohttp response."""
+
+    __slots__ = ("_response", "headers", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.headers: Headers = response.headers
+
+    async def read(self) -> bytes:
+        """The whole body. Raises TransportError."""
+        try:
+            return await self._response.read()
+        except Exception as error:
+            raise _trouble(error, Trouble.INTERRUPTED) from None
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises TransportError."""
+        return _Pieces(self._response.content.iter_chunked(MAX_PIECE))
+
+    def release(self) -> None:
+        """Give the connection back, or drop it where the body was not read to its end."""
+        self._response.release()
+
+
+class HttpEngine:
+    """Sends one request at a time over pooled connections; follows nothing, decodes nothing.
+
+    `connections` bounds the connections open at once. `admits` says of an IP address whether it may
+    be touched: asked when a name is resolved, and of the peer of each connection before a request
+    goes over it. `lookup` replaces the system's resolver. Belongs to one event loop.
+    """
+
+    def __init__(
+        self, *, connections: int, admits: Admits | None = None, lookup: Lookup | None = None
+    ) -> None:
+        self._connections = connections
+        self._admits = admits
+        self._lookup = lookup if lookup is not None else _system_lookup
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: float,
+    ) -> EngineAnswer:
+        """The answer to a request, once its head is there. `url` is ASCII and goes out as it is;
+        `headers` name Accept, Accept-Encoding and, with a body, Content-Type.
+
+        `timeout` is in seconds and includes the reading of the body. Raises TransportError, and
+        nothing else, whatever the URL.
+        """
+        try:
+            session = self._session
+            if session is None:
+                session = self._session = self._open()
+            return EngineAnswer(
+                await session.request(
+                    method,
+                    URL(url, encoded=True),
+                    headers=headers,
+                    data=body,
+                    skip_auto_headers=_NOT_ADDED,
+                    allow_redirects=False,
+                    timeout=_timeout(timeout),
+                )
+            )
+        except TransportError:
+            raise
+        except Exception as error:
+            raise _trouble(error, Trouble.UNSENDABLE) from None
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        resolver = _FilteredResolver(self._lookup, self._admits)
+        return aiohttp.ClientSession(
+            connector=_Connector(self._connections, resolver, self._admits),
+            auto_decompress=False,
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            max_line_size=MAX_HEADER_LINE,
+            max_field_size=MAX_HEADER_LINE,
+            max_headers=MAX_HEADERS,
+        )
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Looks at the far end of each connection before anything is sent over it."""
+
+    def __init__(self, limit: int, resolver: AbstractResolver, admits: Admits | None) -> None:
+        super().__init__(limit=limit, resolver=resolver, keepalive_timeout=_KEEP_ALIVE)
+        self._admits = admits
+
+    async def connect(
+        self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.connector.Connection:
+        connection = await super().connect(req, traces, timeout)
+        if self._admits is not None:
+            transport = connection.transport
+            peer = transport.get_extra_info("peername") if transport is not None else None
+            if not peer or not self._admits(peer[0]):
+                connection.close()
+                raise TransportError(Trouble.REFUSED)
+        return connection
+
+
+class _FilteredResolver(AbstractResolver):
+    """Drops the addresses that may not be touched; the rest are what is connected to."""
+
+    def __init__(self, lookup: Lookup, admits: Admits | None) -> None:
+        self._lookup = lookup
+        self._admits = admits
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        addresses = await self._lookup(host, port)
+        admits = self._admits
+        if admits is not None:
+            admitted = [address for address in addresses if admits(address)]
+            if addresses and not admitted:
+                raise TransportError(Trouble.REFUSED)
+            addresses = admitted
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Pieces(AsyncIterator[bytes]):
+    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+        self._pieces = pieces
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._pieces)
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            raise _trouble(error, Trouble.INTERRUPTED) from None
+
+
+async def _system_lookup(host: str, port: int) -> list[str]:
+    """Look a name up in a thread of its own.
+
+    The loop's own lookups share a few threads: some names whose servers do not answer would hold up
+    every other name, and the end of the process, for as long as the resolver is patient.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[str]] = loop.create_future()
+
+    def look_up() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(address[4][0]) for address in found))
+            settle = partial(_answer, answer, addresses)
+        except Exception as error:
+            settle = partial(_refuse, answer, error)
+        # A loop that has closed meanwhile has nobody left to tell.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle)
+
+    threading.Thread(target=look_up, name="look-up", daemon=True).start()
+    return await answer
+
+
+def _answer(future: asyncio.Future[list[str]], addresses: list[str]) -> None:
+    if not future.done():
+        future.set_result(addresses)
+
+
+def _refuse(future: asyncio.Future[list[str]], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+@lru_cache(maxsize=64)
+def _timeout(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=seconds)
+
+
+_KINDS: tuple[tuple[type[Exception], Trouble], ...] = (
+    (TimeoutError, Trouble.TIMEOUT),
+    (aiohttp.ClientConnectorError, Trouble.UNREACHABLE),
+    (aiohttp.ClientSSLError, Trouble.UNREACHABLE),
+    (aiohttp.ClientPayloadError, Trouble.TRUNCATED),
+    (aiohttp.InvalidURL, Trouble.UNSENDABLE),
+    (aiohttp.ClientResponseError, Trouble.MALFORMED),
+    (aiohttp.ClientError, Trouble.INTERRUPTED),
+    (aiohttp.http_exceptions.HttpProcessingError, Trouble.MALFORMED),
+    (OSError, Trouble.INTERRUPTED),
+)
+
+
+def _trouble(error: Exception, otherwise: Trouble) -> TransportError:
+    """What an exception means; its text, which may quote the URL, is left behind."""
+    for kind, trouble in _KINDS:
+        if isinstance(error, kind):
+            return TransportError(trouble)
+    return TransportError(otherwise)
+
+
+Opened = tuple[Answer, Success]
+
+
+class Call(AbstractAsyncContextManager[Success]):
+    """What `scrape` returns. `start` gives the answer and what it is worth, or raises
+    ScrapeFailed with the answer already released."""
+
+    __slots__ = ("_answer", "_request", "_start")
+
+    def __init__(
+        self, start: Callable[[ScrapeRequest], Awaitable[Opened]], request: ScrapeRequest
+    ) -> None:
+        self._start = start
+        self._request = request
+        self._answer: Answer | None = None
+
+    async def __aenter__(self) -> Success:
+        answer, success = await self._start(self._request)
+        # A body that came whole has given its connection back already.
+        if not isinstance(success.content, bytes):
+            self._answer = answer
+        return success
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._answer is not None:
+            self._answer.release()
+            self._answer = None

@@ -1,0 +1,169 @@
+"""An export as a zip archive: a file for each body, and the manifest of all rows at the end.
+
+An export as text, a row a line: JSON lines, or CSV.
+
+From rows, which come in on the event loop, to an archive, which is made in a thread.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import IO
+
+import msgspec
+from anyio import from_thread, to_thread
+from stream_zip import ZIP_64, ZIP_AUTO, Method, stream_zip
+
+from conveyor.domain.export_rows import (
+    EXTENSIONS,
+    MANIFEST,
+    Exported,
+    ExportRow,
+    Names,
+    export_row,
+    inline_row,
+    neutral,
+)
+
+_Member = tuple[str, datetime, int, Method, Iterable[bytes]]
+
+_LEVEL = 6
+_MODE = 0o100644
+_DEFLATED = ZIP_AUTO(0, level=_LEVEL)
+_LARGE = 1 << 31
+"""Bytes from which a body is written in the long form; what is told of it takes 20 bytes more."""
+_EARLIEST = 315_532_800_000
+"""1980-01-01: a zip archive knows no earlier date."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def zip_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
+    """The archive in pieces of 64 KiB, made while the rows come in.
+
+    The manifest waits in a temporary file, packed. What is kept in memory for each body is its
+    entry in the archive's directory, about 250 bytes.
+    """
+    with tempfile.TemporaryFile() as spool:
+        yield from stream_zip(_members(rows, spool), extended_timestamps=False)
+
+
+def _members(rows: Iterable[Exported], spool: IO[bytes]) -> Iterator[_Member]:
+    names = Names()
+    latest = _EARLIEST
+    with gzip.GzipFile(fileobj=spool, mode="wb", compresslevel=1) as manifest:
+        for row in rows:
+            task, file = row.task, None
+            latest = max(latest, task.updated_at)
+            if row.body is not None and task.result is not None:
+                extension = EXTENSIONS[task.result.format]
+                file = names.name(task.task_id, task.spec.external_id, extension)
+                method = ZIP_64 if task.result.size >= _LARGE else _DEFLATED
+                yield file, _date(task.updated_at), _MODE, method, row.body
+            manifest.write(_encoder.encode(export_row(row, file=file)) + b"\n")
+    spool.seek(0)
+    with gzip.GzipFile(fileobj=spool, mode="rb") as manifest:
+        pieces = iter(lambda: manifest.read(1 << 16), b"")
+        yield MANIFEST, _date(latest), _MODE, ZIP_64, pieces
+
+
+def _date(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(max(milliseconds, _EARLIEST) / 1_000, UTC)
+
+
+CSV_COLUMNS = (
+    "task_id",
+    "external_id",
+    "url",
+    "status",
+    "content_type",
+    "size",
+    "error_code",
+    "error_status",
+    "error_detail",
+    "metadata",
+    "body_encoding",
+    "body",
+)
+
+
+def jsonl_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
+    """One JSON object a line, bodies inside."""
+    for row in rows:
+        yield _encoder.encode(inline_row(row)) + b"\n"
+
+
+def csv_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
+    """A header and one record a row, in UTF-8, lines ended by CR LF; no cell is a formula."""
+    sheet = io.StringIO()
+    writer = csv.writer(sheet)
+    writer.writerow(CSV_COLUMNS)
+    for row in rows:
+        writer.writerow([neutral(cell) for cell in _cells(inline_row(row))])
+        yield sheet.getvalue().encode()
+        sheet.seek(0)
+        sheet.truncate()
+    yield sheet.getvalue().encode()
+
+
+def _cells(row: ExportRow) -> list[str]:
+    error = row.error
+    cells = [
+        row.task_id,
+        row.external_id,
+        row.url,
+        row.status,
+        row.content_type,
+        row.size,
+        error and error.code,
+        error and error.status,
+        error and error.detail,
+        row.metadata and _encoder.encode(row.metadata).decode(),
+        row.body_encoding,
+        row.body,
+    ]
+    return ["" if cell is None else str(cell) for cell in cells]
+
+
+Writer = Callable[[Iterable[Exported]], Generator[bytes, None, None]]
+"""Makes an archive while the rows come in; knows no event loop."""
+
+BLOCK = 256 * 1024
+"""Bytes that are gathered before they are handed over."""
+
+
+async def archive(
+    writer: Writer, portions: AsyncIterator[list[Exported]]
+) -> AsyncGenerator[bytes, None]:
+    """The archive of these rows in blocks.
+
+    Raises what `portions` raises. Everything is given up at the next portion after a cancellation.
+    """
+    with closing(writer(_rows(portions))) as output:
+        while block := await to_thread.run_sync(_block, output):
+            yield block
+
+
+def _rows(portions: AsyncIterator[list[Exported]]) -> Iterator[Exported]:
+    async def following() -> list[Exported] | None:
+        return await anext(portions, None)
+
+    while (portion := from_thread.run(following)) is not None:
+        yield from portion
+
+
+def _block(output: Iterator[bytes]) -> bytes:
+    pieces = []
+    size = 0
+    for piece in output:
+        pieces.append(piece)
+        size += len(piece)
+        if size >= BLOCK:
+            break
+    return b"".join(pieces)

@@ -1,0 +1,252 @@
+"""One id a request: the caller's own where it is sane, else a new one. Told in X-Request-ID.
+
+One log line a request: no query (links are signed there), no header, no body.
+
+Whatever is raised while a request is served becomes a problem document, and nothing else.
+
+A web page must not drive the API: foreign Host names and Origins are refused.
+
+A name of somebody else's that resolves to this machine shows in Host; a page of another origin,
+another port of this machine included, shows in Origin. No CORS header is ever sent.
+
+HEAD is answered as GET would be, without the body.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import traceback
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.http.problems import problem_response
+from conveyor.http.request import ClientGone
+from conveyor.ports.clock import Clock
+
+HEADER = "X-Request-ID"
+
+_SANE = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_KEY = "conveyor.request_id"
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id that the middleware gave a request."""
+    request_id: str = scope[_KEY]
+    return request_id
+
+
+class RequestId:
+    """Outermost middleware: every answer carries the id."""
+
+    def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(HEADER, "")
+        request_id = given if _SANE.fullmatch(given) else self._clock.new_id()
+        scope[_KEY] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+CLIENT_CLOSED = 499
+"""The status logged where the client was gone before there was an answer."""
+
+_log = logging.getLogger("conveyor.http")
+
+
+class AccessLog:
+    """Logs method, path, status, milliseconds and request id."""
+
+    def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = self._clock.monotonic()
+        status = CLIENT_CLOSED
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        finally:
+            _log.info(
+                "request",
+                extra={
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "ms": round((self._clock.monotonic() - began) * 1_000, 1),
+                    "request_id": request_id_of(scope),
+                },
+            )
+
+
+class Failures:
+    """Middleware that answers for what the application raises."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        request_id = request_id_of(scope)
+        try:
+            await self._app(scope, receive, send_and_note)
+        except ClientGone:
+            return
+        except Exception as error:
+            refused = error if isinstance(error, ConveyorError) else _unexpected(error, request_id)
+            if started:
+                raise
+            if error is refused and refused.code in (ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL):
+                _log.warning(
+                    "a request could not be served",
+                    extra={"request_id": request_id, "error": str(error)},
+                )
+            await problem_response(refused, request_id=request_id)(scope, receive, send)
+
+
+async def routing_problem(request: Request, error: Exception) -> Response:
+    """The answer to a path that nothing serves, or not with this method."""
+    request_id = request_id_of(request.scope)
+    if not isinstance(error, HTTPException) or error.status_code != 405:
+        return problem_response(
+            ConveyorError(ErrorCode.NOT_FOUND, "nothing is served at this path"),
+            request_id=request_id,
+        )
+    allowed = (error.headers or {}).get("Allow", "")
+    response = problem_response(
+        ConveyorError(ErrorCode.METHOD_NOT_ALLOWED, f"this path takes {allowed}"),
+        request_id=request_id,
+    )
+    response.headers["Allow"] = allowed
+    return response
+
+
+def _unexpected(error: Exception, request_id: str) -> ConveyorError:
+    # The text of an unforeseen exception may hold anything, a key included: it is not logged.
+    _log.error(
+        "unhandled error",
+        extra={
+            "request_id": request_id,
+            "error": type(error).__name__,
+            "where": "".join(traceback.format_tb(error.__traceback__)),
+        },
+    )
+    return ConveyorError(ErrorCode.INTERNAL, "the server met an unforeseen error; it was logged")
+
+
+class Origins:
+    """Middleware that lets through loopback names, `allowed_hosts`, and the public origin."""
+
+    def __init__(self, app: ASGIApp, *, allowed_hosts: Collection[str], public_origin: str) -> None:
+        self._app = app
+        self._public_origin = _origin_of(public_origin)
+        self._allowed = {_canonical(host) for host in allowed_hosts}
+        self._allowed.add(_canonical(urlsplit(public_origin).hostname or ""))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Raises ConveyorError(permission_denied)."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            hosts = headers.getlist("Host")
+            for host in hosts:
+                if not self._is_ours(host):
+                    raise _refused("the Host header names another server")
+            own = {f"{scheme}://{host.lower()}" for host in hosts for scheme in ("http", "https")}
+            for origin in headers.getlist("Origin"):
+                if origin.lower() not in own and origin.lower() != self._public_origin:
+                    raise _refused("requests of web pages of another origin are refused")
+        await self._app(scope, receive, send)
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            parts = urlsplit(f"//{host}")
+            name = _canonical(parts.hostname or "")
+        except ValueError:
+            return False
+        if not name or "@" in host or parts.netloc != host:
+            return False
+        return name in self._allowed or _is_loopback(name)
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _canonical(host: str) -> str:
+    name = host.strip().lower().rstrip(".")
+    return name[1:-1] if name.startswith("[") and name.endswith("]") else name
+
+
+def _origin_of(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}".lower()
+
+
+def _refused(detail: str) -> ConveyorError:
+    return ConveyorError(ErrorCode.PERMISSION_DENIED, detail)
+
+
+class HeadOnly:
+    """Middleware that holds back the bodies of answers to HEAD."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app(scope, receive, send_without_body)

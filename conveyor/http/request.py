@@ -1,0 +1,331 @@
+"""One authenticated request: its caller, the ids in its path, its answers.
+
+Query parameters: each at most once, each checked. Unknown ones are ignored.
+
+Reading request bodies: never more than the limit, JSON only, whole or not at all.
+
+Long work for a client, given up where the client hangs up.
+
+The Idempotency-Key header: what it is scoped to, and how a repeated answer shows.
+
+Taking uploads by signed links: piece by piece, under a limit of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+import anyio
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from conveyor.domain import ids
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.service.callers import Caller
+from conveyor.service.idempotency import Given, KeyedRequest
+from conveyor.service.links import UPLOAD_PATH
+from conveyor.service.responses import encode
+from conveyor.service.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a handler gets. The ids raise ConveyorError(not_found) where they cannot be ids."""
+
+    request: Request
+    service: Service
+    caller: Caller
+
+    @property
+    def caller_id(self) -> str:
+        """The id of the caller."""
+        return self.caller.caller_id
+
+    @property
+    def job_id(self) -> str:
+        """The job in the path."""
+        return self._ulid("job_id", "job")
+
+    @property
+    def run_id(self) -> str | None:
+        """The run in the path; None where the path has none, which means the latest."""
+        return self._ulid("run_id", "run") if "run_id" in self.request.path_params else None
+
+    @property
+    def named_run_id(self) -> str:
+        """The run in a path that always has one."""
+        return self._ulid("run_id", "run")
+
+    @property
+    def task_id(self) -> str:
+        """The task in the path."""
+        task_id: str = self.request.path_params["task_id"]
+        if not ids.is_task_id(task_id):
+            raise not_found("task")
+        return task_id
+
+    def _ulid(self, parameter: str, what: str) -> str:
+        value: str = self.request.path_params[parameter]
+        if not ids.is_ulid(value):
+            raise not_found(what)
+        return value
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+
+
+def json_response(body: msgspec.Struct, *, status: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(encode(body), status_code=status, media_type="application/json")
+
+
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,6}")
+
+
+def text(query: QueryParams, name: str) -> str | None:
+    """A parameter as it stands, None where it is absent."""
+    values = query.getlist(name)
+    if len(values) > 1:
+        _refuse(name, "may be given once")
+    return values[0] if values else None
+
+
+def word(query: QueryParams, name: str, words: Collection[str]) -> str | None:
+    """One of the words, None where the parameter is absent."""
+    value = text(query, name)
+    if value is not None and value not in words:
+        _refuse(name, f"must be one of {', '.join(words)}")
+    return value
+
+
+def page_size(query: QueryParams, *, default: int, most: int) -> int:
+    """The `limit` of a page, from 1 to `most`."""
+    value = text(query, "limit")
+    if value is None:
+        return default
+    if not _WHOLE_NUMBER.fullmatch(value) or not 1 <= int(value) <= most:
+        _refuse("limit", f"must be a whole number from 1 to {most}")
+    return int(value)
+
+
+def _refuse(name: str, problem: str) -> NoReturn:
+    raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"{name}: {problem}")
+
+
+class ClientGone(Exception):
+    """The client has hung up: there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The raw bytes of a body as they came, in pieces, and their sha256."""
+
+    pieces: list[bytes]
+    digest: bytes
+
+    def joined(self) -> bytes:
+        """All of it in one piece."""
+        return b"".join(self.pieces)
+
+
+class BodyLimit:
+    """Middleware that refuses bodies over `limit` bytes, announced or not."""
+
+    def __init__(self, app: ASGIApp, *, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Raises ConveyorError(payload_too_large)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("Content-Length", "")
+        if announced.isdecimal() and int(announced[:20]) > self._limit:
+            raise self._too_large()
+        received = 0
+
+        async def receive_some() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._limit:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, receive_some, send)
+
+    def _too_large(self) -> ConveyorError:
+        return ConveyorError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"a request body holds at most {self._limit} bytes (CONVEYOR_MAX_REQUEST_BYTES)",
+        )
+
+
+async def read_json_body(request: Request) -> Body:
+    """A body that says it is JSON.
+
+    Raises ConveyorError(unsupported_media_type); ClientGone.
+    """
+    headers = request.headers
+    media_type, _, parameters = headers.get("Content-Type", "").partition(";")
+    if media_type.strip().lower() != "application/json" or not _is_utf8(parameters):
+        raise _unsupported("send the body as application/json")
+    if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise _unsupported("send the body without a Content-Encoding")
+    return await read_body(request)
+
+
+async def read_body(request: Request) -> Body:
+    """A body, whatever it is. Raises ClientGone."""
+    pieces: list[bytes] = []
+    digest = hashlib.sha256()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece = message.get("body", b"")
+        pieces.append(piece)
+        digest.update(piece)
+        if not message.get("more_body", False):
+            return Body(pieces, digest.digest())
+
+
+def _is_utf8(parameters: str) -> bool:
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset":
+            return value.strip().strip('"').lower() in ("utf-8", "utf8", "us-ascii")
+    return True
+
+
+def _unsupported(detail: str) -> ConveyorError:
+    return ConveyorError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, detail)
+
+
+T = TypeVar("T")
+
+
+class WhileConnected:
+    """Does work for as long as the client of a request is there. Its body must have been read."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    async def __call__(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What the work returns. Raises what it raises, and ClientGone where it was given up."""
+        results: list[T] = []
+        failures: list[Exception] = []
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:
+                while (await self._request.receive())["type"] != "http.disconnect":
+                    pass
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch)
+            try:
+                results.append(await work())
+            except Exception as error:
+                failures.append(error)
+            group.cancel_scope.cancel()
+        if results:
+            return results[0]
+        raise failures[0] if failures else ClientGone
+
+
+HEADER = "Idempotency-Key"
+REPLAYED_HEADER = "Idempotency-Replayed"
+MAX_LENGTH = 128
+
+_KEY = re.compile(rf"[\x21-\x7e]{{1,{MAX_LENGTH}}}")
+
+
+def keyed_request(request: Request, caller_id: str, body: Body) -> KeyedRequest | None:
+    """The use of a key that a request makes, None without the header.
+
+    Raises ConveyorError(invalid_argument) for a key that is no such thing.
+    """
+    keys = request.headers.getlist(HEADER)
+    if not keys:
+        return None
+    if len(keys) > 1 or not _KEY.fullmatch(keys[0]):
+        raise ConveyorError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"{HEADER}: must be 1 to {MAX_LENGTH} visible ASCII characters",
+        )
+    target = request.url.path + "?" + request.url.query
+    scope = "\n".join((caller_id, request.method, target, keys[0]))
+    return KeyedRequest(hashlib.sha256(scope.encode()).hexdigest(), body.digest)
+
+
+def given_response(given: Given) -> Response:
+    """The very bytes of an answer, marked where they repeat an earlier one."""
+    headers = {REPLAYED_HEADER: "true"} if given.replayed else {}
+    return Response(
+        given.answer.body,
+        status_code=given.answer.status,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+_UPLOAD = re.compile(UPLOAD_PATH.replace("{input_id}", "[^/]+"))
+
+
+class BodyLimits:
+    """Middleware that bounds every body but those of uploads, which the service bounds."""
+
+    def __init__(self, app: ASGIApp, *, limit: int) -> None:
+        self._app = app
+        self._limited = BodyLimit(app, limit=limit)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Raises ConveyorError(payload_too_large)."""
+        app = self._app if _is_upload(scope) else self._limited
+        await app(scope, receive, send)
+
+
+async def receive_upload(request: Request, service: Service) -> Response:
+    """Put the body into the slot that a signed link names. Needs no key."""
+    types = request.headers.getlist("Content-Type")
+    params = request.query_params
+    slot = await service.inputs.open_upload(
+        request.path_params["input_id"],
+        expires=text(params, "expires") or "",
+        signature=text(params, "signature") or "",
+        content_type=types[0] if len(types) == 1 else "",
+    )
+    announced = request.headers.get("Content-Length", "")
+    await service.inputs.store(
+        slot,
+        _pieces(request),
+        announced=int(announced[:20]) if announced.isdecimal() else None,
+    )
+    return Response()
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """The body as it arrives. Raises ClientGone."""
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _is_upload(scope: Scope) -> bool:
+    return (
+        scope["type"] == "http"
+        and scope["method"] == "PUT"
+        and _UPLOAD.fullmatch(scope["path"]) is not None
+    )

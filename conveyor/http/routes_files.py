@@ -1,0 +1,171 @@
+"""Routes of exports, and the download that a signed link opens.
+
+Routes of slots for files of tasks.
+
+Sending result bodies, to their owner and to whoever holds a signed link.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.http import request as query
+from conveyor.http.problems import MEDIA_TYPE
+from conveyor.http.request import Call, Handler, json_response, read_body, read_json_body
+from conveyor.ports.exports import ExportFormat
+from conveyor.service.links import ExportTarget, target_of
+from conveyor.service.responses import encode
+from conveyor.service.results import Content
+from conveyor.service.schemas import ProblemBody
+from conveyor.service.service import Service
+
+
+async def create(call: Call) -> Response:
+    """Make a slot; the answer says where its file goes."""
+    body = await read_json_body(call.request)
+    return json_response(
+        await call.service.inputs.create(call.caller_id, body.joined()), status=201
+    )
+
+
+INPUT_ROUTES: dict[str, dict[str, Handler]] = {
+    "/v1/job_inputs": {"POST": create},
+}
+
+
+_FIELD_VALUE = re.compile(r"[\x20-\x7e]+")
+_FALLBACK_TYPE = "application/octet-stream"
+
+
+# The bytes are a stranger's: a browser is told to give them no origin and no script, and not to
+# guess at their type.
+STRANGERS_HEADERS = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
+
+
+class BodyResponse(Response):
+    """Scraped bytes as they were stored, piece by piece."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], *, headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream the body."""
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        try:
+            async for piece in self._pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await _close(self._pieces)
+
+
+async def read_link(request: Request, service: Service) -> Response:
+    """The body that a signed link opens. Needs no key."""
+    path = request.path_params
+    target = target_of(path["job_id"], path["run_id"], path["task_id"])
+    if target is None:
+        raise not_found("result")
+    found = await service.results.linked_content(
+        target,
+        expires=query.text(request.query_params, "expires") or "",
+        signature=query.text(request.query_params, "signature") or "",
+    )
+    return await content_response(found, method=request.method)
+
+
+async def content_response(found: Content | ProblemBody, *, method: str) -> Response:
+    """The body of a task, or what went wrong with it; to HEAD, only its headers."""
+    if isinstance(found, ProblemBody):
+        return Response(encode(found), status_code=422, media_type=MEDIA_TYPE)
+    content_type = found.content_type
+    if not _FIELD_VALUE.fullmatch(content_type):
+        content_type = _FALLBACK_TYPE
+    headers = {**STRANGERS_HEADERS, "Content-Length": str(found.size), "Content-Type": content_type}
+    return await stored_response(found.pieces, headers=headers, method=method)
+
+
+async def stored_response(
+    pieces: AsyncIterator[bytes], *, headers: Mapping[str, str], method: str
+) -> Response:
+    """What is stored, under these headers; to HEAD, only the headers."""
+    if method == "HEAD":
+        await _close(pieces)
+        return Response(headers=headers)
+    return BodyResponse(pieces, headers=headers)
+
+
+async def _close(pieces: AsyncIterator[bytes]) -> None:
+    aclose = getattr(pieces, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
+MEDIA_TYPES = {
+    ExportFormat.ZIP: "application/zip",
+    ExportFormat.JSONL: "application/x-ndjson",
+    ExportFormat.CSV: "text/csv; charset=utf-8",
+    ExportFormat.PARQUET: "application/vnd.apache.parquet",
+}
+
+
+async def start(call: Call) -> Response:
+    """Ask for an export of a run."""
+    words = [one.value for one in ExportFormat]
+    word = query.word(call.request.query_params, "format", words)
+    body = await read_body(call.request)
+    if body.joined().strip() not in (b"", b"{}"):
+        raise ConveyorError(
+            ErrorCode.INVALID_ARGUMENT, "an export takes no body: its format goes into ?format="
+        )
+    started = await call.service.exports.start(
+        call.caller_id,
+        call.job_id,
+        call.named_run_id,
+        export_format=ExportFormat(word or ExportFormat.ZIP),
+    )
+    return json_response(started, status=202)
+
+
+async def get(call: Call) -> Response:
+    """How far an export is."""
+    export = await call.service.exports.get(
+        call.caller_id, call.job_id, call.named_run_id, call.request.path_params["export_id"]
+    )
+    return json_response(export)
+
+
+async def read_download(request: Request, service: Service) -> Response:
+    """The export that a signed link opens. Needs no key."""
+    target = ExportTarget(**request.path_params)
+    params = request.query_params
+    found = await service.exports.download(
+        target,
+        expires=query.text(params, "expires") or "",
+        signature=query.text(params, "signature") or "",
+    )
+    headers = {
+        **STRANGERS_HEADERS,
+        "Content-Disposition": f'attachment; filename="{found.filename}"',
+        "Content-Length": str(found.size),
+        "Content-Type": MEDIA_TYPES[found.format],
+    }
+    return await stored_response(found.pieces, headers=headers, method=request.method)
+
+
+EXPORT_ROUTES: dict[str, dict[str, Handler]] = {
+    "/v1/jobs/{job_id}/runs/{run_id}/exports": {"POST": start},
+    "/v1/jobs/{job_id}/runs/{run_id}/exports/{export_id}": {"GET": get},
+}

@@ -1,0 +1,1 @@
+"""Logic on top of the ports, for service and handlers alike."""

@@ -1,0 +1,50 @@
+"""Job templates by id: immutable parts of jobs, read once and kept by the worker."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+
+from conveyor.domain.api_keys import KeySealer
+from conveyor.domain.model import Job
+from conveyor.ports.blobs import lifecycle_class
+from conveyor.ports.records import FindsJobs
+
+CAPACITY = 1_000
+
+
+class Template(msgspec.Struct, frozen=True):
+    """A job, and its caller's key in the clear: for memory alone, never shown."""
+
+    job: Job
+    api_key: str
+    lifecycle_days: int
+
+    def __repr__(self) -> str:
+        return f"Template({self.job.job_id})"
+
+
+class Templates:
+    """The most recently used templates."""
+
+    def __init__(self, jobs: FindsJobs, sealer: KeySealer) -> None:
+        self._jobs = jobs
+        self._sealer = sealer
+        self._kept: OrderedDict[str, Template] = OrderedDict()
+
+    async def get(self, job_id: str) -> Template | None:
+        """The template of a job; None where the job is gone. Raises UnsealError."""
+        template = self._kept.get(job_id)
+        if template is not None:
+            self._kept.move_to_end(job_id)
+            return template
+        job = await self._jobs.find_job(job_id)
+        if job is None:
+            return None
+        api_key = self._sealer.unseal(job)
+        template = Template(job, api_key, lifecycle_class(job.result_ttl_days))
+        self._kept[job_id] = template
+        if len(self._kept) > CAPACITY:
+            self._kept.popitem(last=False)
+        return template

@@ -1,0 +1,137 @@
+"""Reading jobs and runs, one at a time and page by page, newest first.
+
+Closing, stopping, pausing and deleting.
+"""
+
+from __future__ import annotations
+
+from conveyor.domain.errors import not_found
+from conveyor.domain.model import JobStatus, JobView, Run
+from conveyor.service.context import Context
+from conveyor.service.notifier import Announcer
+from conveyor.service.responses import job_body, run_body
+from conveyor.service.results import Cursors, bad_cursor
+from conveyor.service.schemas import JobBody, JobsPage, RunBody, RunsPage
+
+MAX_PAGE = 100
+DEFAULT_PAGE = 50
+JOB_TYPES = ("regular", "scheduled")
+
+
+class Listing:
+    """The readable side of jobs and runs."""
+
+    def __init__(self, context: Context, cursors: Cursors) -> None:
+        self._context = context
+        self._cursors = cursors
+
+    async def get_job(self, caller_id: str, job_id: str) -> JobBody:
+        """A job, also while it is being deleted. Raises ConveyorError(not_found)."""
+        view = await self._context.binding.jobs.get_job(caller_id, job_id)
+        if view is None:
+            raise not_found("job")
+        return job_body(view)
+
+    async def require_job(self, caller_id: str, job_id: str) -> None:
+        """Raises ConveyorError(not_found) unless the caller has this job."""
+        await self._context.live_job(caller_id, job_id)
+
+    async def list_jobs(
+        self,
+        caller_id: str,
+        *,
+        status: JobStatus | None,
+        job_type: str | None,
+        cursor: str | None,
+        limit: int,
+    ) -> JobsPage:
+        """A page of jobs. Raises ConveyorError(invalid_argument) for a bad cursor."""
+        scope = f"jobs:{caller_id}:{status}:{job_type}"
+        before = self._cursors.decode(cursor, scope=scope) if cursor is not None else None
+        views: list[JobView] = []
+        if job_type != "scheduled":
+            views = await self._context.binding.jobs.list_jobs(
+                caller_id, status=status, before=before, limit=limit + 1
+            )
+        following = None
+        if len(views) > limit:
+            following = self._cursors.encode(views[limit - 1].job.job_id, scope=scope)
+        return JobsPage([job_body(view) for view in views[:limit]], following)
+
+    async def get_run(self, caller_id: str, job_id: str, run_id: str) -> RunBody:
+        """A run, also while it is being deleted. Raises ConveyorError(not_found)."""
+        await self._context.live_job(caller_id, job_id)
+        run = await self._context.binding.runs.get_run(caller_id, job_id, run_id)
+        if run is None:
+            raise not_found("run")
+        return run_body(run)
+
+    async def list_runs(
+        self, caller_id: str, job_id: str, *, cursor: str | None, limit: int
+    ) -> RunsPage:
+        """A page of runs. Raises ConveyorError: not_found; invalid_argument for a bad cursor."""
+        await self._context.live_job(caller_id, job_id)
+        scope = f"runs:{job_id}"
+        before = self._before(cursor, scope) if cursor is not None else None
+        runs: list[Run] = await self._context.binding.runs.list_runs(
+            caller_id, job_id, before=before, limit=limit + 1
+        )
+        following = None
+        if len(runs) > limit:
+            following = self._cursors.encode(str(runs[limit - 1].run_sequence), scope=scope)
+        return RunsPage([run_body(run) for run in runs[:limit]], following)
+
+    def _before(self, cursor: str, scope: str) -> int:
+        position = self._cursors.decode(cursor, scope=scope)
+        if not position.isdecimal():
+            raise bad_cursor()
+        return int(position)
+
+
+class Lifecycle:
+    """The operations that move a job or run to another state. Each of them is idempotent."""
+
+    def __init__(self, context: Context, announcer: Announcer) -> None:
+        self._context = context
+        self._jobs = context.binding.jobs
+        self._runs = context.binding.runs
+        self._announcer = announcer
+
+    async def close(self, caller_id: str, job_id: str) -> JobBody:
+        """No task comes any more. Raises ConveyorError(not_found)."""
+        view = await self._jobs.close_job(caller_id, job_id, now=self._context.clock.now())
+        if view.latest_run is not None:
+            self._announcer.run_changed(view.latest_run.run_id)
+        return job_body(view)
+
+    async def stop(self, caller_id: str, job_id: str) -> RunBody:
+        """End the latest run. Raises ConveyorError: not_found; run_not_stoppable; no_prior_run."""
+        await self._context.live_job(caller_id, job_id)
+        run = await self._runs.stop_run(caller_id, job_id, now=self._context.clock.now())
+        await self._announcer.run_ended(run.run_id)
+        return run_body(run)
+
+    async def pause(self, caller_id: str, job_id: str, *, paused: bool) -> RunBody:
+        """Hold the latest run, or let it go on. Raises ConveyorError: not_found; conflict;
+        no_prior_run."""
+        await self._context.live_job(caller_id, job_id)
+        run = await self._runs.pause_run(
+            caller_id, job_id, paused=paused, now=self._context.clock.now()
+        )
+        self._announcer.run_changed(run.run_id)
+        return run_body(run)
+
+    async def delete_job(self, caller_id: str, job_id: str) -> None:
+        """Make a job a tombstone and have it scrubbed. Raises ConveyorError(not_found)."""
+        run_ids = await self._jobs.delete_job(caller_id, job_id, now=self._context.clock.now())
+        for run_id in run_ids:
+            await self._announcer.run_deleted(job_id, run_id)
+        if not run_ids:
+            await self._jobs.purge_job(job_id)
+
+    async def delete_run(self, caller_id: str, job_id: str, run_id: str) -> None:
+        """Make a run a tombstone and have it scrubbed. Raises ConveyorError: not_found;
+        run_has_descendants."""
+        await self._context.live_job(caller_id, job_id)
+        await self._runs.delete_run(caller_id, job_id, run_id, now=self._context.clock.now())
+        await self._announcer.run_deleted(job_id, run_id)

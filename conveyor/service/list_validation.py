@@ -1,0 +1,221 @@
+"""The child process that checks a long list of tasks: started, fed, listened to, and ended.
+
+It lives no longer than the call that it works for, however that call ends.
+
+Work that nobody waits for any more is given up.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
+
+import anyio
+import msgspec
+from anyio.abc import ByteSendStream, Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.intake.frames import HEADER, Chunk, Done, Frame, Head, Refusal, Work, decode_frame
+from conveyor.ports.clock import Clock
+
+CHILDREN = 2
+"""Most children at a time; who comes later waits for a turn."""
+ESTIMATE_AFTER = 2.0
+"""Seconds of work after which it can be told how long the whole list will take."""
+
+COMMAND = (sys.executable, "-P", "-m", "conveyor.intake")
+
+_ESTIMATE_EVERY = 0.5
+_BUFFERED = 262_144
+"""Bytes that may be on their way without the child having begun to read."""
+
+Pieces = Sequence[bytes] | AsyncIterator[bytes]
+Sink = Callable[[Head | Chunk], Awaitable[None]]
+
+
+class Stager:
+    """Has lists checked by children. `max_seconds` bounds how long one list may take."""
+
+    def __init__(
+        self, clock: Clock, *, max_seconds: float, command: Sequence[str] = COMMAND
+    ) -> None:
+        self._clock = clock
+        self._max_seconds = max_seconds
+        self._command = command
+        self._turns = anyio.CapacityLimiter(CHILDREN)
+
+    async def stage(self, work: Work, pieces: Pieces, *, total: int, sink: Sink) -> Done:
+        """Have one list of `total` bytes checked; what comes of it goes to the sink as it comes.
+
+        Raises ConveyorError: what the child says of a bad list; payload_too_large where the list
+        would take too long; unavailable where the child breaks off; and whatever `pieces` and
+        `sink` raise. What the sink was given is void then.
+        """
+        async with self._turns, _child(self._command) as process:
+            talk = _Talk(
+                process, self._clock, total=total, max_seconds=self._max_seconds, sink=sink
+            )
+            return await talk.run(work, pieces)
+
+
+@dataclass(slots=True)
+class _Talk:
+    """One list, one child: writing and reading at once, so that neither pipe blocks the other."""
+
+    process: Process
+    clock: Clock
+    total: int = field(kw_only=True)
+    max_seconds: float = field(kw_only=True)
+    sink: Sink = field(kw_only=True)
+    fed: int = 0
+    reading_since: float | None = None
+
+    async def run(self, work: Work, pieces: Pieces) -> Done:
+        done: list[Done] = []
+        failures: list[Exception] = []
+        async with anyio.create_task_group() as group:
+
+            async def part(action: Callable[[], Awaitable[None]]) -> None:
+                try:
+                    await action()
+                except Exception as error:
+                    failures.append(error)
+                    group.cancel_scope.cancel()
+
+            async def listen() -> None:
+                done.append(await self._listen())
+                group.cancel_scope.cancel()
+
+            group.start_soon(part, partial(self._feed, work, pieces))
+            group.start_soon(part, self._watch_time)
+            group.start_soon(part, listen)
+        if done:
+            return done[0]
+        raise failures[0]
+
+    async def _feed(self, work: Work, pieces: Pieces) -> None:
+        stdin = self.process.stdin
+        assert stdin is not None
+        await _give(stdin, msgspec.json.encode(work) + b"\n")
+        async with aclosing(_each(pieces)) as each:
+            async for piece in each:
+                await _give(stdin, piece)
+                self.fed += len(piece)
+                if self.fed > _BUFFERED:
+                    self._child_reads()
+        with suppress(ConnectionError):
+            await stdin.aclose()
+        self._child_reads()
+
+    def _child_reads(self) -> None:
+        if self.reading_since is None:
+            self.reading_since = self.clock.monotonic()
+
+    async def _listen(self) -> Done:
+        assert self.process.stdout is not None
+        frames = BufferedByteReceiveStream(self.process.stdout)
+        while True:
+            frame = await _next_frame(frames)
+            if isinstance(frame, Done):
+                return frame
+            if isinstance(frame, Refusal):
+                raise ConveyorError(frame.code, frame.detail, invalid_tasks=frame.invalid_tasks)
+            await self.sink(frame)
+
+    async def _watch_time(self) -> None:
+        began = self.clock.monotonic()
+        await self.clock.sleep(ESTIMATE_AFTER)
+        while True:
+            now = self.clock.monotonic()
+            estimate = now - began
+            if self.reading_since is not None and now - self.reading_since >= ESTIMATE_AFTER:
+                share = self.fed / self.total if self.fed < self.total else 1.0
+                estimate = max(estimate, (now - self.reading_since) / share)
+            if estimate > self.max_seconds:
+                raise ConveyorError(
+                    ErrorCode.PAYLOAD_TOO_LARGE,
+                    f"checking this list of tasks would take about {estimate:.0f} s: "
+                    f"CONVEYOR_MAX_VALIDATION_SECONDS allows {self.max_seconds:g}",
+                )
+            await self.clock.sleep(_ESTIMATE_EVERY)
+
+
+@asynccontextmanager
+async def _child(command: Sequence[str]) -> AsyncIterator[Process]:
+    """A running child, dead and reaped at the exit.
+
+    It gets this process's import path and nothing else of its environment; a session of its own
+    keeps the terminal's signals from it.
+    """
+    with anyio.CancelScope(shield=True):
+        try:
+            process = await anyio.open_process(
+                command,
+                stderr=subprocess.DEVNULL,
+                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,
+            )
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise ConveyorError(
+                ErrorCode.UNAVAILABLE, f"no process could be started to check the list: {reason}"
+            ) from error
+    try:
+        yield process
+    finally:
+        with anyio.CancelScope(shield=True):
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.aclose()
+
+
+async def _give(stdin: ByteSendStream, piece: bytes) -> None:
+    """Feed the child, unless it has closed its end: it has seen enough then, and its last frame
+    says why."""
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
+        await stdin.send(piece)
+
+
+async def _each(pieces: Pieces) -> AsyncGenerator[bytes, None]:
+    if isinstance(pieces, Sequence):
+        for piece in pieces:
+            yield piece
+    else:
+        async for piece in pieces:
+            yield piece
+
+
+async def _next_frame(frames: BufferedByteReceiveStream) -> Frame:
+    try:
+        kind, length = HEADER.unpack(await frames.receive_exactly(HEADER.size))
+        return decode_frame(kind, await frames.receive_exactly(length))
+    except (anyio.IncompleteRead, anyio.EndOfStream, anyio.ClosedResourceError, ValueError) as gone:
+        raise ConveyorError(
+            ErrorCode.UNAVAILABLE, "the check of the list of tasks broke off; send it again"
+        ) from gone
+
+
+T = TypeVar("T")
+
+
+class Attended(Protocol):
+    """Does a piece of work for as long as somebody waits for it.
+
+    Where they have gone the work is cancelled, and an exception tells whoever is behind this.
+    """
+
+    async def __call__(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What the work returns. Raises what it raises."""
+        ...
+
+
+async def unattended(work: Callable[[], Awaitable[T]]) -> T:
+    """Do the work whether or not somebody waits."""
+    return await work()

@@ -1,0 +1,202 @@
+"""How records become answers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+from pydantic_core import Url
+
+from conveyor.domain.model import (
+    Event,
+    Job,
+    JobView,
+    Problem,
+    Run,
+    RunStats,
+    RunStatus,
+    Spend,
+    Task,
+)
+from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.domain.timestamps import rfc3339
+from conveyor.ports.records import Appended, Rerun
+from conveyor.service.schemas import (
+    AddTasksBody,
+    CallbackBody,
+    EventBody,
+    HistoryBody,
+    JobBody,
+    ProblemBody,
+    RerunBody,
+    ResultBody,
+    RunBody,
+    SpendBody,
+    StatsBody,
+    SubmitBody,
+)
+
+PROBLEM_TYPE = "urn:conveyor:problem:"
+"""What the type of a problem starts with; its code follows."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(body: msgspec.Struct) -> bytes:
+    """An answer as JSON."""
+    return _encoder.encode(body)
+
+
+def job_body(view: JobView) -> JobBody:
+    """A job as the wire shows it: neither its caller nor its sealed key."""
+    job = view.job
+    return JobBody(
+        job_id=job.job_id,
+        type="regular",
+        status=job.status.value,
+        format=job.format.value,
+        zenrows_params=job.params,
+        external_id=job.external_id,
+        name=job.name,
+        metadata=job.metadata,
+        max_inflight=job.max_inflight,
+        priority=job.priority,
+        max_attempts=job.max_attempts,
+        result_ttl_days=job.result_ttl_days,
+        callback=CallbackBody(job.callback.task_token) if job.callback is not None else None,
+        latest_run=run_body(view.latest_run) if view.latest_run is not None else None,
+        created_at=rfc3339(job.created_at),
+        updated_at=rfc3339(job.updated_at),
+    )
+
+
+def run_body(run: Run) -> RunBody:
+    """A run as the wire shows it."""
+    failed = run.status is RunStatus.FAILED and run.failure_reason is not None
+    return RunBody(
+        run_id=run.run_id,
+        job_id=run.job_id,
+        run_sequence=run.run_sequence,
+        status=run.status.value,
+        trigger=run.trigger,
+        stats=_stats_body(run.stats),
+        last_batch_received=run.last_batch_received if run.run_sequence == 1 else None,
+        pause_state="paused" if run.paused and run.status in LIVE_RUN_STATES else None,
+        ingest_status=run.ingest.status.value if run.ingest is not None else None,
+        created_at=rfc3339(run.created_at),
+        updated_at=rfc3339(run.updated_at),
+        failure_reason=run.failure_reason.value if failed and run.failure_reason else None,
+        failure_detail=run.failure_detail if failed else None,
+    )
+
+
+def submit_body(job: Job, run: Run | None, *, accepted: int) -> SubmitBody:
+    """The answer to a submit."""
+    return SubmitBody(
+        job_id=job.job_id,
+        status=job.status.value,
+        latest_run=run_body(run) if run is not None else None,
+        accepted_tasks=accepted,
+    )
+
+
+def add_tasks_body(appended: Appended) -> AddTasksBody:
+    """The answer to an addition of tasks."""
+    return AddTasksBody(
+        accepted_tasks=appended.accepted,
+        job_status=appended.view.job.status.value,
+        latest_run=run_body(made_run(appended.view)),
+    )
+
+
+def rerun_body(rerun: Rerun) -> RerunBody:
+    """The answer to a rerun."""
+    return RerunBody(
+        job_id=rerun.view.job.job_id,
+        status=rerun.view.job.status.value,
+        latest_run=run_body(made_run(rerun.view)),
+        rerun_of=rerun.rerun_of,
+        retried_tasks=rerun.retried,
+        inherited_tasks=rerun.inherited,
+    )
+
+
+def made_run(view: JobView) -> Run:
+    """The run that a write has just made or changed: it is the job's latest."""
+    if view.latest_run is None:
+        raise ValueError(f"job {view.job.job_id} has no run right after a write to it")
+    return view.latest_run
+
+
+def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultBody:
+    """A task as a list of results shows it."""
+    spec = task.spec
+    result = task.result
+    return ResultBody(
+        task_id=task.task_id,
+        external_id=spec.external_id,
+        run_id=task.run_id,
+        url=spec.url,
+        metadata=spec.metadata,
+        method=spec.method if spec.method != "GET" else None,
+        status="expired" if expired else task.status.value,
+        type=result.format.value if result is not None else None,
+        result_url=result_url,
+        error=problem_body(task.error) if task.error is not None else None,
+        source_run_id=task.source_run_id,
+        created_at=rfc3339(task.created_at),
+        updated_at=rfc3339(task.updated_at),
+    )
+
+
+def history_body(events: list[Event]) -> HistoryBody:
+    """The history of a task."""
+    return HistoryBody(
+        [
+            EventBody(
+                started_at=rfc3339(event.started_at),
+                ended_at=rfc3339(event.ended_at),
+                attempt=max(event.attempt, 1),
+                kind=event.kind.value,
+                error=problem_body(event.error) if event.error is not None else None,
+                spend=_spend_body(event.spend),
+            )
+            for event in events
+        ]
+    )
+
+
+def problem_body(problem: Problem) -> ProblemBody:
+    """A stored problem, with a type that every client can read as a URL."""
+    return ProblemBody(
+        type=problem.type if _is_url(problem.type) else PROBLEM_TYPE + problem.code,
+        title=problem.title,
+        status=problem.status,
+        detail=problem.detail,
+        code=problem.code,
+        instance=problem.instance,
+    )
+
+
+def _stats_body(stats: RunStats) -> StatsBody:
+    return StatsBody(
+        total=stats.total,
+        completed=stats.completed,
+        successful=stats.successful,
+        failed=stats.failed,
+        failure_reasons=stats.failure_reasons or None,
+        spend=_spend_body(stats.spend),
+    )
+
+
+def _spend_body(spend: Spend) -> SpendBody:
+    return SpendBody(spend.credits, spend.cost)
+
+
+@lru_cache(maxsize=1_024)
+def _is_url(text: str) -> bool:
+    try:
+        Url(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,219 @@
+"""Checks of single values: each says what a value must be, or None where it is just that.
+
+Checks of addresses: each says what one must be, or None where it is just that.
+
+The text is never repeated, for a password may be in it: one with a character that ought to be
+escaped, such as /, stands where the host, the path or a parameter is looked for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+Check = Callable[[Any], str | None]
+
+HOUR = 3_600
+"""Seconds beyond which work stands still that waits for somebody to look, or to be given up."""
+MOST_VISIBILITY = 43_200
+"""Seconds for which SQS hides a message at most."""
+MOST_LINK = 604_800
+"""Seconds for which S3 believes a signed link at most."""
+LONG = 31_536_000
+"""Seconds, a year: longer is a mistake, and times far beyond cannot be written down."""
+MOST_DAYS = 36_500
+"""Days, a hundred years: the same of days."""
+
+
+def at_least(low: float) -> Check:
+    """A number from `low` on."""
+    return lambda value: None if value >= low else f"must be at least {low:g}"
+
+
+def between(low: float, high: float) -> Check:
+    """A number from `low` to `high`, both included."""
+    return lambda value: None if low <= value <= high else f"must be from {low:g} to {high:g}"
+
+
+def lasting(low: float, high: float = LONG) -> Check:
+    """A time from `low` to `high`, both included; in seconds, where that is left out."""
+
+    def check(value: float) -> str | None:
+        if not value >= low:
+            return f"must be at least {low:g}"
+        return None if value <= high else f"must be at most {high:.10g}"
+
+    return check
+
+
+def one_of(*words: str) -> Check:
+    """One of some words; "" among them stands for none."""
+    return lambda value: (
+        None if value in words else f"must be one of {', '.join(filter(None, words))}"
+    )
+
+
+def not_empty(value: str) -> str | None:
+    """A path that is named."""
+    return None if value else "must be the path of a directory"
+
+
+def name(value: str) -> str | None:
+    """What can be a part of the name of a table, a queue and a bucket, or nothing."""
+    if not value or re.fullmatch(r"[a-z][a-z0-9-]{0,31}", value):
+        return None
+    return "must be a lower-case letter and up to 31 more, digits or hyphens"
+
+
+LONGEST_NAME = 253
+"""Characters of a host name."""
+
+_UNFIT = re.compile(r"[\x00-\x20\x7f]")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?:{_LABEL}\.)*{_LABEL}\.?")
+_ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?[0-9]+\.?")
+_REGION = re.compile(r"(?=.{1,63}\Z)[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+
+_ESCAPED = " (in a password /, ?, # and @ are written %2F, %3F, %23 and %40)"
+_ORIGIN = "must be an http(s) URL of a host, without user, query and fragment"
+
+_WHOLE = re.compile(r"[0-9]{1,9}"), "a whole number"
+_FILE = re.compile(r".+"), "the path of a file"
+_PARAMETERS = {
+    "db": _WHOLE,
+    "protocol": (re.compile(r"[23]"), "2 or 3"),
+    "health_check_interval": _WHOLE,
+}
+_TLS_PARAMETERS = {
+    "ssl_cert_reqs": (re.compile(r"none|optional|required"), "none, optional or required"),
+    "ssl_check_hostname": (re.compile(r"true|false"), "true or false"),
+    "ssl_ca_certs": _FILE,
+    "ssl_certfile": _FILE,
+    "ssl_keyfile": _FILE,
+}
+
+
+def gateway(value: str) -> str | None:
+    """What CONVEYOR_GATEWAY takes; user and query belong to the URL of some APIs."""
+    parts = _split(value)
+    if value in ("direct", "fake") or (parts is not None and _is_web(parts, beyond_ascii=True)):
+        return None
+    return "must be direct, fake, or the http(s) URL of a scraping API"
+
+
+def origin(value: str) -> str | None:
+    """An http(s) URL that paths are put behind, or nothing."""
+    parts = _split(value)
+    fits = parts is not None and _is_web(parts) and _is_bare(parts)
+    return None if not value or fits else _ORIGIN
+
+
+def endpoint(value: str) -> str | None:
+    """Where a service of AWS is, or nothing. Its clients take no host name with an underscore."""
+    problem = origin(value)
+    if problem is None and "_" in urlsplit(value).netloc:
+        return f"{_ORIGIN}, in whose name is no underscore"
+    return problem
+
+
+def region(value: str) -> str | None:
+    """What can be the name of a region, as those of AWS and of emulators, or nothing."""
+    if not value or _REGION.fullmatch(value):
+        return None
+    return "must be the name of a region, such as eu-west-1"
+
+
+def redis_url(value: str) -> str | None:
+    """A URL of Redis, or nothing."""
+    if not value:
+        return None
+    parts = _split(value)
+    if parts is None:
+        return f"must be a URL without spaces and control characters{_ESCAPED}"
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        return "must be a redis://, rediss:// or unix:// URL"
+    if parts.fragment:
+        return f"must have no fragment{_ESCAPED}"
+    place = _socket_problem(parts) if parts.scheme == "unix" else _server_problem(parts)
+    return place or _parameters_problem(parts)
+
+
+def _split(value: str) -> SplitResult | None:
+    # What is not allowed in a URL is left out by the parser, and sent by others.
+    if _UNFIT.search(value):
+        return None
+    try:
+        return urlsplit(value)
+    except ValueError:
+        return None
+
+
+def _is_web(parts: SplitResult, *, beyond_ascii: bool = False) -> bool:
+    return (
+        parts.scheme in ("http", "https")
+        and _is_host(parts, beyond_ascii=beyond_ascii)
+        and _has_possible_port(parts)
+    )
+
+
+def _is_bare(parts: SplitResult) -> bool:
+    return "@" not in parts.netloc and not parts.query and not parts.fragment
+
+
+def _is_host(parts: SplitResult, *, beyond_ascii: bool = False) -> bool:
+    """Whether it names a host that can be: an address, or labels that a resolver can hold."""
+    host = parts.hostname or ""
+    try:
+        if "[" in parts.netloc or _ENDS_IN_NUMBER.fullmatch(host):
+            ipaddress.ip_address(host)
+            return "%" not in host  # that of an interface, which not everybody here can read
+        if beyond_ascii and not host.isascii():
+            host = host.encode("idna").decode("ascii")
+    except ValueError:
+        return False
+    return len(host) <= LONGEST_NAME and _NAME.fullmatch(host) is not None
+
+
+def _has_possible_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
+
+
+def _socket_problem(parts: SplitResult) -> str | None:
+    if parts.netloc.rpartition("@")[2] or parts.path in ("", "/"):
+        return f"must have the whole path of a socket, as unix:///PATH{_ESCAPED}"
+    return None
+
+
+def _server_problem(parts: SplitResult) -> str | None:
+    if not _is_host(parts):
+        return f"must name a host{_ESCAPED}"
+    if not _has_possible_port(parts):
+        return f"must have a port from 1 to 65535, or none{_ESCAPED}"
+    if not re.fullmatch(r"/?|/[0-9]{1,9}", parts.path):
+        return f"must have the number of a database as its path, or none{_ESCAPED}"
+    return None
+
+
+def _parameters_problem(parts: SplitResult) -> str | None:
+    known = _PARAMETERS | (_TLS_PARAMETERS if parts.scheme == "rediss" else {})
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    names = [name for name, _ in given]
+    if not known.keys() >= set(names):
+        return f"must have no parameters but {', '.join(known)}{_ESCAPED}"
+    for name, value in given:
+        pattern, words = known[name]
+        if not pattern.fullmatch(value):
+            return f"must have {words} as its parameter {name}"
+    if parts.scheme != "unix" and parts.path not in ("", "/"):
+        names.append("db")
+    if len(names) > len(set(names)):
+        return "must say each thing once, a database in its path or as db"
+    if "ssl_keyfile" in names and "ssl_certfile" not in names:
+        return "must have ssl_certfile where it has ssl_keyfile"
+    return None
