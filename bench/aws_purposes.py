@@ -11,35 +11,39 @@ PURPOSES = {
     "dynamodb.claims.Claims.renew": "renewal of claims",
     "dynamodb.claims.Claims.release": "claim undone",
     "dynamodb.claims.Claims._begin": "claim undone",
-    "dynamodb.settling": "end of a task",
+    "dynamodb.claims.settle_row": "end of a task",
     "dynamodb.counters": "counters",
-    "dynamodb.run_reads": "is the run live",
+    "dynamodb.counters.find_ingest_row": "checkpoint",
+    "dynamodb.counters.ingest_row_at": "checkpoint",
+    "dynamodb.run_rows.RunReads": "is the run live",
+    "dynamodb.run_rows.Places": "where a run lies",
     "dynamodb.permits": "permits",
-    "dynamodb.task_writes": "rows",
-    "dynamodb.ingest_end": "end of the ingestion",
+    "dynamodb.task_rows.insert_items": "rows",
+    "dynamodb.task_rows.remove_untouched": "rows",
     "dynamodb.ingestion": "checkpoint",
-    "dynamodb.ingest_counts": "checkpoint",
-    "dynamodb.dispatch": "discovery",
-    "dynamodb.fleet": "beat of the fleet",
-    "dynamodb.places": "where a run lies",
+    "dynamodb.ingestion.finish": "end of the ingestion",
+    "dynamodb.ingestion.too_late": "end of the ingestion",
+    "dynamodb.runs.Dispatch": "discovery",
+    "dynamodb.runs.read_all": "discovery",
     "dynamodb.outbox": "outbox",
     "dynamodb.sweeping": "the sweep",
-    "dynamodb.due": "the sweep",
-    "sqs.addresses": "address of a queue",
-    "sqs.depths": "depth of a queue",
+    "dynamodb.client.ended": "the sweep",
+    "startup_checks": "beat of the fleet",
+    "sqs.registry.Addresses": "address of a queue",
+    "sqs.queues.Depths": "depth of a queue",
     "handlers.sweep": "the sweep",
     "handlers.notify": "outbox",
-    "handlers.templates": "templates",
-    "engine.discovery": "discovery",
-    "engine.acknowledging": "acknowledgements",
-    "engine.returns": "messages given back",
     "handlers.ingest": "ingestion",
     "handlers.task": "body of a result",
+    "records.job_templates": "templates",
+    "engine.discovery": "discovery",
+    "engine.delivery.Acknowledger": "acknowledgements",
+    "engine.delivery.Returns": "messages given back",
     "service": "the API",
     "http": "the API",
 }
-"""By where a function is, below the package. The innermost function that is in one of these counts;
-none of them is within another."""
+"""By where a function is, below the package. The innermost function that is in one of these counts,
+by its longest name that stands here."""
 OTHER = "other"
 _PACKAGE = "conveyor."
 _BINDING = "conveyor.prod."
@@ -62,7 +66,7 @@ def purpose_of(module: str, function: str) -> str | None:
         return None
     short = module.removeprefix(_BINDING).removeprefix(_PACKAGE)
     names = f"{short}.{function}".split(".")
-    for length in range(1, len(names) + 1):
+    for length in range(len(names), 0, -1):
         found = PURPOSES.get(".".join(names[:length]))
         if found is not None:
             return found

@@ -16,14 +16,11 @@ from conveyor.domain.ids import task_ids
 from conveyor.domain.model import TaskSpec
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.dynamodb.items import Item, Table
-from conveyor.prod.dynamodb.keys import Key
-from conveyor.prod.dynamodb.places import Place
-from conveyor.prod.dynamodb.table import PARTITION_KEY, SORT_KEY, description
-from conveyor.prod.dynamodb.task_items import new_task_item
-from conveyor.prod.dynamodb.task_writes import MOST_CALLS, MOST_INSERT, insert_items
-from conveyor.prod.dynamodb.values import tag_all
+from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.dynamodb.client import Item, Table, tag_all
+from conveyor.prod.dynamodb.run_rows import Place
+from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, description
+from conveyor.prod.dynamodb.task_rows import MOST_CALLS, MOST_INSERT, insert_items, new_task_item
 
 ROWS = 5_000
 TURNS = 3

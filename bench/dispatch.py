@@ -22,7 +22,7 @@ from bench.dispatch_summary import findings, machine_line, markdown, plot_of, sp
 from bench.harness import DEFAULT_WORK, ROOT, fresh_work
 from bench.plot import svg
 from bench.realtime import measure_real_time
-from conveyor.testing.simulation_view import Column, Group, Row, table, width_of
+from conveyor.simulation.view import Column, Group, Row, table, width_of
 
 SEEDS = 5
 QUICK_TASKS = 2_000

@@ -12,8 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 from bench.harness import cpus
-from conveyor.testing.simulation import PICKINGS, REALISTIC, JobPlan, Report, Scenario, simulate
-from conveyor.testing.simulation_view import Row, numbers, spread
+from conveyor.simulation import PICKINGS, REALISTIC, JobPlan, Report, Scenario, simulate
+from conveyor.simulation.view import Row, numbers, spread
 
 SMALL_RUNS = 50
 TASKS_PER_RUN = 20

@@ -13,8 +13,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from bench.harness import cpus
-from conveyor.testing.simulation import WORLDS, JobPlan, Scenario, simulate
-from conveyor.testing.simulation_view import Row
+from conveyor.simulation import WORLDS, JobPlan, Scenario, simulate
+from conveyor.simulation.view import Row
 
 RESERVING = ("reserve-strict", "reserve")
 RECEIVING = ("off", "local", "local-exact")

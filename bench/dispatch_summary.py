@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bench.dispatch_grid import FLEET_CAPS, FLEET_WORKERS, POLICIES, RESERVING
 from bench.harness import cpu_model, cpus, memory_gb
 from bench.plot import Panel, Plot
-from conveyor.testing.simulation_view import (
+from conveyor.simulation.view import (
     CAP,
     FIGURES,
     PERMITS,

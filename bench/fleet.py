@@ -15,9 +15,9 @@ from dataclasses import replace
 from bench.aws_fleet import Used, Watched, watched
 from bench.aws_job import used
 from bench.harness import Figure, Options, Row, Scenario
-from conveyor.testing.simulation import REALISTIC, JobPlan, simulate
-from conveyor.testing.simulation import Scenario as Simulated
-from conveyor.testing.simulation.latency import Latency
+from conveyor.simulation import REALISTIC, JobPlan, simulate
+from conveyor.simulation import Scenario as Simulated
+from conveyor.simulation.latency import Latency
 
 POLICIES = ("off", "reserve")
 WORKERS, SLOTS, CAP = 4, 10, 10

@@ -36,9 +36,9 @@ from conveyor.ports.permits import Holding, Permits, Standing
 from conveyor.ports.queues import DEAD_LETTER_QUEUE, Delivery, run_queue
 from conveyor.ports.records import Answer
 from conveyor.settings import Settings, load
-from conveyor.testing.lease_rows import CountThenInsertPermits, LeaseRows
-from conveyor.testing.simulation import PUBLISHED
-from conveyor.testing.simulation_view import Row
+from conveyor.simulation import PUBLISHED
+from conveyor.simulation.permits import CountThenInsertPermits, LeaseRows
+from conveyor.simulation.view import Row
 
 POLICIES = (("off", PUBLISHED_STORE), ("local", PUBLISHED_STORE), ("reserve", LEDGER))
 DEADLINE = 120.0

@@ -21,7 +21,7 @@ from bench.dispatch_grid import (
     Cell,
     head_to_head,
 )
-from conveyor.testing.simulation import Report, simulate
+from conveyor.simulation import Report, simulate
 
 SEEDS = 5
 BUFFER = 12

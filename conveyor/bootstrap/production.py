@@ -206,7 +206,7 @@ def _probes(binding: ProdBinding, ready: Readiness, telemetry: Telemetry, clock:
 
 
 def _options(settings: Settings) -> ProdOptions:
-    from conveyor.prod.aws.options import AwsOptions
+    from conveyor.prod.aws.calls import AwsOptions
     from conveyor.prod.options import ProdOptions
 
     secret, older = root_secrets(settings)

@@ -174,7 +174,7 @@ def _run(task: Task) -> int:
     import anyio
 
     from conveyor.roles.logs import start_logs
-    from conveyor.roles.production_rules import check_place
+    from conveyor.roles.production import check_place
     from conveyor.settings import from_environment
 
     with in_one_line():

@@ -10,8 +10,8 @@ import click
 
 from conveyor import __version__
 from conveyor.cli.admin import admin
-from conveyor.cli.production import api, run_role, worker
 from conveyor.cli.run import run
+from conveyor.cli.server import api, run_role, worker
 from conveyor.cli.work import job_options, run_client, tasks_of
 from conveyor.client.options import (
     file_options,
@@ -21,7 +21,7 @@ from conveyor.client.options import (
     task_options,
     watch_option,
 )
-from conveyor.testing.simulate_command import simulate
+from conveyor.simulation.command import simulate
 
 if TYPE_CHECKING:
     from conveyor.client.commands import Target, Terminal

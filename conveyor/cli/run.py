@@ -12,7 +12,7 @@ from conveyor.client.options import Directory, file_options, gateway_options, ta
 from conveyor.client.program import INTERRUPTED, Failure, Interruption
 
 if TYPE_CHECKING:
-    from conveyor.client.file_input import OpenInput
+    from conveyor.client.inputs import OpenInput
     from conveyor.client.submit import JobOptions
     from conveyor.settings import Settings
 
@@ -81,7 +81,7 @@ def _whole_job(
     api_key: str | None,
 ) -> int:
     from conveyor.client.download import prepare
-    from conveyor.client.whole import WholeJob
+    from conveyor.client.job_session import WholeJob
     from conveyor.domain.errors import ConveyorError
     from conveyor.roles.run import run_once
 

@@ -1,4 +1,7 @@
-"""`conveyor-dev`: a server on this machine."""
+"""`conveyor-dev`: a server on this machine.
+
+`conveyor api` and `conveyor worker`: the roles of production.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,56 @@ from conveyor.client.options import Directory, gateway_options
 
 if TYPE_CHECKING:
     from conveyor.roles.banner import Announcer
+    from conveyor.roles.production import RoleInfo
+
+metrics_port_option = click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    help="Port of /metrics and /readyz; 0 picks a free one [9001].",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one machine-readable line when ready."
+)
+
+
+@click.command()
+@click.option("--host", help="Address to listen on [0.0.0.0].")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000].")
+@metrics_port_option
+@json_option
+def api(as_json: bool, **flags: Any) -> int:
+    """Serve the API over AWS, working no task; any number of these make a fleet with workers.
+
+    Set by environment variables CONVEYOR_…
+    """
+    return run_role("api", as_json=as_json, **flags)
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(1, 10_000), help="Gateway calls at a time [50].")
+@metrics_port_option
+@json_option
+def worker(as_json: bool, **flags: Any) -> int:
+    """Work the tasks of a fleet over AWS, serving no API.
+
+    Set by environment variables CONVEYOR_…
+    """
+    return run_role("worker", as_json=as_json, **flags)
+
+
+def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
+    """Be a role until a signal; the exit code."""
+    from conveyor.roles.production import run
+    from conveyor.settings import from_environment
+
+    def ready(info: RoleInfo) -> None:
+        if as_json:
+            import msgspec
+
+            click.echo(msgspec.json.encode(info).decode())
+
+    with in_one_line(flags):
+        return run(from_environment(production=True, role=role, **flags), on_ready=ready)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,9 +107,8 @@ def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
 
 
 def _demo(flags: dict[str, Any], announcer: Announcer) -> int:
-    from conveyor.client.tour import tour
     from conveyor.clock import SystemClock
-    from conveyor.roles.demo import run_demo
+    from conveyor.demo.run import run_demo, tour
     from conveyor.settings import client_environment
 
     pace = SystemClock()

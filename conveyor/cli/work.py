@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conveyor.client.file_input import FileType
+from conveyor.client.inputs import FileType
 from conveyor.client.options import csv_options, parameters
 from conveyor.client.program import Failure, Interruption
 
 if TYPE_CHECKING:
     from conveyor.client.commands import Target, Terminal
-    from conveyor.client.file_input import OpenInput
+    from conveyor.client.inputs import OpenInput
     from conveyor.client.submit import JobOptions
     from conveyor.settings import InvalidSetting
 
@@ -73,8 +73,7 @@ def told() -> Iterator[Terminal]:
 def tasks_of(inputs: tuple[str, ...], flags: dict[str, Any]) -> Iterator[list[Any] | OpenInput]:
     """What the arguments name, read or open; takes the options of files out of the flags."""
     from conveyor.client.errors import ClientError
-    from conveyor.client.file_input import file_input, opened
-    from conveyor.client.inputs import read_tasks
+    from conveyor.client.inputs import file_input, opened, read_tasks
 
     file_type = flags.pop("file_type")
     csv = csv_options(

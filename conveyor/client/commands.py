@@ -12,14 +12,18 @@ import msgspec
 from conveyor.client.api import Api, Pace, connect
 from conveyor.client.download import download, prepare
 from conveyor.client.errors import ClientError, ServerRefused
-from conveyor.client.file_input import OpenInput
-from conveyor.client.hints import command
-from conveyor.client.inputs import SourcedTask
-from conveyor.client.output import clean, clean_json, count, mask_credentials, printable, shorten
-from conveyor.client.progress import describe, view_for
-from conveyor.client.submit import JobOptions, submit
-from conveyor.client.transfer import meter_for
-from conveyor.client.upload import submit_file
+from conveyor.client.inputs import OpenInput, SourcedTask
+from conveyor.client.output import (
+    clean,
+    clean_json,
+    command,
+    count,
+    mask_credentials,
+    printable,
+    shorten,
+)
+from conveyor.client.progress import describe, meter_for, view_for
+from conveyor.client.submit import JobOptions, submit, submit_file
 from conveyor.client.watch import failure_line, follow, latest_run, summary
 from conveyor.client.wire import JobReply, ResultRow, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode

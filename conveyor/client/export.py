@@ -13,12 +13,10 @@ import httpx
 
 from conveyor.client.api import Api, connect
 from conveyor.client.commands import SUCCEEDED, Target, Terminal, about
-from conveyor.client.download import prepare
+from conveyor.client.download import prepare, replacing
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
-from conveyor.client.files import replacing
 from conveyor.client.output import clean, printable, size
-from conveyor.client.progress import describe
-from conveyor.client.transfer import Meter, meter_for
+from conveyor.client.progress import Meter, describe, meter_for
 from conveyor.client.watch import GROWTH, PATIENCE, latest_run
 from conveyor.client.wire import ExportReply, RunReply
 from conveyor.domain.errors import ErrorCode

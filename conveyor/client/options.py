@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from conveyor.client.file_input import CsvOptions, FileType
+from conveyor.client.inputs import CsvOptions, FileType
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]

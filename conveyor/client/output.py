@@ -1,8 +1,13 @@
-"""Text that is safe to print: nothing from a server, a file or a URL may drive the terminal."""
+"""Text that is safe to print: nothing from a server, a file or a URL may drive the terminal.
+
+Commands to paste, as they are shown to people.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 _UNSAFE = (
     r"\x00-\x1f\x7f-\x9f"  # C0, DEL and C1 controls
@@ -81,3 +86,16 @@ def count(number: int, noun: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def command(*words: str, server: str | None = None, out: Path | str | None = None) -> str:
+    """A `conveyor` command, quoted for a shell, without any key.
+
+    `server` and `out` are what the command being run was given, None where it was given nothing.
+    """
+    parts = ["conveyor", *words]
+    if server is not None:
+        parts += ["--server", server]
+    if out is not None:
+        parts += ["--out", str(out)]
+    return printable(shlex.join(parts))

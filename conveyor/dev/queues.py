@@ -1,4 +1,7 @@
-"""The queues port in memory: waiting, refills and names around `MessageQueue` and `RunQueue`."""
+"""The queues port in memory: waiting, refills and names around `MessageQueue` and `RunQueue`.
+
+The signals port within one process.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from conveyor.dev.message_queue import Faults, MessageQueue, ReceiveLimit
-from conveyor.dev.run_queue import RunQueue
+from conveyor.dev.run_queue import Faults, MessageQueue, ReceiveLimit, RunQueue
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
@@ -19,6 +21,28 @@ from conveyor.ports.queues import (
     QueueMissing,
     run_queue,
 )
+
+
+class LocalSignals:
+    """Hints from one room to another on the same event loop."""
+
+    def __init__(self) -> None:
+        self._changed: set[str] = set()
+        self._event = anyio.Event()
+
+    def run_changed(self, run_id: str) -> None:
+        """Say that a run has new work, or may no longer be worked."""
+        self._changed.add(run_id)
+        self._event.set()
+
+    async def wait(self) -> set[str]:
+        """The runs hinted at since the last call, once there is one. A cancelled wait loses
+        none."""
+        await self._event.wait()
+        self._event = anyio.Event()
+        changed, self._changed = self._changed, set()
+        return changed
+
 
 UnfinishedAfter = Callable[[str, int, int], Awaitable[list[tuple[int, str]]]]
 """The tasks port's method: (run_id, after, limit) to (index, task_id) of rows to be worked."""

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from conveyor.http import routes_jobs, routes_runs
 from conveyor.http.auth import AnyKey, ApiKeys, admit, authenticate
 from conveyor.http.middleware import (
     AccessLog,
@@ -24,6 +23,7 @@ from conveyor.http.middleware import (
 )
 from conveyor.http.request import BodyLimits, Call, Handler, receive_upload
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
+from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
 from conveyor.http.routes_server import UNBUILT_ROUTES, server_routes
 from conveyor.ports.clock import Clock
 from conveyor.ports.rate_limit import RateLimit
@@ -32,8 +32,8 @@ from conveyor.service.links import EXPORT_PATH, UPLOAD_PATH
 from conveyor.service.service import Service
 
 V1_ROUTES: dict[str, dict[str, Handler]] = {
-    **routes_jobs.ROUTES,
-    **routes_runs.ROUTES,
+    **JOB_ROUTES,
+    **RUN_ROUTES,
     **INPUT_ROUTES,
     **EXPORT_ROUTES,
     **UNBUILT_ROUTES,

@@ -1,4 +1,7 @@
-"""Routes of jobs, and of the tasks that go into them."""
+"""Routes of jobs, and of the tasks that go into them.
+
+Routes of runs, and of what came out of them.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,76 @@ from conveyor.http.request import (
     text,
     word,
 )
+from conveyor.http.routes_files import content_response
+from conveyor.service import results
 from conveyor.service.jobs import DEFAULT_PAGE, JOB_TYPES, MAX_PAGE
 from conveyor.service.reruns import parse_statuses
+
+
+async def list_runs(call: Call) -> Response:
+    """A page of a job's runs."""
+    params = call.request.query_params
+    page = await call.service.listing.list_runs(
+        call.caller_id,
+        call.job_id,
+        cursor=text(params, "cursor"),
+        limit=page_size(params, default=DEFAULT_PAGE, most=MAX_PAGE),
+    )
+    return json_response(page)
+
+
+async def get_run(call: Call) -> Response:
+    """One run."""
+    run = await call.service.listing.get_run(call.caller_id, call.job_id, call.named_run_id)
+    return json_response(run)
+
+
+async def delete_run(call: Call) -> Response:
+    """Delete a run, with everything in it."""
+    await call.service.lifecycle.delete_run(call.caller_id, call.job_id, call.named_run_id)
+    return Response(status_code=202)
+
+
+async def list_results(call: Call) -> Response:
+    """A page of results."""
+    params = call.request.query_params
+    page = await call.service.results.page(
+        call.caller_id,
+        call.job_id,
+        call.run_id,
+        status=word(params, "status", results.FILTERS) or "all",
+        cursor=text(params, "cursor"),
+        limit=page_size(params, default=results.DEFAULT_PAGE, most=results.MAX_PAGE),
+    )
+    return json_response(page)
+
+
+async def content(call: Call) -> Response:
+    """The body that a task brought back."""
+    found = await call.service.results.content(
+        call.caller_id, call.job_id, call.run_id, call.task_id
+    )
+    return await content_response(found, method=call.request.method)
+
+
+async def history(call: Call) -> Response:
+    """The attempts at a task."""
+    events = await call.service.results.history(
+        call.caller_id, call.job_id, call.run_id, call.task_id
+    )
+    return json_response(events)
+
+
+JOB_ROUTES: dict[str, dict[str, Handler]] = {
+    "/v1/jobs/{job_id}/runs": {"GET": list_runs},
+    "/v1/jobs/{job_id}/runs/{run_id}": {"GET": get_run, "DELETE": delete_run},
+    "/v1/jobs/{job_id}/results": {"GET": list_results},
+    "/v1/jobs/{job_id}/runs/{run_id}/results": {"GET": list_results},
+    "/v1/jobs/{job_id}/tasks/{task_id}/content": {"GET": content},
+    "/v1/jobs/{job_id}/runs/{run_id}/tasks/{task_id}/content": {"GET": content},
+    "/v1/jobs/{job_id}/tasks/{task_id}/history": {"GET": history},
+    "/v1/jobs/{job_id}/runs/{run_id}/tasks/{task_id}/history": {"GET": history},
+}
 
 
 async def submit(call: Call) -> Response:
@@ -108,7 +179,7 @@ async def rerun(call: Call) -> Response:
     )
 
 
-ROUTES: dict[str, dict[str, Handler]] = {
+RUN_ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/jobs": {"GET": list_jobs, "POST": submit},
     "/v1/jobs/{job_id}": {"GET": get_job, "DELETE": delete_job},
     "/v1/jobs/{job_id}/tasks": {"POST": add_tasks},

@@ -1,4 +1,9 @@
-"""Opening the production binding: one region of AWS, and a ledger of permits."""
+"""Opening the production binding: one region of AWS, and a ledger of permits.
+
+What the production binding is told.
+
+The signals port where api and workers are apart: there are none.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +11,21 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import anyio
+
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Permits
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import FindsJobs
+from conveyor.prod.aws.boto import open_clients
 from conveyor.prod.aws.calls import Aws, CallStats
-from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import DeployedAws
-from conveyor.prod.dynamodb.fleet import BEAT
-from conveyor.prod.dynamodb.generations import DynamoGenerations
-from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits
-from conveyor.prod.dynamodb.places import Places
-from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.run_rows import Places, RunRecords
+from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.job_cache import CachedJobs
@@ -29,10 +34,22 @@ from conveyor.prod.redis.rate_limit import RedisRateLimit
 from conveyor.prod.redis.server import RedisServer
 from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.prod.sealing import open_data_key
-from conveyor.prod.signals import NoSignals
 from conveyor.prod.sqs.queues import SqsQueues
-from conveyor.prod.starting import look_at_redis, start, things
-from conveyor.prod.stepfunctions.callbacks import StepFunctionsCallbacks
+from conveyor.prod.startup_checks import BEAT, look_at_redis, start, things
+from conveyor.prod.stepfunctions import StepFunctionsCallbacks
+
+
+class NoSignals:
+    """Hints go nowhere, and nobody is ever woken: discovery over the records finds every run."""
+
+    def run_changed(self, run_id: str) -> None:
+        """Pass over a hint."""
+
+    async def wait(self) -> set[str]:
+        """Wait until cancelled."""
+        await anyio.sleep_forever()
+        return set()
+
 
 PATIENCE = 60.0
 """Seconds for which what became of a task is kept at hand while DynamoDB is away."""

@@ -1,10 +1,10 @@
-"""What the production binding is told."""
+"""What the production binding is given by the settings: names, addresses and bounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.aws.calls import AwsOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,8 @@ from typing import Any
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.aws.refusals import told
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.keys import DATA_KEY
-from conveyor.prod.dynamodb.table import ROW_SHAPE
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.schema import DATA_KEY, ROW_SHAPE
 
 
 async def open_data_key(aws: Aws, table: Table, *, kms_key: str, environment: str) -> bytes:

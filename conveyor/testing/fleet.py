@@ -24,11 +24,11 @@ import msgspec
 from conveyor.clock import SystemClock
 from conveyor.roles.production import RoleInfo
 from conveyor.settings import PREFIX
-from conveyor.testing import troubled
-from conveyor.testing.front import Front, front
+from conveyor.testing import chaos_role
+from conveyor.testing.load_balancer import Front, front
 
 PROGRAM = (sys.executable, "-m", "conveyor")
-TROUBLED = (sys.executable, "-m", troubled.MODULE)
+TROUBLED = (sys.executable, "-m", chaos_role.MODULE)
 BOOT_SECONDS = 60.0
 END_SECONDS = 40.0
 SECRET = "the root secret of a fleet that lives for one test"
@@ -52,7 +52,7 @@ class Services:
 class RoleProcess:
     """One process of a fleet. Its output goes to files, so that it may say as much as it likes.
 
-    `trouble`: options of `conveyor.testing.troubled`, which then is the program.
+    `trouble`: options of `conveyor.testing.chaos_role`, which then is the program.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class Fleet:
 
     `settings` are fields of Settings for every process; `gateway` is the URL of a scraping API, and
     `slots` how many calls of it each worker makes at a time.
-    `trouble` gives the options of `conveyor.testing.troubled` for a role and its number, none for a
-    process that is as in production.
+    `trouble` gives the options of `conveyor.testing.chaos_role` for a role and its number, none for
+    a process that is as in production.
     Of the `inherited` environment the processes get what is neither a setting nor a proxy.
     """
 

@@ -8,7 +8,7 @@ from urllib.parse import urljoin
 import boto3
 import msgspec
 
-from conveyor.prod.dynamodb.keys import task_sort_key
+from conveyor.prod.dynamodb.schema import task_sort_key
 from conveyor.testing.fleet import Fleet
 from tests.acceptance.support_boot import Booted
 from tests.acceptance.support_data import rows_of

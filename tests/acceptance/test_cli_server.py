@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from conveyor.roles.site import pages
+from conveyor.demo.site import pages
 from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_boot import boot
 from tests.acceptance.support_cli import SERVER, dev, free_port, lines_until, said, wait_for

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from conveyor.roles.site import pages
+from conveyor.demo.site import pages
 from conveyor.testing.process import ServerProcess
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import (

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from conveyor.testing.fleet import Fleet
-from conveyor.testing.front import Switch, switch
+from conveyor.testing.load_balancer import Switch, switch
 from tests.acceptance.support_bindings import metrics
 from tests.acceptance.support_fleet import fleet, services
 from tests.acceptance.support_fleet_runs import (

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from conveyor.testing.aws_faults import Trouble
 from conveyor.testing.fleet import Fleet
-from conveyor.testing.troubled_aws import Trouble
 from tests.acceptance.support_bindings import hits, metrics
 from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_fleet_runs import (

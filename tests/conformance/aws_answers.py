@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from conveyor.clock import SystemClock
 from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.aws.calls import AwsOptions
 from tests.conformance.emulators import use_test_keys
 
 ATTEMPTS = 3

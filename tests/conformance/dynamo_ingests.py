@@ -18,12 +18,11 @@ from conveyor.domain.shards import Shards
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.records import Answer
 from conveyor.prod.aws.boto import BotoAws
-from conveyor.prod.dynamodb.items import Item, Table
-from conveyor.prod.dynamodb.keys import INTENTS, run_key, task_partition
+from conveyor.prod.dynamodb.client import Item, Table
+from conveyor.prod.dynamodb.schema import BY_OWNER, INTENTS, description, run_key, task_partition
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
-from conveyor.prod.dynamodb.table import BY_OWNER, description
+from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.faulty_aws import FaultyAws
 from tests.conformance.production_store import dynamodb, new_name
 from tests.conformance.world import World, spec
 

@@ -16,15 +16,20 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.records import KeyClaim
 from conveyor.prod.aws.boto import BotoAws
-from conveyor.prod.dynamodb.items import Item, Table
-from conveyor.prod.dynamodb.job_items import JobRow, job_item
-from conveyor.prod.dynamodb.keys import INTENTS, job_key, place_key, run_key
-from conveyor.prod.dynamodb.places import Place
-from conveyor.prod.dynamodb.run_items import new_run_item
+from conveyor.prod.dynamodb.client import Item, Table
+from conveyor.prod.dynamodb.job_rows import JobRow, job_item
+from conveyor.prod.dynamodb.run_rows import Place, new_run_item
+from conveyor.prod.dynamodb.schema import (
+    BY_OWNER,
+    INTENTS,
+    description,
+    job_key,
+    place_key,
+    run_key,
+)
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
-from conveyor.prod.dynamodb.table import BY_OWNER, description
+from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.faulty_aws import FaultyAws
 from tests.conformance.production_store import dynamodb, new_name
 from tests.conformance.world import World
 

@@ -19,16 +19,11 @@ from conveyor.domain.shards import shards_of
 from conveyor.ports.records import Answer, Once
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import Answer as AwsAnswer
-from conveyor.prod.aws.calls import Aws, AwsRefused, Parameters
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.keys import place_key
-from conveyor.prod.dynamodb.places import Place, Places
-from conveyor.prod.dynamodb.run_items import RunRow, new_run_item
-from conveyor.prod.dynamodb.run_records import RunRecords
-from conveyor.prod.dynamodb.table import description
-from conveyor.prod.dynamodb.task_items import new_task_item
-from conveyor.prod.dynamodb.task_writes import insert_items
+from conveyor.prod.aws.calls import Aws, AwsOptions, AwsRefused, Parameters
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.run_rows import Place, Places, RunRecords, RunRow, new_run_item
+from conveyor.prod.dynamodb.schema import description, place_key
+from conveyor.prod.dynamodb.task_rows import insert_items, new_task_item
 from conveyor.prod.dynamodb.tasks import DynamoTasks
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import Store

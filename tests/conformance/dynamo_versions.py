@@ -19,12 +19,9 @@ from conveyor.clock import SystemClock
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
-from conveyor.prod.dynamodb.items import Item, Table
-from conveyor.prod.dynamodb.keys import Key
-from conveyor.prod.dynamodb.shapes import SHAPE
+from conveyor.prod.dynamodb.client import SHAPE, Item, Table, Tagged, tag, untag_all
+from conveyor.prod.dynamodb.schema import PARTITION_KEY, ROW_SHAPE, SORT_KEY, Key, description
 from conveyor.prod.dynamodb.store import open_store
-from conveyor.prod.dynamodb.table import PARTITION_KEY, ROW_SHAPE, SORT_KEY, description
-from conveyor.prod.dynamodb.values import Tagged, tag, untag_all
 from conveyor.testing.clock import FakeClock
 from tests.conformance.production_store import dynamodb, new_name
 from tests.conformance.world import CALLER, World

@@ -9,8 +9,8 @@ import pytest
 
 from conveyor.dev.permits import MemoryPermits
 from conveyor.ports.permits import Holding, Permits, Standing
+from conveyor.simulation.permits import AtomicLeaseRows, CountThenInsertPermits, LeaseRows
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.lease_rows import AtomicLeaseRows, CountThenInsertPermits, LeaseRows
 from tests.conformance.permit_servers import VirtualRedis, dynamo_permits
 
 JOB, OTHER_JOB = "JOB", "OTHER"

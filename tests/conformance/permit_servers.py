@@ -14,10 +14,10 @@ from botocore.config import Config
 
 from conveyor.ports.permits import Holding, Permits, Standing
 from conveyor.prod.aws.boto import BotoAws
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits
-from conveyor.prod.dynamodb.table import description
+from conveyor.prod.dynamodb.schema import description
 from conveyor.prod.redis.permits import HOLD, RedisPermits, ledger_key
 from conveyor.prod.redis.server import RedisServer
 from conveyor.testing.clock import START, FakeClock

@@ -17,11 +17,10 @@ from botocore.config import Config
 
 from conveyor.clock import SystemClock
 from conveyor.prod.aws.boto import BotoAws, open_session
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, description
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
-from conveyor.prod.dynamodb.table import PARTITION_KEY, SORT_KEY, description
 from tests.conformance.emulators import REGION, address, on_aws
 
 THREADS = 16

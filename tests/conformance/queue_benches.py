@@ -25,14 +25,11 @@ from conveyor.ports.queues import (
     TaskMessage,
     run_queue,
 )
+from conveyor.simulation.latency import Latency, stream
+from conveyor.simulation.link import Gate, Link, Trace
+from conveyor.simulation.loop import VirtualLoop, VirtualTime, virtual_time
+from conveyor.simulation.queues import QueueService, SimulatedQueues
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.simulation.gate import Gate
-from conveyor.testing.simulation.latency import Latency, stream
-from conveyor.testing.simulation.link import Link
-from conveyor.testing.simulation.loop import VirtualLoop, VirtualTime, virtual_time
-from conveyor.testing.simulation.queues import SimulatedQueues
-from conveyor.testing.simulation.sqs import QueueService
-from conveyor.testing.simulation.trace import Trace
 from tests.conformance.queue_rows import Rows
 from tests.conformance.sqs_bench import sqs_bench
 

@@ -12,8 +12,7 @@ import anyio
 
 from conveyor.clock import SystemClock
 from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import Aws
-from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.aws.calls import Aws, AwsOptions
 from tests.conformance.emulators import REGION, address
 
 

@@ -17,13 +17,11 @@ from botocore.config import Config
 from conveyor.clock import SystemClock
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import run_queue
-from conveyor.prod.admin.queues import QueuesResource
+from conveyor.prod.admin.resources import QueuesResource
 from conveyor.prod.aws.boto import BotoAws
-from conveyor.prod.aws.calls import Answer, Aws, AwsRefused, Parameters
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.sqs.generations import Generation
-from conveyor.prod.sqs.names import prefix
+from conveyor.prod.aws.calls import Answer, Aws, AwsOptions, AwsRefused, Parameters
 from conveyor.prod.sqs.queues import LONG_POLLS, SqsQueues
+from conveyor.prod.sqs.registry import Generation, prefix
 from conveyor.testing.clock import FakeClock
 from tests.conformance.emulators import REGION, address, on_aws, unavailable
 from tests.conformance.queue_rows import Rows

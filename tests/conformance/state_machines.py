@@ -14,7 +14,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.aws.calls import AwsOptions
 from tests.conformance.emulators import address, on_aws
 
 SFN, SQS = "stepfunctions", "sqs"

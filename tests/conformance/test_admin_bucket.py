@@ -9,13 +9,11 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.admin.bucket import BucketResource
-from conveyor.prod.admin.finding import MADE
-from conveyor.prod.admin.permissions import blobs_problem
+from conveyor.prod.admin.checks import MADE, blobs_problem
+from conveyor.prod.admin.resources import BucketResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.s3.bucket import ensure_bucket
-from conveyor.prod.s3.ownership import OWNER_KEY, own
+from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.s3.bucket import OWNER_KEY, ensure_bucket, own
 from tests.conformance.emulators import REGION, address
 
 CLOCK = SystemClock()

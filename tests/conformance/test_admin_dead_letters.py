@@ -18,17 +18,15 @@ from conveyor.ports.queues import (
     TaskMessage,
 )
 from conveyor.prod.admin.dead_letters import DeadLetters, open_dead_letters
-from conveyor.prod.admin.queues import QueuesResource
-from conveyor.prod.admin.table import TableResource
+from conveyor.prod.admin.resources import QueuesResource, TableResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.dynamodb.generations import DynamoGenerations
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.places import Places
-from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.run_rows import Places, RunRecords
+from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.options import ProdOptions
-from conveyor.prod.sqs.names import prefix
 from conveyor.prod.sqs.queues import SqsQueues
+from conveyor.prod.sqs.registry import prefix
 from tests.conformance.emulators import address
 
 CLOCK = SystemClock()

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from conveyor.clock import SystemClock
-from conveyor.prod.admin.finding import MADE
-from conveyor.prod.admin.permissions import queues_problem
-from conveyor.prod.admin.queues import QueuesResource
+from conveyor.prod.admin.checks import MADE, queues_problem
+from conveyor.prod.admin.resources import QueuesResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.sqs.names import RETENTION
-from conveyor.prod.sqs.names import prefix as prefix_of
+from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.sqs.registry import RETENTION
+from conveyor.prod.sqs.registry import prefix as prefix_of
 from tests.conformance.emulators import address
 
 CLOCK = SystemClock()

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from conveyor.clock import SystemClock
-from conveyor.prod.admin.clocks import clock_problem
-from conveyor.prod.admin.finding import MADE
-from conveyor.prod.admin.permissions import rows_problem
-from conveyor.prod.admin.table import TableResource
+from conveyor.prod.admin.checks import MADE, clock_problem, rows_problem
+from conveyor.prod.admin.resources import TableResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.table import BY_DISPATCH, description
+from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.schema import BY_DISPATCH, description
 from tests.conformance.emulators import address
 
 CLOCK = SystemClock()

@@ -18,13 +18,11 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, run_queue
 from conveyor.prod.admin import administration
 from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import Answer, Aws, Parameters
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.dynamodb.fleet import agree
-from conveyor.prod.dynamodb.table import description
+from conveyor.prod.aws.calls import Answer, Aws, AwsOptions, Parameters
+from conveyor.prod.dynamodb.schema import description
 from conveyor.prod.s3.bucket import bucket_exists, ensure_bucket
-from conveyor.prod.sqs.names import prefix
-from conveyor.prod.starting import start
+from conveyor.prod.sqs.registry import prefix
+from conveyor.prod.startup_checks import agree, start
 from conveyor.roles import admin
 from conveyor.settings import Settings, load
 from tests.conformance.emulators import REGION, address, on_aws

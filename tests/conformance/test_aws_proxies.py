@@ -12,10 +12,9 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ErrorCode
 from conveyor.prod.aws.boto import BotoAws
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.schema import Key, description
 from conveyor.prod.dynamodb.store import open_store
-from conveyor.prod.dynamodb.table import description
 from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.testing.clock import FakeClock
 from tests.conformance.aws_answers import Proxy, bare, open_at, proxy

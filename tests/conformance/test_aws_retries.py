@@ -21,8 +21,7 @@ from conveyor.prod.aws.boto import (
     BotoAws,
     open_aws,
 )
-from conveyor.prod.aws.calls import AwsRefused, CallStats
-from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.aws.calls import AwsOptions, AwsRefused, CallStats
 from tests.conformance.aws_answers import told, told_of_rows
 from tests.conformance.emulators import use_test_keys
 

@@ -16,12 +16,11 @@ import anyio.lowlevel
 import pytest
 
 from conveyor.clock import SystemClock
-from conveyor.dev import file_writer, files
+from conveyor.dev import files
 from conveyor.dev.files import PIECE, FileBlobs
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import Blobs, Content, result_key, run_prefix
-from conveyor.prod.s3.blobs import S3Blobs
-from conveyor.prod.s3.writing import PART
+from conveyor.prod.s3.blobs import PART, S3Blobs
 from tests.conformance.s3_bucket import empty_bucket, unfinished_uploads
 
 PREFIX = run_prefix("JOB", "RUN", 30)
@@ -356,7 +355,7 @@ async def test_a_full_disk_leaves_nothing_and_recovers(
 
     async with _files(tmp_path) as bench:
         with monkeypatch.context() as patch:
-            patch.setattr(file_writer, "move_into_place", full)
+            patch.setattr(files, "move_into_place", full)
             patch.setattr(files, "move_into_place", full)
             with pytest.raises(ConveyorError, match="No space left on device") as caught:
                 await bench.blobs.put(KEY, _body(size))
@@ -386,13 +385,13 @@ async def test_small_bodies_share_one_thread_and_are_taken_in_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[int] = []
-    report = file_writer.FileWriter._report
+    report = files.FileWriter._report
 
-    def count(batch: list[file_writer._Job]) -> None:
+    def count(batch: list[files._Job]) -> None:
         batches.append(len(batch))
         report(batch)
 
-    monkeypatch.setattr(file_writer.FileWriter, "_report", staticmethod(count))
+    monkeypatch.setattr(files.FileWriter, "_report", staticmethod(count))
     async with _files(tmp_path) as bench, anyio.create_task_group() as group:
         for number in range(1_000):
             group.start_soon(bench.blobs.put, f"a/{number}", _pieces(b"x" * 4_096, 1_000))

@@ -25,8 +25,8 @@ from conveyor.domain.states import TERMINAL_TASK_STATES
 from conveyor.ports.tasks import Claimed, Failed, Settlement
 from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb.store import open_store
+from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.faulty_aws import FaultyAws
 from tests.conformance.dynamo_records import DB, INSERT, Bench, open_bench
 from tests.conformance.world import CLAIM_LENGTH, PROBLEM, World
 

@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import RunStatus
-from conveyor.prod.dynamodb.keys import pin_key
+from conveyor.prod.dynamodb.schema import pin_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
     DB,

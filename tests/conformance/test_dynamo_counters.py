@@ -11,7 +11,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus, Spend, TaskFailure
 from conveyor.ports.tasks import Failed, Finished, Settled, Undone
-from conveyor.prod.dynamodb.run_records import Change, RunMoved
+from conveyor.prod.dynamodb.run_rows import Change, RunMoved
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench, settles, writes
 from tests.conformance.world import CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World

@@ -11,10 +11,9 @@ from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.records import Answer, ClaimedKey, Once
-from conveyor.prod.dynamodb.keys import run_key
-from conveyor.prod.dynamodb.places import Place, Places
-from conveyor.prod.dynamodb.reservations import Reservation, give_back
-from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.run_rows import Place, Places, RunRecords
+from conveyor.prod.dynamodb.schema import run_key
+from conveyor.prod.dynamodb.submitting import Reservation, give_back
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import (
     DB,

@@ -12,18 +12,29 @@ from conveyor.domain.errors import ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.shards import ONE_SHARD
-from conveyor.prod.dynamodb import keys
-from conveyor.prod.dynamodb.keys import Key
-from conveyor.prod.dynamodb.shapes import Damaged, Unfit
-from conveyor.prod.dynamodb.sweeping_leftovers import PATIENCE
+from conveyor.prod.dynamodb.client import Damaged, Unfit
+from conveyor.prod.dynamodb.schema import (
+    EXPORTS,
+    INPUTS,
+    INTENTS,
+    OUTBOX,
+    Key,
+    export_item_key,
+    job_key,
+    place_key,
+    run_key,
+    task_key,
+    task_sort_key,
+)
+from conveyor.prod.dynamodb.sweeping import PATIENCE
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_versions import Versions, export_of, open_versions
 from tests.conformance.world import CALLER
 
 DAY = 86_400_000
 PARTITIONS = {
-    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", keys.INTENTS],
-    "gsi2": ["active#0", "idle#1", keys.INPUTS, keys.EXPORTS, keys.OUTBOX],
+    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", INTENTS],
+    "gsi2": ["active#0", "idle#1", INPUTS, EXPORTS, OUTBOX],
 }
 SECRET = "a-text-that-is-in-the-row"
 
@@ -93,7 +104,7 @@ async def test_a_damaged_run_costs_itself_alone(
     world, store = versions.today, versions.today.store
     job_id, run_id = await world.submit(2)
     other_job, other_run = await world.submit(2)
-    await damage(versions, keys.run_key(job_id, 1), **changes)
+    await damage(versions, run_key(job_id, 1), **changes)
     await world.clock.advance(DAY / 1_000)
     found = await look_at_everything(versions, world.now)
     assert {other_job, other_run} <= found
@@ -121,7 +132,7 @@ async def test_a_damaged_job_costs_itself_alone(
     world, store = versions.today, versions.today.store
     job_id, _ = await world.submit(1)
     other_job, other_run = await world.submit(1)
-    await damage(versions, keys.job_key(job_id), **changes)
+    await damage(versions, job_key(job_id), **changes)
     found = await look_at_everything(versions, world.now + 1)
     assert {other_job, other_run} <= found
     assert job_id not in found
@@ -136,9 +147,9 @@ async def test_other_damaged_rows_cost_themselves_alone(versions: Versions) -> N
     export = export_of(world, job_id, run_id)
     await store.exports.create_export(export)
     first = task_id(run_id, 0)
-    await damage(versions, keys.export_item_key(export.export_id), export="{")
-    await damage(versions, keys.task_key(job_id, run_id, first, ONE_SHARD), spec="{")
-    await damage(versions, keys.place_key(run_id), shard_count="x")
+    await damage(versions, export_item_key(export.export_id), export="{")
+    await damage(versions, task_key(job_id, run_id, first, ONE_SHARD), spec="{")
+    await damage(versions, place_key(run_id), shard_count="x")
     await world.clock.advance(DAY / 1_000)
     await look_at_everything(versions, world.now)
     for act in (
@@ -167,13 +178,13 @@ async def test_a_damaged_task_costs_itself_alone(
     job_id, run_id = await world.submit(2)
     first = task_id(run_id, 0)
     await world.claim(run_id, 0)
-    await damage(versions, keys.task_key(job_id, run_id, first, ONE_SHARD), **changes)
+    await damage(versions, task_key(job_id, run_id, first, ONE_SHARD), **changes)
     await world.clock.advance(DAY / 1_000)
     for act in (world.claim(run_id, 0), store.tasks.get_task(run_id, first)):
         with pytest.raises(Damaged):
             await act
     await world.succeed(run_id, 1)
-    assert was_told(caplog, f"Job#{job_id} {keys.task_sort_key(run_id, first)}")
+    assert was_told(caplog, f"Job#{job_id} {task_sort_key(run_id, first)}")
     assert SECRET not in caplog.text
 
 
@@ -186,10 +197,10 @@ async def test_a_rerun_of_a_damaged_task_says_which_row_it_is(
     first = task_id(run_id, 0)
     await world.succeed(run_id, 0)
     await world.fail(run_id, 1)
-    await damage(versions, keys.task_key(job_id, run_id, first, ONE_SHARD), **changes)
+    await damage(versions, task_key(job_id, run_id, first, ONE_SHARD), **changes)
     with pytest.raises(Damaged):
         await world.rerun(job_id, TaskStatus.FAILED)
-    assert was_told(caplog, f"Job#{job_id} {keys.task_sort_key(run_id, first)}")
+    assert was_told(caplog, f"Job#{job_id} {task_sort_key(run_id, first)}")
 
 
 @pytest.mark.parametrize("shape", [None, 1, "x"])

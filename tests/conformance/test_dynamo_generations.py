@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from conveyor.prod.dynamodb.generations import DynamoGenerations
-from conveyor.prod.sqs.generations import Generation
+from conveyor.prod.dynamodb.runs import DynamoGenerations
+from conveyor.prod.sqs.registry import Generation
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, open_bench, writes
 

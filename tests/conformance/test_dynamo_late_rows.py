@@ -13,11 +13,10 @@ from conveyor.domain.errors import ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.domain.shards import ONE_SHARD
-from conveyor.prod.dynamodb.dispatch import read_all
-from conveyor.prod.dynamodb.keys import every, task_key
-from conveyor.prod.dynamodb.shapes import Damaged
-from conveyor.prod.dynamodb.sweeping_leftovers import PATIENCE
-from conveyor.prod.dynamodb.table import BY_OWNER
+from conveyor.prod.dynamodb.client import Damaged
+from conveyor.prod.dynamodb.runs import read_all
+from conveyor.prod.dynamodb.schema import BY_OWNER, every, task_key
+from conveyor.prod.dynamodb.sweeping import PATIENCE
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
     DB,

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from conveyor.prod.aws.calls import Parameters
-from conveyor.prod.dynamodb import keys
-from conveyor.prod.dynamodb.keys import Key, place_key, run_key
+from conveyor.prod.dynamodb import schema
+from conveyor.prod.dynamodb.schema import Key, place_key, run_key
+from conveyor.testing.aws_faults import Match
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.faulty_aws import Match
 from tests.conformance.dynamo_records import DB, Bench, open_bench
 
 
@@ -68,7 +68,7 @@ async def test_an_ended_run_that_moves_is_listed_once(bench: Bench, is_unsettled
         await bench.other.succeed(run_id, 0)
         ended[run_id] = job_id
     moved = sorted(ended)[2]
-    first, then = keys.ended(moved), keys.unsettled(moved)
+    first, then = schema.ended(moved), schema.unsettled(moved)
     if is_unsettled:
         first, then = then, first
     key = run_key(ended[moved], 1)

@@ -16,9 +16,20 @@ from conveyor.domain.shards import ONE_SHARD
 from conveyor.http.problems import problem_response
 from conveyor.ports.inputs import JobInput
 from conveyor.ports.records import KeyClaim
-from conveyor.prod.dynamodb import keys
-from conveyor.prod.dynamodb.shapes import RETRY_AFTER, NewerShape
-from conveyor.prod.dynamodb.sweeping_leftovers import PATIENCE
+from conveyor.prod.dynamodb.client import RETRY_AFTER, NewerShape
+from conveyor.prod.dynamodb.schema import (
+    INTENTS,
+    Key,
+    by_time,
+    export_item_key,
+    idempotency_key,
+    input_item_key,
+    intent_key,
+    job_key,
+    run_key,
+    task_key,
+)
+from conveyor.prod.dynamodb.sweeping import PATIENCE
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_versions import (
     Versions,
@@ -63,7 +74,7 @@ async def claim_key(world: World) -> KeyClaim:
     )
 
 
-async def untouched(versions: Versions, key: keys.Key, *acts: Awaitable[object]) -> None:
+async def untouched(versions: Versions, key: Key, *acts: Awaitable[object]) -> None:
     """Each act is refused for an item of a higher shape, and changes nothing of it."""
     before = await versions.item(key)
     for act in acts:
@@ -75,11 +86,11 @@ async def untouched(versions: Versions, key: keys.Key, *acts: Awaitable[object])
 async def test_a_job_of_a_higher_shape_is_neither_shown_nor_changed(versions: Versions) -> None:
     job_id, run_id = await versions.newer.submit(1, closed=False)
     other_id, _ = await versions.today.submit(1)
-    await versions.raise_shape(keys.job_key(job_id))
+    await versions.raise_shape(job_key(job_id))
     world, store = versions.today, versions.today.store
     await untouched(
         versions,
-        keys.job_key(job_id),
+        job_key(job_id),
         world.view(job_id),
         store.jobs.find_job(job_id),
         world.append(job_id, 1),
@@ -100,7 +111,7 @@ async def test_a_run_of_a_higher_shape_is_neither_shown_nor_changed(versions: Ve
     claimed = await world.claimed(run_id, 0)
     export = export_of(world, job_id, run_id)
     await store.exports.create_export(export)
-    key = keys.run_key(job_id, 1)
+    key = run_key(job_id, 1)
     await versions.raise_shape(key)
     await untouched(
         versions,
@@ -124,7 +135,7 @@ async def test_a_run_of_a_higher_shape_is_neither_shown_nor_changed(versions: Ve
     # Whoever made the claim gives it back: the task is left to those that know its run.
     await untouched(versions, key, world.claim(run_id, 1))
     await store.tasks.release_claim(run_id, ids.task_id(run_id, 1), worker="worker")
-    task = await versions.item(keys.task_key(job_id, run_id, ids.task_id(run_id, 1), ONE_SHARD))
+    task = await versions.item(task_key(job_id, run_id, ids.task_id(run_id, 1), ONE_SHARD))
     assert (task["status"], task["attempts"], task["events"]) == ("pending", 0, [])
 
 
@@ -133,7 +144,7 @@ async def test_a_task_of_a_higher_shape_is_neither_claimed_nor_shown(versions: V
     world, store = versions.today, versions.today.store
     held = await world.claimed(run_id, 1)
     for index in (0, 1):
-        key = keys.task_key(job_id, run_id, ids.task_id(run_id, index), ONE_SHARD)
+        key = task_key(job_id, run_id, ids.task_id(run_id, index), ONE_SHARD)
         await versions.raise_shape(key)
         renewed = [(run_id, held.task_id, held.claim_number)]
         await untouched(
@@ -165,7 +176,7 @@ async def test_other_records_of_a_higher_shape_are_left_alone(versions: Versions
     await claim_key(world)
     for key, acts in (
         (
-            keys.export_item_key(export.export_id),
+            export_item_key(export.export_id),
             [
                 store.exports.get_export(export.export_id),
                 store.exports.begin_export(export.export_id, now=world.now),
@@ -173,7 +184,7 @@ async def test_other_records_of_a_higher_shape_are_left_alone(versions: Versions
             ],
         ),
         (
-            keys.input_item_key("INPUT"),
+            input_item_key("INPUT"),
             [
                 store.inputs.get_input("INPUT"),
                 store.inputs.input_uploaded("INPUT", size=3),
@@ -181,7 +192,7 @@ async def test_other_records_of_a_higher_shape_are_left_alone(versions: Versions
             ],
         ),
         (
-            keys.idempotency_key("scope"),
+            idempotency_key("scope"),
             [
                 claim_key(world),
                 store.idempotency.release_idempotency_key(
@@ -203,7 +214,7 @@ async def test_what_has_expired_is_found_behind_what_is_not_known(versions: Vers
     for number in range(5):
         await inputs.create_input(slot(f"INPUT{number}", expires_at=world.now + number))
     for number in range(3):
-        await versions.raise_shape(keys.input_item_key(f"INPUT{number}"))
+        await versions.raise_shape(input_item_key(f"INPUT{number}"))
     assert await inputs.expired_inputs(now=world.now + 9, limit=1) == ["INPUT3"]
 
 
@@ -216,7 +227,7 @@ async def test_sweeps_and_lists_pass_over_runs_of_a_higher_shape(versions: Versi
         await world.rerun(job_id, FAILED)
     (newer_id, newer_run), (job_id, first_run) = jobs
     second = await world.run(job_id)
-    await versions.raise_shape(keys.run_key(newer_id, 2))
+    await versions.raise_shape(run_key(newer_id, 2))
     assert [
         view.job.job_id
         for view in await store.jobs.list_jobs(CALLER, status=None, before=None, limit=10)
@@ -224,7 +235,7 @@ async def test_sweeps_and_lists_pass_over_runs_of_a_higher_shape(versions: Versi
     assert [
         run.run_id for run in await store.runs.list_runs(CALLER, newer_id, before=None, limit=10)
     ] == [newer_run]
-    newer = msgspec.json.decode((await versions.item(keys.job_key(newer_id)))["job"], type=Job)
+    newer = msgspec.json.decode((await versions.item(job_key(newer_id)))["job"], type=Job)
     assert newer.latest_run_id is not None
     assert await store.runs.dispatchable_run(newer.latest_run_id) is None
     await world.clock.advance(3 * 86_400)
@@ -244,7 +255,7 @@ async def test_leftovers_of_a_higher_shape_do_not_keep_the_others(versions: Vers
     job_ids = ["AJOB", "BJOB", "CJOB"]
     for job_id in job_ids:
         await versions.table.put(
-            keys.intent_key(job_id, "RUN"),
+            intent_key(job_id, "RUN"),
             {
                 "shape": 1,
                 "job_id": job_id,
@@ -252,16 +263,16 @@ async def test_leftovers_of_a_higher_shape_do_not_keep_the_others(versions: Vers
                 "shard_count": 1,
                 "shard_scheme": "stripe",
                 "run_id": "RUN",
-                "gsi1pk": keys.INTENTS,
-                "gsi1sk": keys.by_time(world.now, job_id),
+                "gsi1pk": INTENTS,
+                "gsi1sk": by_time(world.now, job_id),
             },
         )
-    await versions.raise_shape(keys.intent_key("AJOB", "RUN"))
+    await versions.raise_shape(intent_key("AJOB", "RUN"))
     now = world.now + PATIENCE + 1
     assert await store.sweeping.tidy(now=now) == 2
     left = [item["pk"] for item in await versions.items() if item["sk"].startswith("Intent#")]
     assert left == ["Job#AJOB"]
-    assert "abandoned" not in await versions.item(keys.intent_key("AJOB", "RUN"))
+    assert "abandoned" not in await versions.item(intent_key("AJOB", "RUN"))
 
 
 def test_a_caller_is_sent_to_another_process() -> None:

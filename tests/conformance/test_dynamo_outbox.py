@@ -14,9 +14,8 @@ from conveyor.domain.model import Callback, RunStatus
 from conveyor.domain.run_events import Ending
 from conveyor.ports.outbox import Notice
 from conveyor.prod.aws.calls import Parameters
-from conveyor.prod.dynamodb.items import Item
-from conveyor.prod.dynamodb.keys import notice_key
-from conveyor.prod.dynamodb.table import ROW_SHAPE, TIME_TO_LIVE
+from conveyor.prod.dynamodb.client import Item
+from conveyor.prod.dynamodb.schema import ROW_SHAPE, TIME_TO_LIVE, notice_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DB, Bench, away, lose_every_answer, open_bench
 from tests.conformance.world import CALLER, World

@@ -14,9 +14,9 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.permits import Holding, Standing
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.keys import permits_key
+from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import KEPT, DynamoPermits
+from conveyor.prod.dynamodb.schema import permits_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.permit_servers import permits_table
 

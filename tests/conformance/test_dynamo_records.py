@@ -13,10 +13,10 @@ from conveyor.domain.model import JobStatus, Run, RunFailure, RunStatus
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.records import Answer, ClaimedKey, KeyBusy, Once
 from conveyor.prod.aws.calls import Parameters
-from conveyor.prod.dynamodb.keys import intent_key, place_key
-from conveyor.prod.dynamodb.places import Place
+from conveyor.prod.dynamodb.run_rows import Place
+from conveyor.prod.dynamodb.schema import intent_key, place_key
+from conveyor.testing.aws_faults import ATTEMPTS
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.faulty_aws import ATTEMPTS
 from tests.conformance.dynamo_records import (
     DB,
     INSERT,

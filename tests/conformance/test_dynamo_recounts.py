@@ -10,8 +10,8 @@ import pytest
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
 from conveyor.ports.tasks import Held, Settled, Undone
-from conveyor.prod.dynamodb.recount import recount
-from conveyor.prod.dynamodb.values import Plain
+from conveyor.prod.dynamodb.client import Plain
+from conveyor.prod.dynamodb.counters import recount
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, changes, check, open_bench, writes
 from tests.conformance.world import CLAIM_LENGTH, World

@@ -10,10 +10,9 @@ from conveyor.domain.model import Callback, RunFailure
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.inputs import InputType, JobInput
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.generations import DynamoGenerations
-from conveyor.prod.dynamodb.places import Places
-from conveyor.prod.dynamodb.rerun_rows import Intent, take_back
-from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.copying import Intent, take_back
+from conveyor.prod.dynamodb.run_rows import Places, RunRecords
+from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DAY, DB, INSERT, LAPSE, TRANSACT, Bench, open_bench
 from tests.conformance.world import CALLER

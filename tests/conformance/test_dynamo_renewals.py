@@ -10,9 +10,8 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import Task
 from conveyor.prod.aws.calls import Parameters
-from conveyor.prod.dynamodb.keys import Key, place_key
-from conveyor.prod.dynamodb.shapes import NewerShape
-from conveyor.prod.dynamodb.table import ROW_SHAPE
+from conveyor.prod.dynamodb.client import NewerShape
+from conveyor.prod.dynamodb.schema import ROW_SHAPE, Key, place_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, open_bench, writes
 from tests.conformance.world import CLAIM_LENGTH, World

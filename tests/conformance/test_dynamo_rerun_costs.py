@@ -9,9 +9,9 @@ import pytest
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.shards import Shards
-from conveyor.prod.dynamodb import rerun_runs
-from conveyor.prod.dynamodb.keys import pin_key, task_key
-from conveyor.prod.dynamodb.live_claims import LONGEST_CALL
+from conveyor.prod.dynamodb import rerun
+from conveyor.prod.dynamodb.copying import LONGEST_CALL
+from conveyor.prod.dynamodb.schema import pin_key, task_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
     DB,
@@ -93,7 +93,7 @@ async def test_every_owner_of_a_body_is_pinned(
     bench: Ingests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that the transaction has no room for."""
-    monkeypatch.setattr(rerun_runs, "MOST_PINS", 1)
+    monkeypatch.setattr(rerun, "MOST_PINS", 1)
     job_id, latest = await bench.other.ended("sffff")
     owners = [latest]
     for index in (1, 2, 3):

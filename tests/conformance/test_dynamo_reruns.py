@@ -11,7 +11,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus
 from conveyor.ports.records import Answer, Once
-from conveyor.prod.dynamodb.keys import intent_key, pin_key, place_key
+from conveyor.prod.dynamodb.schema import intent_key, pin_key, place_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
     DB,

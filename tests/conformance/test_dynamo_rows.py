@@ -15,10 +15,16 @@ from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.prod.aws.calls import Answer, Aws, AwsRefused, Parameters
-from conveyor.prod.dynamodb.items import Item, Table
-from conveyor.prod.dynamodb.keys import Key
-from conveyor.prod.dynamodb.task_items import inherited_item, new_task_item, read_events, read_task
-from conveyor.prod.dynamodb.task_writes import insert_items, remove_untouched
+from conveyor.prod.dynamodb.client import Item, Table
+from conveyor.prod.dynamodb.schema import Key
+from conveyor.prod.dynamodb.task_rows import (
+    inherited_item,
+    insert_items,
+    new_task_item,
+    read_events,
+    read_task,
+    remove_untouched,
+)
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, open_bench, settles
 from tests.conformance.world import World, spec

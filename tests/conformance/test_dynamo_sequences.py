@@ -11,7 +11,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
 from conveyor.ports.tasks import Settled
-from conveyor.prod.dynamodb.recount import MOST_SEQUENCES
+from conveyor.prod.dynamodb.counters import MOST_SEQUENCES
 from conveyor.prod.dynamodb.sweeping import DynamoSweeping
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, changes, check, open_bench

@@ -12,11 +12,9 @@ from conveyor.domain.model import JobStatus, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.exports import ExportStatus
 from conveyor.ports.permits import Holding
-from conveyor.prod.dynamodb import keys
-from conveyor.prod.dynamodb.items import Item
+from conveyor.prod.dynamodb.client import Item, Name, rewritten
 from conveyor.prod.dynamodb.permits import DynamoPermits
-from conveyor.prod.dynamodb.shapes import rewritten
-from conveyor.prod.dynamodb.values import Name
+from conveyor.prod.dynamodb.schema import export_item_key, job_key, permits_key, run_key, task_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_versions import (
     LATER,
@@ -106,10 +104,10 @@ async def test_what_a_newer_version_wrote_of_a_job_outlives_this_ones_changes(
     )
     _, told = await versions.today.rerun(job_id)
     assert told == f"2 0 {run_id}"
-    job = await versions.item(keys.job_key(job_id))
+    job = await versions.item(job_key(job_id))
     assert what_later_versions_wrote(job) == {LATER: "kept", "job": [1, {"deep": None}]}
     assert msgspec.json.decode(job["job"])["run_count"] == 2
-    run = await versions.item(keys.run_key(job_id, 1))
+    run = await versions.item(run_key(job_id, 1))
     assert run[LATER] == "kept"
     # The spec of a row that is made of another one stays the text that it is.
     rows = [one for one in await versions.items() if one["sk"].startswith("Task#")]
@@ -125,7 +123,7 @@ async def test_an_inherited_row_keeps_the_texts_of_its_source(versions: Versions
     assert told == f"1 1 {run_id}"
     rows = await versions.today.rows(new_id)
     for row in rows:
-        item = await versions.item(keys.task_key(job_id, new_id, row.task_id, ONE_SHARD))
+        item = await versions.item(task_key(job_id, new_id, row.task_id, ONE_SHARD))
         wanted = {"spec", "result"} if row.index == 0 else {"spec"}
         assert what_later_versions_wrote(item).keys() == wanted
 
@@ -137,7 +135,7 @@ async def test_an_export_keeps_what_a_newer_version_wrote(versions: Versions) ->
     mine, now = versions.today.store.exports, versions.today.now
     assert await mine.begin_export(export.export_id, now=now) is not None
     assert await mine.end_export(export.export_id, size=7, error=None, now=now)
-    item = await versions.item(keys.export_item_key(export.export_id))
+    item = await versions.item(export_item_key(export.export_id))
     assert what_later_versions_wrote(item).keys() == {LATER, "export"}
     read = await versions.older.store.exports.get_export(export.export_id)
     assert read is not None
@@ -153,7 +151,7 @@ async def test_the_counts_of_a_copy_keep_what_a_newer_version_wrote(versions: Ve
         await world.store.ingestion.copy_rows(
             new_id, first_index=first, end_index=first + 1, now=world.now
         )
-    item = await versions.item(keys.run_key(job_id, 2))
+    item = await versions.item(run_key(job_id, 2))
     assert what_later_versions_wrote(item).keys() == {LATER, "planned", "copied", "ingest"}
     assert msgspec.json.decode(item["copied"])["fresh"] == 2
 
@@ -163,7 +161,7 @@ async def test_entries_of_a_ledger_may_have_more_than_is_known(versions: Version
     one, other = (DynamoPermits(versions.table, clock) for _ in range(2))
     holding = Holding(job_id="JOB", holder="one", count=2, before=0, sequence=1)
     assert (await one.hold(holding, limit=3, lease=30.0)).granted
-    key = keys.permits_key("JOB")
+    key = permits_key("JOB")
     await versions.table.update(
         key,
         "SET #entries.#one.#later = :kept",

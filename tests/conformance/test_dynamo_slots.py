@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.inputs import InputType, JobInput
-from conveyor.prod.dynamodb.keys import export_item_key, input_item_key
+from conveyor.prod.dynamodb.schema import export_item_key, input_item_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import DB, TRANSACT, Ingests, away, open_ingests
 from tests.conformance.world import CALLER

@@ -18,17 +18,22 @@ from conveyor.ports.records import Answer as Stored
 from conveyor.ports.records import Appended
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
-from conveyor.prod.dynamodb import keys
-from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.jobs import DynamoJobs
-from conveyor.prod.dynamodb.keys import Key
-from conveyor.prod.dynamodb.places import Place, Places
-from conveyor.prod.dynamodb.run_items import new_run_item
-from conveyor.prod.dynamodb.run_records import RunRecords
-from conveyor.prod.dynamodb.sweeping import DynamoSweeping
-from conveyor.prod.dynamodb.sweeping_leftovers import PATIENCE
-from conveyor.prod.dynamodb.table import description
-from conveyor.prod.dynamodb.task_items import new_task_item
+from conveyor.prod.dynamodb.run_rows import Place, Places, RunRecords, new_run_item
+from conveyor.prod.dynamodb.schema import (
+    INTENTS,
+    Key,
+    by_time,
+    description,
+    intent_key,
+    pin_key,
+    place_key,
+    task_partition,
+    task_sort_key,
+)
+from conveyor.prod.dynamodb.sweeping import PATIENCE, DynamoSweeping
+from conveyor.prod.dynamodb.task_rows import new_task_item
 from conveyor.testing.clock import FakeClock
 from tests.conformance.production_store import dynamodb, new_name
 
@@ -132,7 +137,7 @@ class Bench:
         run = structs.replace(run, status=status)
         place = Place(run.run_id, job.job_id, 1, Shards(shards, ShardScheme.STRIPE))
         await self.table.put(place.key, {**new_run_item(run, job), **attributes})
-        await self.table.put(keys.place_key(run.run_id), place.item())
+        await self.table.put(place_key(run.run_id), place.item())
         await self.rows(place, rows)
         return place
 
@@ -145,8 +150,8 @@ class Bench:
 
     async def intent(self, place: Place) -> Key:
         """Write that rows of a run are about to be written."""
-        key = keys.intent_key(place.job_id, place.run_id)
-        found_by = {"gsi1pk": keys.INTENTS, "gsi1sk": keys.by_time(self.now, place.run_id)}
+        key = intent_key(place.job_id, place.run_id)
+        found_by = {"gsi1pk": INTENTS, "gsi1sk": by_time(self.now, place.run_id)}
         await self.table.put(key, {**place.item(), "run_id": place.run_id, **found_by})
         return key
 
@@ -154,9 +159,9 @@ class Bench:
         """The indexes of the rows of a run that there are."""
         found: list[int] = []
         for shard in range(place.shards.count):
-            partition = keys.task_partition(place.job_id, place.shards, shard)
+            partition = task_partition(place.job_id, place.shards, shard)
             async for page in self.table.pages(
-                partition, begins_with=keys.task_sort_key(place.run_id, "")
+                partition, begins_with=task_sort_key(place.run_id, "")
             ):
                 found += [ids.task_index(item["task_id"]) for item in page.items]
         return sorted(found)
@@ -330,7 +335,7 @@ async def test_additions_to_runs_that_ended_are_seen_when_these_are_looked_at(
 
 async def test_pins_of_runs_that_are_gone_go_too(bench: Bench) -> None:
     place, gone = await bench.run(status=RunStatus.COMPLETED), bench.clock.new_id()
-    pin = keys.pin_key(place.job_id, place.run_id, gone)
+    pin = pin_key(place.job_id, place.run_id, gone)
     await bench.table.put(pin, {"shape": 1})
     [ended] = await bench.sweeping.ended_runs(before=bench.now + 1, after="", limit=10)
     assert ended.run_id == place.run_id

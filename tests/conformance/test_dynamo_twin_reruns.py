@@ -10,7 +10,7 @@ import pytest
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.ports.records import Answer
-from conveyor.prod.dynamodb.keys import intent_key, place_key
+from conveyor.prod.dynamodb.schema import intent_key, place_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import DB, INSERT, Ingests, open_ingests
 from tests.conformance.world import CALLER, refused

@@ -10,7 +10,9 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.dynamodb.fleet import (
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.schema import FLEET
+from conveyor.prod.startup_checks import (
     BEAT,
     WATCH,
     Terms,
@@ -22,8 +24,6 @@ from conveyor.prod.dynamodb.fleet import (
     nobody_works,
     rebind,
 )
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.keys import FLEET
 from conveyor.testing.clock import FakeClock
 from tests.conformance.permit_servers import permits_table
 

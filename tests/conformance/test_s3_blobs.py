@@ -11,13 +11,19 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import BodyRefused, run_prefix
-from conveyor.prod.aws import leftovers
+from conveyor.prod.aws import calls
 from conveyor.prod.aws.calls import Answer, AnswerBody, Aws, AwsRefused, CallStats, Parameters
 from conveyor.prod.aws.refusals import DeployedAws
 from conveyor.prod.s3 import blobs as adapter
-from conveyor.prod.s3.blobs import PARTS_AT_A_TIME, S3Blobs
-from conveyor.prod.s3.reading import PIECE, RESUMPTIONS
-from conveyor.prod.s3.writing import PART, SAME_SIZE, part_size
+from conveyor.prod.s3.blobs import (
+    PART,
+    PARTS_AT_A_TIME,
+    PIECE,
+    RESUMPTIONS,
+    SAME_SIZE,
+    S3Blobs,
+    part_size,
+)
 from tests.conformance.s3_bucket import empty_bucket, unfinished_uploads
 
 PREFIX = run_prefix("JOB", "RUN", 30)
@@ -296,7 +302,7 @@ async def test_keys_that_would_not_go_are_tried_again(bench: Bench) -> None:
 async def test_keys_that_never_go_are_a_failure(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "ROUNDS", 2)
+    monkeypatch.setattr(calls, "ROUNDS", 2)
     code = "InternalError"
 
     def never(operation: str, answer: Answer) -> Answer:

@@ -17,8 +17,7 @@ from conveyor.ports.blobs import (
     staged_key,
 )
 from conveyor.prod.aws.calls import Answer, Aws
-from conveyor.prod.s3.bucket import bucket_problem, ensure_bucket
-from conveyor.prod.s3.lifecycle import lifecycle_rules
+from conveyor.prod.s3.bucket import bucket_problem, ensure_bucket, lifecycle_rules
 from tests.conformance.emulators import REGION
 from tests.conformance.s3_bucket import open_s3
 

@@ -11,11 +11,11 @@ from conveyor.aio.concurrency import side_by_side
 from conveyor.clock import SystemClock
 from conveyor.domain.api_keys import KEY_LENGTH
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.admin.table import TableResource
+from conveyor.prod.admin.resources import TableResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.options import AwsOptions
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.keys import DATA_KEY
+from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.schema import DATA_KEY
 from conveyor.prod.sealing import open_data_key
 from tests.conformance.emulators import address
 

@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.dev.signals import LocalSignals
+from conveyor.dev.queues import LocalSignals
 from conveyor.ports.queues import Signals
 
 BINDINGS: dict[str, Callable[[], Signals]] = {"local": LocalSignals}

@@ -12,7 +12,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import QueueMissing, run_queue
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.sqs.queues import SqsQueues
-from conveyor.testing.faulty_aws import FaultyAws
+from conveyor.testing.aws_faults import FaultyAws
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, indexes_of
 from tests.conformance.sqs_bench import JumpingClock, SqsBench, sqs_bench
 

@@ -19,9 +19,9 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.prod.aws.calls import Answer, Aws, AwsRefused, Parameters
-from conveyor.prod.sqs import batches
-from conveyor.prod.sqs.batches import MOST_CALLS
-from conveyor.testing.faulty_aws import FaultyAws
+from conveyor.prod.sqs import messages
+from conveyor.prod.sqs.messages import MOST_CALLS
+from conveyor.testing.aws_faults import FaultyAws
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion, indexes_of
 from tests.conformance.sqs_bench import SqsBench, sqs_bench
 
@@ -147,7 +147,7 @@ async def test_a_batch_of_receipts_that_fails_keeps_no_other_from_being_made(
     operation = {"renew": "change_message_visibility_batch", "delete": "delete_message_batch"}[act]
     faulty.fail("sqs", operation, ConveyorError(ErrorCode.UNAVAILABLE, "away"))
     # One after the other: the others are yet to come when the first fails.
-    monkeypatch.setattr(batches, "MOST_CALLS", 1)
+    monkeypatch.setattr(messages, "MOST_CALLS", 1)
     queues = bench.process(aws=faulty)
     acts: dict[str, Callable[[str, list[str]], Awaitable[None]]] = {
         "renew": partial(queues.change_visibility, visibility=600),

@@ -19,11 +19,11 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
+from conveyor.prod.sqs.messages import LONGEST_HIDING, handle_of, hiding, receipt_of
 from conveyor.prod.sqs.queues import LONGEST_POLL
-from conveyor.prod.sqs.receipts import LONGEST_HIDING, handle_of, hiding, receipt_of
-from conveyor.prod.sqs.remembered import Remembered
+from conveyor.prod.sqs.registry import Remembered
+from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.faulty_aws import FaultyAws
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion, indexes_of
 from tests.conformance.sqs_bench import JumpingClock, SqsBench, sqs_bench
 

@@ -18,7 +18,7 @@ from conveyor.prod.sqs.messages import (
     OF_ANOTHER_VERSION,
 )
 from conveyor.prod.sqs.queues import SqsQueues
-from conveyor.testing.faulty_aws import FaultyAws
+from conveyor.testing.aws_faults import FaultyAws
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion
 from tests.conformance.sqs_bench import SqsBench, sqs_bench
 

@@ -10,10 +10,9 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.outbox import Callbacks, NobodyWaits
-from conveyor.prod.admin.finding import Finding, tried
-from conveyor.prod.admin.permissions import callbacks_problem
+from conveyor.prod.admin.checks import Finding, callbacks_problem, tried
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
-from conveyor.prod.stepfunctions.callbacks import StepFunctionsCallbacks
+from conveyor.prod.stepfunctions import StepFunctionsCallbacks
 from tests.conformance.state_machines import SFN, Machine, state_machine
 
 TOKEN = "a-token-that-no-error-names"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from conveyor.aio.circuit_breaker import FIRST_PAUSE, LONGEST_PAUSE
-from conveyor.testing.simulation import REALISTIC, BodiesDown, JobPlan, Scenario, simulate
+from conveyor.simulation import REALISTIC, BodiesDown, JobPlan, Scenario, simulate
 
 HOUR = 3_600.0
 WORKERS = 2

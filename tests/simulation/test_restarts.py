@@ -5,16 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conveyor.engine.reserve import REFUSAL_CAP, REFUSAL_CAP_PER_WORKER
-from conveyor.testing.simulation import (
-    REALISTIC,
-    JobPlan,
-    Kill,
-    Report,
-    RollingRestart,
-    Scenario,
-    simulate,
-)
-from conveyor.testing.simulation.faults import Fault
+from conveyor.simulation import REALISTIC, JobPlan, Kill, Report, RollingRestart, Scenario, simulate
+from conveyor.simulation.faults import Fault
 
 WORKERS, CAP, TASKS = 4, 100, 4_000
 COOLDOWN = 1.5 * max(REFUSAL_CAP, REFUSAL_CAP_PER_WORKER * WORKERS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from conveyor.testing.simulation import (
+from conveyor.simulation import (
     REALISTIC,
     Fault,
     JobPlan,

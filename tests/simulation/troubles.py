@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from conveyor.testing.simulation import (
+from conveyor.simulation import (
     REALISTIC,
     Duplicates,
     Fault,

@@ -11,7 +11,7 @@ import anyio
 
 from conveyor.bootstrap import build_worker
 from conveyor.dev.permits import MemoryPermits
-from conveyor.dev.signals import LocalSignals
+from conveyor.dev.queues import LocalSignals
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.telemetry import Telemetry
@@ -20,10 +20,9 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.queues import CONTROL_QUEUE, TaskMessage
 from conveyor.ports.tasks import Claim, Finished
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
-from conveyor.prod.sqs.generations import Generation
 from conveyor.prod.sqs.messages import entry
-from conveyor.prod.sqs.names import prefix, run_queue_name
 from conveyor.prod.sqs.queues import SqsQueues
+from conveyor.prod.sqs.registry import Generation, prefix, run_queue_name
 from conveyor.settings import Settings
 from conveyor.testing.clock import FakeClock
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from conveyor.testing.simulation.gate import Gate
-from conveyor.testing.simulation.latency import Latency, stream
-from conveyor.testing.simulation.link import Link
-from conveyor.testing.simulation.loop import VirtualTime, run
-from conveyor.testing.simulation.trace import Trace
+from conveyor.simulation.latency import Latency, stream
+from conveyor.simulation.link import Gate, Link, Trace
+from conveyor.simulation.loop import VirtualTime, run
 
 T = TypeVar("T")
 NO_TIME = Latency(0.0)

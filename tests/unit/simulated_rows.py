@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conveyor.testing.simulation_view import Row
+from conveyor.simulation.view import Row
 
 FIELDS = (
     "world",

@@ -18,7 +18,7 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.aws.boto import open_aws
-from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.s3.blobs import SHORTEST_LINK, S3Blobs
 
 SERVICES = ("dynamodb", "sqs", "s3", "stepfunctions", "kms")

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.aws.leftovers import LONGEST_PAUSE, ROUNDS, to_the_last
+from conveyor.prod.aws.calls import LONGEST_PAUSE, ROUNDS, to_the_last
 from conveyor.testing.clock import FakeClock
 
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import httpx
 import pytest
 
-from conveyor.roles.site import content_type, pages, serve_site
+from conveyor.demo.site import content_type, pages, serve_site
 from tests.patient import SECONDS
 
 PAGES = pages()

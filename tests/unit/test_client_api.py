@@ -13,10 +13,15 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from conveyor.client.api import ATTEMPTS, base_url, connect
 from conveyor.client.download import download, prepare
-from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused, ServerUnreachable
+from conveyor.client.errors import (
+    ClientError,
+    InvalidTasks,
+    ServerRefused,
+    ServerUnreachable,
+    sentence,
+)
 from conveyor.client.inputs import ARGUMENT, SourcedTask
 from conveyor.client.progress import LineView
-from conveyor.client.reasons import sentence
 from conveyor.client.submit import JobOptions, submit
 from conveyor.client.watch import follow
 from conveyor.client.wire import InvalidTaskReply, RunReply

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
-from conveyor.client import file_input as files
+from conveyor.client import inputs
 from conveyor.client.errors import ClientError
-from conveyor.client.file_input import CsvOptions, FileType, file_input, opened
+from conveyor.client.inputs import CsvOptions, FileType, file_input, opened
 from conveyor.client.options import csv_options
 
 NO_CSV = CsvOptions()
@@ -58,7 +58,7 @@ def test_a_csv_file_is_known_by_its_name(name: str) -> None:
 def test_a_list_of_more_than_4_mib_is_sent_whole_and_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LARGE", 20)
+    monkeypatch.setattr(inputs, "LARGE", 20)
     for content, kind in (
         (b"# urls\n\n  http://aaaaaaaa/\n", FileType.URLS),
         (b'\xef\xbb\xbf{"url": "http://a/"}\n', FileType.JSONL),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.client.hints import command
-from conveyor.client.output import printable
+from conveyor.client.output import command, printable
 
 
 def test_a_command_repeats_server_and_directory_quoted() -> None:

@@ -6,8 +6,16 @@ import io
 
 import pytest
 
-from conveyor.client.bar import BarView, Glyphs, line
-from conveyor.client.progress import LineView, Rate, describe, time_left, view_for
+from conveyor.client.progress import (
+    BarView,
+    Glyphs,
+    LineView,
+    Rate,
+    describe,
+    run_line,
+    time_left,
+    view_for,
+)
 from conveyor.client.watch import summary
 from conveyor.client.wire import RunReply, StatsReply
 
@@ -137,7 +145,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(
 
 
 def drawn(state: RunReply, *, width: int, rate: float = 10.0) -> str:
-    return line(state, rate, state=describe(state), width=width, glyphs=Glyphs("#", "-")).plain
+    return run_line(state, rate, state=describe(state), width=width, glyphs=Glyphs("#", "-")).plain
 
 
 def test_the_bar_fills_the_room_and_leaves_out_what_has_none() -> None:
@@ -182,7 +190,7 @@ def test_a_bar_in_ascii_is_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_failures_are_red() -> None:
     def styles(state: RunReply) -> set[str]:
-        text = line(state, 1.0, state="running", width=100, glyphs=Glyphs())
+        text = run_line(state, 1.0, state="running", width=100, glyphs=Glyphs())
         return {str(span.style) for span in text.spans}
 
     assert "red" not in styles(run(9))

@@ -6,10 +6,8 @@ import io
 
 import pytest
 
-from conveyor.client.bar import Glyphs
 from conveyor.client.output import size
-from conveyor.client.transfer import LineMeter, meter_for
-from conveyor.client.transfer_bar import BarMeter, line
+from conveyor.client.progress import BarMeter, Glyphs, LineMeter, meter_for, transfer_line
 
 
 class Clock:
@@ -81,7 +79,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(
 
 
 def drawn(done: int, *, width: int, rate: float = 10_000.0, total: int = 100_000) -> str:
-    return line("sending a", done, total, rate, width=width, glyphs=Glyphs("#", "-")).plain
+    return transfer_line("sending a", done, total, rate, width=width, glyphs=Glyphs("#", "-")).plain
 
 
 def test_the_bar_fills_the_room_and_leaves_out_what_has_none() -> None:

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused
-from conveyor.client.file_input import CsvOptions, FileType, OpenInput, file_input, opened
-from conveyor.client.submit import JobOptions
-from conveyor.client.upload import PIECE_BYTES, submit_file
+from conveyor.client.inputs import CsvOptions, FileType, OpenInput, file_input, opened
+from conveyor.client.submit import PIECE_BYTES, JobOptions, submit_file
 from tests.unit.scripted_server import KEY, RUN, Answer, Script, asked, ok, problem
 
 STORED: Answer = (200, {}, b"")

@@ -14,11 +14,11 @@ import yaml
 
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
 from conveyor.prod.aws.calls import Answer, Parameters
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.table import TIME_TO_LIVE, description
-from conveyor.prod.s3.lifecycle import lifecycle_rules
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, description
+from conveyor.prod.s3.bucket import lifecycle_rules
 from conveyor.prod.sealing import open_data_key
-from conveyor.prod.sqs.names import attributes, prefix
+from conveyor.prod.sqs.registry import attributes, prefix
 from conveyor.settings import SETTINGS
 from conveyor.testing.clock import FakeClock
 

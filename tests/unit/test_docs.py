@@ -24,9 +24,7 @@ from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.engine.telemetry import COUNTERS, LABELLED_COUNTERS
 from conveyor.http.openapi_operations import EXPORT_OPERATIONS, INPUT_OPERATIONS, OPERATIONS
 from conveyor.http.problems import PROBLEMS
-from conveyor.service import schemas as export_shapes
-from conveyor.service import schemas as input_shapes
-from conveyor.service import schemas as shapes
+from conveyor.service import schemas
 from conveyor.settings import PREFIX, SETTINGS, Settings, load
 from tests.disk import files_below
 from tests.unit.spec_document import ROOT, SPEC, name, names, once, section, table
@@ -217,32 +215,32 @@ def test_every_reason_of_an_invalid_task_stands() -> None:
 
 
 ANSWERS: dict[str, type[msgspec.Struct]] = {
-    "spend": shapes.SpendBody,
-    "stats": shapes.StatsBody,
-    "run": shapes.RunBody,
-    "job": shapes.JobBody,
-    "callback": shapes.CallbackBody,
-    "jobs": shapes.JobsPage,
-    "runs": shapes.RunsPage,
-    "submitted": shapes.SubmitBody,
-    "added": shapes.AddTasksBody,
-    "rerun": shapes.RerunBody,
-    "problem of a task": shapes.ProblemBody,
-    "result": shapes.ResultBody,
-    "results": shapes.ResultsPage,
-    "event": shapes.EventBody,
-    "history": shapes.HistoryBody,
-    "upload": input_shapes.UploadBody,
-    "file input": input_shapes.JobInputBody,
-    "export begun": export_shapes.StartExportBody,
-    "export": export_shapes.ExportBody,
+    "spend": schemas.SpendBody,
+    "stats": schemas.StatsBody,
+    "run": schemas.RunBody,
+    "job": schemas.JobBody,
+    "callback": schemas.CallbackBody,
+    "jobs": schemas.JobsPage,
+    "runs": schemas.RunsPage,
+    "submitted": schemas.SubmitBody,
+    "added": schemas.AddTasksBody,
+    "rerun": schemas.RerunBody,
+    "problem of a task": schemas.ProblemBody,
+    "result": schemas.ResultBody,
+    "results": schemas.ResultsPage,
+    "event": schemas.EventBody,
+    "history": schemas.HistoryBody,
+    "upload": schemas.UploadBody,
+    "file input": schemas.JobInputBody,
+    "export begun": schemas.StartExportBody,
+    "export": schemas.ExportBody,
 }
 
 
 def test_every_field_of_every_answer_stands() -> None:
     described = {
         value
-        for module in (shapes, input_shapes, export_shapes)
+        for module in (schemas, schemas, schemas)
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
     }

@@ -207,7 +207,7 @@ def test_the_schema_version_stands(schema: sqlite3.Connection) -> None:
 
 
 async def test_the_pragmas_are_those_in_force(tmp_path: Path) -> None:
-    from conveyor.dev.sqlite.connection import open_reader, open_writer
+    from conveyor.dev.sqlite.database import open_reader, open_writer
 
     rows = {name(row[0]): row[1] for row in table("Pragma", "Value")}
     writer = await open_writer(tmp_path / "conveyor.db", migrate)

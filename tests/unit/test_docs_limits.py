@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import re
 
-from conveyor.domain import (
-    cursor,
-    input_spec,
-    params,
-    shards,
-    strict_json,
-    submission,
-    text_rules,
-    urls,
-)
+from conveyor.domain import input_spec, params, shards, strict_json, submission, text_rules, urls
 from conveyor.domain.api_keys import MAX_API_KEY_LENGTH
 from conveyor.domain.submission import MAX_BODY_BYTES, MAX_ROW_BYTES
 from conveyor.engine.planner import CONTROL_SLOTS
@@ -27,17 +18,17 @@ from conveyor.intake import frames, lines
 from conveyor.intake.csv_file import MAX_RECORD
 from conveyor.intake.rows import MAX_LISTED
 from conveyor.ports import queues
-from conveyor.prod.dynamodb import (
-    deleting,
-    fleet,
-    rerun_runs,
-    sweeping_leftovers,
-    task_writes,
-)
+from conveyor.prod.dynamodb.rerun import MOST_PINS
+from conveyor.prod.dynamodb.runs import MOST_RUNS
+from conveyor.prod.dynamodb.sweeping import PATIENCE
+from conveyor.prod.dynamodb.task_rows import MOST_CALLS, MOST_INSERT
 from conveyor.prod.redis import server
-from conveyor.prod.s3 import blobs, writing
-from conveyor.prod.sqs import messages, receipts
+from conveyor.prod.s3 import blobs
+from conveyor.prod.s3.blobs import PART
+from conveyor.prod.sqs import messages
 from conveyor.prod.sqs import queues as sqs_queues
+from conveyor.prod.sqs.messages import LONGEST_HIDING
+from conveyor.prod.startup_checks import BEAT, WATCH
 from conveyor.records import expiry
 from conveyor.service import reruns, results, submit, task_lists
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
@@ -102,7 +93,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "job name": (submission.MAX_NAME,),
     "API key": (MAX_API_KEY_LENGTH,),
     "idempotency key": (MAX_LENGTH,),
-    "cursor": (cursor.MAX_LENGTH,),
+    "cursor": (results.MAX_LENGTH,),
     "page of jobs or runs": (1, MAX_PAGE, DEFAULT_PAGE),
     "page of results": (1, results.MAX_PAGE, results.DEFAULT_PAGE),
     "rows of earlier runs read at a time, for the end of inherited results": (
@@ -136,24 +127,24 @@ LIMITS: dict[str, tuple[int, ...]] = {
         DEFAULTS.aws_receive_threads,
         sqs_queues.LONG_POLLS,
     ),
-    "hiding of a message by SQS, after its receipt": (receipts.LONGEST_HIDING,),
+    "hiding of a message by SQS, after its receipt": (LONGEST_HIDING,),
     "delay of a message by SQS itself": (messages.MOST_DELAY,),
     "rows in an insertion, insertions at a time of one write": (
-        task_writes.MOST_INSERT,
-        task_writes.MOST_CALLS,
+        MOST_INSERT,
+        MOST_CALLS,
     ),
     "runs that one transaction deletes, pins that it writes": (
-        deleting.MOST_RUNS,
-        rerun_runs.MOST_PINS,
+        MOST_RUNS,
+        MOST_PINS,
     ),
     "part of a large body, parts in flight in a process": (
-        writing.PART,
+        PART,
         blobs.PARTS_AT_A_TIME,
     ),
-    "an unfinished write until its leftovers are removed": (sweeping_leftovers.PATIENCE // 60_000,),
+    "an unfinished write until its leftovers are removed": (PATIENCE // 60_000,),
     "a word of a worker about its ledger, silence before that may be changed": (
-        int(fleet.BEAT),
-        int(fleet.WATCH),
+        int(BEAT),
+        int(WATCH),
     ),
     "call of Redis": (int(server.TIMEOUT),),
 }

@@ -26,17 +26,15 @@ from conveyor.domain.shards import Shards
 from conveyor.engine.telemetry import LoopLag, Telemetry
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
 from conveyor.prod.aws.calls import CallStats
-from conveyor.prod.dynamodb import keys
-from conveyor.prod.dynamodb.job_items import JobRow, job_item
-from conveyor.prod.dynamodb.notice_items import new_notice_item
-from conveyor.prod.dynamodb.places import Place
-from conveyor.prod.dynamodb.run_items import REASON, new_run_item
+from conveyor.prod.dynamodb import schema
+from conveyor.prod.dynamodb.job_rows import JobRow, job_item
+from conveyor.prod.dynamodb.run_rows import REASON, Place, new_notice_item, new_run_item
+from conveyor.prod.dynamodb.schema import INDEXES, PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
 from conveyor.prod.dynamodb.submitting import intent_item
-from conveyor.prod.dynamodb.table import INDEXES, PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
-from conveyor.prod.dynamodb.task_items import new_task_item
+from conveyor.prod.dynamodb.task_rows import new_task_item
 from conveyor.prod.redis.permits import ledger_key
-from conveyor.prod.s3.lifecycle import lifecycle_rules
-from conveyor.prod.sqs.names import prefix, run_queue_name
+from conveyor.prod.s3.bucket import lifecycle_rules
+from conveyor.prod.sqs.registry import prefix, run_queue_name
 from conveyor.testing.clock import FakeClock
 from tests.unit.spec_document import name, names, once, section, table
 
@@ -48,11 +46,11 @@ INDEX_KEYS = {key for partition, sort, _ in INDEXES.values() for key in (partiti
 OF_EVERY_ITEM = {"shape", TIME_TO_LIVE, *INDEX_KEYS}
 
 
-def task_key(shards: Shards) -> keys.Key:
+def task_key(shards: Shards) -> schema.Key:
     """The key of the task with the index 7."""
     task_id = next(iter(ids.task_ids("RUN", 7, 1)))
-    key = keys.task_key("JOB", "RUN", task_id, shards)
-    return keys.Key(key.pk, key.sk.replace(task_id, "TASK"))
+    key = schema.task_key("JOB", "RUN", task_id, shards)
+    return schema.Key(key.pk, key.sk.replace(task_id, "TASK"))
 
 
 # -- the table --
@@ -62,22 +60,22 @@ def test_every_item_stands_under_its_key() -> None:
     told = {row[0]: (name(row[1]), name(row[2])) for row in table("Item", "Partition key")}
 
     assert told == {
-        "job": keys.job_key("JOB"),
-        "run": keys.run_key("JOB", 1),
-        "place": keys.place_key("RUN"),
+        "job": schema.job_key("JOB"),
+        "run": schema.run_key("JOB", 1),
+        "place": schema.place_key("RUN"),
         "task of a job in one shard": task_key(Shards(1)),
         "task of a job in more shards": task_key(Shards(8)),
-        "pin": keys.pin_key("JOB", "SOURCE", "RUN"),
-        "intent": keys.intent_key("JOB", "RUN"),
-        "idempotency key": keys.idempotency_key("SCOPE"),
-        "file input": keys.input_item_key("INPUT"),
-        "export": keys.export_item_key("EXPORT"),
-        "mark of an export": keys.exported_key("JOB", "RUN", "EXPORT"),
-        "notice": keys.notice_key("RUN"),
-        "permits": keys.permits_key("JOB"),
-        "sweep": keys.SWEEP,
-        "fleet": keys.FLEET,
-        "data key": keys.DATA_KEY,
+        "pin": schema.pin_key("JOB", "SOURCE", "RUN"),
+        "intent": schema.intent_key("JOB", "RUN"),
+        "idempotency key": schema.idempotency_key("SCOPE"),
+        "file input": schema.input_item_key("INPUT"),
+        "export": schema.export_item_key("EXPORT"),
+        "mark of an export": schema.exported_key("JOB", "RUN", "EXPORT"),
+        "notice": schema.notice_key("RUN"),
+        "permits": schema.permits_key("JOB"),
+        "sweep": schema.SWEEP,
+        "fleet": schema.FLEET,
+        "data key": schema.DATA_KEY,
     }
 
 
@@ -96,17 +94,17 @@ def test_every_partition_of_an_index_stands() -> None:
     }
 
     assert finds == {
-        keys.caller_jobs("CALLER"),
-        keys.INTENTS,
-        keys.INPUTS,
-        keys.EXPORTS,
-        keys.OUTBOX,
+        schema.caller_jobs("CALLER"),
+        schema.INTENTS,
+        schema.INPUTS,
+        schema.EXPORTS,
+        schema.OUTBOX,
         *(
-            re.sub(r"\d+", "N", keys.every(kind)[0])
+            re.sub(r"\d+", "N", schema.every(kind)[0])
             for kind in ("ingesting", "unsettled", "ended", "deleted", "active", "idle")
         ),
     }
-    assert f"modulo {keys.SPREAD}" in STORAGE
+    assert f"modulo {schema.SPREAD}" in STORAGE
 
 
 def test_the_attributes_of_new_items_stand() -> None:

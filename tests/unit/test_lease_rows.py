@@ -6,8 +6,8 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.permits import Holding, Standing
+from conveyor.simulation.permits import AtomicLeaseRows, CountThenInsertPermits, LeaseRows
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.lease_rows import AtomicLeaseRows, CountThenInsertPermits, LeaseRows
 
 Kind = type[CountThenInsertPermits]
 BOTH = pytest.mark.parametrize("kind", [CountThenInsertPermits, AtomicLeaseRows])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conveyor.ports.permits import Holding
-from conveyor.prod.dynamodb.items import Item
-from conveyor.prod.dynamodb.permit_rows import MOST_REMOVED, Entry, Plan, Watch
+from conveyor.prod.dynamodb.client import Item
+from conveyor.prod.dynamodb.permits import MOST_REMOVED, Entry, Plan, Watch
 
 LEASE = 30_000
 

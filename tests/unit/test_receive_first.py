@@ -9,8 +9,8 @@ import pytest
 from conveyor.engine.planner import Polling
 from conveyor.ports.permits import Permits
 from conveyor.ports.queues import DEAD_LETTER_QUEUE
+from conveyor.simulation.permits import AtomicLeaseRows, LeaseRows
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.lease_rows import AtomicLeaseRows, LeaseRows
 from tests.unit.dispatch_world import BrokenLedger, World
 
 POLLERS = Polling(batch=1, wait=0.0, pause=0.05, pause_cap=0.05)

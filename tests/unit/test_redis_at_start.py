@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.server import RedisServer
-from conveyor.prod.starting import look_at_redis
+from conveyor.prod.startup_checks import look_at_redis
 from conveyor.testing.clock import FakeClock
 
 PASSWORD = "a-word-that-nobody-may-see"

@@ -14,12 +14,19 @@ from starlette.types import Receive, Scope, Send
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.middleware import Failures, RequestId
 from conveyor.prod.aws.boto import open_aws
-from conveyor.prod.aws.calls import AWAY_FOR, REFUSED_FOR, Answer, AwsRefused, CallStats, Parameters
-from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.aws.calls import (
+    AWAY_FOR,
+    REFUSED_FOR,
+    Answer,
+    AwsOptions,
+    AwsRefused,
+    CallStats,
+    Parameters,
+)
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed, told
-from conveyor.prod.dynamodb.items import Table
+from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.options import ProdOptions
-from conveyor.prod.starting import start
+from conveyor.prod.startup_checks import start
 from conveyor.testing.clock import FakeClock
 
 THINGS = {"dynamodb": "table ours", "s3": "bucket bodies", "sqs": "queues conveyor-x-…"}

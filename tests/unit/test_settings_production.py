@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.roles.production_rules import check_place, check_role, looseness
+from conveyor.roles.production import check_place, check_role, looseness
 from conveyor.settings import SETTINGS, InvalidSetting, Settings, load
 
 SECRET = "0123456789abcdef" * 4

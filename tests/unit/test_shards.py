@@ -9,12 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.domain import ids
-from conveyor.domain.cursor import (
-    MAX_LENGTH,
-    decode_positions,
-    encode_cursor,
-    encode_positions,
-)
 from conveyor.domain.model import Job, JobStatus
 from conveyor.domain.shards import (
     MAX_SHARDS,
@@ -25,6 +19,12 @@ from conveyor.domain.shards import (
     layout,
     shards_of,
     write_units,
+)
+from conveyor.service.results import (
+    MAX_LENGTH,
+    decode_positions,
+    encode_cursor,
+    encode_positions,
 )
 
 PROPERTY = settings(database=None)

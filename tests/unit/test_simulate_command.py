@@ -12,9 +12,8 @@ from dataclasses import replace
 import pytest
 
 from conveyor import cli
-from conveyor.testing.simulation import simulate
-from conveyor.testing.simulation_view import FIGURES
-from conveyor.testing.what_if import (
+from conveyor.simulation import simulate
+from conveyor.simulation.planner import (
     PATIENCE,
     Question,
     real_seconds,
@@ -22,6 +21,7 @@ from conveyor.testing.what_if import (
     remarks,
     scenarios,
 )
+from conveyor.simulation.view import FIGURES
 from tests.unit.simulated_rows import FIELDS, row
 
 SMALL = ("--tasks", "60", "--cap", "5", "--workers", "2", "--slots", "10", "--latency", "0.5")

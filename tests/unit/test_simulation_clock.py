@@ -8,11 +8,11 @@ import anyio
 import pytest
 
 from conveyor.domain.ids import is_ulid
+from conveyor.simulation.latency import Latency, stream
+from conveyor.simulation.link import Gate, ProcessKilled
+from conveyor.simulation.loop import VirtualTime, run
+from conveyor.simulation.process import SimulatedClock
 from conveyor.testing.clock import START
-from conveyor.testing.simulation.clock import SimulatedClock
-from conveyor.testing.simulation.gate import Gate, ProcessKilled
-from conveyor.testing.simulation.latency import Latency, stream
-from conveyor.testing.simulation.loop import VirtualTime, run
 
 
 def _in_time(main: Callable[[VirtualTime], Awaitable[None]]) -> None:

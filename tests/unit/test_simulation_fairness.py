@@ -23,8 +23,8 @@ from bench.dispatch_fairness import (
     fairness_markdown,
     fairness_rows,
 )
-from conveyor.testing.simulation import PICKINGS, JobPlan, Latency, Scenario, simulate
-from conveyor.testing.simulation_view import numbers
+from conveyor.simulation import PICKINGS, JobPlan, Latency, Scenario, simulate
+from conveyor.simulation.view import numbers
 
 LEAST_IN_FLIGHT = "least in flight"
 ENOUGH_FOR_THE_WINDOW = 9_000

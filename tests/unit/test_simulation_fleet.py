@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from conveyor.testing.simulation import (
+from conveyor.simulation import (
     PUBLISHED,
     REALISTIC,
     Duplicates,
@@ -35,8 +35,8 @@ from conveyor.testing.simulation import (
     random_faults,
     simulate,
 )
-from conveyor.testing.simulation.loop import BACKENDS
-from conveyor.testing.simulation.report import ROW
+from conveyor.simulation.loop import BACKENDS
+from conveyor.simulation.report import ROW
 
 FLEET = replace(REALISTIC, name="small", slots=10)
 """Two of its workers reach a cap of 15 with slots to spare."""
@@ -168,7 +168,7 @@ def test_every_policy_works_the_same_tasks() -> None:
 
 _REPLAY = """
 import sys
-from conveyor.testing.simulation import *
+from conveyor.simulation import *
 report = simulate(Scenario(
     world=REALISTIC, policy="reserve", workers=4, seed=5, backend=sys.argv[1], clock_skew=30.0,
     jobs=(JobPlan(tasks=250, cap=40), JobPlan(tasks=60, cap=10, arrives_at=3.0)),

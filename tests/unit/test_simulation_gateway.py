@@ -6,10 +6,10 @@ import anyio
 import pytest
 
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
-from conveyor.testing.simulation import REALISTIC, GatewayLimit, JobPlan, Scenario, simulate
-from conveyor.testing.simulation.gate import Gate
-from conveyor.testing.simulation.gateway import GatewayService, SimulatedGateway
-from conveyor.testing.simulation.latency import Latency
+from conveyor.simulation import REALISTIC, GatewayLimit, JobPlan, Scenario, simulate
+from conveyor.simulation.gateway import GatewayService, SimulatedGateway
+from conveyor.simulation.latency import Latency
+from conveyor.simulation.link import Gate
 from tests.unit.simulated_parts import Place, in_place
 
 JOB = "JOB"

@@ -9,8 +9,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.testing.simulation import loop as loops
-from conveyor.testing.simulation.loop import Deadlock, VirtualLoop, VirtualTime, run, virtual_time
+from conveyor.simulation import loop as loops
+from conveyor.simulation.loop import Deadlock, VirtualLoop, VirtualTime, run, virtual_time
 
 both = pytest.mark.parametrize("backend", loops.BACKENDS)
 

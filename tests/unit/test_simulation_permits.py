@@ -7,10 +7,9 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.permits import Holding
-from conveyor.testing.simulation.clock import SimulatedClock
-from conveyor.testing.simulation.gate import Gate
-from conveyor.testing.simulation.latency import Latency
-from conveyor.testing.simulation.permits import (
+from conveyor.simulation.latency import Latency
+from conveyor.simulation.link import Gate
+from conveyor.simulation.permits import (
     ATOMIC_ROWS,
     COUNT_THEN_INSERT,
     LEDGER,
@@ -20,6 +19,7 @@ from conveyor.testing.simulation.permits import (
     Reach,
     SimulatedPermits,
 )
+from conveyor.simulation.process import SimulatedClock
 from tests.unit.simulated_parts import Place, in_place
 
 JOB = "JOB"

@@ -17,10 +17,9 @@ from conveyor.ports.queues import (
     TaskMessage,
     run_queue,
 )
-from conveyor.testing.simulation.gate import Gate, ProcessKilled
-from conveyor.testing.simulation.latency import Latency
-from conveyor.testing.simulation.queues import SimulatedQueues
-from conveyor.testing.simulation.sqs import QueueService
+from conveyor.simulation.latency import Latency
+from conveyor.simulation.link import Gate, ProcessKilled
+from conveyor.simulation.queues import QueueService, SimulatedQueues
 from tests.unit.simulated_parts import Place, in_place
 
 JOB, RUN = "JOB", "RUN"

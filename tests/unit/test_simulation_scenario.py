@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conveyor.settings import SETTINGS
-from conveyor.testing.simulation import (
+from conveyor.simulation import (
     REALISTIC,
     WORLDS,
     BodiesDown,
@@ -33,7 +33,7 @@ from conveyor.testing.simulation import (
     YoungQueues,
     random_faults,
 )
-from conveyor.testing.simulation.world import SHORTEST
+from conveyor.simulation.world import SHORTEST
 
 PLAN = JobPlan(tasks=10, cap=5)
 SCENARIO = Scenario(world=REALISTIC, policy="reserve", jobs=(PLAN,), workers=2)

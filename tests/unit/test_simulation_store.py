@@ -32,11 +32,9 @@ from conveyor.domain.model import (
 )
 from conveyor.ports.records import Answer, Jobs, Runs
 from conveyor.ports.tasks import Failed, Retry, Settlement, Succeeded, Tasks, Undone
-from conveyor.testing.clock import START
-from conveyor.testing.simulation.gate import Gate
-from conveyor.testing.simulation.latency import Latency, stream
-from conveyor.testing.simulation.link import Link
-from conveyor.testing.simulation.store import (
+from conveyor.simulation.latency import Latency, stream
+from conveyor.simulation.link import Gate, Link, Trace
+from conveyor.simulation.store import (
     BlobService,
     SimulatedBlobs,
     SimulatedJobs,
@@ -44,8 +42,8 @@ from conveyor.testing.simulation.store import (
     SimulatedTasks,
     Store,
 )
-from conveyor.testing.simulation.trace import Trace
-from conveyor.testing.simulation.unsimulated import UnsimulatedIdempotency
+from conveyor.simulation.unsimulated import UnsimulatedIdempotency
+from conveyor.testing.clock import START
 
 CALLER = "caller"
 PROBLEM = Problem(code="timeout", title="Timeout", status=504)

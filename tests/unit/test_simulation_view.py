@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from conveyor.testing.simulation_view import (
+from conveyor.simulation.view import (
     ASCII,
     FIGURES,
     POLICY,
@@ -17,7 +17,7 @@ from conveyor.testing.simulation_view import (
     table,
     width_of,
 )
-from conveyor.testing.waiting_line import LINE_INTERVAL, WaitingLine
+from conveyor.simulation.waiting_line import LINE_INTERVAL, WaitingLine
 from tests.unit.simulated_rows import FIELDS, row
 
 

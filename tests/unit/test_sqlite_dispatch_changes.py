@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conveyor.dev.sqlite import SqliteStore, open_store
-from conveyor.dev.sqlite.live_runs import COUNT
+from conveyor.dev.sqlite.claims import COUNT
 from conveyor.dev.sqlite.runs import CHANGES
 from conveyor.testing.clock import FakeClock
 from tests.conformance.world import CALLER, World

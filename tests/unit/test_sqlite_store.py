@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.dev.sqlite import SqliteStore, inserts, live_runs, moves, open_store, tasks
-from conveyor.dev.sqlite.reads import UNFINISHED, page_sql
-from conveyor.dev.sqlite.values import MOST_ROWS, KeyStatement, RowsStatement
+from conveyor.dev.sqlite import SqliteStore, claims, open_store, tasks
+from conveyor.dev.sqlite import rows as inserts
+from conveyor.dev.sqlite.rows import MOST_ROWS, KeyStatement, RowsStatement
+from conveyor.dev.sqlite.tasks import UNFINISHED, page_sql
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Callback, RunStatus, TaskStatus
 from conveyor.ports.records import Answer
@@ -255,7 +256,7 @@ STATUS_SETS: list[frozenset[TaskStatus] | None] = [
 ]
 MANY_ROWS = [
     statement.sql(MOST_ROWS)
-    for module in (inserts, live_runs, moves, tasks)
+    for module in (inserts, claims, claims, tasks)
     for statement in vars(module).values()
     if isinstance(statement, KeyStatement | RowsStatement)
 ]

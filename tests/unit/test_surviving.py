@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from conveyor.dev.signals import LocalSignals
+from conveyor.dev.queues import LocalSignals
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.discovery import Discovery

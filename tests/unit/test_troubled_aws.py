@@ -6,9 +6,9 @@ from contextlib import suppress
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.prod.aws.calls import Answer, Parameters
+from conveyor.testing.aws_faults import CALM, Trouble, TroubledAws
+from conveyor.testing.chaos_role import ClockAhead
 from conveyor.testing.clock import START, FakeClock
-from conveyor.testing.troubled import ClockAhead
-from conveyor.testing.troubled_aws import CALM, Trouble, TroubledAws
 
 SEND: Parameters = {"Entries": [{"Id": "0"}, {"Id": "1"}]}
 INSERT: Parameters = {"Statements": [{"Statement": "one"}, {"Statement": "two"}]}

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import sqlite3
 
-from conveyor.dev.sqlite.copies import Copy
-from conveyor.dev.sqlite.counts import count_rows, write_counts
 from conveyor.dev.sqlite.database import Database
-from conveyor.dev.sqlite.reads import UNFINISHED, merged_references
+from conveyor.dev.sqlite.rerun import Copy
 from conveyor.dev.sqlite.rows import INDEX_BITS, Place
 from conveyor.dev.sqlite.states import (
+    count_rows,
     find_job,
     find_place,
     find_run,
     move_run,
+    write_counts,
 )
+from conveyor.dev.sqlite.tasks import UNFINISHED, merged_references
 from conveyor.domain.errors import CallInFlight, not_found
 from conveyor.domain.model import JobStatus, Run, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import ShardScheme

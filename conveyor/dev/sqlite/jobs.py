@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
-from conveyor.dev.sqlite.answers import store_answer, stored_answer
 from conveyor.dev.sqlite.database import Database
-from conveyor.dev.sqlite.inserts import insert_tasks
+from conveyor.dev.sqlite.idempotency import store_answer, stored_answer
 from conveyor.dev.sqlite.outbox import insert_notice
-from conveyor.dev.sqlite.rows import SELECT_VIEW, insert_job, insert_run, view_from
+from conveyor.dev.sqlite.rows import SELECT_VIEW, insert_job, insert_run, insert_tasks, view_from
 from conveyor.dev.sqlite.states import (
     RUN_CHANGED,
     end_of_tasks,

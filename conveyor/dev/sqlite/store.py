@@ -7,8 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from conveyor.dev.sqlite.connection import Connection, open_reader, open_writer
-from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.database import Connection, Database, open_reader, open_writer
 from conveyor.dev.sqlite.exports import SqliteExports
 from conveyor.dev.sqlite.idempotency import SqliteIdempotency
 from conveyor.dev.sqlite.ingestion import SqliteIngestion

@@ -5,11 +5,19 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from conveyor.dev.sqlite.counts import RowCounts, count_rows, write_counts
 from conveyor.dev.sqlite.database import Database
-from conveyor.dev.sqlite.reads import References, merged_references
 from conveyor.dev.sqlite.rows import Place
-from conveyor.dev.sqlite.states import find_job, find_place, find_run, move_job, move_run
+from conveyor.dev.sqlite.states import (
+    RowCounts,
+    count_rows,
+    find_job,
+    find_place,
+    find_run,
+    move_job,
+    move_run,
+    write_counts,
+)
+from conveyor.dev.sqlite.tasks import References, merged_references
 from conveyor.domain.model import JobStatus, Run, RunStats, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.ports.sweeping import EndedRun, QuietRun

@@ -9,21 +9,26 @@ from typing import Protocol, Self, TypeVar
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Holding
-from conveyor.prod.admin.bucket import BucketResource
-from conveyor.prod.admin.clocks import clock_problem
-from conveyor.prod.admin.finding import MADE, Finding, told, tried
-from conveyor.prod.admin.permissions import (
+from conveyor.prod.admin.checks import (
+    MADE,
+    Finding,
     blobs_problem,
     callbacks_problem,
+    clock_problem,
     queues_problem,
     rows_problem,
+    told,
+    tried,
 )
-from conveyor.prod.admin.queues import QueuesResource
-from conveyor.prod.admin.table import ABSENT, TableResource
-from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.admin.resources import NO_TABLE, BucketResource, QueuesResource, TableResource
+from conveyor.prod.aws.boto import BotoAws, open_clients
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.aws.opening import open_clients
-from conveyor.prod.dynamodb.fleet import (
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.options import ProdOptions
+from conveyor.prod.redis.permits import RedisPermits
+from conveyor.prod.redis.server import RedisServer
+from conveyor.prod.sealing import open_data_key
+from conveyor.prod.startup_checks import (
     BEAT,
     WATCH,
     agree,
@@ -32,13 +37,8 @@ from conveyor.prod.dynamodb.fleet import (
     fleet_item,
     nobody_works,
     rebind,
+    terms,
 )
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.options import ProdOptions
-from conveyor.prod.redis.permits import RedisPermits
-from conveyor.prod.redis.server import RedisServer
-from conveyor.prod.sealing import open_data_key
-from conveyor.prod.starting import terms
 
 LOOK = 3 * BEAT
 """Seconds without a word of a worker, after which a fleet may be removed."""
@@ -162,7 +162,7 @@ class Administration:
         try:
             nobody = await nobody_works(self._table, watch=LOOK, watching=_watching(say, LOOK))
         except AwsRefused as refused:
-            if refused.word == ABSENT:
+            if refused.word == NO_TABLE:
                 return
             raise ConveyorError(ErrorCode.UNAVAILABLE, told(refused)) from None
         if not nobody:
@@ -183,7 +183,7 @@ class Administration:
         try:
             item = await fleet_item(self._table)
         except AwsRefused as refused:
-            if refused.word != ABSENT:
+            if refused.word != NO_TABLE:
                 raise ConveyorError(ErrorCode.UNAVAILABLE, told(refused)) from None
             item = None
         bucket = None if item is None else item.get("bucket_name")

@@ -27,19 +27,16 @@ from conveyor.ports.queues import (
     TaskMessage,
     run_queue,
 )
-from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.aws.boto import BotoAws, open_clients
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import told
-from conveyor.prod.dynamodb.generations import DynamoGenerations
-from conveyor.prod.dynamodb.items import Table
-from conveyor.prod.dynamodb.places import Places
-from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.run_rows import Places, RunRecords
+from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.options import ProdOptions
-from conveyor.prod.sqs.addresses import ABSENT
 from conveyor.prod.sqs.messages import NOT_BEFORE, Unreadable, read
-from conveyor.prod.sqs.names import prefix
 from conveyor.prod.sqs.queues import SqsQueues
+from conveyor.prod.sqs.registry import NO_QUEUE, prefix
 
 HIDDEN = 30
 """Seconds that a letter is hidden by a look which breaks off."""
@@ -210,7 +207,7 @@ async def open_dead_letters(options: ProdOptions, clock: Clock) -> DeadLetters:
     except AwsRefused as refused:
         await aws.aclose()
         absent = "does not exist: conveyor admin init makes it"
-        text = absent if refused.word in ABSENT else f"is not found: {told(refused)}"
+        text = absent if refused.word in NO_QUEUE else f"is not found: {told(refused)}"
         raise ConveyorError(ErrorCode.UNAVAILABLE, f"the queue {name} {text}") from None
     except BaseException:
         await aws.aclose()

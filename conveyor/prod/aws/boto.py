@@ -2,6 +2,8 @@
 
 boto3 itself makes one try and checks no parameters: walking every attribute costs as much CPU as
 all the rest of a batch write. Trying again is done here, on the injected clock.
+
+Opening clients of AWS, and what this machine's configuration of them lacks.
 """
 
 from __future__ import annotations
@@ -16,14 +18,29 @@ import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.credentials import Credentials, RefreshableCredentials
-from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConfigNotFound,
+    ConfigParseError,
+    ConnectionClosedError,
+    InvalidConfigError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
 from urllib3.exceptions import HTTPError
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.answers import AnswerParsers, ForeignAnswer
-from conveyor.prod.aws.calls import Answer, AwsRefused, CallStats, Parameters, ShortLived
-from conveyor.prod.aws.options import AwsOptions
+from conveyor.prod.aws.calls import (
+    Answer,
+    AwsOptions,
+    AwsRefused,
+    CallStats,
+    Parameters,
+    ShortLived,
+)
 
 THROTTLES = frozenset(
     {
@@ -319,3 +336,24 @@ def _out_of_order(refused: AwsRefused, error: ClientError) -> bool:
     """Whether the service said so of itself; one that throttles is in order."""
     status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status >= 500 and refused.word not in THROTTLES
+
+
+NAMES_NO_SECRET = (
+    ConfigNotFound,
+    ConfigParseError,
+    InvalidConfigError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+"""Errors that name files, profiles and variables. What a program for credentials printed may stand
+in others."""
+
+
+async def open_clients(options: AwsOptions, clock: Clock, *services: str) -> BotoAws:
+    """Clients of the services, to be closed. Raises ConveyorError(unavailable) where profiles,
+    files or variables of AWS do not make any."""
+    try:
+        return await open_aws(options, clock, *services)
+    except BotoCoreError as error:
+        why = str(error) if isinstance(error, NAMES_NO_SECRET) else type(error).__name__
+        raise ConveyorError(ErrorCode.UNAVAILABLE, f"no client of AWS can be made: {why}") from None

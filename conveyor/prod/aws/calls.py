@@ -3,16 +3,86 @@
 An adapter names a service, an operation and parameters in the service's own shapes. Whatever stands
 behind the seam signs, sends, tries again and counts; a leaner transport can take its place without
 touching an adapter, and a test can stand before it and lose answers.
+
+Where AWS is, and how hard it is asked.
+
+Batches of which a service does a part and leaves the rest: that is asked for again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsOptions:
+    """One region, and endpoints that are not the region's own ("" means it is).
+
+    `attempts`: tries of one call, the first included. `threads`: calls at a time of one service.
+    Times in seconds.
+    """
+
+    region: str = "us-east-1"
+    dynamodb_endpoint: str = ""
+    sqs_endpoint: str = ""
+    s3_endpoint: str = ""
+    stepfunctions_endpoint: str = ""
+    kms_endpoint: str = ""
+    attempts: int = 8
+    threads: int = 16
+    receive_threads: int = 32
+    connect_timeout: float = 3.0
+    read_timeout: float = 20.0
+    retry_base: float = 0.05
+    retry_cap: float = 5.0
+
+    def endpoint(self, service: str) -> str | None:
+        """The endpoint of a service, None for the region's own."""
+        return {
+            "dynamodb": self.dynamodb_endpoint,
+            "sqs": self.sqs_endpoint,
+            "s3": self.s3_endpoint,
+            "stepfunctions": self.stepfunctions_endpoint,
+            "kms": self.kms_endpoint,
+        }.get(service) or None
+
+
+ROUNDS = 12
+"""Calls at most for one batch."""
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+"""Seconds between two calls at most: any time up to the doubled one."""
+
+Entry = TypeVar("Entry")
+
+
+async def to_the_last(
+    call: Callable[[list[Entry]], Awaitable[list[Entry]]],
+    entries: list[Entry],
+    clock: Clock,
+    *,
+    complaint: str,
+) -> None:
+    """Call with some entries, then with those that `call` returns as left undone, until none is.
+
+    Raises ConveyorError(unavailable), in the words of the complaint, where some still are after the
+    last round.
+    """
+    left = await call(entries)
+    for number in range(1, ROUNDS):
+        if not left:
+            return
+        await clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (number - 1)) * clock.random())
+        left = await call(left)
+    if left:
+        raise ConveyorError(ErrorCode.UNAVAILABLE, complaint, retry_after=5)
+
 
 Parameters = Mapping[str, Any]
 Answer = dict[str, Any]

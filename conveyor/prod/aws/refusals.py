@@ -29,7 +29,7 @@ UNKNOWN_CREDENTIALS = frozenset(
         "UnrecognizedClientException",
     }
 )
-ABSENT = {"dynamodb": "ResourceNotFoundException", "s3": "NoSuchBucket"}
+ABSENCES = {"dynamodb": "ResourceNotFoundException", "s3": "NoSuchBucket"}
 """How a service says that the one thing which it was asked about is not there at all."""
 
 ENCRYPTION = "KMS."
@@ -102,7 +102,7 @@ class DeployedAws:
     def _problem(self, service: str, operation: str, refused: AwsRefused) -> str | None:
         if service not in self._things:
             return None
-        if refused.word == ABSENT.get(service):
+        if refused.word == ABSENCES.get(service):
             self._stats.unusable(service, self._clock.monotonic())
             return f"there is no {self._things[service]} (conveyor admin init makes it)"
         if refused.word in UNKNOWN_CREDENTIALS:

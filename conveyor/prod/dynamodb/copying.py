@@ -1,24 +1,89 @@
 """Copying rows of one run into another of the same job: fresh ones, and inherited ones with their
-ends. A row that is there already stays as it is, so that a copy can be repeated."""
+ends. A row that is there already stays as it is, so that a copy can be repeated.
+
+Which task of a run that has ended is still being worked.
+
+The rows of a small rerun, written before the run that leads to them.
+
+An intent stands for them until the run is made, or they are taken back: as for a new job, whoever
+takes rows back marks it first, and the run is made only under an unmarked one. A rerun may be asked
+for again under the same run id, by a caller who does not know what became of the first: the intent
+then passes to the second, and the first can no longer make the run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from conveyor.aio.concurrency import side_by_side
 from conveyor.domain import ids
+from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import TaskSpec, TaskStatus
 from conveyor.domain.states import TERMINAL_TASK_STATES
-from conveyor.prod.dynamodb.ingest_counts import Counts
-from conveyor.prod.dynamodb.items import Item, Table
-from conveyor.prod.dynamodb.keys import END, Key, task_partition, task_sort_key
-from conveyor.prod.dynamodb.live_claims import is_held
-from conveyor.prod.dynamodb.places import Place
-from conveyor.prod.dynamodb.run_items import RunRow
-from conveyor.prod.dynamodb.shapes import whole
-from conveyor.prod.dynamodb.task_items import inherited_item, new_task_item
-from conveyor.prod.dynamodb.task_writes import insert_items
+from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.dynamodb.client import Item, Table, met, whole
+from conveyor.prod.dynamodb.counters import Counts
+from conveyor.prod.dynamodb.run_rows import Place, RunRow
+from conveyor.prod.dynamodb.schema import (
+    END,
+    SORT_KEY,
+    Key,
+    intent_key,
+    place_key,
+    task_partition,
+    task_sort_key,
+)
+from conveyor.prod.dynamodb.submitting import INTENDED, intent_item
+from conveyor.prod.dynamodb.task_rows import (
+    inherited_item,
+    insert_items,
+    new_task_item,
+    remove_rows,
+)
+
+LONGEST_CALL = 3_600_000
+"""Milliseconds after the end of a run in which a call of it may still be under way: a claim is not
+renewed beyond the timeout of its call, which is minutes."""
+
+
+async def refuse_live_claims(table: Table, row: RunRow, *, now: int) -> None:
+    """Raise CallInFlight where a task of an ended run is under a claim that has not lapsed.
+
+    Reads all of the run's rows, up to the first such task, but only where some have not ended and
+    the run has not for long.
+    """
+    # An end is counted after it has happened, never before.
+    all_ended = row.run.stats.completed >= row.run.stats.total
+    if all_ended or now - row.ended_at > LONGEST_CALL:
+        return
+    query: dict[str, Any] = {
+        "filtered": "#status = :processing AND claimed_until > :now",
+        "keys_only": True,
+        "processing": str(TaskStatus.PROCESSING),
+        "now": now,
+    }
+
+    async def look(shard: int) -> None:
+        partition = task_partition(row.run.job_id, row.shards, shard)
+        begin = task_sort_key(row.run.run_id, "")
+        async for page in table.pages(partition, begins_with=begin, **query):
+            for item in page.items:
+                raise CallInFlight(row.run.run_id, item[SORT_KEY].removeprefix(begin))
+
+    await side_by_side(look, range(row.shards.count))
+
+
+@whole
+def is_held(item: Item, now: int) -> bool:
+    """Whether a task's item, of which `status` and `claimed_until` were read, is under a claim that
+    has not lapsed. Raises Damaged."""
+    if item["status"] != TaskStatus.PROCESSING:
+        return False
+    until: int = item["claimed_until"]
+    return until > now
+
 
 _FRESH = ("task_id", "spec", "status", "claimed_until")
 _WITH_ENDS = (
@@ -159,3 +224,139 @@ async def _stretch(
         projection=", ".join(f"#{name}" for name in names),
     ):
         yield page.items
+
+
+_OWN = f"{INTENDED} AND #holder = :holder"
+
+
+class Intent(NamedTuple):
+    """That one call, `holder`, writes the rows of a run that lies at `place`."""
+
+    place: Place
+    holder: str
+    is_first: bool
+
+    @property
+    def key(self) -> Key:
+        """Where it lies."""
+        return intent_key(self.place.job_id, self.place.run_id)
+
+
+async def intend(table: Table, place: Place, source: RunRow, *, holder: str, now: int) -> Intent:
+    """Take on the writing of a run's rows.
+
+    What was written of another source is removed first. Raises ConveyorError(unavailable) where
+    somebody else has taken it on meanwhile, or is taking rows back.
+    """
+    key = intent_key(place.job_id, place.run_id)
+    found = await table.get(key)
+    if found is not None and found["rerun_of"] != source.run.run_id:
+        if not await take_back(table, Intent(place, found["holder"], is_first=False)):
+            raise busy()
+        found = None
+    item: Item = {
+        **intent_item(place, now=now),
+        "rerun_of": source.run.run_id,
+        "holder": holder,
+    }
+    try:
+        if found is None:
+            await table.put(key, item, condition="attribute_not_exists(pk)")
+        else:
+            await table.update(
+                key,
+                "SET " + ", ".join(f"#{name} = :{name}" for name in item),
+                condition=f"{INTENDED} AND #holder = :seen",
+                seen=found["holder"],
+                **item,
+            )
+    except AwsRefused as refused:
+        if not refused.is_condition:
+            raise
+        there = met(refused)
+        if there is None or there.get("holder") != holder or "abandoned" in there:
+            raise busy() from None
+        # It was written, and its answer lost.
+    return Intent(place, holder, is_first=found is None)
+
+
+async def write(
+    table: Table,
+    intent: Intent,
+    source: RunRow,
+    statuses: frozenset[TaskStatus] | None,
+    *,
+    now: int,
+) -> Rows:
+    """Copy the source's rows; the rows that there are then. Raises CallInFlight."""
+    copy = Copy(table, source, intent.place, statuses)
+    end = source.run.next_index
+    copied = await copy.run(first=0, end=end, now=now)
+    if copied.held is not None:
+        raise CallInFlight(source.run.run_id, copied.held)
+    if intent.is_first and copied.all_inserted:
+        return copied.rows
+    return await rows_of(table, intent.place, first=0, end=end)
+
+
+def fulfil(table: Table, intent: Intent) -> dict[str, Any]:
+    """The part of the transaction that makes the run which ends an intent; refused where it is not
+    this call's any more."""
+    return table.delete_part(intent.key, condition=_OWN, holder=intent.holder)
+
+
+async def take_back(table: Table, intent: Intent) -> bool:
+    """Remove the rows again; False where the intent is not its holder's any more, or the run was
+    made. Rows that are being taken back when this is cut off are left to the sweeper."""
+    token = table.clock.new_id()
+    try:
+        await table.update(
+            intent.key,
+            "SET abandoned = :token",
+            condition=_OWN,
+            holder=intent.holder,
+            token=token,
+        )
+    except AwsRefused as refused:
+        if not refused.is_condition:
+            raise
+        there = met(refused)
+        if there is None:
+            return await _take_back_late(table, intent, token)
+        if there.get("abandoned") != token:
+            return False
+    await remove_rows(table, intent.place)
+    await table.delete(intent.key)
+    return True
+
+
+async def _take_back_late(table: Table, intent: Intent, token: str) -> bool:
+    """The intent is gone. Where that was not for the run, another call took the rows back, and this
+    one may have written some after that. A marked intent keeps all others away meanwhile."""
+    place = intent.place
+    item: Item = {
+        **intent_item(place, now=table.clock.now()),
+        "rerun_of": "",
+        "holder": intent.holder,
+        "abandoned": token,
+    }
+    try:
+        await table.put(intent.key, item, condition="attribute_not_exists(pk)")
+    except AwsRefused as refused:
+        if not refused.is_condition:
+            raise
+        there = met(refused)
+        if there is None or there.get("abandoned") != token:
+            return False
+    is_made = await table.get(place_key(place.run_id)) is not None
+    if not is_made:
+        await remove_rows(table, place)
+    await table.delete(intent.key)
+    return not is_made
+
+
+def busy() -> ConveyorError:
+    """What is raised where another call makes the same run."""
+    return ConveyorError(
+        ErrorCode.UNAVAILABLE, "another request is making this very run", retry_after=1
+    )

@@ -11,13 +11,26 @@ from conveyor.domain.errors import not_found
 from conveyor.domain.model import RunStatus
 from conveyor.ports.exports import Export, ExportStatus
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.due import ended, ends_at
-from conveyor.prod.dynamodb.items import Item, changed_too_often, keys_of
-from conveyor.prod.dynamodb.keys import EXPORTS, Key, export_item_key, exported_key
-from conveyor.prod.dynamodb.places import Place
-from conveyor.prod.dynamodb.run_records import TRIES, RunRecords
-from conveyor.prod.dynamodb.shapes import readable, rewritten, whole
-from conveyor.prod.dynamodb.table import BY_DISPATCH, ROW_SHAPE, TIME_TO_LIVE
+from conveyor.prod.dynamodb.client import (
+    Item,
+    changed_too_often,
+    ended,
+    ends_at,
+    keys_of,
+    readable,
+    rewritten,
+    whole,
+)
+from conveyor.prod.dynamodb.run_rows import TRIES, Place, RunRecords
+from conveyor.prod.dynamodb.schema import (
+    BY_DISPATCH,
+    EXPORTS,
+    ROW_SHAPE,
+    TIME_TO_LIVE,
+    Key,
+    export_item_key,
+    exported_key,
+)
 
 UNFINISHED = (ExportStatus.PENDING, ExportStatus.RUNNING)
 

@@ -7,11 +7,8 @@ import msgspec
 
 from conveyor.ports.inputs import JobInput
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.due import ended, ends_at
-from conveyor.prod.dynamodb.items import Item, Table
-from conveyor.prod.dynamodb.keys import INPUTS, input_item_key
-from conveyor.prod.dynamodb.shapes import whole
-from conveyor.prod.dynamodb.table import PARTITION_KEY, ROW_SHAPE
+from conveyor.prod.dynamodb.client import Item, Table, ended, ends_at, whole
+from conveyor.prod.dynamodb.schema import INPUTS, PARTITION_KEY, ROW_SHAPE, input_item_key
 
 _slot = msgspec.json.Decoder(JobInput)
 

@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, TaskSpec
 from conveyor.ports.records import Answer, Appended, Once
-from conveyor.prod.dynamodb.answers import Answers
-from conveyor.prod.dynamodb.appending import Addition, Appending
-from conveyor.prod.dynamodb.closing import Closing
-from conveyor.prod.dynamodb.deleting import Deleting
-from conveyor.prod.dynamodb.keys import END, caller_jobs
-from conveyor.prod.dynamodb.run_records import RunRecords
-from conveyor.prod.dynamodb.submitting import Submitting
-from conveyor.prod.dynamodb.table import BY_OWNER, INDEXES
-from conveyor.prod.dynamodb.views import Views
+from conveyor.prod.dynamodb.idempotency import Answers
+from conveyor.prod.dynamodb.job_rows import Closing, Views
+from conveyor.prod.dynamodb.run_rows import RunRecords
+from conveyor.prod.dynamodb.runs import Deleting
+from conveyor.prod.dynamodb.schema import BY_OWNER, END, INDEXES, caller_jobs
+from conveyor.prod.dynamodb.submitting import Addition, Appending, Submitting
 
 MOST_LISTED = 1_000
 """Jobs of the index that one query touches."""

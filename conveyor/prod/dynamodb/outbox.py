@@ -7,12 +7,9 @@ from typing import NamedTuple
 from conveyor.domain.run_events import Ending
 from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Notice
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.items import Item, keys_of, met
-from conveyor.prod.dynamodb.keys import END, OUTBOX, by_time, notice_key
-from conveyor.prod.dynamodb.notice_items import ending_text, read_notice
-from conveyor.prod.dynamodb.run_records import RunRecords
-from conveyor.prod.dynamodb.shapes import readable, whole
-from conveyor.prod.dynamodb.table import BY_DISPATCH
+from conveyor.prod.dynamodb.client import Item, keys_of, met, readable, whole
+from conveyor.prod.dynamodb.run_rows import RunRecords, ending_text, read_notice
+from conveyor.prod.dynamodb.schema import BY_DISPATCH, END, OUTBOX, by_time, notice_key
 
 HELD = "leased_until = :lease"
 FREE = (

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws
+from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.exports import DynamoExports
 from conveyor.prod.dynamodb.idempotency import DynamoIdempotency
 from conveyor.prod.dynamodb.ingestion import DynamoIngestion
 from conveyor.prod.dynamodb.inputs import DynamoInputs
-from conveyor.prod.dynamodb.items import Table
 from conveyor.prod.dynamodb.jobs import DynamoJobs
 from conveyor.prod.dynamodb.outbox import DynamoOutbox
-from conveyor.prod.dynamodb.places import Places
-from conveyor.prod.dynamodb.run_records import RunRecords
+from conveyor.prod.dynamodb.run_rows import Places, RunRecords
 from conveyor.prod.dynamodb.runs import DynamoRuns
 from conveyor.prod.dynamodb.sweeping import DynamoSweeping
 from conveyor.prod.dynamodb.tasks import DynamoTasks

@@ -2,24 +2,394 @@
 
 Indexes lag behind: they tell where to look, and what is found there is read strongly. Rows of a
 newer shape are left to the sweep of a process that knows them, damaged ones to whoever mends them.
+
+What a sweep reads: rows that are due, ended runs in order of their ids, who draws on whom.
+
+What writes of several steps leave behind when they are cut off between two of them.
+
+A job whose rows were written and whose run never was: an intent tells. Tasks being added that never
+became a part of their run: a reservation on the run tells. Pins of runs that are gone: seen when
+ended runs are looked at. Rows of ended runs that nobody counted: the run is unsettled. Each gets 15
+minutes, which no call takes. And what processes that are gone have left on the row of a run that
+goes on for long.
+
+Runs that have ended: when that counts, as long as others draw on them, and how they expire.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
 from conveyor.aio.concurrency import side_by_side
-from conveyor.domain.model import RunStatus
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.ports.sweeping import EndedRun, QuietRun
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.items import keys_of, met
-from conveyor.prod.dynamodb.keys import SWEEP, Key, every
-from conveyor.prod.dynamodb.recount import recount
-from conveyor.prod.dynamodb.run_items import read_run_row
-from conveyor.prod.dynamodb.run_records import RunRecords
-from conveyor.prod.dynamodb.shapes import Unfit, readable
-from conveyor.prod.dynamodb.sweeping_ends import Ends
-from conveyor.prod.dynamodb.sweeping_leftovers import Leftovers
-from conveyor.prod.dynamodb.sweeping_rows import due_rows, ended_keys
-from conveyor.prod.dynamodb.table import BY_DISPATCH, ROW_SHAPE
+from conveyor.prod.dynamodb.client import (
+    Table,
+    Tagged,
+    Unfit,
+    changed_too_often,
+    keys_of,
+    met,
+    readable,
+)
+from conveyor.prod.dynamodb.counters import is_crowded, recount, recount_at
+from conveyor.prod.dynamodb.run_rows import (
+    TRIES,
+    Change,
+    Place,
+    RunMoved,
+    RunRecords,
+    RunRow,
+    dependants,
+    read_place,
+    read_run_row,
+)
+from conveyor.prod.dynamodb.runs import delete_ended, read_all
+from conveyor.prod.dynamodb.schema import (
+    BEGIN,
+    BY_DISPATCH,
+    BY_OWNER,
+    END,
+    INDEXES,
+    INTENTS,
+    PARTITION_KEY,
+    ROW_SHAPE,
+    SORT_KEY,
+    SPREAD,
+    SWEEP,
+    Key,
+    by_time,
+    every,
+    pin_key,
+)
+from conveyor.prod.dynamodb.submitting import Reservation, forget, give_back
+from conveyor.prod.dynamodb.task_rows import Reference, references, remove_rows
+
+SPARE = 8
+"""Index entries asked of each partition beyond its share, as no share is exact."""
+
+_ID = INDEXES[BY_OWNER][1]
+_DUE = (
+    "(#status = :pending AND not_before <= :now) OR "
+    "(#status = :processing AND claimed_until <= :now)"
+)
+
+
+def due_rows(
+    table: Table, place: Place, *, after: int, piece: int, now: int
+) -> AsyncIterator[Reference]:
+    """Rows that could be worked now, of all shards in order, with an index above `after`."""
+    wanted = {
+        "filtered": _DUE,
+        "pending": str(TaskStatus.PENDING),
+        "processing": str(TaskStatus.PROCESSING),
+        "now": now,
+    }
+    return references(table, place, wanted, after=after, piece=piece)
+
+
+async def ended_keys(table: Table, *, after: str, piece: int) -> AsyncIterator[list[Key]]:
+    """Where runs lie that have ended, each once, by run id above `after`: every batch goes on from
+    the one before, of about `piece`, none is empty."""
+    parts = [_Part(partition) for partition in (*every("ended"), *every("unsettled"))]
+    share = ceil(piece / SPREAD) + SPARE
+
+    async def read(part: _Part) -> None:
+        page = await table.page(
+            part.partition,
+            index=BY_OWNER,
+            between=(f"{after}{BEGIN}", END),
+            limit=share,
+            start=part.last,
+        )
+        part.entries.extend(
+            (item[_ID], Key(item[PARTITION_KEY], item[SORT_KEY])) for item in page.items
+        )
+        part.last, part.done = page.last, page.last is None
+
+    last: Key | None = None
+    while True:
+        await side_by_side(read, [part for part in parts if not part.entries and not part.done])
+        ready: list[Key] = []
+        while filled := [part for part in parts if part.entries]:
+            # One that ran dry may go on with an id that comes before all others.
+            if any(not part.entries and not part.done for part in parts):
+                break
+            key = min(filled, key=lambda part: part.entries[0]).entries.popleft()[1]
+            # One that moved meanwhile is found at both places, one after the other.
+            if key != last:
+                ready.append(key)
+            last = key
+        if ready:
+            yield ready
+        elif all(part.done for part in parts):
+            return
+
+
+@dataclass(slots=True)
+class _Part:
+    """One index partition on its way into the merged list."""
+
+    partition: str
+    entries: deque[tuple[str, Key]] = field(default_factory=deque)
+    last: dict[str, Tagged] | None = None
+    done: bool = False
+
+
+PATIENCE = 15 * 60_000
+"""Milliseconds after which a write that is not complete counts as cut off."""
+
+_log = logging.getLogger("conveyor.records")
+
+
+class Leftovers:
+    """Finds what was left behind and removes it."""
+
+    def __init__(self, records: RunRecords) -> None:
+        self._records = records
+        self._table = records.table
+        self._looked_at: int | None = None
+        self._added_since: dict[tuple[Key, str], int] = {}
+        self._pins: dict[Key, int] = {}
+        self._runs: set[Key] = set()
+
+    def pin_of_gone_run(self, pin: Key) -> None:
+        """Tell of a pin whose run was not found."""
+        self._pins.setdefault(pin, self._table.clock.now())
+
+    def run_with_additions(self, run: Key) -> None:
+        """Tell of an ended run with additions that are not complete."""
+        self._runs.add(run)
+
+    async def tidy(self, *, now: int) -> int:
+        """Remove what is old enough; how many things. What can only be seen to grow old is looked
+        at every 15 minutes."""
+        done = await self._end_intents(now)
+        if self._looked_at is None or not 0 <= now - self._looked_at < PATIENCE:
+            self._looked_at = now
+            done += await self._look_at_runs(now)
+            done += await self._remove_pins(now)
+            await self._settle_runs(now)
+        return done
+
+    async def _end_intents(self, now: int) -> int:
+        done = 0
+        until = by_time(now - PATIENCE, "")
+        async for page in self._table.pages(INTENTS, index=BY_OWNER, between=(BEGIN, until)):
+            for key in keys_of(page.items):
+                done += await _alone(f"ending the intent {key.sk}", self._end_intent(key))
+        return done
+
+    async def _end_intent(self, key: Key) -> bool:
+        """Whoever still writes under the intent cannot make the run any more; then its rows go."""
+        try:
+            item = await self._table.update(
+                key, "SET abandoned = :yes", condition="attribute_exists(pk)", yes=True
+            )
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+            return False
+        place = read_place(item)
+        run = await self._table.get(place.key)
+        if run is None or read_run_row(run).place.run_id != place.run_id:
+            await remove_rows(self._table, place)
+        await self._table.delete(key)
+        return True
+
+    async def _look_at_runs(self, now: int) -> int:
+        """Look at the rows of runs that go on, and of those that were told of; how many additions
+        were taken back."""
+        keys = {*self._runs, *await self._live_runs()}
+        self._runs.clear()
+        done, since = 0, self._added_since
+        self._added_since = {}
+        items = await self._table.get_many(list(keys))
+        for row in readable(read_run_row, items.values()):
+            done += await self._end_additions(row, since, now)
+            # One that does not wait for tasks is counted once it is quiet.
+            if row.run.status is RunStatus.PENDING and is_crowded(row):
+                what = f"forgetting who has counted in run {row.place.run_id}"
+                await _alone(what, self._recount(row, now))
+        return done
+
+    async def _end_additions(
+        self, row: RunRow, since: Mapping[tuple[Key, str], int], now: int
+    ) -> int:
+        """An addition carries no time: it counts from when it was first seen here."""
+        key, done = row.place.key, 0
+        for start in {**row.reserved, **row.given_up}:
+            first_seen = since.get((key, start), now)
+            if now - first_seen >= PATIENCE:
+                what = f"taking back an addition to run {row.place.run_id}"
+                done += await _alone(what, self._take_back(row, start, now))
+            else:
+                self._added_since[key, start] = first_seen
+        return done
+
+    async def _recount(self, row: RunRow, now: int) -> bool:
+        return (await recount_at(self._records, row.place, now=now)).done
+
+    async def _take_back(self, row: RunRow, start: str, now: int) -> bool:
+        """Take back one addition, or go on where that was cut off."""
+        if start in row.reserved:
+            reservation = Reservation(int(start), row.reserved[start])
+            return await give_back(self._records, row.place, reservation, now=now)
+        reservation = Reservation(int(start), row.given_up[start])
+        await forget(self._records, row.place, reservation)
+        return True
+
+    async def _settle_runs(self, now: int) -> None:
+        """Count what came after the end of runs that were cut short. Where something is still
+        under way it is left to the next look."""
+        found = await read_all(self._table, every("unsettled"), index=BY_OWNER, keys_only=True)
+        items = await self._table.get_many(keys_of(found))
+        for row in readable(read_run_row, items.values()):
+            if row.unsettled and now - row.dispatch_changed_at >= PATIENCE:
+                what = f"counting what came after the end of run {row.place.run_id}"
+                await _alone(what, self._settle_run(row, now))
+
+    async def _settle_run(self, row: RunRow, now: int) -> bool:
+        counted, done = await recount_at(self._records, row.place, now=now)
+        if counted is None or not done or counted.run.status is RunStatus.DELETED:
+            return False
+        try:
+            # Nothing of the run itself has moved: it keeps its time.
+            at = counted.run.updated_at
+            await self._records.change(counted, Change(unsettled=False), now=at)
+        except RunMoved:
+            return False
+        return True
+
+    async def _remove_pins(self, now: int) -> int:
+        """Of runs that are still not there, a while after that was seen."""
+        done = 0
+        for pin in [pin for pin, first in self._pins.items() if now - first >= PATIENCE]:
+            del self._pins[pin]
+            done += await _alone(f"removing the pin {pin.sk}", self._remove_pin(pin))
+        return done
+
+    async def _remove_pin(self, pin: Key) -> bool:
+        run_id = pin.sk.rpartition("#")[2]
+        if await self._records.read(run_id) is not None:
+            return False
+        await self._table.delete(pin)
+        return True
+
+    async def _live_runs(self) -> list[Key]:
+        found: list[Key] = []
+
+        async def find(partition: str) -> None:
+            async for page in self._table.pages(
+                partition,
+                index=BY_DISPATCH,
+                filtered="#status IN (:running, :pending)",
+                running=str(RunStatus.RUNNING),
+                pending=str(RunStatus.PENDING),
+            ):
+                found.extend(keys_of(page.items))
+
+        await side_by_side(find, [*every("active"), *every("idle")])
+        return found
+
+
+async def _alone(what: str, step: Awaitable[bool]) -> bool:
+    """What a step did; nothing where it failed, which is told in one line and left to a later look.
+    A row that is not for this process stays as it is, and was told where it was met."""
+    try:
+        return await step
+    except Unfit:
+        return False
+    except ConveyorError as error:
+        _log.warning("%s failed: %s", what, error)
+        return False
+
+
+class Ends:
+    """Looks at the ends of runs. What it finds left behind, it tells `leftovers`."""
+
+    def __init__(self, records: RunRecords, leftovers: Leftovers) -> None:
+        self._records = records
+        self._leftovers = leftovers
+
+    async def of(self, rows: Sequence[RunRow], *, before: int) -> list[EndedRun]:
+        """Those of the runs that ended before an instant, they and all that draw on them."""
+        ends: dict[str, EndedRun] = {}
+
+        async def look(row: RunRow) -> None:
+            ended_at = row.run.updated_at
+            try:
+                drawing = await self._drawing(row)
+            except Unfit:
+                return
+            for other in drawing:
+                if not _has_ended(other):
+                    return
+                ended_at = max(ended_at, other.run.updated_at)
+            if ended_at < before:
+                ends[row.run.run_id] = EndedRun(
+                    row.run.job_id,
+                    row.run.run_id,
+                    ended_at,
+                    row.result_ttl_days,
+                    row.swept,
+                    row.queue_dropped,
+                )
+
+        for row in rows:
+            if row.reserved or row.given_up:
+                self._leftovers.run_with_additions(row.place.key)
+        await side_by_side(
+            look,
+            [
+                row
+                for row in rows
+                if _has_ended(row)
+                and row.run.status is not RunStatus.DELETED
+                and row.run.updated_at < before
+            ],
+        )
+        return [ends[row.run.run_id] for row in rows if row.run.run_id in ends]
+
+    async def expire(self, run_id: str, *, now: int) -> list[str]:
+        """Turn an ended run to `deleted`; see `Sweeping.expire_run`."""
+        for _ in range(TRIES):
+            row = await self._records.read(run_id)
+            if row is None or not _has_ended(row):
+                return []
+            if not all(map(_has_ended, await self._drawing(row))):
+                return []
+            if row.run.status is RunStatus.DELETED:
+                return [run_id]
+            try:
+                await delete_ended(self._records, row, now=now)
+            except RunMoved:
+                continue
+            return [run_id]
+        raise changed_too_often()
+
+    async def _drawing(self, row: RunRow) -> list[RunRow]:
+        """The runs that draw on a run, but for those that are deleted."""
+        job_id, run_id = row.run.job_id, row.run.run_id
+        found: list[RunRow] = []
+        for other_id in await dependants(self._records.table, job_id, run_id):
+            other = await self._records.read(other_id)
+            if other is None:
+                self._leftovers.pin_of_gone_run(pin_key(job_id, run_id, other_id))
+            elif other.run.status is not RunStatus.DELETED:
+                found.append(other)
+        return found
+
+
+def _has_ended(row: RunRow) -> bool:
+    return not row.live and not row.run.ingesting
+
 
 CLOCKS_APART = 60_000
 """Milliseconds by which a claim may outlast one that is made now. One that lasts longer was made

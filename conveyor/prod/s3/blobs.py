@@ -1,4 +1,9 @@
-"""The blobs port over S3: one object for each body, under its very key."""
+"""The blobs port over S3: one object for each body, under its very key.
+
+A body that is being read: of one version, whatever is put under its key meanwhile.
+
+A large body on its way into S3: in parts, a few side by side, all of them or nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,241 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
+from conveyor.aio.concurrency import raised_alone
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import BodyRefused, Content, checked_key, checked_prefix
 from conveyor.ports.clock import Clock
-from conveyor.prod.aws.calls import Answer, Aws, AwsRefused, ShortLived
-from conveyor.prod.aws.leftovers import to_the_last
-from conveyor.prod.s3.reading import ABSENT, open_body
-from conveyor.prod.s3.writing import CONTENT_TYPE, PART, Parts
+from conveyor.prod.aws.calls import Answer, AnswerBody, Aws, AwsRefused, ShortLived, to_the_last
+
+PIECE = 256 * 1024
+"""Most bytes in a piece that is read."""
+RESUMPTIONS = 3
+"""Times that reading goes on after the connection broke off: a slow reader's is closed."""
+NO_OBJECT = frozenset({"404", "NoSuchKey", "NotFound"})
+REPLACED = frozenset({"412", "PreconditionFailed", "416", "InvalidRange"}) | NO_OBJECT
+
+
+class Reading:
+    """The pieces of a body, the first of them in hand. Made by `open_body`."""
+
+    def __init__(self, aws: Aws, where: dict[str, str], answer: Answer) -> None:
+        self._aws = aws
+        self._where = where
+        self._version: str = answer["ETag"]
+        self._size: int = answer["ContentLength"]
+        self._body: AnswerBody | None = answer["Body"]
+        self._read = 0
+        self._resumed = 0
+        self._first = b""
+
+    async def begin(self) -> None:
+        """Take the first piece, and with it all of a small body."""
+        self._first = await self._next()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece, self._first = self._first, b""
+        if not piece:
+            piece = await self._next()
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    def __del__(self) -> None:
+        self._close()
+
+    async def _next(self) -> bytes:
+        while self._read < self._size:
+            try:
+                if self._body is None:
+                    self._body = await self._resume()
+                piece = await self._body.read(PIECE)
+                if not piece:
+                    raise ConveyorError(ErrorCode.UNAVAILABLE, "result store: a body ended early")
+            except ConveyorError:
+                self._close()
+                self._resumed += 1
+                if self._resumed > RESUMPTIONS:
+                    raise
+            else:
+                self._read += len(piece)
+                return piece
+        self._close()
+        return b""
+
+    async def _resume(self) -> AnswerBody:
+        """Go on where the last connection ended, in the same version.
+
+        Raises ConveyorError(unavailable) where that is gone.
+        """
+        try:
+            answer = await self._aws.call(
+                "s3",
+                "get_object",
+                {**self._where, "Range": f"bytes={self._read}-", "IfMatch": self._version},
+            )
+        except AwsRefused as refused:
+            self._resumed = RESUMPTIONS
+            if refused.word not in REPLACED:
+                raise
+            raise ConveyorError(
+                ErrorCode.UNAVAILABLE, "result store: the body was replaced while it was read"
+            ) from None
+        body: AnswerBody = answer["Body"]
+        return body
+
+    def _close(self) -> None:
+        body, self._body = self._body, None
+        if body is not None:
+            body.close()
+
+
+async def open_body(aws: Aws, where: dict[str, str]) -> Reading | None:
+    """The body at a bucket and key; None where there is none. Raises AwsRefused."""
+    try:
+        answer = await aws.call("s3", "get_object", where)
+    except AwsRefused as refused:
+        if refused.word in NO_OBJECT:
+            return None
+        raise
+    reading = Reading(aws, where, answer)
+    await reading.begin()
+    return reading
+
+
+PART = 8 * 1024 * 1024
+"""Bytes of a part, and most bytes of a body that goes in one piece."""
+SAME_SIZE = 4_000
+"""Parts after which they become twice as large: S3 takes 10,000 of them, and we 150 GiB."""
+CONTENT_TYPE = "application/octet-stream"
+
+
+class Parts:
+    """One upload in parts. `turns` bounds the parts in flight of all uploads of a process.
+
+    `token` is a text of this upload alone, by which it is known again once it is whole.
+    """
+
+    def __init__(
+        self, aws: Aws, where: dict[str, str], turns: anyio.Semaphore, *, token: str
+    ) -> None:
+        self._aws = aws
+        self._where = where
+        self._turns = turns
+        self._token = token
+        self._held = 0
+        self._upload_id = ""
+        self._sent: dict[int, dict[str, Any]] = {}
+
+    async def put(self, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
+        """Store a body that begins with `head`; its bytes.
+
+        Whatever the iterator raises is raised again; then, and when cancelled, nothing is stored.
+        """
+        with anyio.CancelScope(shield=True):
+            # Not cut short, or an upload could begin that nobody ends.
+            begun = await self._call(
+                "create_multipart_upload",
+                ContentType=CONTENT_TYPE,
+                Metadata={"upload": self._token},
+                ChecksumAlgorithm="CRC32",
+            )
+        self._upload_id = begun["UploadId"]
+        try:
+            with raised_alone():
+                async with anyio.create_task_group() as group:
+                    size = await self._send_all(group, head, rest)
+            await self._complete()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._abort()
+            raise
+        finally:
+            for _ in range(self._held):
+                self._turns.release()
+        return size
+
+    async def _send_all(
+        self, group: TaskGroup, head: bytes, rest: AsyncIterator[bytes] | None
+    ) -> int:
+        pieces, buffered, size, number = [head], len(head), 0, 1
+        while True:
+            most = part_size(number)
+            while rest is not None and buffered < most:
+                piece = await anext(rest, None)
+                if piece is None:
+                    rest = None
+                else:
+                    pieces.append(piece)
+                    buffered += len(piece)
+            if not buffered:
+                return size
+            content = b"".join(pieces)
+            part, left = content[:most], content[most:]
+            pieces, buffered = [left], len(left)
+            await self._turns.acquire()
+            self._held += 1
+            group.start_soon(self._send, number, part)
+            size += len(part)
+            number += 1
+
+    async def _send(self, number: int, part: bytes) -> None:
+        answer = await self._call(
+            "upload_part",
+            UploadId=self._upload_id,
+            PartNumber=number,
+            Body=part,
+            ChecksumAlgorithm="CRC32",
+        )
+        sent = {"PartNumber": number, "ETag": answer["ETag"]}
+        if "ChecksumCRC32" in answer:
+            sent["ChecksumCRC32"] = answer["ChecksumCRC32"]
+        self._sent[number] = sent
+        self._held -= 1
+        self._turns.release()
+
+    async def _complete(self) -> None:
+        """Make the body visible. An upload that is gone may have been completed, and the answer
+        lost."""
+        parts = [self._sent[number] for number in sorted(self._sent)]
+        try:
+            await self._call(
+                "complete_multipart_upload",
+                UploadId=self._upload_id,
+                MultipartUpload={"Parts": parts},
+            )
+        except AwsRefused as refused:
+            if refused.word != "NoSuchUpload" or not await self._is_whole():
+                raise
+
+    async def _is_whole(self) -> bool:
+        try:
+            found = await self._call("head_object")
+        except AwsRefused as refused:
+            if refused.word in NO_OBJECT:
+                return False
+            raise
+        metadata: dict[str, str] = found.get("Metadata", {})
+        return metadata.get("upload") == self._token
+
+    async def _abort(self) -> None:
+        """Remove the parts. What fails here is left to the lifecycle rules: the reason for the
+        abort is what the caller must see."""
+        with suppress(ConveyorError):
+            await self._call("abort_multipart_upload", UploadId=self._upload_id)
+
+    async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        return await self._aws.call("s3", operation, {**self._where, **parameters})
+
+
+def part_size(number: int) -> int:
+    """The bytes of a part, by its number from 1."""
+    return PART << (number - 1) // SAME_SIZE
+
 
 PARTS_AT_A_TIME = 4
 """Parts in flight of all large bodies of a process: each is held in memory."""
@@ -113,7 +346,7 @@ class S3Blobs:
         try:
             found = await self._aws.call("s3", "head_object", self._where(key))
         except AwsRefused as refused:
-            if refused.word in ABSENT:
+            if refused.word in NO_OBJECT:
                 return None
             raise
         size: int = found["ContentLength"]

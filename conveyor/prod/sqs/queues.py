@@ -1,34 +1,99 @@
-"""The queues port on SQS."""
+"""The queues port on SQS.
+
+How many messages wait in queues: asked beside receives, at most every few seconds, and when
+somebody wants to know.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import (
-    MAX_BATCH,
-    Delivery,
-    Message,
-    QueueMissing,
-    TaskMessage,
-    run_queue,
-)
+from conveyor.ports.queues import MAX_BATCH, Delivery, Message, QueueMissing, TaskMessage, run_queue
 from conveyor.prod.aws.calls import Aws, AwsRefused
-from conveyor.prod.sqs.addresses import ABSENT, Addresses, Made, refusal
-from conveyor.prod.sqs.batches import in_batches
-from conveyor.prod.sqs.depths import Depths
-from conveyor.prod.sqs.generations import Generations
-from conveyor.prod.sqs.messages import NOT_BEFORE, Unreadable, entry, read, seconds_early
-from conveyor.prod.sqs.names import run_of
-from conveyor.prod.sqs.receipts import LONGEST_HIDING, handle_of, hiding, receipt_of
-from conveyor.prod.sqs.unreadable import UnreadableMessages
+from conveyor.prod.sqs.messages import (
+    LONGEST_HIDING,
+    NOT_BEFORE,
+    Unreadable,
+    UnreadableMessages,
+    entry,
+    handle_of,
+    hiding,
+    in_batches,
+    read,
+    receipt_of,
+    seconds_early,
+)
+from conveyor.prod.sqs.registry import (
+    NO_QUEUE,
+    Addresses,
+    Generations,
+    Made,
+    Remembered,
+    refusal,
+    run_of,
+)
+
+EVERY = 10.0
+"""Seconds between two questions about one queue beside its receives."""
+_COUNTS = (
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesNotVisible",
+    "ApproximateNumberOfMessagesDelayed",
+)
+
+
+class _Known(NamedTuple):
+    depth: int
+    asked_at: float
+
+
+class Depths:
+    """The last known depths."""
+
+    def __init__(self, aws: Aws, clock: Clock) -> None:
+        self._aws = aws
+        self._clock = clock
+        self._known: Remembered[_Known] = Remembered()
+
+    def of(self, queue: str) -> int:
+        """The depth when it was last asked, however long ago; 0 for a queue that never was."""
+        known = self._known.get(queue)
+        return 0 if known is None else known.depth
+
+    def forget(self, queue: str) -> None:
+        """The queue is gone."""
+        self._known.forget(queue)
+
+    async def refresh(self, queue: str, url: str) -> None:
+        """Ask again, where the answer is old. Without an answer the last one stands."""
+        now, known = self._clock.monotonic(), self._known.get(queue)
+        if known is not None and now - known.asked_at < EVERY:
+            return
+        # Noted before it is answered, so that receives side by side ask once.
+        self._known.put(queue, _Known(self.of(queue), now))
+        try:
+            await self.ask(queue, url)
+        except ConveyorError:
+            return  # the receive that follows finds out what is wrong
+
+    async def ask(self, queue: str, url: str) -> int:
+        """What SQS says. Raises AwsRefused, and ConveyorError(unavailable)."""
+        asked_at = self._clock.monotonic()
+        answer = await self._aws.call(
+            "sqs", "get_queue_attributes", {"QueueUrl": url, "AttributeNames": list(_COUNTS)}
+        )
+        depth = sum(int(answer["Attributes"].get(count, 0)) for count in _COUNTS)
+        self._known.put(queue, _Known(depth, asked_at))
+        return depth
+
 
 LONGEST_POLL = 1
 """Seconds that one call waits for messages: a cancelled receive gives back what still arrives, and
@@ -282,7 +347,7 @@ class SqsQueues:
             return
         except AwsRefused as refused:
             # Where a queue is gone, its receipts are too.
-            if refused.word not in VOID | ABSENT:
+            if refused.word not in VOID | NO_QUEUE:
                 raise refusal(queue, refused) from None
 
     async def _missing(self, queue: str, refused: AwsRefused) -> None:
@@ -291,7 +356,7 @@ class SqsQueues:
         Raises QueueMissing where it is gone; ConveyorError(unavailable) for other refusals.
         """
         run_id = run_of(queue)
-        if refused.word not in ABSENT:
+        if refused.word not in NO_QUEUE:
             raise refusal(queue, refused) from None
         if run_id is not None and await self._addresses.is_coming(run_id, queue):
             return

@@ -1,0 +1,1 @@
+"""The demonstration: a small site and a job over all of it."""

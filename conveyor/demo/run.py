@@ -1,0 +1,146 @@
+"""`conveyor-dev --demo`: a server, a small site, and a job over all of it.
+
+A job from URLs to files, shown as it goes: what the demonstration runs.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+from anyio.from_thread import start_blocking_portal
+
+from conveyor.client.api import Pace, connect
+from conveyor.client.download import download
+from conveyor.client.inputs import SourcedTask
+from conveyor.client.progress import view_for
+from conveyor.client.submit import JobOptions, submit
+from conveyor.client.watch import follow, summary
+from conveyor.demo.site import pages, serve_site
+from conveyor.roles.banner import Announcer
+from conveyor.roles.dev import ServerInfo, run
+from conveyor.settings import Settings, from_environment
+
+RESULTS = "demo-results"
+
+Job = Callable[[str, Mapping[str, str], Path, Announcer], Awaitable[None]]
+"""What is shown: takes the API's address, URLs by name, a directory and where to say things."""
+
+
+def run_demo(flags: Mapping[str, Any], announcer: Announcer, job: Job) -> int:
+    """Serve until told to stop, and once ready run the job over the site; the exit code.
+
+    Raises ConveyorError where the server cannot start.
+    """
+    settings, note = _settings(flags)
+    with serve_site() as site, ExitStack() as threads:
+        demonstration = _Demonstration(threads, site, job, announcer)
+
+        def ready(info: ServerInfo) -> None:
+            announcer.ready(info, settings, note=note)
+            demonstration.start(info)
+
+        def stopping() -> None:
+            demonstration.stop()
+            announcer.stopping()
+
+        return run(settings, on_ready=ready, on_stopping=stopping)
+
+
+def _settings(flags: Mapping[str, Any]) -> tuple[Settings, str | None]:
+    """The flags, with the site's loopback address allowed and another port if 9000 is taken; and
+    what to say of that once the server is ready."""
+    wanted = {**flags, "allow_private": True}
+    settings = from_environment(**wanted)
+    if flags["port"] is None and _is_taken(settings.host, settings.port):
+        note = f"port {settings.port} is taken; using a free one"
+        return from_environment(**{**wanted, "port": 0}), note
+    return settings, None
+
+
+def _is_taken(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+class _Demonstration:
+    """The job, run as any client would, on an event loop beside the server's."""
+
+    def __init__(self, threads: ExitStack, site: str, job: Job, announcer: Announcer) -> None:
+        self._threads = threads
+        self._site = site
+        self._job = job
+        self._announcer = announcer
+        self._under_way: Future[None] | None = None
+        self._is_over = False
+
+    def start(self, info: ServerInfo) -> None:
+        """Begin, unless it was stopped already; returns at once."""
+        if self._is_over:
+            return
+        # Not before: a signal that comes while the server starts finds no thread to wait for.
+        portal = self._threads.enter_context(start_blocking_portal())
+        self._under_way = portal.start_task_soon(
+            self._show, info.api, Path(info.data_dir).resolve() / RESULTS
+        )
+        self._under_way.add_done_callback(self._tell)
+
+    def stop(self) -> None:
+        """Give up what is not done."""
+        self._is_over = True
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+    def _tell(self, ended: Future[None]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None:
+            self._announcer.say(f"the demonstration failed: {error}")
+
+    async def _show(self, api: str, directory: Path) -> None:
+        urls = {name: f"{self._site}/{name}" for name in pages()}
+        self._announcer.say(f"\n{len(urls)} pages of {self._site}/")
+        await self._job(api, urls, directory, self._announcer)
+        self._announcer.say("still serving; Ctrl-C stops")
+
+
+async def tour(
+    server: str,
+    api_key: str,
+    urls: Mapping[str, str],
+    directory: Path,
+    *,
+    pace: Pace,
+    say: Callable[[str], None],
+    stream: TextIO | None,
+) -> None:
+    """Scrape the URLs, named by their external ids, into a folder of `directory` for the job.
+
+    Progress goes to the stream, where there is one. Raises ClientError.
+    """
+    tasks = [
+        SourcedTask(body={"url": url, "external_id": name}, source=name)
+        for name, url in urls.items()
+    ]
+    async with connect(server, api_key, pace) as api:
+        started = pace.monotonic()
+        reply = await submit(api, tasks, JobOptions(name="demo"))
+        run = await follow(api, reply.latest_run, view_for(stream or io.StringIO(), server))
+        say(summary(run, pace.monotonic() - started))
+        folder = directory / reply.job_id
+        done = await download(api, reply.job_id, folder, run_id=run.run_id)
+    for problem in done.problems:
+        say(f"not downloaded: {problem}")
+    say(f"results are in {folder}")

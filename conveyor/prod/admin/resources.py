@@ -1,0 +1,374 @@
+"""The bucket, with its lifecycle rules; and how it is emptied to be removed.
+
+The queues that are always there, control and dead letters; and the removal of every queue.
+
+The table: made from its description, held against it, removed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
+from conveyor.prod.admin.checks import MADE
+from conveyor.prod.aws.calls import Aws, AwsRefused, Parameters
+from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, description
+from conveyor.prod.s3.bucket import (
+    bucket_exists,
+    bucket_problem,
+    ensure_bucket,
+    is_of,
+    own,
+    owner_of,
+    take,
+)
+from conveyor.prod.sqs.registry import BLOCKED, NO_QUEUE, RETENTION, attributes, prefix
+
+
+class BucketResource:
+    """One bucket by name, and the environment whose it is to be."""
+
+    def __init__(self, aws: Aws, name: str, *, region: str, environment: str) -> None:
+        self.what = f"bucket {name}"
+        self._aws = aws
+        self._name = name
+        self._region = region
+        self._environment = environment
+
+    async def ensure(self) -> str:
+        """Make it, or its lifecycle rules, where they are missing: MADE, or what was changed of a
+        bucket that was there; empty: nothing. Raises ConveyorError(conflict) where it is another
+        environment's."""
+        was_there = await bucket_exists(self._aws, self._name)
+        if was_there:
+            await own(self._aws, self._name, self._environment)
+        changed = await ensure_bucket(self._aws, self._name, region=self._region)
+        if not was_there:
+            await own(self._aws, self._name, self._environment)
+        if not changed:
+            return ""
+        return "got its lifecycle rules" if was_there else MADE
+
+    async def problem(self) -> str | None:
+        """What is wrong with it."""
+        problem = await bucket_problem(self._aws, self._name)
+        if problem is not None:
+            return problem
+        owner = await owner_of(self._aws, self._name)
+        return None if owner in (None, self._environment) else is_of(owner)
+
+    async def take(self) -> None:
+        """Let it be this environment's, whosever it was."""
+        if await bucket_exists(self._aws, self._name):
+            await take(self._aws, self._name, self._environment)
+
+    async def remove(self) -> bool:
+        """Empty and remove it; whether it was there. Raises ConveyorError(conflict) where it is
+        another environment's."""
+        if not await bucket_exists(self._aws, self._name):
+            return False
+        owner = await owner_of(self._aws, self._name)
+        if owner not in (None, self._environment):
+            raise ConveyorError(ErrorCode.CONFLICT, f"{self.what} is that of environment {owner}")
+        await self._empty()
+        await self._end_uploads()
+        await self._call("delete_bucket")
+        return True
+
+    async def _empty(self) -> None:
+        while found := (await self._call("list_objects_v2")).get("Contents", []):
+            keys = [{"Key": entry["Key"]} for entry in found]
+            await self._call("delete_objects", Delete={"Objects": keys, "Quiet": True})
+
+    async def _end_uploads(self) -> None:
+        for upload in (await self._call("list_multipart_uploads")).get("Uploads", []):
+            await self._call(
+                "abort_multipart_upload", Key=upload["Key"], UploadId=upload["UploadId"]
+            )
+
+    async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        return await self._aws.call("s3", operation, {"Bucket": self._name, **parameters})
+
+
+AGAIN = 65.0
+"""Seconds after which the name of a deleted queue may be taken again."""
+
+_OWN = re.compile(rf"{CONTROL_QUEUE}|{DEAD_LETTER_QUEUE}|run-(?:check-)?[0-9A-Za-z]{{26}}(?:-\d+)?")
+
+
+class QueuesResource:
+    """The queues of one environment."""
+
+    def __init__(self, aws: Aws, clock: Clock, *, environment: str, max_receives: int) -> None:
+        self._prefix = prefix(environment)
+        self.what = f"queues {self._prefix}{CONTROL_QUEUE}, {self._prefix}{DEAD_LETTER_QUEUE}"
+        self._aws = aws
+        self._clock = clock
+        self._max_receives = max_receives
+
+    async def ensure(self) -> str:
+        """Make them, or set them right: MADE where neither was there, else what was changed; empty:
+        nothing. Waits for a name that was deleted a moment ago."""
+        made: list[str] = []
+        changes: list[str] = []
+        for name in (DEAD_LETTER_QUEUE, CONTROL_QUEUE):
+            url, wanted = await self._url(name), await self._wanted(name)
+            if url is None:
+                await self._make(name, wanted)
+                made.append(f"made {self._prefix}{name}")
+            elif wrong := _differing_attribute(await self._attributes(url), wanted):
+                await self._call("set_queue_attributes", QueueUrl=url, Attributes=wanted)
+                changes.append(f"set {wrong} of {self._prefix}{name}")
+        return MADE if len(made) == 2 else ", ".join(made + changes)
+
+    async def problem(self) -> str | None:
+        """What is wrong with them."""
+        for name in (DEAD_LETTER_QUEUE, CONTROL_QUEUE):
+            url = await self._url(name)
+            if url is None:
+                return f"{self._prefix}{name} does not exist (conveyor admin init makes it)"
+            wrong = _differing_attribute(await self._attributes(url), await self._wanted(name))
+            if wrong:
+                return f"{self._prefix}{name} has another {wrong} (conveyor admin init mends it)"
+        return None
+
+    async def remove(self) -> bool:
+        """Remove them and every run's queue; whether there was any."""
+        removed = False
+        while urls := await self._own():
+            for url in urls:
+                try:
+                    await self._call("delete_queue", QueueUrl=url)
+                except AwsRefused as refused:
+                    if refused.word not in NO_QUEUE:
+                        raise
+            removed = True
+            # A deleted queue may be listed for a while.
+            await self._clock.sleep(1.0)
+        return removed
+
+    async def _own(self) -> list[str]:
+        """The URLs of all queues of the environment, and of none whose name begins with its."""
+        found: list[str] = []
+        more: dict[str, Any] = {}
+        while True:
+            answer = await self._call(
+                "list_queues", QueueNamePrefix=self._prefix, MaxResults=1_000, **more
+            )
+            for url in answer.get("QueueUrls", []):
+                name = url.rpartition("/")[2].removeprefix(self._prefix)
+                if _OWN.fullmatch(name):
+                    found.append(url)
+            if not answer.get("NextToken"):
+                return found
+            more = {"NextToken": answer["NextToken"]}
+
+    async def _make(self, name: str, wanted: dict[str, str]) -> None:
+        parameters = {"QueueName": self._prefix + name, "Attributes": wanted}
+        try:
+            await self._call("create_queue", **parameters)
+        except AwsRefused as refused:
+            if refused.word not in BLOCKED:
+                raise
+            await self._clock.sleep(AGAIN)
+            await self._call("create_queue", **parameters)
+
+    async def _url(self, name: str) -> str | None:
+        try:
+            answer = await self._call("get_queue_url", QueueName=self._prefix + name)
+        except AwsRefused as refused:
+            if refused.word in NO_QUEUE:
+                return None
+            raise
+        return str(answer["QueueUrl"])
+
+    async def _attributes(self, url: str) -> dict[str, str]:
+        answer = await self._call("get_queue_attributes", QueueUrl=url, AttributeNames=["All"])
+        found: dict[str, str] = answer["Attributes"]
+        return found
+
+    async def _wanted(self, name: str) -> dict[str, str]:
+        """The attributes of one of them; the queue of dead letters has to be there before the
+        other."""
+        if name == DEAD_LETTER_QUEUE:
+            return {"MessageRetentionPeriod": str(RETENTION)}
+        dead = await self._attributes(await self._url(DEAD_LETTER_QUEUE) or "")
+        return attributes(dead_letters=dead["QueueArn"], max_receives=self._max_receives)
+
+    async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        return await self._aws.call("sqs", operation, parameters)
+
+
+def _differing_attribute(found: dict[str, str], wanted: dict[str, str]) -> str | None:
+    """The first attribute that is another than it should be."""
+    for name, value in wanted.items():
+        if _read(found.get(name, "")) != _read(value):
+            return name
+    return None
+
+
+def _read(value: str) -> Any:
+    """A policy is a JSON text, whose numbers SQS may give back as texts."""
+    if not value.startswith("{"):
+        return value
+    return {name: str(part) for name, part in json.loads(value).items()}
+
+
+PATIENCE = 600.0
+"""Seconds that a table or an index may take to come or to go."""
+POLL = 2.0
+
+NO_TABLE = "ResourceNotFoundException"
+BUSY = "ResourceInUseException"
+
+
+class TableResource:
+    """One table by name."""
+
+    def __init__(self, aws: Aws, name: str, clock: Clock) -> None:
+        self.what = f"table {name}"
+        self._aws = aws
+        self._name = name
+        self._clock = clock
+
+    async def ensure(self) -> str:
+        """Make it, its indexes and its time to live, where any of them is missing: MADE, or what
+        was changed of a table that was there; empty: nothing.
+
+        Raises AwsRefused; ConveyorError where it does not become usable.
+        """
+        changes: list[str] = []
+        made = ""
+        if await self._describe() is None:
+            try:
+                await self._call("create_table", **_without_name(description(self._name)))
+                made = MADE
+            except AwsRefused as refused:
+                if refused.word != BUSY:
+                    raise
+        table = await self._active()
+        for index in _missing(table):
+            await self._call(
+                "update_table",
+                AttributeDefinitions=description(self._name)["AttributeDefinitions"],
+                GlobalSecondaryIndexUpdates=[{"Create": index}],
+            )
+            changes.append(f"got its index {index['IndexName']}")
+            await self._active()
+        if not await self._expires():
+            await self._call(
+                "update_time_to_live",
+                TimeToLiveSpecification={"Enabled": True, "AttributeName": TIME_TO_LIVE},
+            )
+            changes.append(f"lets items expire by {TIME_TO_LIVE}")
+        return made or ", ".join(changes)
+
+    async def problem(self) -> str | None:
+        """What is wrong with it. Raises AwsRefused."""
+        table = await self._describe()
+        if table is None:
+            return "does not exist (conveyor admin init makes it)"
+        if table["TableStatus"] not in ("ACTIVE", "UPDATING"):
+            return f"is {table['TableStatus'].lower()}"
+        wanted = description(self._name)
+        if _keys(table) != _keys(wanted):
+            return "has other keys than it should have"
+        if missing := _missing(table):
+            names = ", ".join(index["IndexName"] for index in missing)
+            return f"lacks the index {names} (conveyor admin init makes it)"
+        for index in table["GlobalSecondaryIndexes"]:
+            if index.get("IndexStatus", "ACTIVE") != "ACTIVE":
+                return f"its index {index['IndexName']} is {index['IndexStatus'].lower()}"
+        if wrong := _differing_key(table, wanted):
+            return f"its index {wrong} is another than it should be"
+        if not await self._expires():
+            return f"items do not expire by {TIME_TO_LIVE} (conveyor admin init sees to it)"
+        return None
+
+    async def remove(self) -> bool:
+        """Remove it with everything in it; whether it was there. Raises AwsRefused."""
+        try:
+            await self._call("delete_table")
+        except AwsRefused as refused:
+            if refused.word != NO_TABLE:
+                raise
+            return False
+        deadline = self._clock.monotonic() + PATIENCE
+        while await self._describe() is not None:
+            await self._wait(deadline)
+        return True
+
+    async def _active(self) -> dict[str, Any]:
+        deadline = self._clock.monotonic() + PATIENCE
+        while True:
+            table = await self._describe()
+            if table is not None and _is_usable(table):
+                return table
+            await self._wait(deadline)
+
+    async def _wait(self, deadline: float) -> None:
+        if self._clock.monotonic() > deadline:
+            raise ConveyorError(
+                ErrorCode.UNAVAILABLE, f"{self.what} is not ready after {PATIENCE:g} s"
+            )
+        await self._clock.sleep(POLL)
+
+    async def _describe(self) -> dict[str, Any] | None:
+        try:
+            answer = await self._call("describe_table")
+        except AwsRefused as refused:
+            if refused.word != NO_TABLE:
+                raise
+            return None
+        table: dict[str, Any] = answer["Table"]
+        return table
+
+    async def _expires(self) -> bool:
+        answer = await self._call("describe_time_to_live")
+        stated = answer["TimeToLiveDescription"]
+        return (
+            stated.get("TimeToLiveStatus") in ("ENABLED", "ENABLING")
+            and stated.get("AttributeName") == TIME_TO_LIVE
+        )
+
+    async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        return await self._aws.call("dynamodb", operation, {"TableName": self._name, **parameters})
+
+
+def _without_name(parameters: Parameters) -> dict[str, Any]:
+    return {name: value for name, value in parameters.items() if name != "TableName"}
+
+
+def _is_usable(table: dict[str, Any]) -> bool:
+    return table["TableStatus"] == "ACTIVE" and all(
+        index.get("IndexStatus", "ACTIVE") == "ACTIVE"
+        for index in table.get("GlobalSecondaryIndexes", [])
+    )
+
+
+def _keys(table: Parameters) -> set[tuple[str, str]]:
+    return {(key["AttributeName"], key["KeyType"]) for key in table["KeySchema"]}
+
+
+def _missing(table: dict[str, Any]) -> list[dict[str, Any]]:
+    there = {index["IndexName"] for index in table.get("GlobalSecondaryIndexes", [])}
+    wanted: list[dict[str, Any]] = description(table["TableName"])["GlobalSecondaryIndexes"]
+    return [index for index in wanted if index["IndexName"] not in there]
+
+
+def _differing_key(table: dict[str, Any], wanted: Parameters) -> str | None:
+    there = {index["IndexName"]: index for index in table["GlobalSecondaryIndexes"]}
+    for index in wanted["GlobalSecondaryIndexes"]:
+        found = there[index["IndexName"]]
+        if _keys(found) != _keys(index) or _carried(found) < _carried(index):
+            name: str = index["IndexName"]
+            return name
+    return None
+
+
+def _carried(index: dict[str, Any]) -> frozenset[str]:
+    return frozenset(index["Projection"].get("NonKeyAttributes", ()))

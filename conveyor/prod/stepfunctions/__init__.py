@@ -1,1 +1,0 @@
-"""Callbacks to state machines of Step Functions."""

@@ -1,0 +1,211 @@
+"""`conveyor simulate`: what the permit policies make of a fleet and a job of one's own.
+
+The simulation is imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from conveyor.client.output import count, duration, printable, shorten
+
+if TYPE_CHECKING:
+    from conveyor.simulation.planner import Question
+    from conveyor.simulation.view import Row
+
+_POLICIES = ("reserve", "reserve-strict", "local-exact", "local", "off")
+_SHOWN = ("reserve", "local", "off")
+_PLOT_WIDTH = 72
+
+
+class _Number(click.ParamType[float]):
+    """A number within bounds; not a number is none."""
+
+    def __init__(self, least: float, most: float, *, whole: bool = True, unit: str = "") -> None:
+        self.name = "integer" if whole else "float"
+        self._least = least
+        self._most = most
+        self._whole = whole
+        self._words = f"must be {'a whole number' if whole else 'a number'}{unit} from"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            number = int(value) if self._whole else float(value)
+        except ValueError:
+            number = math.nan
+        if not self._least <= number <= self._most:
+            given = shorten(printable(str(value)), 40)
+            self.fail(f"{self._words} {self._least:,} to {self._most:,}, not {given}", param, ctx)
+        return number
+
+
+class _Explained(click.Command):
+    """A command whose help explains the columns of its table."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from conveyor.simulation.view import FIGURES, POLICY
+
+        with formatter.section("Columns"):
+            formatter.write_dl(
+                [(" ".join(column.title.split()), column.meaning) for column in (POLICY, *FIGURES)]
+            )
+
+
+@click.command(cls=_Explained)
+@click.option(
+    "--tasks",
+    type=_Number(1, 1_000_000),
+    default=2_000,
+    show_default=True,
+    metavar="N",
+    help="Tasks of the job.",
+)
+@click.option(
+    "--cap",
+    type=_Number(1, 100_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Most gateway calls at a time that the job allows, over all workers.",
+)
+@click.option(
+    "--workers",
+    type=_Number(1, 100),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Worker processes.",
+)
+@click.option(
+    "--slots",
+    type=_Number(1, 1_000),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="Gateway calls at a time that one worker makes.",
+)
+@click.option(
+    "--latency",
+    type=_Number(0.001, 60, whole=False, unit=" of seconds"),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Median time of a gateway call.",
+)
+@click.option(
+    "--sigma",
+    type=_Number(0, 1.5, whole=False),
+    default=0.6,
+    show_default=True,
+    metavar="X",
+    help="Spread of that time (lognormal); 0 makes all calls equal.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    type=click.Choice(_POLICIES),
+    multiple=True,
+    default=_SHOWN,
+    metavar="POLICY",
+    help=f"Compare this one; may be repeated: {', '.join(_POLICIES)} [{', '.join(_SHOWN)}].",
+)
+@click.option(
+    "--seed",
+    type=_Number(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Same seed, same events.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a policy.")
+def simulate(as_json: bool, policies: tuple[str, ...], **numbers: Any) -> int:
+    """Simulate a fleet at work on one job, with your own numbers.
+
+    Runs the worker's own dispatcher in virtual time, against a made-up queue, permit store and
+    gateway. Needs no server, no key and no network. Compares the setting CONVEYOR_PERMIT_POLICY:
+    reserve takes permits before it receives; local and off receive first, and so hide again what
+    they may not work. Those two are cut off where they would take long.
+    """
+    from conveyor.simulation.planner import Question, real_seconds, refusal
+
+    question = Question(policies=tuple(dict.fromkeys(policies)), **numbers)
+    problem = refusal(question)
+    if problem is not None:
+        raise click.UsageError(problem)
+    rows = _run(question, about=real_seconds(question))
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+    else:
+        _show(question, rows)
+    return 0
+
+
+def _run(question: Question, *, about: float) -> list[Row]:
+    from conveyor.simulation import simulate as run
+    from conveyor.simulation.planner import scenarios
+    from conveyor.simulation.waiting_line import WaitingLine
+
+    plans = scenarios(question)
+    rows: list[Row] = []
+    with WaitingLine(sys.stderr) as line:
+        for number, scenario in enumerate(plans, start=1):
+            line.tell(
+                f"simulating {scenario.policy}, {number} of {len(plans)}; "
+                f"all takes about {duration(about)}"
+            )
+            rows.append(run(scenario).row())
+    return rows
+
+
+def _show(question: Question, rows: Sequence[Row]) -> None:
+    from rich.console import Console
+
+    from conveyor.simulation.planner import remarks
+    from conveyor.simulation.view import (
+        ASCII,
+        BLOCKS,
+        FIGURES,
+        POLICY,
+        bars,
+        groups,
+        table,
+        width_of,
+    )
+
+    shown = groups(rows)
+    made = table(shown, (POLICY, *FIGURES))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = width_of(made)
+    glyphs = ASCII if console.options.ascii_only else BLOCKS
+    click.echo(_heading(question) + "\n")
+    console.print(made)
+    click.echo("\nMessages received a task done, logarithmic:\n")
+    for line in bars(shown, width=_PLOT_WIDTH, glyphs=glyphs):
+        click.echo(line)
+    click.echo("")
+    for line in remarks(question, rows):
+        click.echo(line)
+
+
+def _heading(question: Question) -> str:
+    return (
+        f"{count(question.tasks, 'task')}, at most {question.cap:,} at a time; "
+        f"{count(question.workers, 'worker')} of {count(question.slots, 'slot')}.\n"
+        f"{_call(question)} Seed {question.seed}."
+    )
+
+
+def _call(question: Question) -> str:
+    if not question.sigma:
+        return f"Every call takes {question.latency:g} s."
+    return f"Calls take a median of {question.latency:g} s (sigma {question.sigma:g})."

@@ -1,0 +1,346 @@
+"""What goes wrong in a simulation, and when. All times are virtual seconds from its start.
+
+Making a fault raises ValueError for a field out of its bounds, making a Scenario for a fault of a
+worker or job that there is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random  # noqa: TID251  (seeded: a simulation is repeatable)
+
+from conveyor.simulation.checks import INSTANT, check_count, check_number, check_time
+from conveyor.simulation.latency import stream
+from conveyor.simulation.process import Fleet
+
+MOST_SLOW = 1e6
+"""The largest factor by which calls may take longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL for a worker (from 0); a new process takes its place after `back_after`, or none."""
+
+    worker: int
+    at: float
+    back_after: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("Kill.worker", self.worker, least=0)
+        check_time("Kill.at", self.at)
+        if self.back_after is not None:
+            check_time("Kill.back_after", self.back_after)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Kill, and start again."""
+        await fleet.until(self.at)
+        fleet.workers[self.worker].kill()
+        if self.back_after is not None:
+            await fleet.time.sleep(self.back_after)
+            fleet.start(self.worker)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """SIGSTOP for a worker (from 0), and SIGCONT after `seconds`: a machine that was suspended."""
+
+    worker: int
+    at: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_count("Pause.worker", self.worker, least=0)
+        check_time("Pause.at", self.at)
+        check_time("Pause.seconds", self.seconds, least=INSTANT)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Pause."""
+        await fleet.until(self.at)
+        await fleet.workers[self.worker].pause(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RollingRestart:
+    """One worker after the other, `every` so many seconds, is stopped gracefully or killed; a new
+    process takes its place at once."""
+
+    at: float
+    every: float
+    graceful: bool = True
+
+    def __post_init__(self) -> None:
+        check_time("RollingRestart.at", self.at)
+        check_time("RollingRestart.every", self.every)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Restart all of them."""
+        for number, worker in enumerate(fleet.workers):
+            await fleet.until(self.at + number * self.every)
+            if self.graceful:
+                await worker.stop()
+            else:
+                worker.kill()
+            fleet.start(number)
+
+
+@dataclass(frozen=True, slots=True)
+class PermitsDown:
+    """The permit store answers no call for so long; some are applied all the same."""
+
+    at: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_time("PermitsDown.at", self.at)
+        check_time("PermitsDown.seconds", self.seconds, least=INSTANT)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Away, and back."""
+        await fleet.until(self.at)
+        fleet.permits.down += 1
+        await fleet.time.sleep(self.seconds)
+        fleet.permits.down -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class PermitsCutOff:
+    """One worker (from 0) gets no answer from the permit store for so long, though it reaches all
+    else, and the others reach the store; some of its calls are applied all the same. A process that
+    takes its place meanwhile is cut off, too."""
+
+    worker: int
+    at: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_count("PermitsCutOff.worker", self.worker, least=0)
+        check_time("PermitsCutOff.at", self.at)
+        check_time("PermitsCutOff.seconds", self.seconds, least=INSTANT)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Cut off, and not any more."""
+        await fleet.until(self.at)
+        await fleet.workers[self.worker].cut_off_permits(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class PermitsRestartEmpty:
+    """The permit store is away for `down` seconds and comes back without its entries."""
+
+    at: float
+    down: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_time("PermitsRestartEmpty.at", self.at)
+        check_time("PermitsRestartEmpty.down", self.down)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Away, and back with nothing."""
+        await fleet.until(self.at)
+        fleet.permits.down += 1
+        await fleet.time.sleep(self.down)
+        fleet.permits.restart_empty()
+        fleet.permits.down -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySlow:
+    """Calls that start within `seconds` take `factor` times as long."""
+
+    at: float
+    seconds: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        check_time("GatewaySlow.at", self.at)
+        check_time("GatewaySlow.seconds", self.seconds, least=INSTANT)
+        check_number("GatewaySlow.factor", self.factor, least=1 / MOST_SLOW, most=MOST_SLOW)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Slow, and as before."""
+        await fleet.until(self.at)
+        fleet.gateway.slowness *= self.factor
+        await fleet.time.sleep(self.seconds)
+        fleet.gateway.slowness /= self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimit:
+    """The gateway refuses calls beyond `limit` at a time with 429, all of them where it is 0;
+    `seconds` None: to the end. Where limits overlap, the lowest holds."""
+
+    limit: int
+    at: float = 0.0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("GatewayLimit.limit", self.limit, least=0)
+        check_time("GatewayLimit.at", self.at)
+        if self.seconds is not None:
+            check_time("GatewayLimit.seconds", self.seconds, least=INSTANT)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Refuse, and stop refusing."""
+        await fleet.until(self.at)
+        fleet.gateway.limits.append(self.limit)
+        if self.seconds is not None:
+            await fleet.time.sleep(self.seconds)
+            fleet.gateway.limits.remove(self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class BodiesDown:
+    """The store of bodies keeps none for so long."""
+
+    at: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_time("BodiesDown.at", self.at)
+        check_time("BodiesDown.seconds", self.seconds, least=INSTANT)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Away, and back."""
+        await fleet.until(self.at)
+        fleet.blobs.down += 1
+        await fleet.time.sleep(self.seconds)
+        fleet.blobs.down -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class LostAcks:
+    """That share of acknowledgements and visibility changes gets an error for an answer; half of
+    them are applied all the same."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        check_number("LostAcks.share", self.share, most=1.0)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """From now on."""
+        fleet.queues.lost_answers = self.share
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """After that share of receipts the message comes once more."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        check_number("Duplicates.share", self.share, most=1.0)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """From now on."""
+        fleet.queues.duplicates = self.share
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLost:
+    """The queue of a job (from 0) is gone with all its messages; without effect before the job has
+    arrived."""
+
+    at: float
+    job: int = 0
+
+    def __post_init__(self) -> None:
+        check_time("QueueLost.at", self.at)
+        check_count("QueueLost.job", self.job, least=0)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """Once."""
+        await fleet.until(self.at)
+        fleet.queues.drop(fleet.run_ids[self.job])
+
+
+@dataclass(frozen=True, slots=True)
+class YoungQueues:
+    """A queue exists only so many seconds after it was made."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_time("YoungQueues.seconds", self.seconds)
+
+    async def happen(self, fleet: Fleet) -> None:
+        """From now on."""
+        fleet.queues.young = self.seconds
+
+
+Fault = (
+    Kill
+    | Pause
+    | RollingRestart
+    | PermitsDown
+    | PermitsCutOff
+    | PermitsRestartEmpty
+    | GatewaySlow
+    | GatewayLimit
+    | BodiesDown
+    | LostAcks
+    | Duplicates
+    | QueueLost
+    | YoungQueues
+)
+
+
+def random_faults(
+    seed: int, *, workers: int, duration: float, cap: int, lease: float = 30.0
+) -> tuple[Fault, ...]:
+    """A bad day, the same for the same seed: workers killed and paused beyond their leases, the
+    permit store away, for all or for one, the gateway slow or refusing, answers lost, messages
+    doubled.
+
+    `duration`: the seconds over which it is spread. Raises ValueError for a number out of its
+    bounds.
+    """
+    check_count("workers", workers)
+    check_count("cap", cap)
+    check_time("duration", duration)
+    check_time("lease", lease, least=INSTANT)
+    return (
+        *_bad_day(stream(seed, "faults"), workers, duration, cap, lease),
+        *_partitions(stream(seed, "partitions"), workers, duration, lease),
+    )
+
+
+def _bad_day(draw: Random, workers: int, duration: float, cap: int, lease: float) -> list[Fault]:
+    faults: list[Fault] = []
+    for _ in range(draw.randint(1, 2 * workers)):
+        at, worker = draw.uniform(0, duration), draw.randrange(workers)
+        faults.append(Kill(worker, at, back_after=draw.uniform(0, 2 * lease)))
+    for _ in range(draw.randint(0, workers)):
+        at, worker = draw.uniform(0, duration), draw.randrange(workers)
+        faults.append(Pause(worker, at, max(draw.uniform(0, 2 * lease), INSTANT)))
+    faults.extend(
+        PermitsDown(draw.uniform(0, duration), draw.uniform(1, 2 * lease))
+        for _ in range(draw.randint(0, 3))
+    )
+    if draw.random() < 0.3:
+        faults.append(PermitsRestartEmpty(draw.uniform(0, duration), draw.uniform(0, lease)))
+    if draw.random() < 0.5:
+        slow_at, slow_for = draw.uniform(0, duration), draw.uniform(5, 60)
+        faults.append(GatewaySlow(slow_at, slow_for, draw.uniform(2, 8)))
+    if draw.random() < 0.5:
+        limit = max(1, int(cap * draw.uniform(0.3, 0.9)))
+        faults.append(GatewayLimit(limit, draw.uniform(0, duration), draw.uniform(5, 60)))
+    if draw.random() < 0.5:
+        faults.append(LostAcks(draw.uniform(0.01, 0.3)))
+    if draw.random() < 0.5:
+        faults.append(Duplicates(draw.uniform(0.01, 0.5)))
+    if draw.random() < 0.2:
+        faults.append(QueueLost(draw.uniform(0, duration)))
+    if draw.random() < 0.3:
+        faults.append(RollingRestart(draw.uniform(0, duration), draw.uniform(1, 10)))
+    return faults
+
+
+def _partitions(draw: Random, workers: int, duration: float, lease: float) -> list[Fault]:
+    """From a stream of their own: they came later, and change nothing else of a seed's day."""
+    faults: list[Fault] = []
+    if draw.random() < 0.3:
+        for _ in range(draw.randint(1, workers)):
+            at, worker = draw.uniform(0, duration), draw.randrange(workers)
+            faults.append(PermitsCutOff(worker, at, draw.uniform(1, 2 * lease)))
+    return faults

@@ -1,0 +1,199 @@
+"""The gateway of a simulation: how long calls take, and how many are in flight.
+
+How long things take in a simulation, and the seeded streams that say so.
+
+Every stream is derived from the seed and a name by hashing, so that who draws how often from one
+never changes what another gives, and two processes draw the same.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from conveyor.domain.model import Problem, TaskFailure
+from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.simulation.latency import Latency
+from conveyor.simulation.link import Link
+from conveyor.simulation.loop import VirtualTime
+
+REFUSAL = 0.05
+"""Seconds until the gateway has refused a call for load."""
+
+_SUCCESS = Success(b"<p>simulated</p>", "text/html")
+_THROTTLED = Problem(code="rate_limited", title="Too many requests", status=429)
+_TIMEOUT = Problem(code="timeout", title="The gateway did not answer in time", status=504)
+
+
+def task_url(job: int, index: int) -> str:
+    """The URL of a task, by the numbers of its job and of itself, from 0."""
+    return f"https://{job}.simulated.example/{index}"
+
+
+def call_time(latency: Latency, seed: int, *, url: str, attempt: int) -> float:
+    """Seconds that an attempt, from 1, at a task takes, whoever makes it and when."""
+    return latency.draw_for(seed, f"{url} {attempt}")
+
+
+class Load:
+    """The calls in flight of one job, whose key is the job's id."""
+
+    __slots__ = ("at", "cap", "in_flight", "latency", "over", "peak")
+
+    def __init__(self, cap: int, latency: Latency, at: float) -> None:
+        self.cap = cap
+        self.latency = latency
+        self.in_flight = 0
+        self.peak = 0
+        self.over = 0.0
+        self.at = at
+
+
+class GatewayService:
+    """What every process calls. A job's calls are told by their key, its id.
+
+    `limits`: calls beyond the lowest of them at a time are refused with 429. `slowness` multiplies
+    the time of calls that start. `calls` and `throttled` count calls and refusals. `abandoned`
+    counts calls of processes that were paused until their permits had lapsed: such a call cannot be
+    ended by anybody, so it is in flight only up to that moment. `steady` is the moment at which a
+    task was first started for the last time, with the call-seconds spent up to then.
+    """
+
+    def __init__(self, time: VirtualTime, *, seed: int) -> None:
+        self._time = time
+        self._seed = seed
+        self.loads: dict[str, Load] = {}
+        self.limits: list[int] = []
+        self.slowness = 1.0
+        self.calls = self.throttled = self.abandoned = 0
+        self.in_flight = self.peak = self.admitted = 0
+        self.steady = (0.0, 0.0)
+        self.attempts: dict[str, int] = {}
+        self._area = 0.0
+        self._at = 0.0
+
+    def open(self, job_id: str, cap: int, latency: Latency) -> None:
+        """Know a job: its cap, and how long its calls take."""
+        self.loads[job_id] = Load(cap, latency, self._time.seconds())
+
+    def call_seconds(self) -> float:
+        """Seconds spent in calls up to now."""
+        return self._area + self.in_flight * (self._time.seconds() - self._at)
+
+    def seconds_over_cap(self) -> float:
+        """Seconds that jobs had more calls in flight than their caps, added up."""
+        for load in self.loads.values():
+            self.move(load, 0)
+        return sum(load.over for load in self.loads.values())
+
+    def begin(self, load: Load, url: str) -> tuple[int, float]:
+        """A call starts: which one of its task it is, and how long it takes."""
+        self.calls += 1
+        attempt = self.attempts.get(url, 0) + 1
+        self.attempts[url] = attempt
+        self.move(load, 1)
+        if attempt == 1:
+            self.steady = (self._at, self._area)
+        seconds = call_time(load.latency, self._seed, url=url, attempt=attempt)
+        return attempt, seconds * self.slowness
+
+    def move(self, load: Load, change: int) -> None:
+        """So many more calls of a job are in flight from now on.
+
+        A peak is of calls that last: one that is cut off at the very moment at which it begins, as
+        when a process wakes up to find its permits gone, has not left its process.
+        """
+        now = self._time.seconds()
+        if now > load.at:
+            load.peak = max(load.peak, load.in_flight)
+            if load.in_flight > load.cap:
+                load.over += now - load.at
+        load.at = now
+        load.in_flight += change
+        if now > self._at:
+            self.peak = max(self.peak, self.in_flight)
+        self._area += self.in_flight * (now - self._at)
+        self._at = now
+        self.in_flight += change
+
+
+class SimulatedGateway:
+    """The gateway port of one process. `running` holds its calls, oldest first."""
+
+    def __init__(self, service: GatewayService, link: Link) -> None:
+        self.service = service
+        self.link = link
+        self.running: dict[Call, None] = {}
+
+    def scrape(self, request: ScrapeRequest) -> Call:
+        """One call; refused or timed out ones raise ScrapeFailed on entry."""
+        return Call(self, request)
+
+    def abandon_beyond(self, job_id: str, usable: int) -> None:
+        """Only so many calls of a job still have their permits: give the oldest others up."""
+        load = self.service.loads[job_id]
+        calls = [call for call in self.running if call.load is load and not call.abandoned]
+        for call in calls[: max(0, len(calls) - usable)]:
+            call.abandoned = True
+            self.service.abandoned += 1
+            self.service.move(load, -1)
+
+    async def aclose(self) -> None:
+        """Nothing is held open."""
+
+
+class Call:
+    """One call, as a context: made when it is entered.
+
+    It ends at the gateway when its time is up, whether its process runs at that moment or not, or
+    when it is cancelled, or when its process is killed.
+    """
+
+    __slots__ = ("_gateway", "_timeout", "_url", "abandoned", "load")
+
+    def __init__(self, gateway: SimulatedGateway, request: ScrapeRequest) -> None:
+        self._gateway = gateway
+        self._url = request.url
+        self._timeout = request.timeout
+        self.load = gateway.service.loads[request.api_key]
+        self.abandoned = False
+
+    async def __aenter__(self) -> Success:
+        gateway, link = self._gateway, self._gateway.link
+        if link.gate.halted:
+            await link.gate.passed()
+        service = gateway.service
+        attempt, seconds = service.begin(self.load, self._url)
+        link.note(f"call {self._url} {attempt}")
+        refused = bool(service.limits) and service.admitted >= min(service.limits)
+        if refused:
+            service.throttled += 1
+            seconds = REFUSAL
+        else:
+            service.admitted += 1
+        gateway.running[self] = None
+        try:
+            await link.sleep(min(seconds, self._timeout))
+        finally:
+            service.admitted -= not refused
+            del gateway.running[self]
+            if not self.abandoned:
+                service.move(self.load, -1)
+        if link.gate.halted:
+            await link.gate.passed()
+        link.note(f"answer {self._url} {attempt}")
+        if refused:
+            raise ScrapeFailed(
+                _THROTTLED, TaskFailure.RATE_LIMITED, retryable=True, burns_attempt=False
+            )
+        if seconds > self._timeout:
+            raise ScrapeFailed(_TIMEOUT, TaskFailure.TIMEOUT, retryable=True)
+        return _SUCCESS
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        """The body is in hand already."""

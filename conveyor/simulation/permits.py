@@ -1,0 +1,308 @@
+"""The permit stores of a simulation: one shared store, and each process's port over it.
+
+The permits port by lease rows: the published design, and the same with its race removed.
+
+Both exist to be compared with: a benchmark that leaves them out could not show what a ledger of
+counts saves, and what breaking the limit is worth. Neither knows wants (`wanting` is 0), sequences
+(a call that arrives late or twice is applied like any other) or closing (rows that were lost are
+given away at once). No worker that relies on those should be given one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from conveyor.dev.permits import JobEntries, MemoryPermits
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.ports.permits import Holding, Standing
+from conveyor.simulation.latency import Latency, stream
+from conveyor.simulation.link import Link
+
+
+class LeaseRows:
+    """A table with one row a permit, each under a lease: `count` permits are so many rows.
+
+    Every method but `total` and `standing` is one call of the store: it is counted in `calls` by
+    its name, waits for `pause`, and then acts at once and whole. A `pause` that raises is a store
+    that does not answer, and nothing was done. All rows of a holder are written together, so they
+    lapse together; lapsed rows count no more. Leases run by the clock's monotonic time.
+    """
+
+    def __init__(self, clock: Clock, pause: Callable[[], Awaitable[None]]) -> None:
+        self.calls: Counter[str] = Counter()
+        self._clock = clock
+        self._pause = pause
+        self._jobs = JobEntries()
+
+    async def count(self, job_id: str, holder: str) -> tuple[int, int]:
+        """How many rows a job has, and how many of them are the holder's."""
+        await self._call("count")
+        return self.total(job_id), self._own(job_id, holder)
+
+    async def insert(
+        self, job_id: str, holder: str, count: int, *, lease: float, limit: int | None = None
+    ) -> bool:
+        """Add what the holder lacks to have `count` rows, all of them under a fresh lease.
+
+        With a `limit`, only where the job's rows stay within it, or the holder lacks none: checked
+        in the same call. Whether they were added.
+        """
+        await self._call("insert")
+        own = self._own(job_id, holder)
+        if limit is not None and count > own and self.total(job_id) - own + count > limit:
+            return False
+        self._put(job_id, holder, count, lease)
+        return True
+
+    async def delete(self, job_id: str, holder: str) -> None:
+        """Remove all rows of a holder."""
+        await self._call("delete")
+        self._jobs.of(job_id, self._clock.monotonic()).drop(holder)
+
+    async def renew(self, job_id: str, holder: str, count: int, *, lease: float) -> bool:
+        """Put `count` rows of the holder under a fresh lease and remove its others; False, and
+        nothing done, where it has fewer."""
+        await self._call("renew")
+        if self._own(job_id, holder) < count:
+            return False
+        self._put(job_id, holder, count, lease)
+        return True
+
+    def total(self, job_id: str) -> int:
+        """How many rows a job has; no call."""
+        return self._jobs.total(job_id, self._clock.monotonic())
+
+    def standing(self, job_id: str, *, granted: bool, limit: int) -> Standing:
+        """What a call's answer says beside whether it was granted; no call."""
+        entries = self._jobs.of(job_id, self._clock.monotonic())
+        free = max(0, limit - entries.total)
+        return Standing(granted=granted, free=free, holders=entries.holders, wanting=0)
+
+    async def _call(self, name: str) -> None:
+        self.calls[name] += 1
+        await self._pause()
+
+    def _own(self, job_id: str, holder: str) -> int:
+        entry = self._jobs.of(job_id, self._clock.monotonic()).by_holder.get(holder)
+        return 0 if entry is None else entry.count
+
+    def _put(self, job_id: str, holder: str, count: int, lease: float) -> None:
+        now = self._clock.monotonic()
+        self._jobs.of(job_id, now).put(holder, count, now + lease)
+
+
+class CountThenInsertPermits:
+    """Lease rows as published: a COUNT, and where it leaves room an INSERT, in two calls.
+
+    It breaks the limit. Whoever counts before the others have inserted sees the same room as they
+    do, so of calls that overlap all may be granted: many times the limit, where many slots ask at
+    once. Part of the speed that it shows in a comparison is just that.
+
+    Growing is two calls, one where it is refused; renewing and giving back are one. Renewing what
+    has lapsed is growing again, after the call that found out.
+    """
+
+    def __init__(self, rows: LeaseRows) -> None:
+        self._rows = rows
+
+    @property
+    def calls(self) -> Counter[str]:
+        """Calls of the store by name: `count`, `insert`, `delete`, `renew`."""
+        return self._rows.calls
+
+    def total(self, job_id: str) -> int:
+        """The sum of a job's counts under unexpired leases."""
+        return self._rows.total(job_id)
+
+    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+        """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
+
+        Raises ValueError where `holding.count` is below zero, and whatever the store's pause does.
+        """
+        job_id, holder, count = holding.job_id, holding.holder, holding.count
+        if count < 0:
+            raise ValueError("a count of permits is not negative")
+        if count == 0:
+            await self._rows.delete(job_id, holder)
+            granted = True
+        elif count <= holding.before and await self._rows.renew(job_id, holder, count, lease=lease):
+            granted = True
+        else:
+            granted = await self._grow(holding, limit, lease)
+        return self._rows.standing(job_id, granted=granted, limit=limit)
+
+    async def _grow(self, holding: Holding, limit: int, lease: float) -> bool:
+        job_id, holder, count = holding.job_id, holding.holder, holding.count
+        total, own = await self._rows.count(job_id, holder)
+        if count > own and total - own + count > limit:
+            return False
+        return await self._rows.insert(job_id, holder, count, lease=lease)
+
+
+class AtomicLeaseRows(CountThenInsertPermits):
+    """The same without the race: the insert checks the limit itself, in one call, so it holds at
+    every moment."""
+
+    async def _grow(self, holding: Holding, limit: int, lease: float) -> bool:
+        return await self._rows.insert(
+            holding.job_id, holding.holder, holding.count, lease=lease, limit=limit
+        )
+
+
+LEDGER, COUNT_THEN_INSERT, ATOMIC_ROWS = "ledger", "count-then-insert", "atomic-rows"
+PERMIT_STORES = (LEDGER, COUNT_THEN_INSERT, ATOMIC_ROWS)
+
+
+TIMEOUT = 1.0
+"""Seconds after which a call gives up on a store that does not answer."""
+APPLIED = 0.25
+"""The share of calls to a store in trouble that are applied although no answer comes."""
+
+
+class _Store(Protocol):
+    """A permits port that tells the sum of a job's counts."""
+
+    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing: ...
+
+    def total(self, job_id: str) -> int: ...
+
+
+@dataclass(slots=True)
+class Reach:
+    """Whether a worker reaches the permit store, whichever process it is: not while something keeps
+    it `cut_off`."""
+
+    cut_off: int = 0
+
+
+class PermitService:
+    """The store that the whole fleet shares: a ledger, or one of the two kinds of lease rows.
+
+    `calls` counts calls of the store; `peak_granted` is the largest total of one job at any write,
+    `most_over` the most that a total was above the limit given with the write. While
+    something keeps it `down`, no call is answered.
+    """
+
+    def __init__(
+        self, clock: Clock, latency: Latency, *, kind: str, lease: float, seed: int
+    ) -> None:
+        self._clock = clock
+        self._latency = latency
+        self._kind = kind
+        self._lease = lease
+        self.stream = stream(seed, "permit store")
+        self.calls = 0
+        self.peak_granted = 0
+        self.most_over = 0
+        self.down = 0
+        self._store = self._make(closed_for=0.0)
+
+    @property
+    def is_ledger(self) -> bool:
+        """Whether a call of the port is one call of the store; rows wait for each of theirs."""
+        return self._kind == LEDGER
+
+    def restart_empty(self) -> None:
+        """Lose every entry. A ledger knows of it and is closed for a lease; rows are just gone."""
+        self._store = self._make(closed_for=self._lease)
+
+    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+        """Pass a call on, and look at what it left."""
+        if self.is_ledger:
+            self.calls += 1
+        standing = await self._store.hold(holding, limit=limit, lease=lease)
+        total = self._store.total(holding.job_id)
+        self.peak_granted = max(self.peak_granted, total)
+        self.most_over = max(self.most_over, total - limit)
+        return standing
+
+    def _make(self, *, closed_for: float) -> _Store:
+        if self._kind == LEDGER:
+            return MemoryPermits(self._clock, closed_for=closed_for)
+        rows = LeaseRows(self._clock, self._row_call)
+        return AtomicLeaseRows(rows) if self._kind == ATOMIC_ROWS else CountThenInsertPermits(rows)
+
+    async def _row_call(self) -> None:
+        self.calls += 1
+        if self.down:
+            await self._clock.sleep(TIMEOUT)
+            raise no_answer()
+        seconds = self._latency.draw(self.stream)
+        if seconds > 0:
+            await self._clock.sleep(seconds)
+
+
+class SimulatedPermits:
+    """The permits port of one process.
+
+    `leases` are this process's counts by job and holder, each with the virtual second at which the
+    store lets it lapse: what it may use even while nobody can ask it. `reach`: that of its worker.
+    """
+
+    def __init__(self, service: PermitService, link: Link, reach: Reach | None = None) -> None:
+        self._service = service
+        self._link = link
+        self._reach = reach or Reach()
+        self.leases: dict[str, dict[str, tuple[int, float]]] = {}
+
+    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+        """Let a holder have so many permits. Raises ConveyorError(unavailable) after a timeout."""
+        service, link = self._service, self._link
+        back = await link.go()
+        if self._reach.cut_off or (service.down and service.is_ledger):
+            return await self._in_trouble(holding, limit, lease)
+        standing = await service.hold(holding, limit=limit, lease=lease)
+        if standing.granted:
+            self._remember(holding, lease)
+        link.note(f"hold {holding.holder} {holding.before} {holding.count} {standing.granted}")
+        await link.come_back(back)
+        return standing
+
+    async def _in_trouble(self, holding: Holding, limit: int, lease: float) -> Standing:
+        """No answer comes; some calls are applied all the same, sooner or later."""
+        service, link = self._service, self._link
+        drawn = service.stream.random()
+        applied_after = TIMEOUT * service.stream.random()
+        await link.sleep(applied_after)
+        if drawn < APPLIED:
+            standing = await service.hold(holding, limit=limit, lease=lease)
+            if standing.granted:
+                self._remember(holding, lease)
+            link.note(f"hold unheard {holding.holder} {holding.count} {standing.granted}")
+        await link.come_back(TIMEOUT - applied_after)
+        raise no_answer()
+
+    def _remember(self, holding: Holding, lease: float) -> None:
+        held = self.leases.setdefault(holding.job_id, {})
+        if holding.count > 0:
+            held[holding.holder] = (holding.count, self._link.seconds() + lease)
+        else:
+            held.pop(holding.holder, None)
+
+    def usable(self, job_id: str) -> int:
+        """How many permits of a job this process has under leases that have not lapsed."""
+        now = self._link.seconds()
+        held = self.leases.get(job_id, {})
+        return sum(count for count, lapses_at in held.values() if lapses_at > now)
+
+    def next_lapse(self) -> float | None:
+        """The virtual second at which the next of its leases lapses."""
+        now = self._link.seconds()
+        return min(
+            (
+                lapses_at
+                for held in self.leases.values()
+                for _, lapses_at in held.values()
+                if lapses_at > now
+            ),
+            default=None,
+        )
+
+
+def no_answer() -> ConveyorError:
+    """What a caller gets from a store that is away."""
+    return ConveyorError(ErrorCode.UNAVAILABLE, "the permit store does not answer")

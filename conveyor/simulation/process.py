@@ -1,0 +1,375 @@
+"""One simulated worker process: the production worker over simulated ports.
+
+A fleet of simulated workers and what they share, as faults get at it.
+
+The clock of one simulated process: virtual time as this process reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import anyio
+from anyio.abc import TaskGroup
+from ulid import ULID
+
+from conveyor.bootstrap import build_worker
+from conveyor.dev.queues import LocalSignals
+from conveyor.engine.telemetry import Telemetry
+from conveyor.engine.worker import Worker
+from conveyor.ports.binding import Binding
+from conveyor.settings import Settings
+from conveyor.simulation.gateway import GatewayService, SimulatedGateway
+from conveyor.simulation.latency import Latency, stream
+from conveyor.simulation.link import Gate, Link, ProcessKilled, Trace
+from conveyor.simulation.loop import VirtualTime
+from conveyor.simulation.permits import PermitService, Reach, SimulatedPermits
+from conveyor.simulation.picking import picking
+from conveyor.simulation.queues import QueueService, SimulatedQueues
+from conveyor.simulation.store import (
+    BlobService,
+    SimulatedBlobs,
+    SimulatedJobs,
+    SimulatedRuns,
+    SimulatedTasks,
+    Store,
+)
+from conveyor.simulation.unsimulated import (
+    UnsimulatedCallbacks,
+    UnsimulatedExports,
+    UnsimulatedIdempotency,
+    UnsimulatedIngestion,
+    UnsimulatedInputs,
+    UnsimulatedOutbox,
+    UnsimulatedSweeping,
+)
+from conveyor.simulation.world import NO_TIME, World
+from conveyor.testing.clock import START
+
+_ORIGINS = 100_000
+
+
+class SimulatedClock:
+    """The clock port over virtual time.
+
+    Monotonic time has an origin of its own, wall time is `skew` seconds off; ids and random numbers
+    come from the process's own stream, named by the seed and the process.
+    """
+
+    def __init__(
+        self, time: VirtualTime, gate: Gate, *, seed: int, process: str, skew: float = 0.0
+    ) -> None:
+        self._seconds = time.seconds
+        self._sleep = time.sleep
+        self._gate = gate
+        self._random = stream(seed, f"clock of {process}")
+        self._origin = float(self._random.randrange(_ORIGINS))
+        self._start = START + round(skew * 1_000)
+        self._last_id = 0
+
+    def now(self) -> int:
+        """Milliseconds since the epoch, by this process's wall clock."""
+        return self._start + int(self._seconds() * 1_000)
+
+    def monotonic(self) -> float:
+        """Seconds since an origin that no other process shares."""
+        return self._origin + self._seconds()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`, if the process runs then."""
+        gate = self._gate
+        if gate.halted:
+            await gate.passed()
+        await self._sleep(max(seconds, 0.0))
+        if gate.halted:
+            await gate.passed()
+
+    def random(self) -> float:
+        """A number in [0, 1), by the seed."""
+        return self._random.random()
+
+    def token(self, length: int) -> bytes:
+        """Bytes by the seed."""
+        return self._random.randbytes(length)
+
+    def new_id(self) -> str:
+        """A ULID of this process's wall time; each is greater than the one before."""
+        fresh = self.now() << 80 | self._random.getrandbits(79)
+        self._last_id = max(fresh, self._last_id + 1)
+        return str(ULID.from_bytes(self._last_id.to_bytes(16, "big")))
+
+
+SECRET = b"the root secret of a simulation."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the processes of a fleet share."""
+
+    time: VirtualTime
+    trace: Trace
+    world: World
+    picking: str
+    seed: int
+    store: Store
+    blobs: BlobService
+    queues: QueueService
+    permits: PermitService
+    gateway: GatewayService
+
+
+class _Boot:
+    """One life of a process: its ports behind a gate of their own, and the worker over them."""
+
+    def __init__(
+        self, services: Services, settings: Settings, *, name: str, skew: float, reach: Reach
+    ) -> None:
+        self.name = name
+        self.gate = Gate()
+        self.scope = anyio.CancelScope()
+        self.telemetry = Telemetry()
+        self._services = services
+        world = services.world
+        store = self._link("store", world.store_latency)
+        permit_latency = world.permit_latency if services.permits.is_ledger else NO_TIME
+        self.permits = SimulatedPermits(
+            services.permits, self._link("permits", permit_latency), reach
+        )
+        self.gateway = SimulatedGateway(services.gateway, self._link("gateway", NO_TIME))
+        binding = Binding(
+            jobs=SimulatedJobs(services.store, store),
+            runs=SimulatedRuns(services.store, store),
+            idempotency=UnsimulatedIdempotency(),
+            ingestion=UnsimulatedIngestion(),
+            inputs=UnsimulatedInputs(),
+            exports=UnsimulatedExports(),
+            sweeping=UnsimulatedSweeping(),
+            outbox=UnsimulatedOutbox(),
+            callbacks=UnsimulatedCallbacks(),
+            tasks=SimulatedTasks(services.store, store),
+            queues=SimulatedQueues(services.queues, self._link("queues", world.queue_latency)),
+            blobs=SimulatedBlobs(services.blobs, self._link("blobs", NO_TIME)),
+            permits=self.permits,
+            signals=LocalSignals(),
+            root_secret=SECRET,
+            aclose=self.gateway.aclose,
+        )
+        clock = SimulatedClock(
+            services.time, self.gate, seed=services.seed, process=name, skew=skew
+        )
+        self.worker: Worker = build_worker(
+            binding,
+            self.gateway,
+            settings,
+            clock,
+            telemetry=self.telemetry,
+            polling=world.polling(),
+            picking=picking(services.picking, clock),
+        )
+
+    def _link(self, service: str, latency: Latency) -> Link:
+        return Link(
+            process=self.name,
+            gate=self.gate,
+            trace=self._services.trace,
+            seconds=self._services.time.seconds,
+            sleep=self._services.time.sleep,
+            latency=latency,
+            stream=stream(self._services.seed, f"{service} of {self.name}"),
+        )
+
+
+class WorkerProcess:
+    """A worker process that can be started, stopped, paused, killed and started again.
+
+    Each start is a new process with a new name. `skew`: seconds that its wall clock is off.
+    """
+
+    def __init__(self, services: Services, settings: Settings, *, number: int, skew: float) -> None:
+        self._services = services
+        self._settings = settings
+        self._number = number
+        self._skew = skew
+        self._reach = Reach()
+        self._boots: list[_Boot] = []
+        self._boot: _Boot | None = None
+        self._ended = anyio.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process now, paused or not."""
+        return self._boot is not None
+
+    def counted(self, name: str) -> int:
+        """A counter of the production telemetry, over all its lives."""
+        return sum(boot.telemetry.counts[name] for boot in self._boots)
+
+    def start(self, group: TaskGroup) -> None:
+        """Boot, unless it runs."""
+        if self._boot is None:
+            name = f"w{self._number}.{len(self._boots) + 1}"
+            boot = _Boot(
+                self._services, self._settings, name=name, skew=self._skew, reach=self._reach
+            )
+            self._boots.append(boot)
+            self._boot = boot
+            self._ended = anyio.Event()
+            self._services.trace.note(f"{name} starts")
+            group.start_soon(self._live, boot)
+
+    def kill(self) -> None:
+        """As SIGKILL: nothing that it does from here on reaches anything."""
+        boot = self._boot
+        if boot is not None:
+            self._boot = None
+            self._services.trace.note(f"{boot.name} killed")
+            boot.gate.kill()
+            boot.scope.cancel()
+
+    async def stop(self) -> None:
+        """As SIGTERM: stop gracefully, and return when the process is gone."""
+        boot, ended = self._boot, self._ended
+        if boot is not None:
+            self._services.trace.note(f"{boot.name} stops")
+            boot.worker.stop()
+            await ended.wait()
+
+    async def pause(self, seconds: float) -> None:
+        """As SIGSTOP, and SIGCONT after so many seconds."""
+        boot = self._boot
+        if boot is None:
+            return
+        self._services.trace.note(f"{boot.name} paused")
+        boot.gate.pause()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._let_permits_lapse, boot)
+            await self._services.time.sleep(seconds)
+            group.cancel_scope.cancel()
+        self._services.trace.note(f"{boot.name} resumed")
+        boot.gate.resume()
+
+    async def cut_off_permits(self, seconds: float) -> None:
+        """Keep it from the permit store for so long, and the processes that take its place."""
+        self._services.trace.note(f"w{self._number} cut off from permits")
+        self._reach.cut_off += 1
+        await self._services.time.sleep(seconds)
+        self._reach.cut_off -= 1
+        self._services.trace.note(f"w{self._number} reaches permits")
+
+    async def _live(self, boot: _Boot) -> None:
+        with boot.scope:
+            try:
+                await boot.worker.run(grace=self._settings.shutdown_grace)
+            except ProcessKilled:
+                pass
+            except BaseExceptionGroup as group:
+                other = group.split(ProcessKilled)[1]
+                if other is not None:
+                    raise other from None
+        self._services.trace.note(f"{boot.name} ended")
+        if self._boot is boot:
+            self._boot = None
+        self._ended.set()
+
+    async def _let_permits_lapse(self, boot: _Boot) -> None:
+        """Calls of a stopped process go on at the gateway, after its permits are somebody else's:
+        from then on they are counted apart."""
+        while (lapses_at := boot.permits.next_lapse()) is not None:
+            await self._services.time.sleep(lapses_at - self._services.time.seconds())
+            for job_id in boot.permits.leases:
+                boot.gateway.abandon_beyond(job_id, boot.permits.usable(job_id))
+
+
+class Fleet:
+    """Workers by number, the services by name. `run_ids` are the runs of the jobs, in order of the
+    plans; "" before a job has arrived."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        world: World,
+        *,
+        policy: str,
+        permit_store: str,
+        picking: str,
+        workers: int,
+        seed: int,
+        clock_skew: float,
+    ) -> None:
+        self.time = time
+        self.world = world
+        self.trace = Trace(time.seconds)
+        self.store = Store()
+        self.blobs = BlobService()
+        self.clock = SimulatedClock(time, Gate(), seed=seed, process="fleet")
+        self.queues = self._queue_service(seed)
+        self.permits = PermitService(
+            SimulatedClock(time, Gate(), seed=seed, process="permit store"),
+            world.permit_latency,
+            kind=permit_store,
+            lease=world.permit_lease,
+            seed=seed,
+        )
+        self.gateway = GatewayService(time, seed=seed)
+        self.run_ids: list[str] = []
+        self._group: TaskGroup | None = None
+        services = Services(
+            time=time,
+            trace=self.trace,
+            world=world,
+            picking=picking,
+            seed=seed,
+            store=self.store,
+            blobs=self.blobs,
+            queues=self.queues,
+            permits=self.permits,
+            gateway=self.gateway,
+        )
+        skews = stream(seed, "clock skews")
+        settings = world.settings(policy)
+        self.workers = [
+            WorkerProcess(
+                services, settings, number=number, skew=skews.uniform(-clock_skew, clock_skew)
+            )
+            for number in range(workers)
+        ]
+
+    def _queue_service(self, seed: int) -> QueueService:
+        queues = QueueService(
+            self.time,
+            self.trace,
+            self.store.unfinished,
+            seed=seed,
+            partitions=self.world.partitions,
+            partitions_asked=self.world.partitions_asked,
+            max_receives=self.world.max_receives,
+        )
+        self.store.on_settled = queues.settled
+        return queues
+
+    def start_all(self, group: TaskGroup) -> None:
+        """Boot every worker, in a group that outlives them."""
+        self._group = group
+        for number in range(len(self.workers)):
+            self.start(number)
+
+    def start(self, number: int) -> None:
+        """Boot one worker, unless it runs, or the simulation is over."""
+        if self._group is not None:
+            self.workers[number].start(self._group)
+
+    def end(self) -> None:
+        """The simulation is over: everything stops where it is."""
+        self._group = None
+        for worker in self.workers:
+            worker.kill()
+
+    async def until(self, second: float) -> None:
+        """Return at a virtual second, or at once where it has passed."""
+        left = second - self.time.seconds()
+        if left > 0:
+            await self.time.sleep(left)
+
+    def counted(self, name: str) -> int:
+        """A counter of the production telemetry, over the whole fleet."""
+        return sum(worker.counted(name) for worker in self.workers)

@@ -1,0 +1,101 @@
+"""What a simulation has shown.
+
+From what the services of a fleet have counted to a report.
+
+A fingerprint of everything that happened: equal for two runs that did the same at the same
+time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROW = (
+    "world",
+    "policy",
+    "permit_store",
+    "workers",
+    "cap",
+    "tasks",
+    "window_s",
+    "completed",
+    "receives",
+    "amplification",
+    "receive_calls_per_task",
+    "empty_receives",
+    "bounces",
+    "permit_calls_per_task",
+    "elapsed_s",
+    "utilisation",
+    "utilisation_steady",
+    "peak_in_flight",
+    "seconds_over_cap",
+    "duplicates",
+    "dead_lettered",
+    "seed",
+    "trace_hash",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The figures of one simulation, over all its jobs. Times are virtual seconds.
+
+    `cap` is the sum of the jobs' caps. `receives` counts messages received, `amplification` them
+    per task that ended, `receive_calls_per_task` receive calls of runs' queues, empty ones
+    included. `utilisation` is the mean number of gateway calls in flight as a part of `cap`,
+    `utilisation_steady` the same until the last task was first started; where none was cut off,
+    that leaves out the tail. `seconds_over_cap` adds up each job's time over its own cap.
+    `duplicates` counts work done for tasks whose claim had been lost.
+
+    `lost` tasks have not ended and no message names them; `counted_twice` tasks ended more than
+    once. `in_hand` messages are received and not settled at the end, `peak_received` at most.
+    `peak_granted` is the most permits of one job at any write of the permit store, `granted_over`
+    the most above its cap. `abandoned` calls belong to processes paused until their permits lapsed,
+    `fenced` ones were cut off by their worker. `peaks` are the most calls in flight of each job,
+    `finished_at` is when each ended, None where it has not, both in order of the plans. `events`
+    counts what the trace holds.
+    """
+
+    world: str
+    policy: str
+    permit_store: str
+    workers: int
+    cap: int
+    tasks: int
+    window_s: float | None
+    completed: int
+    receives: int
+    amplification: float
+    receive_calls_per_task: float
+    empty_receives: int
+    bounces: int
+    permit_calls_per_task: float
+    elapsed_s: float
+    utilisation: float
+    utilisation_steady: float
+    peak_in_flight: int
+    seconds_over_cap: float
+    duplicates: int
+    dead_lettered: int
+    seed: int
+    trace_hash: str
+    lost: int
+    counted_twice: int
+    in_hand: int
+    peak_received: int
+    peak_granted: int
+    granted_over: int
+    permit_calls: int
+    receive_calls: int
+    gateway_calls: int
+    throttled: int
+    abandoned: int
+    fenced: int
+    peaks: tuple[int, ...]
+    finished_at: tuple[float | None, ...]
+    events: int
+
+    def row(self) -> dict[str, str | int | float | None]:
+        """The figures of a benchmark's row, in its order, for JSON."""
+        return {name: getattr(self, name) for name in ROW}

@@ -1,0 +1,98 @@
+"""What is simulated: a world, a policy, jobs, a fleet, and what goes wrong.
+
+The worlds of a simulation: what is the same for every policy that is compared in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import NoneType
+
+from conveyor.simulation.checks import (
+    INSTANT,
+    check_count,
+    check_kind,
+    check_place,
+    check_time,
+    check_word,
+)
+from conveyor.simulation.faults import Fault, Kill, Pause, PermitsCutOff, QueueLost
+from conveyor.simulation.latency import Latency
+from conveyor.simulation.loop import BACKENDS
+from conveyor.simulation.permits import LEDGER, PERMIT_STORES
+from conveyor.simulation.picking import LEAST_IN_FLIGHT, PICKINGS
+from conveyor.simulation.world import World
+
+POLICIES = ("reserve", "reserve-strict", "local-exact", "local", "off")
+MOST_PRIORITY = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """A closed job that is submitted at `arrives_at`, in virtual seconds.
+
+    `cap` is its most gateway calls in flight, `priority` from 0 to 9; `gateway` the time of its
+    calls, where it is not the world's. Raises ValueError for a field out of its bounds.
+    """
+
+    tasks: int
+    cap: int
+    priority: int = 5
+    arrives_at: float = 0.0
+    gateway: Latency | None = None
+
+    def __post_init__(self) -> None:
+        check_count("JobPlan.tasks", self.tasks)
+        check_count("JobPlan.cap", self.cap)
+        check_count("JobPlan.priority", self.priority, least=0, most=MOST_PRIORITY)
+        check_time("JobPlan.arrives_at", self.arrives_at)
+        check_kind("JobPlan.gateway", self.gateway, (Latency, NoneType), "a Latency or None")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulation. Raises ValueError for words that it does not know, for numbers out of bounds,
+    and for faults of workers or jobs that there are not.
+
+    `window`: virtual seconds after which it is cut off, None to run to its end. `clock_skew`: most
+    seconds that a worker's wall clock is off, either way.
+    """
+
+    world: World
+    policy: str
+    jobs: tuple[JobPlan, ...]
+    workers: int
+    permit_store: str = LEDGER
+    picking: str = LEAST_IN_FLIGHT
+    window: float | None = None
+    seed: int = 0
+    backend: str = "asyncio"
+    faults: tuple[Fault, ...] = ()
+    clock_skew: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_kind("Scenario.world", self.world, World, "a World")
+        check_word("Scenario.policy", self.policy, POLICIES)
+        check_word("Scenario.permit_store", self.permit_store, PERMIT_STORES)
+        check_word("Scenario.picking", self.picking, PICKINGS)
+        check_word("Scenario.backend", self.backend, BACKENDS)
+        check_count("Scenario.workers", self.workers)
+        check_count("Scenario.seed", self.seed, least=0)
+        if self.window is not None:
+            check_time("Scenario.window", self.window, least=INSTANT)
+        check_time("Scenario.clock_skew", self.clock_skew)
+        if not self.jobs:
+            raise ValueError("Scenario.jobs must hold a job")
+        for number, plan in enumerate(self.jobs):
+            check_kind(f"Scenario.jobs[{number}]", plan, JobPlan, "a JobPlan")
+        for number, fault in enumerate(self.faults):
+            if not callable(getattr(fault, "happen", None)):
+                raise ValueError(f"Scenario.faults[{number}] must be a fault, not {fault!r:.60}")
+            self._check_aim(fault)
+
+    def _check_aim(self, fault: Fault) -> None:
+        name = type(fault).__name__
+        if isinstance(fault, Kill | Pause | PermitsCutOff):
+            check_place(f"{name}.worker", fault.worker, among=self.workers, noun="worker")
+        if isinstance(fault, QueueLost):
+            check_place(f"{name}.job", fault.job, among=len(self.jobs), noun="job")

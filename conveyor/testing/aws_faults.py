@@ -1,0 +1,373 @@
+"""The seam to AWS, misbehaving as AWS may: answers lost, calls throttled, batches done in part.
+
+Each rule is for calls of one operation and says what becomes of the next ones. What a rule is used
+up for is as the seam itself would do it: a lost answer means that the very call is made again.
+
+The seam to AWS, misbehaving by chance: any call may be the one that something happens to.
+"""
+
+from __future__ import annotations
+
+import random  # noqa: TID251  (seeded: the troubles of a test)
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import msgspec
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.prod.aws.calls import Answer, Aws, AwsRefused, Parameters
+
+Action = Callable[[], Awaitable[None]]
+Match = Callable[[Parameters], bool]
+
+ATTEMPTS = 8
+"""Tries that the seam makes of a call, by default."""
+THROTTLED = "ThrottlingError"
+
+
+class _Kind(Enum):
+    LOSE = auto()
+    VANISH = auto()
+    THROTTLE = auto()
+    FAIL = auto()
+    SPLIT = auto()
+    BEFORE = auto()
+    AFTER = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Rule:
+    """What becomes of `times` calls, after `skip` that are left alone."""
+
+    kind: _Kind
+    operation: tuple[str, str]
+    matches: Match
+    skip: int
+    times: int
+    error: Exception | None = None
+    action: Action | None = None
+
+
+def _any(parameters: Parameters) -> bool:
+    return True
+
+
+class FaultyAws:
+    """An `Aws` before another one. Without rules it only passes calls on.
+
+    Services and operations are named as the seam names them. `where` narrows a rule down to calls
+    whose parameters it says yes to; `nth` is the first such call that it is for, from 1, and
+    `times` how many it is for. Rules apply in the order in which they were made, one to a call.
+    `calls` are the operations that were asked for, in order, each once; `fired` counts the rules'
+    uses, so that a test can tell that its fault happened.
+    """
+
+    def __init__(self, aws: Aws) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.fired = 0
+        self._aws = aws
+        self._rules: list[_Rule] = []
+
+    def lose_answer(
+        self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
+    ) -> None:
+        """The call is carried out, its answer lost, and the very call made again."""
+        self._add(_Kind.LOSE, service, operation, nth, times, where)
+
+    def vanish(
+        self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
+    ) -> None:
+        """The call is carried out, and no answer ever comes: unavailable, as after the last try."""
+        self._add(_Kind.VANISH, service, operation, nth, times, where)
+
+    def throttle(
+        self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
+    ) -> None:
+        """Tries are refused, `times` of them in a row; the call is unavailable where no try is left
+        to it, else carried out by the next one."""
+        self._add(_Kind.THROTTLE, service, operation, nth, times, where)
+
+    def fail(
+        self,
+        service: str,
+        operation: str,
+        error: Exception,
+        *,
+        nth: int = 1,
+        times: int = 1,
+        where: Match = _any,
+    ) -> None:
+        """The call is not carried out, and raises."""
+        self._add(_Kind.FAIL, service, operation, nth, times, where, error=error)
+
+    def split(
+        self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
+    ) -> None:
+        """A batch of DynamoDB is carried out but for its second half, which is left undone:
+        UnprocessedItems, UnprocessedKeys, or statements that were throttled. A batch of one is left
+        undone as a whole."""
+        self._add(_Kind.SPLIT, service, operation, nth, times, where)
+
+    def before(
+        self,
+        service: str,
+        operation: str,
+        action: Action,
+        *,
+        nth: int = 1,
+        times: int = 1,
+        where: Match = _any,
+    ) -> None:
+        """Something happens first; calls of the action's own are passed on like any others."""
+        self._add(_Kind.BEFORE, service, operation, nth, times, where, action=action)
+
+    def after(
+        self,
+        service: str,
+        operation: str,
+        action: Action,
+        *,
+        nth: int = 1,
+        times: int = 1,
+        where: Match = _any,
+    ) -> None:
+        """Something happens between the call and its answer."""
+        self._add(_Kind.AFTER, service, operation, nth, times, where, action=action)
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        """Make one call, as the first rule that is for it says."""
+        self.calls.append((service, operation))
+        rule = self._rule(service, operation, parameters)
+        if rule is None:
+            return await self._aws.call(service, operation, parameters)
+        return await self._apply(rule, service, operation, parameters)
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        """A link, as it is."""
+        return self._aws.presign(operation, parameters, seconds=seconds)
+
+    def _add(
+        self,
+        kind: _Kind,
+        service: str,
+        operation: str,
+        nth: int,
+        times: int,
+        where: Match,
+        *,
+        error: Exception | None = None,
+        action: Action | None = None,
+    ) -> None:
+        rule = _Rule(kind, (service, operation), where, nth - 1, times, error, action)
+        self._rules.append(rule)
+
+    def _rule(self, service: str, operation: str, parameters: Parameters) -> _Rule | None:
+        """The rule that is for a call; all others that might have been count it."""
+        found: _Rule | None = None
+        for rule in self._rules:
+            if rule.operation != (service, operation) or not rule.matches(parameters):
+                continue
+            if rule.skip:
+                rule.skip -= 1
+            elif rule.times and found is None:
+                found = rule
+        if found is not None:
+            self.fired += 1
+            # A throttle counts the tries of one call.
+            found.times -= 0 if found.kind is _Kind.THROTTLE else 1
+        return found
+
+    async def _apply(
+        self, rule: _Rule, service: str, operation: str, parameters: Parameters
+    ) -> Answer:
+        async def carry_out() -> Answer:
+            return await self._aws.call(service, operation, parameters)
+
+        match rule.kind:
+            case _Kind.LOSE:
+                await _unanswered(carry_out)
+                return await carry_out()
+            case _Kind.VANISH:
+                await _unanswered(carry_out)
+                raise _away(service, operation)
+            case _Kind.THROTTLE:
+                throttled = min(rule.times, ATTEMPTS)
+                rule.times -= throttled
+                if throttled == ATTEMPTS:
+                    raise _away(service, operation)
+                return await carry_out()
+            case _Kind.FAIL:
+                assert rule.error is not None
+                raise rule.error
+            case _Kind.SPLIT:
+                return await self._half(service, operation, parameters)
+            case _Kind.BEFORE:
+                assert rule.action is not None
+                await rule.action()
+                return await carry_out()
+            case _Kind.AFTER:
+                assert rule.action is not None
+                answer = await carry_out()
+                await rule.action()
+                return answer
+
+    async def _half(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        match operation:
+            case "batch_execute_statement":
+                done, left = _halves(parameters["Statements"])
+                answer = await self._batch(service, operation, {"Statements": done}, bool(done))
+                undone = [{"Error": {"Code": THROTTLED, "Message": "slow down"}} for _ in left]
+                return {**answer, "Responses": [*answer.get("Responses", []), *undone]}
+            case "batch_write_item":
+                [(table, requests)] = parameters["RequestItems"].items()
+                done, left = _halves(requests)
+                asked = {**parameters, "RequestItems": {table: done}}
+                answer = await self._batch(service, operation, asked, bool(done))
+                return {**answer, "UnprocessedItems": {table: left}}
+            case "batch_get_item":
+                [(table, request)] = parameters["RequestItems"].items()
+                done, left = _halves(request["Keys"])
+                asked = {**parameters, "RequestItems": {table: {**request, "Keys": done}}}
+                answer = await self._batch(service, operation, asked, bool(done))
+                undone_keys = {table: {**request, "Keys": left}}
+                return {"Responses": {}, **answer, "UnprocessedKeys": undone_keys}
+        raise ValueError(f"{operation} is no batch")
+
+    async def _batch(
+        self, service: str, operation: str, parameters: Mapping[str, Any], has_work: bool
+    ) -> Answer:
+        return await self._aws.call(service, operation, parameters) if has_work else {}
+
+
+def _halves(parts: list[Any]) -> tuple[list[Any], list[Any]]:
+    middle = len(parts) // 2
+    return parts[:middle], parts[middle:]
+
+
+async def _unanswered(carry_out: Callable[[], Awaitable[Answer]]) -> None:
+    """A refusal is an answer too, and lost like any other."""
+    try:
+        await carry_out()
+    except AwsRefused:
+        return
+
+
+def _away(service: str, operation: str) -> ConveyorError:
+    return ConveyorError(
+        ErrorCode.UNAVAILABLE, f"{service} does not answer {operation}", retry_after=5
+    )
+
+
+CALM = 10
+"""Calls at the start of a process that nothing happens to: it would not come to be."""
+DELAY = 3
+"""Seconds by which messages are late."""
+_LONGEST_DELAY = 900
+RARE = 20
+"""Times that calls which are made once for many tasks are in trouble as often as others."""
+CONFLICT_SECONDS = 0.5
+_BATCHES = frozenset({"batch_execute_statement", "batch_write_item", "batch_get_item"})
+_SENDS = frozenset({"send_message", "send_message_batch"})
+_FOR_MANY = _BATCHES | _SENDS | {"delete_message_batch"}
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """What has happened to one call: `lost`, the answer, and the call made again; `vanished`, the
+    answer, and the call given up; `refused` to the last try, for throttling or a conflict;
+    `throttled`, and made again; `split`, a batch done in part; `late` or `dropped`, the messages
+    sent. `concerns` is how many messages, rows or other things the call was about."""
+
+    kind: str
+    service: str
+    operation: str
+    concerns: int
+
+
+class TroubledAws:
+    """An `Aws` before another one. Each call has trouble with the probability `rate` (RARE times
+    that where few are made), of a kind that it can have; `tell` hears of it before it happens."""
+
+    def __init__(
+        self,
+        aws: Aws,
+        clock: Clock,
+        *,
+        seed: str,
+        rate: float,
+        tell: Callable[[Trouble], None],
+    ) -> None:
+        self._aws = aws
+        self._clock = clock
+        self._random = random.Random(seed)
+        self._rate = rate
+        self._tell = tell
+        self._calm = CALM
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        """Make one call, if nothing comes in between."""
+        self._calm -= 1
+        rate = self._rate * (RARE if operation in _FOR_MANY else 1)
+        if self._calm >= 0 or self._random.random() >= rate:
+            return await self._aws.call(service, operation, parameters)
+        kind = self._random.choice(_kinds(service, operation))
+        self._tell(Trouble(kind, service, operation, _concerns(parameters)))
+        return await self._troubled(kind, service, operation, parameters)
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        """A link, as it is."""
+        return self._aws.presign(operation, parameters, seconds=seconds)
+
+    async def _troubled(
+        self, kind: str, service: str, operation: str, parameters: Parameters
+    ) -> Answer:
+        faulty = FaultyAws(self._aws)
+        match kind:
+            case "lost":
+                faulty.lose_answer(service, operation)
+            case "vanished":
+                faulty.vanish(service, operation)
+            case "split":
+                faulty.split(service, operation)
+            case "refused":
+                raise ConveyorError(
+                    ErrorCode.UNAVAILABLE, f"{service} does not answer {operation}", retry_after=1
+                )
+            case "throttled":
+                await self._clock.sleep(CONFLICT_SECONDS * self._random.random())
+            case "late":
+                parameters = _late(parameters)
+            case "dropped":
+                entries = parameters.get("Entries", ())
+                sent = [{"Id": entry["Id"], "MessageId": entry["Id"]} for entry in entries]
+                return {"MessageId": "dropped", "Successful": sent}
+        return await faulty.call(service, operation, parameters)
+
+
+def _kinds(service: str, operation: str) -> list[str]:
+    kinds = ["refused", "throttled"]
+    if operation != "get_object":  # the stream of a lost answer would be nobody's to close
+        kinds += ["lost", "vanished"]
+    if service == "dynamodb" and operation in _BATCHES:
+        kinds += ["split", "split"]
+    if operation in _SENDS:
+        kinds += ["late", "dropped"] * 2
+    return kinds
+
+
+def _concerns(parameters: Parameters) -> int:
+    parts: list[Any] = parameters.get("Entries") or parameters.get("Statements") or []
+    return len(parts) or int(parameters.get("MaxNumberOfMessages", 1))
+
+
+def _late(parameters: Parameters) -> Parameters:
+    if "Entries" not in parameters:
+        return _later(parameters)
+    return {**parameters, "Entries": [_later(entry) for entry in parameters["Entries"]]}
+
+
+def _later(message: Parameters) -> Answer:
+    seconds = message.get("DelaySeconds", 0) + DELAY
+    return {**message, "DelaySeconds": min(_LONGEST_DELAY, seconds)}

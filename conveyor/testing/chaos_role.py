@@ -1,0 +1,85 @@
+"""A role of production in trouble, for tests of fleets.
+
+    python -m conveyor.testing.chaos_role worker --ahead 30 --seed s --rate 0.02 --told FILE
+
+Its settings come from the environment, as those of `conveyor worker`; ports are free ones, and one
+line of JSON says when it is ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from ulid import ULID
+
+from conveyor.bootstrap.production import open_role
+from conveyor.clock import SystemClock
+from conveyor.domain.errors import ConveyorError
+from conveyor.prod.aws.calls import Aws
+from conveyor.roles.production import RoleInfo, run
+from conveyor.settings import ROLES, from_environment
+from conveyor.testing.aws_faults import Trouble, TroubledAws
+
+MODULE = "conveyor.testing.chaos_role"
+
+
+class ClockAhead(SystemClock):
+    """The system's clock, so many seconds ahead of it, or behind where that is negative. What is
+    measured runs as ever."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._ahead = round(seconds * 1_000)
+
+    def now(self) -> int:
+        """Milliseconds since the epoch, UTC, as this clock believes."""
+        return super().now() + self._ahead
+
+    def new_id(self) -> str:
+        """A new ULID for that instant."""
+        return str(ULID.from_timestamp(self.now()))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be the role until a signal; the exit code."""
+    parser = argparse.ArgumentParser(prog=MODULE)
+    parser.add_argument("role", choices=ROLES)
+    parser.add_argument("--ahead", type=float, default=0.0, help="seconds of its wall clock")
+    parser.add_argument("--seed", default="", help="of the troubles with AWS")
+    parser.add_argument("--rate", type=float, default=0.0, help="calls with trouble, of one")
+    parser.add_argument("--told", type=Path, help="a file that each trouble is written to")
+    chosen = parser.parse_args(arguments)
+    clock = ClockAhead(chosen.ahead)
+    told: Path | None = chosen.told
+
+    def tell(trouble: Trouble) -> None:
+        if told is not None:
+            with told.open("ab") as file:
+                file.write(msgspec.json.encode(trouble) + b"\n")
+
+    def troubled(aws: Aws) -> Aws:
+        return TroubledAws(aws, clock, seed=chosen.seed, rate=chosen.rate, tell=tell)
+
+    settings = from_environment(
+        production=True, role=chosen.role, host="127.0.0.1", port=0, metrics_port=0
+    )
+    opened = partial(open_role, seam=troubled) if chosen.rate else open_role
+    try:
+        return run(settings, on_ready=_say, clock=clock, opened=opened)
+    except ConveyorError as error:
+        sys.stderr.write(f"{error.detail}\n")
+        return 1
+
+
+def _say(info: RoleInfo) -> None:
+    sys.stdout.write(f"{msgspec.json.encode(info).decode()}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
