@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import socket
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from conveyor.service import task_lists
+from conveyor.service.staging import Stager
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.disk import files_below
 from tests.unit.large_api import children, large_body, tasks_of
@@ -112,6 +120,29 @@ def test_a_client_that_hangs_up_takes_the_check_with_it(tmp_path: Path) -> None:
     assert blobs_of(data, "staged") == []
 
 
+@contextmanager
+def held_children(gate: Path) -> Iterator[Callable[[], None]]:
+    """Children that begin to check when the function given is called, or at the exit."""
+    program = (
+        "import sys; open(sys.argv[1]).close(); from conveyor.intake.child import main; "
+        "sys.exit(main())"
+    )
+    command = (sys.executable, "-P", "-c", program, str(gate))
+    os.mkfifo(gate)
+    with ExitStack() as stack:
+
+        def let_go() -> None:
+            # A reader waits to open it until somebody has it open for writing.
+            stack.callback(os.close, os.open(gate, os.O_RDWR))
+
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(task_lists, "Stager", partial(Stager, command=command))
+        try:
+            yield let_go
+        finally:
+            let_go()
+
+
 @pytest.mark.slow
 def test_two_lists_at_a_time_while_others_wait_and_are_served(tmp_path: Path) -> None:
     seen: list[int] = []
@@ -122,24 +153,32 @@ def test_two_lists_at_a_time_while_others_wait_and_are_served(tmp_path: Path) ->
             seen.append(len(children()))
             time.sleep(0.002)
 
-    with conveyor_server(tmp_path / "data") as server, http(server) as client:
+    with (
+        held_children(tmp_path / "gate") as let_go,
+        conveyor_server(tmp_path / "data") as server,
+        http(server) as client,
+        ExitStack() as connections,
+    ):
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
             body = json.dumps({"tasks": tasks_of(MANY // 2), "status": "open"}).encode()
-            waiting = [send_whole(server, body, f"order-{number}") for number in range(4)]
+            waiting = [
+                connections.enter_context(send_whole(server, body, f"order-{number}"))
+                for number in range(4)
+            ]
             eventually_checking(2)
             for _ in range(20):
                 assert client.get("/jobs/01K00000000000000000000000").status_code == 404
-            still_at_work = bool(children())
+            answered, _, _ = select.select(waiting, [], [], 0)
+            at_work = len(children())
+            let_go()
             answers = [connection.recv(65_536) for connection in waiting]
         finally:
             ended.set()
             watcher.join()
-            for connection in waiting:
-                connection.close()
 
-    assert still_at_work
+    assert (answered, at_work) == ([], 2)
     assert max(seen) == 2
     assert [answer.split(b" ", 2)[1] for answer in answers] == [b"202"] * 4
 
