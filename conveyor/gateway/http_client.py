@@ -20,7 +20,7 @@ from typing import Protocol
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.client_reqrep import ClientRequest
+from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.tracing import Trace
 from yarl import URL
 
@@ -208,7 +208,8 @@ class HttpEngine:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Looks at the far end of each connection before anything is sent over it."""
+    """Looks at each connection before anything is sent over it: at what came over it while it was
+    idle, and at its far end."""
 
     def __init__(self, limit: int, resolver: AbstractResolver, admits: Admits | None) -> None:
         super().__init__(limit=limit, resolver=resolver, keepalive_timeout=_KEEP_ALIVE)
@@ -224,6 +225,17 @@ class _Connector(aiohttp.TCPConnector):
             if not peer or not self._admits(peer[0]):
                 connection.close()
                 raise TransportError(Trouble.REFUSED)
+        return connection
+
+    async def _get(
+        self, key: ConnectionKey, traces: list[Trace]
+    ) -> aiohttp.connector.Connection | None:
+        """A connection out of the pool. One that holds bytes which nobody asked for is closed: the
+        next request would take them for its answer."""
+        while (connection := await super()._get(key, traces)) is not None:
+            if connection.protocol is not None and not connection.protocol.should_close:
+                break
+            connection.close()
         return connection
 
 
