@@ -1,0 +1,80 @@
+"""Measure the package: the figures of docs/architecture.md."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.architecture.graph import (
+    LONELY_LINES,
+    Lonely,
+    cycles,
+    lonely_modules,
+    read_layers,
+    upward_arrows,
+)
+from tests.architecture.source import import_graph, read_modules
+
+DYNAMODB = "conveyor/prod/dynamodb/"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured."""
+
+    lines: Sequence[int]
+    """Lines of code of every file, sorted."""
+    dynamodb: int
+    lonely: Sequence[Lonely]
+    cycles: Sequence[Sequence[str]]
+    upward: Sequence[str]
+    passed: Sequence[str]
+    """The files that one URL passes."""
+
+    @property
+    def files(self) -> int:
+        """Count the source files."""
+        return len(self.lines)
+
+    @property
+    def mean(self) -> float:
+        """Return the mean lines of code of a file."""
+        return statistics.fmean(self.lines)
+
+    @property
+    def percentile_90(self) -> int:
+        """Return the lines of code that nine files of ten do not exceed."""
+        return self.lines[-(-9 * self.files // 10) - 1]
+
+    def table(self) -> str:
+        """Render the figures as a table in Markdown."""
+        rows = [
+            ("source files", self.files),
+            ("lines of code", sum(self.lines)),
+            ("lines of code a file, mean", round(self.mean)),
+            ("lines of code a file, median", round(statistics.median(self.lines))),
+            ("lines of code a file, 90th percentile", self.percentile_90),
+            ("lines of code a file, most", self.lines[-1]),
+            (f"modules under {LONELY_LINES} lines with one importer", len(self.lonely)),
+            ("import cycles", len(self.cycles)),
+            ("upward arrows", len(self.upward)),
+            ("files of `conveyor/prod/dynamodb`", self.dynamodb),
+            ("files that one URL passes", len(self.passed)),
+        ]
+        body = [f"| {name} | {value:,} |" for name, value in rows]
+        return "\n".join(["| Figure | Today |", "|---|---:|", *body])
+
+
+def measure(passed: Sequence[str]) -> Figures:
+    """Measure the package; `passed` are the files that one URL passes."""
+    modules = read_modules()
+    graph = import_graph(modules)
+    return Figures(
+        lines=sorted(module.code_lines for module in modules.values()),
+        dynamodb=sum(module.path.startswith(DYNAMODB) for module in modules.values()),
+        lonely=lonely_modules(modules, graph),
+        cycles=cycles(graph),
+        upward=upward_arrows(modules, graph, read_layers()),
+        passed=passed,
+    )

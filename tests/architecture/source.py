@@ -1,0 +1,113 @@
+"""Read the package as source: its modules, their lines of code, and what each imports."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tests.disk import files_below
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "conveyor"
+
+_LAYOUT = frozenset(
+    {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENCODING,
+        tokenize.ENDMARKER,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the package: its dotted name and its text."""
+
+    name: str
+    path: str
+    text: str
+
+    @property
+    def is_package(self) -> bool:
+        """Whether the file is the `__init__` of a package."""
+        return self.path.endswith("__init__.py")
+
+    @property
+    def room(self) -> str:
+        """The part of the name below the package; empty for the package itself."""
+        return self.name.partition(".")[2].partition(".")[0]
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree."""
+        return ast.parse(self.text)
+
+    @cached_property
+    def code_lines(self) -> int:
+        """Count the lines that are not blank, not a comment and not a docstring."""
+        return len(code_lines(self.text))
+
+
+def code_lines(text: str) -> set[int]:
+    """Return the numbers of the lines of code in a file.
+
+    A string that stands alone as a statement is a docstring, also below an attribute.
+    """
+    used: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _LAYOUT:
+            used.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if _is_docstring(node):
+            used.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = text.splitlines()
+    return {number for number in used if lines[number - 1].strip()}
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def read_modules(root: Path = ROOT, package: str = PACKAGE) -> dict[str, Module]:
+    """Read every module of a package, by dotted name."""
+    modules: dict[str, Module] = {}
+    for path in sorted(files_below(root / package, ".py")):
+        relative = path.relative_to(root)
+        parts = relative.with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules[name] = Module(name, relative.as_posix(), path.read_text())
+    return modules
+
+
+def imported_by(module: Module, modules: dict[str, Module]) -> set[str]:
+    """Return the modules that a module imports anywhere: at the top, in a function, for types.
+
+    `from package import name` is an import of the module `package.name` if there is one, and of
+    `package` otherwise.
+    """
+    found: set[str] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                child = f"{node.module}.{alias.name}"
+                found.add(child if child in modules else node.module)
+    return {name for name in found if name in modules and name != module.name}
+
+
+def import_graph(modules: dict[str, Module]) -> dict[str, set[str]]:
+    """Return the imports of every module."""
+    return {name: imported_by(module, modules) for name, module in modules.items()}
