@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from tests.architecture.figures import Figures, measure
+from tests.architecture.rules import MOST_PARAMETERS
 from tests.architecture.source import ROOT
 from tests.architecture.walk import files_one_url_passes
 
@@ -24,7 +25,7 @@ def with_table(document: str, table: str) -> str:
 
 
 def details(figures: Figures) -> str:
-    """Render what is behind the figures: cycles, small modules, arrows, the files of one URL."""
+    """Render what is behind the figures, one finding a line."""
     lines = [f"cycle: {', '.join(group)}" for group in figures.cycles]
     lines += [f"upward: {arrow}" for arrow in figures.upward]
     lines += [
@@ -32,6 +33,9 @@ def details(figures: Figures) -> str:
         for one in figures.lonely
     ]
     lines += [f"one URL passes: {path}" for path in figures.passed]
+    lines += [f"shared name: {name}" for name in figures.shared]
+    lines += [f"more than {MOST_PARAMETERS} parameters: {name}" for name in figures.long_signatures]
+    lines += [f"takes a whole Binding: {name}" for name in figures.with_binding]
     return "\n".join(lines)
 
 

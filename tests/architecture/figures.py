@@ -14,6 +14,12 @@ from tests.architecture.graph import (
     read_layers,
     upward_arrows,
 )
+from tests.architecture.rules import (
+    MOST_PARAMETERS,
+    handlers_with_binding,
+    long_signatures,
+    shared_names,
+)
 from tests.architecture.source import import_graph, read_modules
 
 DYNAMODB = "conveyor/prod/dynamodb/"
@@ -31,6 +37,11 @@ class Figures:
     upward: Sequence[str]
     passed: Sequence[str]
     """The files that one URL passes."""
+    shared: Sequence[str]
+    """The names that several public types have."""
+    long_signatures: Sequence[str]
+    with_binding: Sequence[str]
+    """The handlers that take a whole binding."""
 
     @property
     def files(self) -> int:
@@ -61,6 +72,9 @@ class Figures:
             ("upward arrows", len(self.upward)),
             ("files of `conveyor/prod/dynamodb`", self.dynamodb),
             ("files that one URL passes", len(self.passed)),
+            ("names that public types share", len(self.shared)),
+            (f"functions with more than {MOST_PARAMETERS} parameters", len(self.long_signatures)),
+            ("handlers that take a whole `Binding`", len(self.with_binding)),
         ]
         body = [f"| {name} | {value:,} |" for name, value in rows]
         return "\n".join(["| Figure | Today |", "|---|---:|", *body])
@@ -77,4 +91,7 @@ def measure(passed: Sequence[str]) -> Figures:
         cycles=cycles(graph),
         upward=upward_arrows(modules, graph, read_layers()),
         passed=passed,
+        shared=list(shared_names(modules)),
+        long_signatures=long_signatures(modules),
+        with_binding=handlers_with_binding(modules),
     )

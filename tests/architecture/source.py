@@ -66,18 +66,14 @@ def code_lines(text: str) -> set[int]:
         if token.type not in _LAYOUT:
             used.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
-        if _is_docstring(node):
+        if isinstance(node, ast.Expr) and _is_text(node.value):
             used.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = text.splitlines()
     return {number for number in used if lines[number - 1].strip()}
 
 
-def _is_docstring(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def read_modules(root: Path = ROOT, package: str = PACKAGE) -> dict[str, Module]:
