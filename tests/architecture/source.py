@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,18 +11,6 @@ from tests.disk import files_below
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "conveyor"
-
-_LAYOUT = frozenset(
-    {
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENCODING,
-        tokenize.ENDMARKER,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -53,23 +39,33 @@ class Module:
     @cached_property
     def code_lines(self) -> int:
         """Count the lines that are not blank, not a comment and not a docstring."""
-        return len(code_lines(self.text))
+        return len(code_lines(self.text, self.tree))
 
 
-def code_lines(text: str) -> set[int]:
-    """Return the numbers of the lines of code in a file.
+def code_lines(text: str, tree: ast.Module | None = None) -> set[int]:
+    """Return the numbers of the lines of code in a file; `tree` saves parsing it again.
 
     A string that stands alone as a statement is a docstring, also below an attribute.
     """
-    used: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in _LAYOUT:
-            used.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
+    docstrings: set[int] = set()
+    strings: set[int] = set()
+    for node in ast.walk(tree or ast.parse(text)):
         if isinstance(node, ast.Expr) and _is_text(node.value):
-            used.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    lines = text.splitlines()
-    return {number for number in used if lines[number - 1].strip()}
+            docstrings.update(_lines_of(node))
+        elif isinstance(node, ast.Constant | ast.JoinedStr):
+            strings.update(_lines_of(node))
+    return {
+        number
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
+        and number not in docstrings
+        # A line of a long string may begin like a comment.
+        and (number in strings or not line.lstrip().startswith("#"))
+    }
+
+
+def _lines_of(node: ast.expr | ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _is_text(node: ast.expr) -> bool:

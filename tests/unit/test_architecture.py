@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.architecture.__main__ import BEGIN, DOCUMENT, END, with_table
 from tests.architecture.figures import Figures, measure
 from tests.architecture.graph import (
     cycles,
@@ -261,3 +262,17 @@ def test_handlers_take_a_binding_as_a_parameter_or_a_field() -> None:
     )
 
     assert handlers_with_binding(modules) == ["A.__init__", "B"]
+
+
+def test_the_table_stands_between_its_markers() -> None:
+    document = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    renewed = with_table(document, "| new |")
+
+    assert renewed == f"before\n{BEGIN}\n\n| new |\n\n{END}\nafter\n"
+    assert with_table(renewed, "| new |") == renewed
+    with pytest.raises(ValueError, match="needs the lines"):
+        with_table("no markers", "| new |")
+
+
+def test_the_document_has_a_table_to_renew(figures: Figures) -> None:
+    assert figures.table() in with_table(DOCUMENT.read_text(), figures.table())
