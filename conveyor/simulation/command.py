@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conveyor.client.output import count, duration, printable, shorten
+from conveyor.simulation.policy_words import LEGEND, POLICIES, policy_of
 
 if TYPE_CHECKING:
     from conveyor.simulation.planner import Question
     from conveyor.simulation.view import Row
 
-_POLICIES = ("reserve", "reserve-strict", "local-exact", "local", "off")
 _SHOWN = ("reserve", "local", "off")
 _PLOT_WIDTH = 72
 
@@ -45,6 +45,20 @@ class _Number(click.ParamType[float]):
             given = shorten(printable(str(value)), 40)
             self.fail(f"{self._words} {self._least:,} to {self._most:,}, not {given}", param, ctx)
         return number
+
+
+class _Policy(click.ParamType[str]):
+    """A permit policy, or the words of the published comparison for one."""
+
+    name = "policy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        policy = policy_of(str(value))
+        if policy is None:
+            given = shorten(printable(str(value)), 40)
+            choices = ", ".join(POLICIES)
+            self.fail(f"must be one of {choices}, gate-on, gate-off; not {given}", param, ctx)
+        return policy
 
 
 class _Explained(click.Command):
@@ -111,11 +125,12 @@ class _Explained(click.Command):
 @click.option(
     "--policy",
     "policies",
-    type=click.Choice(_POLICIES),
+    type=_Policy(),
     multiple=True,
     default=_SHOWN,
     metavar="POLICY",
-    help=f"Compare this one; may be repeated: {', '.join(_POLICIES)} [{', '.join(_SHOWN)}].",
+    help=f"Compare this one; may be repeated: {', '.join(POLICIES)} [{', '.join(_SHOWN)}]. "
+    f"{LEGEND} Both are taken too.",
 )
 @click.option(
     "--seed",
@@ -175,20 +190,24 @@ def _show(question: Question, rows: Sequence[Row]) -> None:
         BLOCKS,
         FIGURES,
         POLICY,
+        WIDTH,
         bars,
         groups,
-        table,
+        tables,
         width_of,
     )
 
     shown = groups(rows)
-    made = table(shown, (POLICY, *FIGURES))
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = width_of(made)
+    room = min(console.width, WIDTH) if console.is_terminal else WIDTH
     glyphs = ASCII if console.options.ascii_only else BLOCKS
     click.echo(_heading(question) + "\n")
-    console.print(made)
+    for number, made in enumerate(tables(shown, (POLICY, *FIGURES), room)):
+        if number:
+            click.echo("")
+        console.width = min(width_of(made), room)
+        console.print(made)
+    click.echo(f"\n{LEGEND}")
     click.echo("\nMessages received a task done, logarithmic:\n")
     for line in bars(shown, width=_PLOT_WIDTH, glyphs=glyphs):
         click.echo(line)

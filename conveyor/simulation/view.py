@@ -25,6 +25,8 @@ Group = Sequence[Row]
 
 ALIKE = ("world", "policy", "permit_store", "workers", "cap", "tasks")
 NONE = "–"
+WIDTH = 100
+"""Columns of a terminal that no table is wider than."""
 _TENTH = 0.0995
 """Seconds that are rounded to a tenth at least."""
 
@@ -123,6 +125,8 @@ WORLD = Column("world", "Latencies, polling and visibility.", _word("world"))
 WORKERS = Column("workers", "Worker processes.", _word("workers"))
 CAP = Column("cap", "Most gateway calls in flight that the job allows.", _word("cap"))
 WORDS = (POLICY, PERMITS, WORLD)
+KEYS = (*WORDS, WORKERS, CAP)
+"""Columns that say which line it is."""
 FIGURES = (
     Column("done", "Tasks completed: not all where it was cut off.", _figure("completed")),
     Column(
@@ -165,6 +169,25 @@ def table(shown: Sequence[Group], columns: Sequence[Column]) -> Table:
     for group in shown:
         made.add_row(*(column.show(group) for column in columns))
     return made
+
+
+def tables(shown: Sequence[Group], columns: Sequence[Column], width: int = WIDTH) -> list[Table]:
+    """One table; or several where that is wider than `width`, each with the KEYS among its columns.
+
+    Raises ValueError where there is no column but those.
+    """
+    keys = [column for column in columns if column in KEYS]
+    parts: list[list[Column]] = []
+    for column in columns:
+        if column in KEYS:
+            continue
+        if parts and width_of(table(shown, [*keys, *parts[-1], column])) <= width:
+            parts[-1].append(column)
+        else:
+            parts.append([column])
+    if not parts:
+        raise ValueError("a table needs a figure")
+    return [table(shown, [*keys, *part]) for part in parts]
 
 
 def width_of(made: Table) -> int:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from conveyor import cli
+from conveyor.simulation import command as simulate_command
 from conveyor.simulation import simulate
 from conveyor.simulation.planner import (
     PATIENCE,
@@ -21,6 +22,7 @@ from conveyor.simulation.planner import (
     remarks,
     scenarios,
 )
+from conveyor.simulation.policy_words import LEGEND, POLICIES
 from conveyor.simulation.view import FIGURES
 from tests.unit.simulated_rows import FIELDS, row
 
@@ -113,6 +115,74 @@ def test_one_object_a_policy_with_the_fields_in_order(
     assert reserve["completed"] == reserve["receives"] == 60
     assert (reserve["bounces"], reserve["seconds_over_cap"]) == (0, 0)
     assert reserve["peak_in_flight"] <= 5
+
+
+@pytest.mark.parametrize(
+    ("word", "policy"),
+    [("gate on", "reserve"), ("gate-on", "reserve"), ("Gate Off", "off"), ("GATE-OFF", "off")],
+)
+def test_the_words_of_the_published_comparison_name_policies(
+    capsys: pytest.CaptureFixture[str], word: str, policy: str
+) -> None:
+    code, out, _err = run(capsys, *SMALL, "--json", "--policy", word, "--policy", policy)
+
+    assert code == 0
+    assert [json.loads(line)["policy"] for line in out.splitlines()] == [policy]
+
+
+@pytest.mark.parametrize("word", ["gate", "gateon", "on", "", "gate maybe", "x" * 5_000])
+def test_other_words_are_refused_with_those_that_are_taken(
+    capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    code, out, err = run(capsys, *SMALL, "--policy", word)
+
+    assert (code, out) == (2, "")
+    assert "must be one of reserve, reserve-strict," in err
+    assert "gate-on, gate-off; not" in err
+    assert err.count("\n") == 1
+
+
+def test_below_the_table_the_words_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    _code, out, _err = run(capsys, *SMALL, "--policy", "gate-on")
+
+    assert LEGEND in out.splitlines()
+
+
+def test_nothing_printed_is_wider_than_a_hundred_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    widest = Question(
+        tasks=1_000_000,
+        cap=100_000,
+        workers=100,
+        slots=1_000,
+        latency=59.999,
+        sigma=1.4999,
+        policies=POLICIES,
+        seed=2**32 - 1,
+    )
+    rows = [
+        row(
+            policy=policy,
+            completed=999_999,
+            tasks=1_000_000,
+            window_s=359_999.0,
+            elapsed_s=359_999.0,
+            amplification=999_999.4,
+            receive_calls_per_task=999_999.4,
+            permit_calls_per_task=999_999.4,
+            bounces=999_999_999,
+            peak_in_flight=100_000,
+            seconds_over_cap=359_999.0,
+        )
+        for policy in POLICIES
+    ]
+    simulate_command._show(widest, rows)
+    lines = capsys.readouterr().out.splitlines()
+
+    assert max(map(len, lines)) <= 100
+    assert "…" not in "".join(lines)
+    assert sum(line.startswith("reserve-strict ") for line in lines) == 2
 
 
 @pytest.mark.slow

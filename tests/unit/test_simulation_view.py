@@ -8,13 +8,18 @@ from rich.console import Console
 
 from conveyor.simulation.view import (
     ASCII,
+    CAP,
     FIGURES,
+    PERMITS,
     POLICY,
+    WIDTH,
+    WORKERS,
     bars,
     brief,
     groups,
     spread,
     table,
+    tables,
     width_of,
 )
 from conveyor.simulation.waiting_line import LINE_INTERVAL, WaitingLine
@@ -74,6 +79,40 @@ def test_a_narrow_terminal_folds_words_and_keeps_figures() -> None:
     assert max(map(len, lines)) <= 76
     assert "…" not in "".join(lines)
     assert "20,000" in "".join(lines)
+
+
+def test_a_table_of_many_seeds_goes_on_below_itself() -> None:
+    rows = [
+        row(
+            policy="reserve-strict",
+            permit_store="count-then-insert",
+            seed=seed,
+            bounces=10_000_000 * seed,
+            amplification=999.0 * seed,
+            receive_calls_per_task=1_111.0 * seed,
+            permit_calls_per_task=2_222.0 * seed,
+            completed=1_000_000 - seed,
+            elapsed_s=3_599.0 * seed,
+            peak_in_flight=100_000 - seed,
+            seconds_over_cap=123_456.0 * seed,
+            utilisation_steady=0.111 * seed,
+        )
+        for seed in (1, 5, 9)
+    ]
+    columns = (CAP, WORKERS, POLICY, PERMITS, *FIGURES)
+    parts = tables(groups(rows), columns)
+
+    assert len(parts) > 1
+    assert max(map(width_of, parts)) <= WIDTH
+    shown = [str(column.header) for made in parts for column in made.columns]
+    assert [title for title in shown if title in [column.title for column in FIGURES]] == [
+        column.title for column in FIGURES
+    ]
+    assert shown.count("policy") == shown.count("workers") == len(parts)
+
+
+def test_a_table_that_fits_is_one() -> None:
+    assert len(tables(groups([row()]), (POLICY, *FIGURES))) == 1
 
 
 def test_bars_are_logarithmic_from_one_on() -> None:
