@@ -9,10 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from bench.against import Code, Halves
 from bench.conveyor_server import ConveyorServer, add_bodies
 from bench.fake_targets import missing, small
-from bench.harness import Options, Row, Scenario, median, wait_until
+from bench.harness import Figure, Options, Row, Scenario, judged_row, median, wait_until
+from bench.rounds import Half, take_rounds
 
 WARM_UP = 500
 DRAIN_SECONDS = 300.0
@@ -44,25 +47,37 @@ def drain(server: ConveyorServer, urls: Sequence[str]) -> Drained:
     return Drained(job_id, ended - started, cpu_seconds, after.peak_rss)
 
 
-def measure(name: str, options: Options) -> Row:
-    """Drain the same tasks several times, each time on a server and in a directory of its own."""
-    rates, costs, peaks = [], [], []
+ARGUMENTS = ("--gateway", "fake", "--workers", "50", "--log-level", "warning")
+
+
+def once(name: str, options: Options, code: Code | None = None) -> Drained:
+    """Drain the tasks once, on a server and in a directory of its own."""
     urls = [KINDS[name](number) for number in range(options.tasks + WARM_UP)]
-    for _ in range(options.repeats):
-        arguments = ["--gateway", "fake", "--workers", "50", "--log-level", "warning"]
-        with ConveyorServer(options.directory("accounting") / "data", *arguments) as server:
-            drain(server, urls[:WARM_UP])
-            drained = drain(server, urls[WARM_UP:])
-        rates.append(options.tasks / drained.seconds)
-        costs.append(drained.cpu_seconds / options.tasks * 1e6)
-        peaks.append(drained.peak_rss / 2**20)
-    figures: dict[str, float | int | str] = {
-        "tasks/s": round(median(rates)),
-        "best": round(max(rates)),
-        "µs CPU/task": round(median(costs), 1),
-        "peak RSS MB": round(median(peaks)),
-    }
-    return Row(name, figures)
+    data_dir = options.directory("accounting") / "data"
+    with ConveyorServer(data_dir, *ARGUMENTS, code=code) as server:
+        drain(server, urls[:WARM_UP])
+        return drain(server, urls[WARM_UP:])
+
+
+def measure(name: str, options: Options) -> Row:
+    """Drain the same tasks in several rounds."""
+    tasks = options.tasks
+    rounds = take_rounds(
+        lambda: once(name, options),
+        wanted=options.repeats,
+        label=name,
+        tell=lambda drained: f"{tasks / drained.seconds:,.0f} tasks/s",
+    )
+
+    def figures(quiet: Sequence[Drained]) -> dict[str, Figure]:
+        return {
+            "tasks/s": round(median([tasks / one.seconds for one in quiet])),
+            "best": round(max(tasks / one.seconds for one in quiet)),
+            "µs CPU/task": round(median([one.cpu_seconds / tasks * 1e6 for one in quiet]), 1),
+            "peak RSS MB": round(median([one.peak_rss / 2**20 for one in quiet])),
+        }
+
+    return judged_row(name, rounds, figures)
 
 
 def run(options: Options) -> list[Row]:
@@ -70,9 +85,14 @@ def run(options: Options) -> list[Row]:
     return [measure(name, options) for name in KINDS if options.wants(name)]
 
 
-SCENARIO = Scenario(
-    name="accounting",
-    question="What does everything but the network take?",
-    run=run,
-    tasks=20_000,
-)
+def against(code: Code, options: Options) -> Halves:
+    """One version: tasks worked on a server of its own."""
+
+    def half(name: str) -> Half:
+        drained = once(name, options, code)
+        return Half(options.tasks, drained.cpu_seconds, drained.seconds)
+
+    return {name: partial(half, name) for name in KINDS if options.wants(name)}
+
+
+SCENARIO = Scenario(name="accounting", run=run, against=against)

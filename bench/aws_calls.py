@@ -112,10 +112,4 @@ def run(options: Options) -> list[Row]:
     return rows
 
 
-SCENARIO = Scenario(
-    name="aws_calls",
-    question="What does a task cost in calls of AWS?",
-    run=run,
-    tasks=100_000,
-    repeats=1,
-)
+SCENARIO = Scenario(name="aws_calls", run=run)

@@ -9,11 +9,12 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from bench.against import Code
 from bench.harness import wait_until
 from bench.processes import Child, memory
 
@@ -24,13 +25,22 @@ PROGRAM = Path(sys.executable).parent / "conveyor-dev"
 
 
 class ConveyorServer:
-    """One server over one data directory; `ready_seconds` is from its start to `readyz` = 200."""
+    """One server over one data directory; `ready_seconds` is from its start to `readyz` = 200.
 
-    def __init__(self, data_dir: Path, *options: str, **settings: int) -> None:
+    `code` is the version of Conveyor that it runs; the installed one where it is None.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *options: str,
+        settings: Mapping[str, int] | None = None,
+        code: Code | None = None,
+    ) -> None:
         for name in [name for name in os.environ if name.startswith("CONVEYOR_")]:
             del os.environ[name]
         command: list[str | Path] = [
-            PROGRAM,
+            *([PROGRAM] if code is None else code.command),
             "--port",
             "0",
             "--json",
@@ -44,7 +54,11 @@ class ConveyorServer:
             command,
             log=data_dir.with_suffix(".log"),
             environment={
-                f"CONVEYOR_{name.upper()}": str(value) for name, value in settings.items()
+                **{
+                    f"CONVEYOR_{name.upper()}": str(value)
+                    for name, value in (settings or {}).items()
+                },
+                **({} if code is None else code.environment),
             },
             stdout=subprocess.PIPE,
         )

@@ -112,7 +112,7 @@ def measure(tasks: int, kind: str, options: Options) -> Deleted:
     arguments = ["--gateway", "fake", "--workers", "50", "--log-level", "warning"]
     settings = {"max_open_job_tasks": 10_000_000, "visibility_timeout": VISIBILITY}
     data_dir = options.directory("delete") / "data"
-    with ConveyorServer(data_dir, *arguments, **settings) as server:
+    with ConveyorServer(data_dir, *arguments, settings=settings) as server:
         victim = Victim(server, tasks)
         other = Other(server, OTHER_TASKS, KINDS[kind])
         time.sleep(SAMPLE_SECONDS)
@@ -170,10 +170,4 @@ def _row(name: str, tasks: int, kind: str, options: Options) -> Row:
     return Row(name, figures)
 
 
-SCENARIO = Scenario(
-    name="delete",
-    question="Does deleting a large run slow another one down?",
-    run=run,
-    tasks=1_000_000,
-    repeats=1,
-)
+SCENARIO = Scenario(name="delete", run=run)

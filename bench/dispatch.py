@@ -16,34 +16,35 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.command import dispatch_parser
 from bench.dispatch_fairness import cases, compare, fairness_markdown, fairness_rows
 from bench.dispatch_grid import FLEET_TASKS, Cell, fleet, head_to_head, measure, measure_all
 from bench.dispatch_summary import findings, machine_line, markdown, plot_of, split
-from bench.harness import DEFAULT_WORK, ROOT, fresh_work
+from bench.harness import DEFAULT_WORK, ROOT, WIDTH, fresh_work, print_wrapped
 from bench.plot import svg
 from bench.realtime import measure_real_time
-from conveyor.simulation.view import Column, Group, Row, table, width_of
+from conveyor.simulation.policy_words import LEGEND, POLICIES, policy_of
+from conveyor.simulation.view import Row, tables, width_of
 
-SEEDS = 5
 QUICK_TASKS = 2_000
 QUICK_SHRINK = 5.0
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="scripts/bench dispatch", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row, no files")
-    parser.add_argument("--seeds", type=_count, default=SEEDS, help="of the published comparison")
-    parser.add_argument("--grid-seeds", type=_count, default=1, help="of the fleets")
-    parser.add_argument(
-        "--quick", action="store_true", help="fleets of a tenth of the work; files go to build/"
-    )
-    parser.add_argument("--processes", type=_count, help="simulations at a time [one a CPU]")
-    other = parser.add_mutually_exclusive_group()
-    other.add_argument("--real-time", action="store_true", help="on the machine's own clock")
-    other.add_argument("--simulator-speed", action="store_true", help="tasks a real second")
-    other.add_argument("--fairness", action="store_true", help="small runs beside a giant one")
-    return parser.parse_args(arguments)
+    parser = dispatch_parser()
+    options = parser.parse_args(arguments)
+    policies = []
+    for word in options.policy or ():
+        policy = policy_of(word)
+        if policy is None:
+            names = ", ".join([*POLICIES, "gate-on", "gate-off"])
+            parser.error(f"there is no policy {word}; there is {names}")
+        policies.append(policy)
+    if policies and (options.simulator_speed or options.fairness):
+        parser.error("--simulator-speed and --fairness measure reserve alone: leave --policy out")
+    options.policy = policies
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,13 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.fairness:
         return _fairness(line, processes=options.processes, as_json=options.json)
     if options.real_time:
-        return _real_time(line, as_json=options.json)
+        return _real_time(line, policies=options.policy, as_json=options.json)
     cells = head_to_head(options.seeds)
     cells += (
         fleet(options.grid_seeds, tasks=QUICK_TASKS, shrink=QUICK_SHRINK)
         if options.quick
         else fleet(options.grid_seeds)
     )
+    cells = [cell for cell in cells if not options.policy or cell.policy in options.policy]
     began = time.perf_counter()
     rows = measure_all(cells, processes=options.processes)
     took = f"{len(cells)} simulations took {time.perf_counter() - began:.0f} s"
@@ -69,21 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_json(rows)
         print(f"{line}; {took}", file=sys.stderr)
         return 0
-    print(f"{line}; {took}")
+    print_wrapped(f"{line}; {took}")
     if options.quick:
         print("--quick: windows are short, so that rows of off and local tell little")
-    for title, shown, columns in split(rows):
-        _print_table(title, shown, columns)
-    print("\n".join(["", *findings(rows)]))
-    _write(rows, line, DEFAULT_WORK if options.quick else ROOT / "bench")
+    _print_tables(rows)
+    print()
+    for finding in findings(rows):
+        print_wrapped(finding)
+    if not options.policy:
+        _write(rows, line, DEFAULT_WORK if options.quick else ROOT / "bench")
     return 0
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
 
 
 def _write(rows: Sequence[Row], line: str, directory: Path) -> None:
@@ -95,15 +92,14 @@ def _write(rows: Sequence[Row], line: str, directory: Path) -> None:
     print(f"\nwrote {drawing} and {summary}", file=sys.stderr)
 
 
-def _real_time(line: str, *, as_json: bool) -> int:
-    rows = measure_real_time(fresh_work(DEFAULT_WORK))
+def _real_time(line: str, *, policies: Sequence[str], as_json: bool) -> int:
+    rows = measure_real_time(fresh_work(DEFAULT_WORK), only=policies)
     if as_json:
         _print_json(rows)
         print(line, file=sys.stderr)
         return 0
-    print(line)
-    for title, shown, columns in split(rows):
-        _print_table(title, shown, columns)
+    print_wrapped(line)
+    _print_tables(rows)
     return 0
 
 
@@ -122,7 +118,7 @@ def _simulator_speed(line: str) -> int:
     row = measure(cell)
     seconds = time.perf_counter() - began
     assert row["completed"] == cell.tasks
-    print(
+    print_wrapped(
         f"{cell.tasks / seconds:,.0f} tasks a real second: {cell.tasks:,} tasks on 4 workers, "
         f"cap 100, reserve, in {seconds:.1f} s  ({line})"
     )
@@ -135,7 +131,8 @@ def _fairness(line: str, *, processes: int | None, as_json: bool) -> int:
         _print_json(rows)
         print(line, file=sys.stderr)
     else:
-        print(f"{line}\n\n{fairness_markdown(rows)}")
+        print_wrapped(line)
+        print(f"\n{fairness_markdown(rows)}")
     return 0
 
 
@@ -144,12 +141,17 @@ def _print_json(rows: Sequence[Row]) -> None:
         print(json.dumps(row))
 
 
-def _print_table(title: str, shown: Sequence[Group], columns: Sequence[Column]) -> None:
-    made = table(shown, columns)
+def _print_tables(rows: Sequence[Row]) -> None:
+    """A table a world, in lines of at most WIDTH characters."""
     console = Console(highlight=False)
-    console.width = max(width_of(made), len(title))
-    print(f"\n{title}\n")
-    console.print(made)
+    for title, shown, columns in split(rows):
+        print()
+        print_wrapped(title)
+        for made in tables(shown, columns, WIDTH):
+            console.width = min(width_of(made), WIDTH)
+            print()
+            console.print(made)
+    print(f"\n{LEGEND}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from bench.dispatch_grid import FLEET_CAPS, FLEET_WORKERS, POLICIES, RESERVING
 from bench.harness import cpu_model, cpus, memory_gb
 from bench.plot import Panel, Plot
+from conveyor.simulation.policy_words import LEGEND
 from conveyor.simulation.view import (
     CAP,
     FIGURES,
@@ -149,7 +150,7 @@ def _amplification(rows: Sequence[Row], cap: int, workers: int, policy: str) -> 
 
 def markdown(rows: Sequence[Row], line: str) -> str:
     """The tables and the findings, as scripts/bench dispatch leaves them beside the plot."""
-    parts = ["# Dispatch, as measured", "", line, ""]
+    parts = ["# Dispatch, as measured", "", line, "", LEGEND, ""]
     for title, shown, columns in split(rows):
         parts += [f"## {title}", "", *_markdown_table(shown, columns), ""]
     parts += [f"- {finding}" for finding in findings(rows)]

@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from bench.against import Code, Halves
 from bench.conveyor_server import ConveyorServer, add_bodies
-from bench.harness import ROOT, Options, Row, Scenario, count_files, median, wait_until
+from bench.harness import (
+    ROOT,
+    Figure,
+    Options,
+    Row,
+    Scenario,
+    count_files,
+    judged_row,
+    median,
+    wait_until,
+)
 from bench.processes import Child, Usage, usage
+from bench.rounds import Half, take_rounds
 from bench.servers import PAGE_BYTES, Site, find_nginx, find_redis, nginx, redis
 
 WARM_UP = 200
@@ -64,14 +76,19 @@ class Conveyor:
 
     processes = 1
 
-    def __init__(self, directory: Path, site: Site, stack: ExitStack) -> None:
+    def __init__(
+        self, directory: Path, site: Site, stack: ExitStack, code: Code | None = None
+    ) -> None:
         self._directory, self._site, self._stack = directory, site, stack
+        self._code = code
         self._job = ""
 
     def start(self) -> None:
         options = ["--gateway", "direct", "--allow-private", "--workers", str(CONCURRENCY)]
         options += ["--log-level", "warning"]
-        self._server = self._stack.enter_context(ConveyorServer(self._directory / "data", *options))
+        self._server = self._stack.enter_context(
+            ConveyorServer(self._directory / "data", *options, code=self._code)
+        )
         self._next = 0
         self.enqueue(WARM_UP)
         self.release()
@@ -207,12 +224,18 @@ class Drain:
     processes: int
 
 
-def measure(name: str, options: Options) -> Drain:
-    """Run one contender once, in a fresh directory, and verify what it left."""
+def measure(name: str, options: Options, code: Code | None = None) -> Drain:
+    """Run one contender once, in a fresh directory, and verify what it left.
+
+    `code` is the version of Conveyor to run, where it is the contender.
+    """
     directory = options.directory(f"drain-{name}")
     with ExitStack() as stack:
         site = stack.enter_context(nginx(directory / "nginx"))
-        contender = CONTENDERS[name](directory, site, stack)
+        if code is None:
+            contender = CONTENDERS[name](directory, site, stack)
+        else:
+            contender = Conveyor(directory, site, stack, code)
         contender.start()
         enqueued = contender.enqueue(options.tasks)
         before, broker_before = contender.usage(), contender.broker_cpu()
@@ -238,38 +261,53 @@ def measure(name: str, options: Options) -> Drain:
 
 
 def run(options: Options) -> list[Row]:
-    """Every contender in turn, several times over; medians, and the ratio to the best peer."""
+    """Every contender in turn, in several rounds; medians, and the ratio to the best peer."""
     names = [name for name in CONTENDERS if options.wants(name)]
     peers = [name for name in names if name != "conveyor"]
     find_nginx()
     if peers:
         find_redis()
-    results: dict[str, list[Drain]] = {name: [] for name in names}
-    for repeat in range(options.repeats):
-        for name in names:
-            results[name].append(measure(name, options))
-            print(
-                f"{name} {repeat + 1}/{options.repeats}: "
-                f"{options.tasks / results[name][-1].drain:,.0f} tasks/s",
-                file=sys.stderr,
-            )
-    drained = {name: median([options.tasks / run.drain for run in results[name]]) for name in names}
-    best = max((drained[name] for name in peers), default=0.0)
-    rows = []
-    for name in names:
-        runs, tasks = results[name], options.tasks
-        figures: dict[str, float | int | str] = {
+    tasks = options.tasks
+    rounds = take_rounds(
+        lambda: {name: measure(name, options) for name in names},
+        wanted=options.repeats,
+        label="drain",
+        tell=lambda turn: ", ".join(
+            f"{name} {tasks / run.drain:,.0f} tasks/s" for name, run in turn.items()
+        ),
+    )
+    drained = {
+        name: median([tasks / turn[name].drain for turn in rounds.quiet])
+        for name in names
+        if rounds.judged
+    }
+    best = max((drained[name] for name in peers if rounds.judged), default=0.0)
+
+    def row(name: str, turns: Sequence[dict[str, Drain]]) -> dict[str, Figure]:
+        runs = [turn[name] for turn in turns]
+        figures: dict[str, Figure] = {
             "processes": runs[0].processes,
             "enqueue/s": round(median([tasks / run.enqueue for run in runs])),
             "drain/s": round(drained[name]),
             "µs CPU/task": round(median([run.cpu / tasks * 1e6 for run in runs])),
-            "µs queue server/task": round(median([run.broker_cpu / tasks * 1e6 for run in runs])),
+            "µs queue/task": round(median([run.broker_cpu / tasks * 1e6 for run in runs])),
             "peak RSS MB": round(median([run.peak_rss / 2**20 for run in runs])),
         }
         if best:
             figures["× best peer"] = round(drained[name] / best, 2)
-        rows.append(Row(name, figures))
-    return rows
+        return figures
+
+    return [judged_row(name, rounds, partial(row, name)) for name in names]
 
 
-SCENARIO = Scenario(name="drain", question="How fast is the whole job, against peers?", run=run)
+def against(code: Code, options: Options) -> Halves:
+    """One version of Conveyor: the whole job, without peers."""
+
+    def half() -> Half:
+        drained = measure("conveyor", options, code)
+        return Half(options.tasks, drained.cpu, drained.drain)
+
+    return {"conveyor": half}
+
+
+SCENARIO = Scenario(name="drain", run=run, against=against)

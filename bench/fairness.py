@@ -84,7 +84,7 @@ def measure(options: Options, *, pause: float, giant: int) -> tuple[list[float],
     arguments = ["--gateway", "fake", "--workers", str(WORKERS), "--log-level", "warning"]
     settings = {"max_open_job_tasks": max(giant, 1)}
     data_dir = options.directory("fairness") / "data"
-    with ConveyorServer(data_dir, *arguments, **settings) as server:
+    with ConveyorServer(data_dir, *arguments, settings=settings) as server:
         job_id = start_giant(server, giant, options.speed) if giant else ""
         before = server.latest_run(job_id)["stats"]["completed"] if giant else 0
         started = time.perf_counter()
@@ -119,10 +119,4 @@ def run(options: Options) -> list[Row]:
     return rows
 
 
-SCENARIO = Scenario(
-    name="fairness",
-    question="Does one giant run starve small ones?",
-    run=run,
-    tasks=100_000,
-    repeats=1,
-)
+SCENARIO = Scenario(name="fairness", run=run)

@@ -18,6 +18,7 @@ from bench.harness import Figure, Options, Row, Scenario
 from conveyor.simulation import REALISTIC, JobPlan, simulate
 from conveyor.simulation import Scenario as Simulated
 from conveyor.simulation.latency import Latency
+from conveyor.simulation.policy_words import policy_of
 
 POLICIES = ("off", "reserve")
 WORKERS, SLOTS, CAP = 4, 10, 10
@@ -120,10 +121,11 @@ def _left(began: float) -> float:
 
 def run(options: Options) -> list[Row]:
     """Either policy, measured with either ledger, and simulated."""
+    wanted = [policy_of(word) or word for word in options.only]
     return [
         row
         for policy in POLICIES
-        if options.wants(policy)
+        if not wanted or policy in wanted
         for row in (
             measure(policy, options),
             measure(policy, options, redis=False),
@@ -132,10 +134,4 @@ def run(options: Options) -> list[Row]:
     ]
 
 
-SCENARIO = Scenario(
-    name="fleet",
-    question="What does a fleet receive for each task that it gets done?",
-    run=run,
-    tasks=1_000,
-    repeats=1,
-)
+SCENARIO = Scenario(name="fleet", run=run)

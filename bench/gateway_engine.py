@@ -11,15 +11,17 @@ import asyncio
 import itertools
 import resource
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 import httpx
 import uvloop
 
-from bench.harness import Options, Row, Scenario, median
+from bench.harness import Figure, Options, Row, Scenario, judged_row, median
+from bench.rounds import take_rounds
 from bench.servers import PAGE_BYTES, nginx
 from conveyor.clock import SystemClock
 from conveyor.gateway.direct import DirectGateway
@@ -221,28 +223,34 @@ def is_there(name: str) -> bool:
 def run(options: Options) -> list[Row]:
     """Every engine in turn, several times over."""
     names = [name for name in SHARES if options.wants(name) and is_there(name)]
-    results: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     with nginx(options.directory("engine") / "nginx") as site:
-        for _ in range(options.repeats):
+
+        def turn() -> dict[str, tuple[float, float]]:
+            measured = {}
             for name in names:
                 tasks = int(options.tasks * SHARES[name])
                 seconds, used = measure(name, site.url, tasks)
-                results[name].append((tasks / seconds, used / tasks * 1e6))
-    rates = {name: median([rate for rate, _ in results[name]]) for name in names}
-    slowest = min(rates.values())
-    return [
-        Row(
-            name,
-            {
-                "requests/s": round(rates[name]),
-                "µs CPU/request": round(median([cost for _, cost in results[name]])),
-                "× slowest": round(rates[name] / slowest, 2),
-            },
+                measured[name] = tasks / seconds, used / tasks * 1e6
+            return measured
+
+        rounds = take_rounds(
+            turn,
+            wanted=options.repeats,
+            label="engines",
+            tell=lambda measured: ", ".join(
+                f"{name} {rate:,.0f} requests/s" for name, (rate, _) in measured.items()
+            ),
         )
-        for name in names
-    ]
+
+    def figures(name: str, quiet: Sequence[dict[str, tuple[float, float]]]) -> dict[str, Figure]:
+        rates = {name: median([one[name][0] for one in quiet]) for name in names}
+        return {
+            "requests/s": round(rates[name]),
+            "µs CPU/request": round(median([one[name][1] for one in quiet])),
+            "× slowest": round(rates[name] / min(rates.values()), 2),
+        }
+
+    return [judged_row(name, rounds, partial(figures, name)) for name in names]
 
 
-SCENARIO = Scenario(
-    name="gateway_engine", question="Which HTTP client behind the gateway's engine?", run=run
-)
+SCENARIO = Scenario(name="gateway_engine", run=run)

@@ -11,14 +11,28 @@ import sqlite3
 import statistics
 import sysconfig
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from bench.command import DEFAULT_WORK, SCENARIOS, WIDTH
+from bench.rounds import Rounds
+
+if TYPE_CHECKING:
+    from bench.against import Against
+
+__all__ = ["DEFAULT_WORK", "ROOT", "WIDTH"]
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULT_WORK = ROOT / "build" / "bench"
 Figure = float | int | str
+T = TypeVar("T")
+
+
+class Ratio(float):
+    """A ratio near 1, whose third decimal is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +66,24 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One question: its name, its own default sizes, and what answers it."""
+    """What answers the question of a benchmark; bench/command.py has the question and the sizes.
+
+    `against` prepares one version of the code for a comparison; None where none is offered.
+    """
 
     name: str
-    question: str
     run: Callable[[Options], list[Row]]
-    tasks: int = 10_000
-    repeats: int = 3
+    against: Against | None = None
+
+    @property
+    def question(self) -> str:
+        """The question that it answers."""
+        return SCENARIOS[self.name].question
+
+    @property
+    def repeats(self) -> int:
+        """Measurements of each row, unless the command line says otherwise."""
+        return SCENARIOS[self.name].repeats or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +162,16 @@ def _file_microseconds(work: Path) -> float:
     return median(costs)
 
 
+def judged_row(
+    name: str, rounds: Rounds[T], figures: Callable[[Sequence[T]], dict[str, Figure]]
+) -> Row:
+    """A row of the quiet rounds' figures; without them where there were too few quiet rounds."""
+    counted: dict[str, Figure] = {"quiet rounds": rounds.counted}
+    if not rounds.judged:
+        return Row(name, {**counted, "verdict": "not judged"})
+    return Row(name, {**figures(rounds.quiet), **counted})
+
+
 def median(values: Sequence[float]) -> float:
     """The middle one of repeated measurements."""
     return statistics.median(values)
@@ -162,18 +197,42 @@ def count_files(directory: Path, size: int) -> int:
 
 def print_table(rows: Sequence[Row]) -> None:
     """The rows as aligned columns."""
-    columns = list(dict.fromkeys(column for row in rows for column in row.figures))
-    lines = [["", *columns]]
-    lines += [
-        [row.name, *(_text(row.figures.get(column, "–")) for column in columns)] for row in rows
-    ]
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    for line in lines:
-        first, *others = (
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        print("  ".join([first, *others]))
+    for line in table_lines(rows):
+        print(line)
+
+
+def table_lines(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
+    """The rows as aligned columns, in lines of at most `width` characters.
+
+    Where the columns need more room, the table goes on below itself with the names repeated. A name
+    that would fill half of the width is cut.
+    """
+    most = width // 2
+    names = [row.name if len(row.name) <= most else f"{row.name[: most - 1]}…" for row in rows]
+    first = ["", *names]
+    room = max(map(len, first))
+    blocks: list[list[list[str]]] = []
+    used = width
+    for column in dict.fromkeys(column for row in rows for column in row.figures):
+        cells = [column, *(_text(row.figures.get(column, "–")) for row in rows)]
+        needed = max(map(len, cells))
+        if used + 2 + needed > width:
+            blocks.append([])
+            used = room
+        blocks[-1].append([cell.rjust(needed) for cell in cells])
+        used += 2 + needed
+    lines: list[str] = []
+    for block in blocks:
+        if lines:
+            lines.append("")
+        for name, *cells in zip(first, *block, strict=True):
+            lines.append("  ".join([name.ljust(room), *cells]).rstrip())
+    return lines
+
+
+def print_wrapped(text: str) -> None:
+    """A paragraph in lines of at most WIDTH characters."""
+    print(textwrap.fill(text, WIDTH))
 
 
 def print_json(scenario: str, rows: Sequence[Row], facts: Machine) -> None:
@@ -189,6 +248,8 @@ def print_json(scenario: str, rows: Sequence[Row], facts: Machine) -> None:
 def _text(figure: Figure) -> str:
     if isinstance(figure, str):
         return figure
+    if isinstance(figure, Ratio):
+        return f"{figure:.3f}"
     if abs(figure) >= 100 or figure == int(figure):
         return f"{figure:,.0f}"
     return f"{figure:.2f}" if abs(figure) >= 0.1 else f"{figure:.4f}"

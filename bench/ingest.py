@@ -147,7 +147,7 @@ def measure_file(options: Options, size: int) -> Row:
     directory = options.directory("ingest")
     path = directory / "tasks.csv"
     write_csv(path, size)
-    with ConveyorServer(directory / "data", "--gateway", "fake", **LIMITS) as server:
+    with ConveyorServer(directory / "data", "--gateway", "fake", settings=LIMITS) as server:
         body = {"type": "regular", "file_input_id": upload(server, path), "async": True}
         return take_in(server, f"file of {size:,}", size, json.dumps(body).encode())
 
@@ -160,7 +160,7 @@ def measure_inline(options: Options, size: int) -> Row:
         for number in range(size)
     ]
     body = json.dumps({"type": "regular", "tasks": tasks}).encode()
-    with ConveyorServer(directory / "data", "--gateway", "fake", **LIMITS) as server:
+    with ConveyorServer(directory / "data", "--gateway", "fake", settings=LIMITS) as server:
         return take_in(server, f"inline, {size:,}", size, body)
 
 
@@ -169,7 +169,7 @@ def measure_work(options: Options, size: int) -> Row:
     directory = options.directory("work")
     path = directory / "tasks.csv"
     write_csv(path, size, small(0))
-    with ConveyorServer(directory / "data", "--gateway", "fake", **LIMITS) as server:
+    with ConveyorServer(directory / "data", "--gateway", "fake", settings=LIMITS) as server:
         body = {"type": "regular", "file_input_id": upload(server, path)}
         job_id = server.call("POST", "/jobs", json.dumps(body).encode())["job_id"]
         began, before = time.perf_counter(), _ended(server, job_id)
@@ -209,10 +209,4 @@ def run(options: Options) -> list[Row]:
     return rows
 
 
-SCENARIO = Scenario(
-    name="ingest",
-    question="What does a job of many tasks cost, and how does the cost grow?",
-    run=run,
-    tasks=1_000_000,
-    repeats=1,
-)
+SCENARIO = Scenario(name="ingest", run=run)

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+from bench.against import Code, Halves
 from bench.conveyor_server import ConveyorServer
 from bench.fake_targets import endless
-from bench.harness import Options, Row, Scenario, median
+from bench.harness import Figure, Options, Row, Scenario, judged_row, median
+from bench.rounds import Half, take_rounds
 
-TASKS = 9_999
+SUBMITS = 10
+"""Submits of one round."""
 
 
 def plain(number: int) -> dict[str, object]:
@@ -33,36 +38,71 @@ def labelled(number: int) -> dict[str, object]:
 
 KINDS: dict[str, Callable[[int], dict[str, object]]] = {
     "url alone": plain,
-    "external id, metadata": labelled,
+    "id and metadata": labelled,
 }
 
 
-def measure(name: str, options: Options) -> Row:
-    """Submit the same job several times on one server."""
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """One round: the seconds of each submit, CPU seconds of the server, its peak resident bytes."""
+
+    seconds: tuple[float, ...]
+    cpu_seconds: float
+    peak_rss: int
+
+
+def encoded(name: str, options: Options) -> bytes:
+    """The body of the job."""
     tasks = [KINDS[name](number) for number in range(options.tasks)]
-    body = json.dumps({"type": "regular", "tasks": tasks}).encode()
-    seconds = []
-    with ConveyorServer(options.directory("submit") / "data", "--gateway", "fake") as server:
+    return json.dumps({"type": "regular", "tasks": tasks}).encode()
+
+
+def once(body: bytes, options: Options, code: Code | None = None) -> Submitted:
+    """Submit the same job SUBMITS times on a new server, after once to warm up."""
+    data_dir = options.directory("submit") / "data"
+    with ConveyorServer(data_dir, "--gateway", "fake", code=code) as server:
+        submit(server, body, options.tasks)
         before = server.child.usage().cpu_seconds
-        for _ in range(options.repeats):
-            started = time.perf_counter()
-            job = server.call("POST", "/jobs", body)
-            seconds.append(time.perf_counter() - started)
-            assert job["accepted_tasks"] == options.tasks
-            server.call("POST", f"/jobs/{job['job_id']}/stop")
+        seconds = tuple(submit(server, body, options.tasks) for _ in range(SUBMITS))
         used = server.child.usage()
-    figures: dict[str, float | int | str] = {
-        "tasks/s": round(options.tasks / median(seconds)),
-        "best": round(options.tasks / min(seconds)),
-        "worst": round(options.tasks / max(seconds)),
-        "ms a submit": round(median(seconds) * 1e3, 1),
-        "µs CPU/task": round(
-            (used.cpu_seconds - before) / options.repeats / options.tasks * 1e6, 1
-        ),
-        "peak RSS MB": round(used.peak_rss / 2**20),
-        "body MB": round(len(body) / 2**20, 2),
-    }
-    return Row(name, figures)
+    return Submitted(seconds, used.cpu_seconds - before, used.peak_rss)
+
+
+def submit(server: ConveyorServer, body: bytes, tasks: int) -> float:
+    """Submit a job and stop it; the seconds until the answer."""
+    started = time.perf_counter()
+    job = server.call("POST", "/jobs", body)
+    seconds = time.perf_counter() - started
+    assert job["accepted_tasks"] == tasks
+    server.call("POST", f"/jobs/{job['job_id']}/stop")
+    return seconds
+
+
+def measure(name: str, options: Options) -> Row:
+    """Submit the same job in several rounds."""
+    body, tasks = encoded(name, options), options.tasks
+    rounds = take_rounds(
+        lambda: once(body, options),
+        wanted=options.repeats,
+        label=name,
+        tell=lambda one: f"{tasks / median(one.seconds):,.0f} tasks/s",
+    )
+
+    def figures(quiet: Sequence[Submitted]) -> dict[str, Figure]:
+        seconds = [took for one in quiet for took in one.seconds]
+        return {
+            "tasks/s": round(tasks / median(seconds)),
+            "best": round(tasks / min(seconds)),
+            "worst": round(tasks / max(seconds)),
+            "ms a submit": round(median(seconds) * 1e3, 1),
+            "µs CPU/task": round(
+                median([one.cpu_seconds for one in quiet]) / SUBMITS / tasks * 1e6, 1
+            ),
+            "peak RSS MB": round(max(one.peak_rss for one in quiet) / 2**20),
+            "body MB": round(len(body) / 2**20, 2),
+        }
+
+    return judged_row(name, rounds, figures)
 
 
 def run(options: Options) -> list[Row]:
@@ -70,10 +110,14 @@ def run(options: Options) -> list[Row]:
     return [measure(name, options) for name in KINDS if options.wants(name)]
 
 
-SCENARIO = Scenario(
-    name="submit",
-    question="How many tasks a second does the API take in?",
-    run=run,
-    tasks=TASKS,
-    repeats=10,
-)
+def against(code: Code, options: Options) -> Halves:
+    """One version: SUBMITS submits on a server of its own."""
+
+    def half(body: bytes) -> Half:
+        submitted = once(body, options, code)
+        return Half(SUBMITS * options.tasks, submitted.cpu_seconds, sum(submitted.seconds))
+
+    return {name: partial(half, encoded(name, options)) for name in KINDS if options.wants(name)}
+
+
+SCENARIO = Scenario(name="submit", run=run, against=against)

@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import pydantic
@@ -69,8 +69,8 @@ def _hooked(body: bytes) -> object:
 
 CONTENDERS: tuple[tuple[str, str, Callable[[bytes], object]], ...] = (
     ("msgspec", "silent on duplicate keys", msgspec.json.decode),
-    ("json", "silent on duplicates, NaN, lone surrogates", json.loads),
-    ("json, pairs hook", "silent on NaN, lone surrogates", _hooked),
+    ("json", "silent on duplicates, NaN, surrogates", json.loads),
+    ("json, pairs hook", "silent on NaN, surrogates", _hooked),
     ("pydantic model", "silent on duplicates; checks URLs", _Document.model_validate_json),
     ("strict_json", "refuses all of these (chosen)", strict_json.decode),
     ("strict_json, parse_job", "and checks every task", _submit),
@@ -87,18 +87,22 @@ def _best(work: Callable[[bytes], object], body: bytes) -> float:
     return min(times)
 
 
+def line_of(name: str, seconds: Mapping[str, float], remark: str) -> str:
+    """A line of the table."""
+    columns = "  ".join(f"{value:6.3f} ({value / TASKS * 1e6:5.2f})" for value in seconds.values())
+    return f"{name:23}{columns}  {remark}"
+
+
 def main() -> None:
     """Measure every contender on both bodies."""
     bodies = {"plain": plain_body(TASKS), "full": full_body(TASKS)}
-    print(f"{TASKS:,} tasks, best of {ROUNDS}; seconds (µs a task)")
+    kinds = " and of ".join(bodies)
+    print(f"{TASKS:,} tasks, best of {ROUNDS}; seconds (µs a task) of {kinds} bodies")
     results: dict[str, dict[str, float]] = {}
     for name, remark, work in CONTENDERS:
         seconds = {kind: _best(work, body) for kind, body in bodies.items()}
         results[name] = {kind: round(value, 4) for kind, value in seconds.items()}
-        columns = "  ".join(
-            f"{kind} {value:6.3f} ({value / TASKS * 1e6:5.2f})" for kind, value in seconds.items()
-        )
-        print(f"{name:24}{columns}  {remark}")
+        print(line_of(name, seconds, remark))
     line = {
         "bench": "wire",
         "tasks": TASKS,

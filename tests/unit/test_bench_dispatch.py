@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench.dispatch import _print_tables
+from bench.dispatch_fairness import ARRIVALS, fairness_markdown
 from bench.dispatch_grid import (
     FLEET_CAPS,
     FLEET_WORKERS,
@@ -20,8 +22,11 @@ from bench.dispatch_grid import (
 )
 from bench.dispatch_summary import findings, markdown, plot_of, split
 from bench.flight import Flight
+from bench.harness import WIDTH
 from bench.plot import PANEL_HEIGHT, Panel, Plot, svg
 from bench.realtime import measure_real_time
+from conveyor.simulation import PICKINGS
+from conveyor.simulation.view import Row
 from tests.unit.simulated_rows import FIELDS, row
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -104,6 +109,54 @@ def test_a_section_a_world() -> None:
     assert [len(shown) for _title, shown, _columns in sections] == [1, 2]
     assert "minimum / mean / maximum of 2 seeds, cap 5, workers 1" in sections[0][0]
     assert [column.title for column in sections[1][2][:3]] == ["cap", "workers", "policy"]
+
+
+def test_what_is_printed_fits_a_hundred_columns_at_its_widest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [
+        row(
+            world=world,
+            policy=policy,
+            permit_store="count-then-insert",
+            cap=100,
+            seed=seed,
+            completed=20_000 - seed,
+            amplification=1_234.0 * seed,
+            receive_calls_per_task=1_111.0 * seed,
+            permit_calls_per_task=2_222.0 * seed,
+            bounces=10_000_000 * seed,
+            peak_in_flight=1_000 * seed,
+            seconds_over_cap=1_234.0 * seed,
+            utilisation_steady=0.111 * seed,
+            elapsed_s=3_599.0 * seed,
+        )
+        for world in ("published", "realistic", "realistic-cool")
+        for policy in POLICIES
+        for seed in (1, 5, 9)
+    ]
+    _print_tables(rows)
+    lines = capsys.readouterr().out.splitlines()
+
+    assert max(map(len, lines)) <= WIDTH
+    assert "…" not in "".join(lines)
+    assert sum("reserve-strict" in line for line in lines) >= 6
+    assert '"gate on" is reserve, "gate off" is off.' in lines
+
+
+def test_the_table_of_small_runs_fits_a_hundred_columns_at_its_widest() -> None:
+    rows: list[Row] = [
+        {
+            "arrival": arrival,
+            "picking": picking,
+            "giant": 100_000,
+            **dict.fromkeys(("mean_s", "p90_s", "max_s", "times_alone"), 1_234.56),
+        }
+        for arrival in ARRIVALS
+        for picking in PICKINGS
+    ]
+
+    assert max(map(len, fairness_markdown(rows).splitlines())) <= WIDTH
 
 
 def test_the_findings_stand_beside_the_published_figures() -> None:

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from conveyor.service.list_validation import Stager
 
 from conveyor.service import task_lists
+from conveyor.service.list_validation import Stager
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.disk import files_below
 from tests.unit.large_api import children, large_body, tasks_of

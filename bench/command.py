@@ -1,0 +1,305 @@
+"""The command line of scripts/bench: which benchmarks there are, and the options of each.
+
+Needs the standard library and nothing else, not even this package: scripts/bench runs this file
+with the system's Python to print help and to refuse a mistake before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+WIDTH = 100
+DEFAULT_WORK = Path(os.path.abspath(__file__)).parent.parent / "build" / "bench"
+MOST_ROUNDS = 1_000
+
+
+class Entry(NamedTuple):
+    """One benchmark: the question it answers, what its sizes are called, and its options."""
+
+    question: str
+    repeats: int = 0
+    """Measurements of each row; 0 where the benchmark takes no --repeats."""
+    tasks: int = 0
+    """The size; 0 where it has none."""
+    rows: tuple[str, ...] = ()
+    """What --only can name."""
+    extra: tuple[str, ...] = ()
+    """Further options by name: against, speed, worked."""
+
+
+SCENARIOS = {
+    "drain": Entry(
+        "How fast is the whole job, against two other task queues?",
+        repeats=3,
+        tasks=10_000,
+        rows=("conveyor", "taskiq", "dramatiq"),
+        extra=("against",),
+    ),
+    "submit": Entry(
+        "How many tasks a second does the API take in?",
+        repeats=3,
+        tasks=9_999,
+        rows=("url alone", "id and metadata"),
+        extra=("against",),
+    ),
+    "intake": Entry(
+        "How many rows a second does the child process check and stage?",
+        repeats=5,
+        tasks=1_000_000,
+        rows=("csv", "csv quoted", "jsonl", "jsonl metadata", "urls", "document"),
+    ),
+    "ingest": Entry(
+        "What does a job of many tasks cost, and how does the cost grow?",
+        tasks=1_000_000,
+        rows=("file", "inline", "work"),
+    ),
+    "accounting": Entry(
+        "What does everything but the network take?",
+        repeats=3,
+        tasks=20_000,
+        rows=("a body each", "no body (404)"),
+        extra=("against",),
+    ),
+    "results_page": Entry(
+        "How long does a page of results take?",
+        repeats=5,
+        tasks=10_000,
+        rows=("limit 100", "limit 1000"),
+        extra=("against",),
+    ),
+    "reads": Entry(
+        "How many rows are read for each row that a list gives?",
+        repeats=3,
+        tasks=1_000_000,
+        rows=("enumeration", "length"),
+    ),
+    "boot": Entry(
+        "How long until the server is ready?",
+        repeats=5,
+        tasks=1_000_000,
+        rows=("empty", "pending"),
+        extra=("against",),
+    ),
+    "fairness": Entry(
+        "Does one giant run starve small ones?",
+        tasks=100_000,
+        rows=("one every 2 s", "all at once"),
+        extra=("speed",),
+    ),
+    "gateway_engine": Entry(
+        "Which HTTP client behind the gateway's engine?",
+        repeats=3,
+        tasks=10_000,
+        rows=("pyreqwest", "aiohttp", "httpx", "direct gateway"),
+    ),
+    "delete": Entry(
+        "Does deleting a large run slow another one down?",
+        repeats=1,
+        tasks=1_000_000,
+        rows=(
+            "100000 beside a body each",
+            "100000 beside no body (404)",
+            "1000000 beside a body each",
+            "1000000 beside no body (404)",
+        ),
+    ),
+    "aws_calls": Entry(
+        "What does a task cost in calls of AWS?",
+        tasks=100_000,
+        rows=("sizes", "permits", "profile", "writes", "1000", "10000", "100000", "1000000"),
+        extra=("worked",),
+    ),
+    "fleet": Entry(
+        "What does a fleet receive for each task that it gets done?",
+        tasks=1_000,
+        rows=("gate off", "gate on"),
+    ),
+}
+"""What `python -m bench NAME` runs."""
+
+OTHERS = {
+    "dispatch": "How many messages are received to get one task done? (simulated)",
+    "micro": "What do ids, a run's queue, the store and a permit cost? (pytest-benchmark)",
+    "wire": "Which JSON decoder reads 100,000 tasks?",
+}
+"""What scripts/bench runs by itself."""
+
+GATE_WORDS = '"gate on" is reserve and "gate off" is off'
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be a whole number of at least 1")
+    return number
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help that fits the width of the tables, wherever it is printed."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=WIDTH)
+
+
+def _parser(name: str, question: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"scripts/bench {name}",
+        description=question,
+        epilog="bench/README.md says how rounds are judged.",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+
+
+def scenario_parser(name: str) -> argparse.ArgumentParser:
+    """The options of one scenario, and no others."""
+    entry = SCENARIOS[name]
+    parser = _parser(name, entry.question)
+    parser.set_defaults(
+        name=name,
+        repeats=None,
+        tasks=entry.tasks,
+        only="",
+        against=None,
+        speed=1.0,
+        worked=2_000,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a row")
+    if entry.repeats:
+        parser.add_argument(
+            "--repeats",
+            type=positive,
+            metavar="N",
+            help=f"quiet rounds to judge each row by [{entry.repeats}]",
+        )
+    if entry.tasks:
+        parser.add_argument(
+            "--tasks", type=positive, metavar="N", default=entry.tasks, help="size [%(default)s]"
+        )
+    if entry.rows:
+        parser.add_argument(
+            "--only",
+            metavar="ROWS",
+            default="",
+            help=f"measure these rows alone, comma separated: {', '.join(entry.rows)}",
+        )
+    if "against" in entry.extra:
+        parser.add_argument(
+            "--against",
+            metavar="REV",
+            help="compare CPU with a commit: its code and this one's in turn, pair by pair "
+            "(here --repeats is the number of quiet pairs, at least 5 to judge [5])",
+        )
+    if "speed" in entry.extra:
+        parser.add_argument(
+            "--speed", type=float, metavar="X", default=1.0, help="divide all delays by X [1]"
+        )
+    if "worked" in entry.extra:
+        parser.add_argument(
+            "--worked",
+            type=positive,
+            metavar="N",
+            default=2_000,
+            help="tasks of a job to work [%(default)s]",
+        )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="DIRECTORY",
+        default=DEFAULT_WORK,
+        help="where files are written [build/bench]",
+    )
+    return parser
+
+
+def dispatch_parser() -> argparse.ArgumentParser:
+    """The options of the dispatch benchmark."""
+    parser = _parser("dispatch", OTHERS["dispatch"])
+    parser.add_argument("--json", action="store_true", help="print one JSON object a row, no files")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="POLICY",
+        help="simulate this permit policy alone; may be repeated; writes no files. "
+        f"{GATE_WORDS}, also written gate-on and gate-off",
+    )
+    parser.add_argument(
+        "--seeds", type=positive, metavar="N", default=5, help="of the published comparison [5]"
+    )
+    parser.add_argument(
+        "--grid-seeds", type=positive, metavar="N", default=1, help="of the fleets [1]"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fleets of a tenth of the work; files go to build/"
+    )
+    parser.add_argument(
+        "--processes", type=positive, metavar="N", help="simulations at a time [one a CPU]"
+    )
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--real-time", action="store_true", help="on the machine's own clock")
+    other.add_argument(
+        "--simulator-speed", action="store_true", help="how many tasks a real second it simulates"
+    )
+    other.add_argument("--fairness", action="store_true", help="small runs beside a giant one")
+    return parser
+
+
+def overview() -> str:
+    """What `scripts/bench --help` prints."""
+    questions = {**{name: entry.question for name, entry in SCENARIOS.items()}, **OTHERS}
+    room = max(map(len, questions))
+    lines = [
+        "usage: scripts/bench NAME [options]",
+        "",
+        "Each benchmark answers one question:",
+        "",
+        *(f"  {name:<{room}}  {question}" for name, question in questions.items()),
+        "",
+    ]
+    lines += textwrap.wrap(
+        "scripts/bench NAME --help lists the options of one. Nothing is installed for help; the "
+        "first run installs what the benchmarks need, about 830 MB. bench/README.md says what each "
+        "measures and how rounds are judged.",
+        WIDTH,
+    )
+    return "\n".join(lines)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace | None:
+    """The options of the benchmark that is named first; None where it parses its own.
+
+    Prints help or what is wrong, and raises SystemExit.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        raise SystemExit(0)
+    name, *rest = arguments
+    if name in SCENARIOS:
+        return scenario_parser(name).parse_args(rest)
+    if name == "dispatch":
+        return dispatch_parser().parse_args(rest)
+    if name == "wire":
+        return _parser(name, OTHERS[name]).parse_args(rest)
+    if name == "micro":
+        if "-h" in rest or "--help" in rest:
+            parser = _parser(name, OTHERS[name])
+            parser.usage = "scripts/bench micro [-h] [arguments for pytest]"
+            parser.print_help()
+            raise SystemExit(0)
+        return None
+    names = ", ".join([*SCENARIOS, *OTHERS])
+    print(f"scripts/bench: there is no {name}; there is {names}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    parse(sys.argv[1:])
