@@ -1,6 +1,6 @@
 """Every setting, in one table.
 
-`SETTINGS` feeds parsing, the command line's help and the test that holds SPEC.md against the code.
+`SETTINGS` feeds parsing and docs/reference/settings.md.
 """
 
 from __future__ import annotations
@@ -29,6 +29,14 @@ from conveyor.settings.validators import (
 
 PREFIX = "CONVEYOR_"
 ROLES = ("api", "worker")
+
+# The programs that use a setting. `conveyor run` is conveyor-dev in one process.
+EVERY_SERVER = "conveyor-dev, conveyor api, conveyor worker"
+SERVERS = "conveyor-dev, conveyor api"
+WORKERS = "conveyor-dev, conveyor worker"
+DEVELOPMENT = "conveyor-dev"
+PRODUCTION = "conveyor api, conveyor worker"
+FLEET = "conveyor api, conveyor worker, conveyor admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +129,19 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table: the field, its variable, what it means.
+    """One row of the table: the field, its unit, what it means, what it takes.
 
-    `production`: the default of the production roles, where it is another. `secret`: may be given
-    as a file as well, and is shown nowhere. `instead`: a variable of others that counts where this
-    one is not set.
+    `help` goes on from the unit: "seconds", "between looks for changed runs". `used_by`: the
+    programs that use it. `production`: the default of the production roles, where it is another.
+    `secret`: may be given as a file as well, and is shown nowhere. `instead`: a variable of others
+    that counts where this one is not set.
     """
 
     name: str
+    unit: str
     help: str
     check: Check = lambda _value: None
+    used_by: str = EVERY_SERVER
     production: Any = None
     secret: bool = False
     instead: str = ""
@@ -147,149 +158,458 @@ class Setting:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("host", "address to listen on", production="0.0.0.0"),
-    Setting("port", "port to listen on; 0 picks a free one", between(0, 65_535)),
+    Setting("host", "address", "where to listen", used_by=SERVERS, production="0.0.0.0"),
+    Setting(
+        "port", "port", "where to listen; 0 picks a free one", between(0, 65_535), used_by=SERVERS
+    ),
     Setting(
         "data_dir",
-        "directory that holds the database, the result bodies and the secret",
+        "path",
+        "directory of the database, the result bodies and the secret",
         not_empty,
+        used_by=DEVELOPMENT,
     ),
-    Setting("gateway", "direct, fake, or the URL of a scraping API", gateway),
-    Setting("allow_private", "let the direct gateway fetch addresses that are not public"),
     Setting(
-        "public_url", "origin put into signed links, where it is not the bound address", origin
+        "gateway",
+        "word or URL",
+        "what scrapes: `direct`, `fake`, or the http(s) URL of a scraping API",
+        gateway,
+        used_by=WORKERS,
     ),
-    Setting("allowed_hosts", "further host names, comma separated, that requests may name"),
+    Setting(
+        "allow_private",
+        "switch",
+        "let the direct gateway fetch addresses that are not public",
+        used_by=WORKERS,
+    ),
+    Setting(
+        "public_url",
+        "URL",
+        "origin of signed links, where it is not the bound address",
+        origin,
+        used_by=SERVERS,
+    ),
+    Setting(
+        "allowed_hosts",
+        "comma list",
+        "further host names that requests may name",
+        used_by=SERVERS,
+    ),
     Setting(
         "secret",
-        "root secret, older ones after commas; made in the data directory if empty",
+        "comma list",
+        "root secret, then older ones; if empty, conveyor-dev makes one in the data directory",
         secret=True,
     ),
-    Setting("log_level", "least severe level logged", one_of("debug", "info", "warning", "error")),
-    Setting("log_format", "text or json", one_of("text", "json"), production="json"),
-    Setting("workers", "gateway calls at a time in this process", between(1, 10_000)),
+    Setting(
+        "log_level",
+        "word",
+        "least severe level that is logged: `debug`, `info`, `warning`, `error`",
+        one_of("debug", "info", "warning", "error"),
+    ),
+    Setting(
+        "log_format",
+        "word",
+        "form of a log line: `text` or `json`",
+        one_of("text", "json"),
+        production="json",
+    ),
+    Setting(
+        "workers",
+        "calls",
+        "gateway calls at a time in this process, 1 to 10,000",
+        between(1, 10_000),
+        used_by=WORKERS,
+    ),
     Setting(
         "permit_policy",
-        "how permits and receives are brought together",
+        "word",
+        "how permits and receives are brought together: `reserve`, `reserve-strict`, "
+        "`local-exact`, `local`, `off`",
         one_of("reserve", "reserve-strict", "local-exact", "local", "off"),
+        used_by=WORKERS,
     ),
     Setting(
         "throttle_cooldown",
-        "seconds that a queue rests after a refused permit, where messages come first",
+        "seconds",
+        "how long a queue rests after a refused permit; for the policies that receive first",
         lasting(0),
+        used_by=WORKERS,
     ),
     Setting(
         "bounce_visibility",
-        "seconds that a message without a permit is hidden; doubles with each receive",
+        "seconds",
+        "how long a policy that receives first hides a message without a permit; doubles with "
+        "each receive",
         lasting(0),
+        used_by=WORKERS,
     ),
-    Setting("bounce_visibility_cap", "most seconds that such a message is hidden", lasting(0)),
+    Setting(
+        "bounce_visibility_cap",
+        "seconds",
+        "how long a policy that receives first hides a message at most",
+        lasting(0),
+        used_by=WORKERS,
+    ),
     Setting(
         "permit_lease",
-        "seconds after which the permits of a silent worker fall free",
+        "seconds",
+        "after which the permits of a silent worker fall free, 5 to 3,600",
         lasting(5, HOUR),
     ),
     Setting(
         "visibility_timeout",
-        "seconds that a received message and a claim stay reserved",
+        "seconds",
+        "how long a received message and a claim stay reserved, 43,200 at most",
         lasting(1, MOST_VISIBILITY),
+        used_by=WORKERS,
     ),
     Setting(
-        "heartbeat", "seconds between renewals of claims, messages and permits", lasting(0.1, HOUR)
+        "heartbeat",
+        "seconds",
+        "between renewals of claims, messages and permits",
+        lasting(0.1, HOUR),
+        used_by=WORKERS,
     ),
-    Setting("discovery_interval", "seconds between looks for changed runs", lasting(0.1, HOUR)),
-    Setting("resync_interval", "seconds between looks at every run with work", lasting(0.1)),
-    Setting("evict_after", "seconds after which an empty queue is left alone", lasting(1)),
+    Setting(
+        "discovery_interval",
+        "seconds",
+        "between looks for changed runs",
+        lasting(0.1, HOUR),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "resync_interval",
+        "seconds",
+        "between looks at every run with work",
+        lasting(0.1),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "evict_after",
+        "seconds",
+        "after which an empty queue is left alone",
+        lasting(1),
+        used_by=WORKERS,
+    ),
     Setting(
         "max_receives",
-        "receives after which a message goes to the dead-letter queue",
+        "receives",
+        "after which a message goes to the dead-letter queue, 3 to 1,000",
         between(3, 1_000),
     ),
-    Setting("queue_window", "references a run's queue holds in memory", at_least(10)),
-    Setting("gateway_timeout", "seconds that one gateway call may take", lasting(0.1)),
+    Setting(
+        "queue_window",
+        "references",
+        "that the queue of a run holds in memory",
+        at_least(10),
+        used_by=DEVELOPMENT,
+    ),
+    Setting(
+        "gateway_timeout",
+        "seconds",
+        "how long one gateway call may take, its body included",
+        lasting(0.1),
+        used_by=WORKERS,
+    ),
     Setting(
         "shutdown_grace",
-        "seconds that running calls get to end at shutdown",
+        "seconds",
+        "how long running calls may take to end at shutdown",
         lasting(0),
         production=25.0,
     ),
-    Setting("retry_base", "seconds before the first retry; doubles from there", lasting(0)),
-    Setting("retry_cap", "most seconds of backoff between two attempts", lasting(0)),
-    Setting("retry_after_cap", "most seconds that a Retry-After header is believed", lasting(0)),
-    Setting("rate_limit_deadline", "seconds after which a rate-limited task fails", lasting(0)),
-    Setting("max_interruptions", "lapsed claims after which a task fails", at_least(1)),
-    Setting("max_result_bytes", "largest decoded result body", at_least(1)),
-    Setting("max_request_bytes", "largest request body", at_least(1_024)),
-    Setting("max_inline_tasks", "most tasks in one submit", at_least(1)),
-    Setting("async_threshold", "number of inline tasks from which a submit is large", at_least(1)),
-    Setting("max_add_tasks", "most tasks in one add", at_least(1)),
-    Setting("max_open_job_tasks", "most tasks in an open job", at_least(1)),
-    Setting("max_active_jobs", "most unfinished jobs a caller; 0 means no limit", at_least(0)),
-    Setting("rate_limit", "requests a second a caller; 0 means no limit", at_least(0)),
     Setting(
-        "rate_limit_burst", "requests that a caller may make at once, where limited", at_least(1)
+        "retry_base",
+        "seconds",
+        "before the first retry; doubles from there",
+        lasting(0),
+        used_by=WORKERS,
     ),
-    Setting("idempotency_claim", "seconds until an unanswered idempotency key lapses", lasting(1)),
-    Setting("idempotency_ttl", "seconds that an idempotent answer is kept", lasting(1)),
-    Setting("result_url_ttl", "seconds that a signed result link works", lasting(1, MOST_LINK)),
+    Setting(
+        "retry_cap",
+        "seconds",
+        "most backoff between two attempts, before jitter",
+        lasting(0),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "retry_after_cap",
+        "seconds",
+        "most that a Retry-After header is believed",
+        lasting(0),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "rate_limit_deadline",
+        "seconds",
+        "after the creation of a task, from when on being rate-limited fails it",
+        lasting(0),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "max_interruptions",
+        "claims",
+        "that may lapse before a task fails",
+        at_least(1),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "max_result_bytes", "bytes", "largest decoded result body", at_least(1), used_by=WORKERS
+    ),
+    Setting("max_request_bytes", "bytes", "largest request body", at_least(1_024), used_by=SERVERS),
+    Setting("max_inline_tasks", "tasks", "most in one submit", at_least(1), used_by=SERVERS),
+    Setting(
+        "async_threshold",
+        "tasks",
+        "from which a submit or a rerun is large: its rows are written after the answer",
+        at_least(1),
+        used_by=SERVERS,
+    ),
+    Setting("max_add_tasks", "tasks", "most in one add", at_least(1), used_by=SERVERS),
+    Setting("max_open_job_tasks", "tasks", "most in an open job", at_least(1), used_by=SERVERS),
+    Setting(
+        "max_active_jobs",
+        "jobs",
+        "most unfinished ones of a caller; 0 means no limit",
+        at_least(0),
+        used_by=SERVERS,
+    ),
+    Setting(
+        "rate_limit",
+        "requests a second",
+        "that a caller may make; 0 means no limit",
+        at_least(0),
+        used_by=SERVERS,
+    ),
+    Setting(
+        "rate_limit_burst",
+        "requests",
+        "that a caller may make at once, where there is a limit",
+        at_least(1),
+        used_by=SERVERS,
+    ),
+    Setting(
+        "idempotency_claim",
+        "seconds",
+        "until an unanswered idempotency key lapses",
+        lasting(1),
+        used_by=SERVERS,
+    ),
+    Setting(
+        "idempotency_ttl",
+        "seconds",
+        "how long an idempotent answer is kept",
+        lasting(1),
+        used_by=SERVERS,
+    ),
+    Setting(
+        "result_url_ttl",
+        "seconds",
+        "how long a signed result link works, 604,800 at most, as S3 has it",
+        lasting(1, MOST_LINK),
+        used_by=SERVERS,
+    ),
     Setting(
         "partial_rerun_window_days",
-        "days within which a run can be partially rerun",
+        "days",
+        "within which a run can be partially rerun",
         lasting(1, MOST_DAYS),
+        used_by=SERVERS,
     ),
     Setting(
         "task_shard_count",
-        "partitions of the rows of large, open and heavy jobs; 1 keeps every job in one",
+        "shards",
+        "that the rows of a large, open or heavy job lie in, 1 to 64; 1 keeps every job in one",
         between(1, 64),
+        used_by=SERVERS,
     ),
-    Setting("shard_scheme", "how rows go into partitions", one_of("stripe", "fnv32a")),
-    Setting("max_input_rows", "most tasks in an uploaded file", at_least(1)),
-    Setting("max_input_bytes", "most bytes of an uploaded file, also unpacked", at_least(1)),
+    Setting(
+        "shard_scheme",
+        "word",
+        "how rows go into shards: `stripe`, `fnv32a`",
+        one_of("stripe", "fnv32a"),
+        used_by=SERVERS,
+    ),
+    Setting("max_input_rows", "tasks", "most in an uploaded file", at_least(1), used_by=SERVERS),
+    Setting(
+        "max_input_bytes",
+        "bytes",
+        "largest uploaded file, also unpacked",
+        at_least(1),
+        used_by=SERVERS,
+    ),
     Setting(
         "max_validation_seconds",
-        "a list of tasks that would take longer to check is refused",
+        "seconds",
+        "how long the check of a list may take; one that would take longer is refused",
         lasting(1),
+        used_by=SERVERS,
     ),
-    Setting("input_upload_ttl", "seconds that an upload link works", lasting(1, MOST_LINK)),
-    Setting("input_ttl", "seconds that a slot for a file lives", lasting(1)),
-    Setting("export_ttl", "seconds that an export is kept", lasting(1)),
-    Setting("max_export_bytes", "most bytes of result bodies in an export", at_least(1)),
-    Setting("sweep_interval", "seconds between looks for what was left behind", lasting(0.1, HOUR)),
+    Setting(
+        "input_upload_ttl",
+        "seconds",
+        "how long an upload link works, 604,800 at most, as S3 has it",
+        lasting(1, MOST_LINK),
+        used_by=SERVERS,
+    ),
+    Setting(
+        "input_ttl",
+        "seconds",
+        "how long a file input lives; in production two days at most",
+        lasting(1),
+        used_by=SERVERS,
+    ),
+    Setting(
+        "export_ttl",
+        "seconds",
+        "how long an export is kept; in production two days at most",
+        lasting(1),
+        used_by=SERVERS,
+    ),
+    Setting("max_export_bytes", "bytes", "most of the result bodies in an export", at_least(1)),
+    Setting(
+        "sweep_interval",
+        "seconds",
+        "between looks for what was left behind",
+        lasting(0.1, HOUR),
+        used_by=WORKERS,
+    ),
     Setting(
         "quiet_after",
-        "seconds without progress after which a run is looked after",
+        "seconds",
+        "without progress, after which a run, an export or a deletion is looked after",
         lasting(1),
+        used_by=WORKERS,
     ),
     Setting(
-        "outbox_interval", "seconds between looks for callbacks that are due", lasting(0.1, HOUR)
+        "outbox_interval",
+        "seconds",
+        "between looks for callbacks that are due",
+        lasting(0.1, HOUR),
+        used_by=WORKERS,
     ),
     Setting(
         "callback_heartbeat",
-        "seconds between signs of life to whoever waits for a run",
+        "seconds",
+        "between signs of life to whoever waits for a run",
         lasting(1, HOUR),
+        used_by=WORKERS,
     ),
     Setting(
         "row_retention_days",
-        "days that an ended run is kept beyond its last result; 0 keeps it",
+        "days",
+        "that an ended run is kept beyond its last result; 0 keeps it",
         lasting(0, MOST_DAYS),
+        used_by=WORKERS,
     ),
-    Setting("role", "what conveyor is without a command: api or worker", one_of("", *ROLES)),
-    Setting("environment", "name of the fleet, in the name of each of its resources", name),
-    Setting("region", "region of AWS", region, instead="AWS_REGION"),
-    Setting("dynamodb_endpoint", "where DynamoDB is, if not in the region", endpoint),
-    Setting("sqs_endpoint", "where SQS is, if not in the region", endpoint),
-    Setting("s3_endpoint", "where S3 is, if not in the region", endpoint),
-    Setting("stepfunctions_endpoint", "where Step Functions is, if not in the region", endpoint),
-    Setting("kms_endpoint", "where KMS is, if not in the region", endpoint),
-    Setting("table", "name of the DynamoDB table; conveyor-ENVIRONMENT if empty"),
-    Setting("bucket", "name of the S3 bucket"),
-    Setting("ledger", "where the fleet's permits are kept", one_of("redis", "dynamodb")),
-    Setting("redis_url", "URL of the fleet's Redis, a password in it", redis_url, secret=True),
-    Setting("aws_attempts", "tries of a call to AWS, the first included", between(1, 50)),
-    Setting("aws_threads", "calls at a time to one service of AWS", between(1, 512)),
-    Setting("aws_receive_threads", "receives at a time from SQS", between(1, 512)),
-    Setting("metrics_host", "address that the roles answer /metrics and /readyz on"),
-    Setting("metrics_port", "port of these; 0 picks a free one", between(0, 65_535)),
-    Setting("api_keys", "who may call: any, a file of key hashes, or the hashes themselves"),
-    Setting("kms_key", "KMS key under which callers' keys are sealed; empty: the secret alone"),
+    Setting(
+        "role",
+        "word",
+        "what `conveyor` is without a command: `api`, `worker`",
+        one_of("", *ROLES),
+        used_by=PRODUCTION,
+    ),
+    Setting(
+        "environment",
+        "name",
+        "of the fleet, part of the name of each of its resources: a lower-case letter, then up to "
+        "31 letters, digits or hyphens",
+        name,
+        used_by=FLEET,
+    ),
+    Setting(
+        "region",
+        "region",
+        "of AWS: lower-case letters, digits and single hyphens between, 63 at most; `AWS_REGION` "
+        "counts where it is not set",
+        region,
+        used_by=FLEET,
+        instead="AWS_REGION",
+    ),
+    Setting(
+        "dynamodb_endpoint",
+        "URL",
+        "where DynamoDB is, if not in the region",
+        endpoint,
+        used_by=FLEET,
+    ),
+    Setting("sqs_endpoint", "URL", "where SQS is, if not in the region", endpoint, used_by=FLEET),
+    Setting("s3_endpoint", "URL", "where S3 is, if not in the region", endpoint, used_by=FLEET),
+    Setting(
+        "stepfunctions_endpoint",
+        "URL",
+        "where Step Functions is, if not in the region",
+        endpoint,
+        used_by=FLEET,
+    ),
+    Setting("kms_endpoint", "URL", "where KMS is, if not in the region", endpoint, used_by=FLEET),
+    Setting(
+        "table",
+        "name",
+        "of the DynamoDB table; `conveyor-` and the environment if empty",
+        used_by=FLEET,
+    ),
+    Setting("bucket", "name", "of the S3 bucket", used_by=FLEET),
+    Setting(
+        "ledger",
+        "word",
+        "where permits are kept: `redis`, `dynamodb`; one for the whole fleet",
+        one_of("redis", "dynamodb"),
+        used_by=FLEET,
+    ),
+    Setting(
+        "redis_url",
+        "URL",
+        "of the fleet's Redis, a password in it: `redis://`, `rediss://`, `unix://`",
+        redis_url,
+        used_by=FLEET,
+        secret=True,
+    ),
+    Setting(
+        "aws_attempts",
+        "tries",
+        "of one call to AWS, the first included, 1 to 50",
+        between(1, 50),
+        used_by=FLEET,
+    ),
+    Setting(
+        "aws_threads",
+        "calls",
+        "at a time to one service of AWS, 1 to 512",
+        between(1, 512),
+        used_by=FLEET,
+    ),
+    Setting(
+        "aws_receive_threads",
+        "calls",
+        "receives at a time from SQS, 1 to 512",
+        between(1, 512),
+        used_by=FLEET,
+    ),
+    Setting(
+        "metrics_host",
+        "address",
+        "where the roles answer /metrics, /healthz and /readyz",
+        used_by=PRODUCTION,
+    ),
+    Setting(
+        "metrics_port",
+        "port",
+        "where the roles answer these; 0 picks a free one",
+        between(0, 65_535),
+        used_by=PRODUCTION,
+    ),
+    Setting(
+        "api_keys",
+        "hashes, path or word",
+        "who may call: `any`, a file of key hashes, or the hashes themselves",
+        used_by="conveyor api",
+    ),
+    Setting(
+        "kms_key",
+        "key",
+        "of KMS, under which callers' keys are sealed; if empty, the root secret seals them",
+        used_by=FLEET,
+    ),
 )

@@ -33,6 +33,7 @@ def test_the_table_and_the_fields_are_the_same() -> None:
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)
 def test_every_row_explains_itself_and_allows_its_default(row: settings.Setting) -> None:
     assert row.variable == f"CONVEYOR_{row.name.upper()}"
+    assert row.unit
     assert row.help
     assert row.help == row.help.strip()
     assert row.check(getattr(Settings(), row.name)) is None
@@ -105,11 +106,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_variable(
     assert problem in detail
 
 
-DURATIONS = [
-    row
-    for row in SETTINGS
-    if "seconds" in row.name + row.help.partition(";")[0] or row.help.startswith("days ")
-]
+DURATIONS = [row for row in SETTINGS if row.unit in ("seconds", "days")]
 
 
 @pytest.mark.parametrize("row", DURATIONS, ids=lambda row: row.name)
