@@ -14,35 +14,38 @@ from conveyor.domain.errors import ConveyorError, InvalidTaskReason
 from conveyor.domain.model import Format
 from conveyor.domain.text_rules import Refused, shorten
 
-KNOWN = frozenset(
-    {
-        "mode",
-        "js_render",
-        "js_instructions",
-        "custom_headers",
-        "premium_proxy",
-        "proxy_country",
-        "session_id",
-        "original_status",
-        "allowed_status_codes",
-        "wait_for",
-        "wait",
-        "block_resources",
-        "json_response",
-        "css_extractor",
-        "extract",
-        "autoparse",
-        "response_type",
-        "outputs",
-    }
-)
-SWITCHES = frozenset(
-    {"js_render", "premium_proxy", "original_status", "json_response", "autoparse"}
-)
 MAX_BYTES = 32_768
 MAX_HEADERS = 32
 MAX_HEADERS_BYTES = 8_192
 MAX_WAIT = 30_000
+
+_SWITCH = "true or false, in any case"
+_TEXT = "free text"
+
+KNOWN: dict[str, str] = {
+    "mode": "`auto`; excludes `js_render` and `premium_proxy` set to true",
+    "js_render": _SWITCH,
+    "js_instructions": _TEXT,
+    "custom_headers": f"an object, or JSON text of one: at most {MAX_HEADERS} headers and "
+    f"{MAX_HEADERS_BYTES:,} bytes, names tokens, values without control characters other than "
+    "tab; replaces the job's as a whole",
+    "premium_proxy": _SWITCH,
+    "proxy_country": _TEXT,
+    "session_id": _TEXT,
+    "original_status": _SWITCH,
+    "allowed_status_codes": _TEXT,
+    "wait_for": _TEXT,
+    "wait": f"milliseconds, a whole number from 0 to {MAX_WAIT:,}",
+    "block_resources": _TEXT,
+    "json_response": _SWITCH,
+    "css_extractor": _TEXT,
+    "extract": _TEXT,
+    "autoparse": _SWITCH,
+    "response_type": "`markdown`, `plaintext`, `pdf`, in any case",
+    "outputs": _TEXT,
+}
+"""Every param, and what it takes. Any JSON scalar is taken, and stored as its JSON text."""
+SWITCHES = frozenset(name for name, takes in KNOWN.items() if takes == _SWITCH)
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NOT_IN_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")

@@ -127,7 +127,21 @@ def region(value: str) -> str | None:
 
 
 def redis_url(value: str) -> str | None:
-    """A URL of Redis, or nothing."""
+    """A URL of Redis, or nothing.
+
+    - `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`: a server; the database by its number, 0
+      where the URL names none
+    - `rediss://…`: the same over TLS
+    - `unix://[[USER]:PASSWORD@]/PATH`: a socket of this machine
+
+    In a password `/`, `?`, `#` and `@` are escaped. All take the parameters `db` (the number of the
+    database, where no path says it), `protocol` (2 or 3, the version of Redis's protocol) and
+    `health_check_interval` (whole seconds, after which an idle connection is tried before it is
+    used). `rediss://` also takes `ssl_cert_reqs` (`none`, `optional` or `required`),
+    `ssl_check_hostname` (`true` or `false`), and paths of files in `ssl_ca_certs`, `ssl_certfile`
+    and, with a certificate alone, `ssl_keyfile`. Any other parameter is refused, and each that is
+    given twice.
+    """
     if not value:
         return None
     parts = _split(value)
