@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from conveyor import __version__
+from conveyor.domain.errors import ErrorCode
 from conveyor.http import problems
 from conveyor.http.openapi_operations import (
     EXPORT_OPERATIONS,
@@ -20,13 +21,21 @@ from conveyor.http.openapi_operations import (
 )
 from conveyor.http.openapi_schemas import CALLBACK_SCHEMAS, SCHEMAS, ref
 
-_COMMON_ERRORS = (403, 500, 503)
+ANY_OPERATION = (ErrorCode.PERMISSION_DENIED, ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE)
+"""What any operation may answer."""
+WITH_A_KEY = (ErrorCode.UNAUTHENTICATED, ErrorCode.RATE_LIMITED)
+"""What any operation that needs a key may answer besides."""
+
+
+def operations() -> tuple[Operation, ...]:
+    """Every operation, in the order of the document."""
+    return OPERATIONS + INPUT_OPERATIONS + EXPORT_OPERATIONS
 
 
 def document() -> dict[str, Any]:
     """The whole document."""
     paths: dict[str, Any] = {}
-    for operation in OPERATIONS + INPUT_OPERATIONS + EXPORT_OPERATIONS:
+    for operation in operations():
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return {
         "openapi": "3.1.0",
@@ -66,6 +75,8 @@ def _described(operation: Operation) -> dict[str, Any]:
         ],
         "responses": _responses(operation),
     }
+    if operation.note:
+        described["description"] = operation.note
     if operation.body is not None:
         described["requestBody"] = {
             "required": True,
@@ -82,9 +93,11 @@ def _described(operation: Operation) -> dict[str, Any]:
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    statuses = {*operation.errors, *_COMMON_ERRORS}
+    statuses = {problems.PROBLEMS[code][0] for code in (*operation.refusals, *ANY_OPERATION)}
+    if operation.fails_as_task:
+        statuses.add(422)
     if not operation.open:
-        statuses |= {401, 429}
+        statuses |= {problems.PROBLEMS[code][0] for code in WITH_A_KEY}
     responses: dict[str, Any] = {}
     if operation.success < 400:
         responses[str(operation.success)] = _success(operation)

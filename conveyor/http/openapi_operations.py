@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conveyor.domain import input_spec
+from conveyor.domain.errors import ErrorCode
 from conveyor.domain.input_spec import InputType
 from conveyor.domain.model import JobStatus
 from conveyor.http.openapi_schemas import TASK_ID_PATTERN, ULID_PATTERN, Schema, ref
@@ -102,8 +103,10 @@ PARAMETERS: dict[str, Schema] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path. `errors` are statuses beyond those that any operation may answer.
+    """One method of one path. `refusals` are codes beyond those that any operation may answer.
 
+    `note` says more of its answers. `fails_as_task`: the answer is 422 with the task's own problem
+    where the task failed.
     `media_type` None: the answer is empty. `uploads` are the types of a file that the body may be.
     `later`: the answer is 202, and otherwise the same, where the rows of a run come after it.
     """
@@ -119,7 +122,9 @@ class Operation:
     body: str | None = None
     uploads: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
-    errors: tuple[int, ...] = ()
+    note: str = ""
+    refusals: tuple[ErrorCode, ...] = ()
+    fails_as_task: bool = False
     open: bool = False
 
 
@@ -137,7 +142,18 @@ _ON_JOBS = (
         answer="Submitted",
         body="SubmitJob",
         parameters=("IdempotencyKey",),
-        errors=(400, 404, 409, 413, 415, 429, 501),
+        note="201 where the rows are written, 202 where they follow.",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.FILE_INPUT_NOT_FOUND,
+            ErrorCode.FILE_INPUT_NOT_UPLOADED,
+            ErrorCode.FILE_INPUT_UNSUPPORTED_FOR_JOB_TYPE,
+            ErrorCode.QUOTA_EXCEEDED,
+            ErrorCode.NOT_IMPLEMENTED,
+            ErrorCode.IDEMPOTENCY_KEY_CONFLICT,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ),
     ),
     Operation(
         method="get",
@@ -146,10 +162,16 @@ _ON_JOBS = (
         summary="List your jobs, newest first",
         answer="JobsPage",
         parameters=("JobStatus", "JobType", "Limit", "Cursor"),
-        errors=(400,),
+        refusals=(ErrorCode.INVALID_ARGUMENT,),
     ),
     Operation(
-        method="get", path=_JOB, id="getJob", summary="Read a job", answer="Job", errors=(404,)
+        method="get",
+        path=_JOB,
+        id="getJob",
+        summary="Read a job",
+        answer="Job",
+        note="A deleted job is a tombstone until it is gone.",
+        refusals=(ErrorCode.NOT_FOUND,),
     ),
     Operation(
         method="delete",
@@ -157,7 +179,8 @@ _ON_JOBS = (
         id="deleteJob",
         summary="Delete a job; its bodies and rows are scrubbed soon after",
         success=202,
-        errors=(404,),
+        note="Idempotent while the tombstone stands.",
+        refusals=(ErrorCode.NOT_FOUND,),
     ),
     Operation(
         method="post",
@@ -167,7 +190,17 @@ _ON_JOBS = (
         answer="TasksAdded",
         body="AddTasks",
         parameters=("IdempotencyKey",),
-        errors=(400, 404, 409, 413, 415, 429),
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.NOT_FOUND,
+            ErrorCode.JOB_NOT_OPEN,
+            ErrorCode.LAST_BATCH_RECEIVED,
+            ErrorCode.RUN_NOT_TERMINAL,
+            ErrorCode.QUOTA_EXCEEDED,
+            ErrorCode.IDEMPOTENCY_KEY_CONFLICT,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ),
     ),
     Operation(
         method="post",
@@ -175,7 +208,8 @@ _ON_JOBS = (
         id="closeJob",
         summary="Close an open job: no task comes any more",
         answer="Job",
-        errors=(404,),
+        note="Idempotent.",
+        refusals=(ErrorCode.NOT_FOUND,),
     ),
     Operation(
         method="post",
@@ -183,7 +217,8 @@ _ON_JOBS = (
         id="stopJob",
         summary="Stop the latest run at once; calls in flight may still end",
         answer="Run",
-        errors=(404, 409),
+        note="Idempotent on a stopped run.",
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.RUN_NOT_STOPPABLE, ErrorCode.NO_PRIOR_RUN),
     ),
     Operation(
         method="post",
@@ -191,7 +226,7 @@ _ON_JOBS = (
         id="cancelJob",
         summary="The same as stop",
         answer="Run",
-        errors=(404, 409),
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.RUN_NOT_STOPPABLE, ErrorCode.NO_PRIOR_RUN),
     ),
     Operation(
         method="post",
@@ -199,7 +234,8 @@ _ON_JOBS = (
         id="pauseJob",
         summary="Hold the latest run",
         answer="Run",
-        errors=(404, 409),
+        note="Idempotent; `conflict` on a run that has ended.",
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.CONFLICT, ErrorCode.NO_PRIOR_RUN),
     ),
     Operation(
         method="post",
@@ -207,7 +243,8 @@ _ON_JOBS = (
         id="resumeJob",
         summary="Let a paused run go on",
         answer="Run",
-        errors=(404, 409),
+        note="Idempotent; `conflict` on a run that has ended.",
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.CONFLICT, ErrorCode.NO_PRIOR_RUN),
     ),
     Operation(
         method="post",
@@ -218,7 +255,18 @@ _ON_JOBS = (
         later=True,
         answer="Rerun",
         parameters=("RerunStatus", "IdempotencyKey"),
-        errors=(400, 404, 409),
+        note=(
+            "201 where the rows are written, 202 where they follow; a `status` makes it partial."
+        ),
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.NOT_FOUND,
+            ErrorCode.RUN_NOT_TERMINAL,
+            ErrorCode.NO_PRIOR_RUN,
+            ErrorCode.NO_MATCHING_TASKS,
+            ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED,
+            ErrorCode.IDEMPOTENCY_KEY_CONFLICT,
+        ),
     ),
 )
 
@@ -230,10 +278,16 @@ _ON_RUNS = (
         summary="List a job's runs, newest first",
         answer="RunsPage",
         parameters=("Limit", "Cursor"),
-        errors=(400, 404),
+        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND),
     ),
     Operation(
-        method="get", path=_RUN, id="getRun", summary="Read a run", answer="Run", errors=(404,)
+        method="get",
+        path=_RUN,
+        id="getRun",
+        summary="Read a run",
+        answer="Run",
+        note="A deleted run is a tombstone until it is gone.",
+        refusals=(ErrorCode.NOT_FOUND,),
     ),
     Operation(
         method="delete",
@@ -241,7 +295,8 @@ _ON_RUNS = (
         id="deleteRun",
         summary="Delete a run, unless a newer run draws on its bodies",
         success=202,
-        errors=(404, 409),
+        note="Idempotent.",
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.RUN_HAS_DESCENDANTS),
     ),
 )
 
@@ -273,21 +328,23 @@ _ON_RESULTS = (
         "List results in submission order",
         answer="ResultsPage",
         parameters=("ResultStatus", "ResultLimit", "Cursor"),
-        errors=(400, 404),
+        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND),
     ),
     *_of_both_runs(
         "/tasks/{task_id}/content",
         "readContent",
         "Read the body that a task brought back, in its own content type",
         media_type="*/*",
-        errors=(404, 409, 410, 422),
+        note="422 with the task's own problem where the task failed.",
+        fails_as_task=True,
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.TASK_NOT_READY, ErrorCode.RESULT_EXPIRED),
     ),
     *_of_both_runs(
         "/tasks/{task_id}/history",
         "readHistory",
         "Read the attempts at a task",
         answer="History",
-        errors=(404,),
+        refusals=(ErrorCode.NOT_FOUND,),
     ),
     Operation(
         method="get",
@@ -296,7 +353,12 @@ _ON_RESULTS = (
         summary="Read a body by a signed link, as found in result_url",
         media_type="*/*",
         parameters=("Expires", "Signature"),
-        errors=(400, 404, 410, 422),
+        note=(
+            "422 with the task's own problem where the task failed; `permission_denied` "
+            "for a link that is forged or has expired."
+        ),
+        fails_as_task=True,
+        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND, ErrorCode.RESULT_EXPIRED),
         open=True,
     ),
 )
@@ -309,7 +371,9 @@ def _reserved(method: str, path: str, operation_id: str) -> Operation:
         id=operation_id,
         summary="Reserved: not implemented yet",
         success=501,
-        errors=(404,) if "{job_id}" in path else (),
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.NOT_IMPLEMENTED)
+        if "{job_id}" in path
+        else (ErrorCode.NOT_IMPLEMENTED,),
     )
 
 
@@ -333,6 +397,7 @@ _ON_SERVER = (
         id="health",
         summary="Whether the process is alive",
         answer="ServerStatus",
+        note="200 while the process lives.",
         open=True,
     ),
     Operation(
@@ -341,6 +406,10 @@ _ON_SERVER = (
         id="readiness",
         summary="Whether the server takes requests",
         answer="ServerStatus",
+        note=(
+            "200 between start and stop, else 503. Beside a role of production `away` "
+            "names the services of AWS that do not answer."
+        ),
         open=True,
     ),
     Operation(
@@ -349,6 +418,7 @@ _ON_SERVER = (
         id="metrics",
         summary="Metrics in the text format of Prometheus",
         media_type="text/plain",
+        note="In production on a port of its own, beside either role.",
         open=True,
     ),
     Operation(
@@ -475,7 +545,11 @@ INPUT_OPERATIONS = (
         success=201,
         answer="JobInput",
         body="CreateJobInput",
-        errors=(400, 413, 415),
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ),
     ),
     Operation(
         method="put",
@@ -485,7 +559,15 @@ INPUT_OPERATIONS = (
         media_type=None,
         uploads=tuple(CONTENT_TYPES.values()),
         parameters=("Expires", "Signature"),
-        errors=(400, 404, 413),
+        note=(
+            "`permission_denied` for a link that is forged, has expired or wants "
+            "another Content-Type."
+        ),
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.FILE_INPUT_NOT_FOUND,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+        ),
         open=True,
     ),
 )
@@ -550,7 +632,7 @@ EXPORT_OPERATIONS = (
         success=202,
         answer="ExportStarted",
         parameters=("ExportFormat",),
-        errors=(400, 404, 413),
+        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND, ErrorCode.PAYLOAD_TOO_LARGE),
     ),
     Operation(
         method="get",
@@ -558,7 +640,7 @@ EXPORT_OPERATIONS = (
         id="getExport",
         summary="See how far an export is, and where it is fetched",
         answer="Export",
-        errors=(404,),
+        refusals=(ErrorCode.NOT_FOUND,),
     ),
     Operation(
         method="get",
@@ -567,7 +649,8 @@ EXPORT_OPERATIONS = (
         summary="Fetch an export by a signed link, as found in download_url",
         media_type="*/*",
         parameters=("Expires", "Signature"),
-        errors=(400, 404),
+        note="`permission_denied` for a link that is forged or has expired.",
+        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND),
         open=True,
     ),
 )
