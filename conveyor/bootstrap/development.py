@@ -91,11 +91,10 @@ async def open_dev(
 
 def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service: Service) -> None:
     store, results = binding.store, service.results
-    telemetry.total("store_rows_read", "Task rows read for pages", lambda: store.rows_read)
+    telemetry.total("store_rows_read", lambda: store.rows_read)
     telemetry.total(
         "store_rows_returned",
-        "Task rows returned",
         lambda: store.rows_returned - results.rows_discarded,
     )
-    telemetry.gauge("wal_bytes", "Size of the database's write-ahead log", store.wal_size)
-    telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lambda: worker.lag.seconds)
+    telemetry.gauge("wal_bytes", store.wal_size)
+    telemetry.gauge("loop_lag_seconds", lambda: worker.lag.seconds)

@@ -150,8 +150,8 @@ def build_worker(
         max_receives=settings.max_receives,
     )
     discovery = _discovery(dispatcher, binding, settings, clock)
-    telemetry.gauge("permits", "Permits in this worker's hand", lambda: policy.held)
-    telemetry.gauge("queue_depth", "Messages waiting in this worker's queues", dispatcher.depth)
+    telemetry.gauge("permits", lambda: policy.held)
+    telemetry.gauge("queue_depth", dispatcher.depth)
     tickers = _tickers(binding, settings, clock, telemetry)
     if says_backlog:
         tickers.append(_backlog_teller(dispatcher, binding, clock))

@@ -245,22 +245,13 @@ def _measure(
     discarded: Callable[[], int],
 ) -> None:
     reads, stats = binding.store, binding.stats
-    telemetry.total("store_rows_read", "Task rows read for pages", lambda: reads.rows_read)
-    telemetry.total(
-        "store_rows_returned", "Task rows returned", lambda: reads.rows_returned - discarded()
-    )
-    call = ("service", "operation")
-    telemetry.family(
-        "aws_calls", "Tries of calls to AWS", (*call, "outcome"), lambda: stats.calls.items()
-    )
-    telemetry.family("aws_retries", "Calls to AWS made again", call, lambda: stats.retries.items())
-    telemetry.family(
-        "aws_throttles", "Calls that AWS throttled", call, lambda: stats.throttles.items()
-    )
+    telemetry.total("store_rows_read", lambda: reads.rows_read)
+    telemetry.total("store_rows_returned", lambda: reads.rows_returned - discarded())
+    telemetry.family("aws_calls", lambda: stats.calls.items())
+    telemetry.family("aws_retries", lambda: stats.retries.items())
+    telemetry.family("aws_throttles", lambda: stats.throttles.items())
     telemetry.family(
         "aws_consumed_capacity",
-        "Capacity units of DynamoDB used",
-        ("operation",),
         lambda: (((operation,), units) for operation, units in stats.capacity.items()),
     )
-    telemetry.gauge("loop_lag_seconds", "Latest lag of the event loop", lambda: lag.seconds)
+    telemetry.gauge("loop_lag_seconds", lambda: lag.seconds)

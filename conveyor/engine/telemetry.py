@@ -10,7 +10,8 @@ from receiving is a part of that: a worker whose slots are taken receives from n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
@@ -70,18 +71,80 @@ class Backlog:
         self._counts[queue] = count
 
 
-COUNTERS = {
-    "receives": "Receive calls to queues",
-    "deliveries": "Messages received from queues",
-    "bounces": "Messages hidden again instead of acknowledged",
-    "claims_undone": "Claims given back before their work was done",
-    "fenced": "Gateway calls cut off because permits could not be renewed",
+COUNTER, GAUGE = "counter", "gauge"
+
+# The programs that serve a metric.
+EVERY_SERVER = "conveyor-dev, conveyor api, conveyor worker"
+WORKERS = "conveyor-dev, conveyor worker"
+PRODUCTION = "conveyor api, conveyor worker"
+DEVELOPMENT = "conveyor-dev"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricInfo:
+    """What one metric says. `labels`: the values of each, as far as they are a fixed set."""
+
+    kind: str
+    help: str
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    served_by: str = EVERY_SERVER
+
+
+_CALL: dict[str, tuple[str, ...]] = {"service": (), "operation": ()}
+
+METRICS: dict[str, MetricInfo] = {
+    "receives": MetricInfo(COUNTER, "Receive calls to queues"),
+    "deliveries": MetricInfo(COUNTER, "Messages received"),
+    "bounces": MetricInfo(COUNTER, "Messages hidden again instead of acknowledged"),
+    "claims_undone": MetricInfo(COUNTER, "Claims given back before their work was done"),
+    "fenced": MetricInfo(
+        COUNTER,
+        "Gateway calls cut off because their permits could not be renewed: more than 0 is an alarm",
+    ),
+    "gateway_calls": MetricInfo(
+        COUNTER,
+        "Gateway calls that ended",
+        {"outcome": ("successful", "retry", "failed", "refused")},
+    ),
+    "tasks": MetricInfo(COUNTER, "Tasks that ended", {"state": ("successful", "failed")}),
+    "callbacks": MetricInfo(
+        COUNTER,
+        "Callbacks that were tried",
+        {"outcome": ("heartbeat", "success", "failure", "unwanted", "failed")},
+    ),
+    "store_rows_read": MetricInfo(COUNTER, "Task rows that reads touched"),
+    "store_rows_returned": MetricInfo(
+        COUNTER,
+        "Task rows that reads gave back, without those read for a page that are not on it; "
+        "read / returned is the amplification",
+    ),
+    "permits": MetricInfo(GAUGE, "Permits in this worker's hand", served_by=WORKERS),
+    "queue_depth": MetricInfo(
+        GAUGE,
+        "Messages waiting in the queues that this worker may receive from, about: in production "
+        "those of all runs with work, so not to be added up over workers",
+        served_by=WORKERS,
+    ),
+    "wal_bytes": MetricInfo(GAUGE, "Size of the database's write-ahead log", served_by=DEVELOPMENT),
+    "loop_lag_seconds": MetricInfo(
+        GAUGE, "Latest lag of the event loop, measured four times a second"
+    ),
+    "aws_calls": MetricInfo(
+        COUNTER,
+        "Tries of calls to AWS; a condition that was not met is a refusal",
+        {**_CALL, "outcome": ("ok", "refused", "failed")},
+        PRODUCTION,
+    ),
+    "aws_retries": MetricInfo(COUNTER, "Calls to AWS made again", _CALL, PRODUCTION),
+    "aws_throttles": MetricInfo(COUNTER, "Calls that AWS throttled", _CALL, PRODUCTION),
+    "aws_consumed_capacity": MetricInfo(
+        COUNTER, "Capacity units of DynamoDB that were used", {"operation": ()}, PRODUCTION
+    ),
 }
-LABELLED_COUNTERS = {
-    "gateway_calls": ("Gateway calls that ended", "outcome"),
-    "tasks": ("Tasks that reached a terminal state", "state"),
-    "callbacks": ("Callbacks that were tried", "outcome"),
-}
+"""Every metric, by its name without `conveyor_` and the `_total` of a counter."""
+
+COUNTED_HERE = ("receives", "deliveries", "bounces", "claims_undone", "fenced")
+LABELLED_HERE = ("gateway_calls", "tasks", "callbacks")
 
 LOOK = 0.25
 """Seconds of a look at the loop's lag. A worker looks after permits and buffers as often."""
@@ -93,13 +156,13 @@ class Telemetry(Collector):
     """Counts what the loop and the handlers do. One object a process, on one event loop."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
+        self.counts: dict[str, int] = dict.fromkeys(COUNTED_HERE, 0)
         self.gateway_calls: dict[str, int] = {}
         self.tasks: dict[str, int] = {}
         self.callbacks: dict[str, int] = {}
-        self._gauges: list[tuple[str, str, Callable[[], float]]] = []
-        self._totals: list[tuple[str, str, Callable[[], float]]] = []
-        self._families: list[tuple[str, str, tuple[str, ...], Read]] = []
+        self._gauges: list[tuple[str, Callable[[], float]]] = []
+        self._totals: list[tuple[str, Callable[[], float]]] = []
+        self._families: list[tuple[str, Read]] = []
 
     def received(self, messages: int) -> None:
         """One receive call came back with so many messages."""
@@ -130,42 +193,48 @@ class Telemetry(Collector):
         """One callback was tried."""
         self.callbacks[outcome] = self.callbacks.get(outcome, 0) + 1
 
-    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Expose a value that is read when metrics are scraped."""
-        self._gauges.append((name, text, read))
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        """Expose a value of METRICS that is read when metrics are scraped."""
+        self._gauges.append((name, read))
 
-    def total(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Expose a counter that something else keeps."""
-        self._totals.append((name, text, read))
+    def total(self, name: str, read: Callable[[], float]) -> None:
+        """Expose a counter of METRICS that something else keeps."""
+        self._totals.append((name, read))
 
-    def family(self, name: str, text: str, labels: tuple[str, ...], read: Read) -> None:
-        """Expose counters with labels that something else keeps."""
-        self._families.append((name, text, labels, read))
+    def family(self, name: str, read: Read) -> None:
+        """Expose counters of METRICS with labels that something else keeps."""
+        self._families.append((name, read))
 
     def collect(self) -> Iterator[Metric]:
         """Every family, for a Prometheus registry."""
-        for name, text in COUNTERS.items():
-            yield CounterMetricFamily(f"conveyor_{name}", text, value=self.counts[name])
-        for name, (text, label) in LABELLED_COUNTERS.items():
-            family = CounterMetricFamily(f"conveyor_{name}", text, labels=[label])
-            for value, count in sorted(getattr(self, name).items()):
-                family.add_metric([value], count)
-            yield family
-        for name, text, read in self._totals:
-            yield CounterMetricFamily(f"conveyor_{name}", text, value=read())
-        for name, text, labels, read_all in self._families:
-            family = CounterMetricFamily(f"conveyor_{name}", text, labels=labels)
-            for values, count in sorted(read_all()):
-                family.add_metric(values, count)
-            yield family
-        for name, text, read in self._gauges:
-            yield GaugeMetricFamily(f"conveyor_{name}", text, value=read())
+        for name in COUNTED_HERE:
+            yield CounterMetricFamily(*_described(name), value=self.counts[name])
+        for name in LABELLED_HERE:
+            counts = {(value,): count for value, count in getattr(self, name).items()}
+            yield _with_labels(name, counts.items())
+        for name, read in self._totals:
+            yield CounterMetricFamily(*_described(name), value=read())
+        for name, read_all in self._families:
+            yield _with_labels(name, read_all())
+        for name, read in self._gauges:
+            yield GaugeMetricFamily(*_described(name), value=read())
 
     def registry(self) -> CollectorRegistry:
         """A registry that holds these metrics alone."""
         registry = CollectorRegistry()
         registry.register(self)
         return registry
+
+
+def _described(name: str) -> tuple[str, str]:
+    return f"conveyor_{name}", METRICS[name].help
+
+
+def _with_labels(name: str, counts: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = CounterMetricFamily(*_described(name), labels=list(METRICS[name].labels))
+    for values, count in sorted(counts):
+        family.add_metric(values, count)
+    return family
 
 
 class LoopLag:

@@ -72,9 +72,7 @@ async def test_nothing_else_is_served(telemetry: Telemetry) -> None:
 
 async def test_counters_of_others_are_shown_with_their_labels(telemetry: Telemetry) -> None:
     stats = CallStats()
-    telemetry.family(
-        "aws_calls", "Tries", ("service", "operation", "outcome"), lambda: stats.calls.items()
-    )
+    telemetry.family("aws_calls", lambda: stats.calls.items())
     stats.calls["sqs", "send_message_batch", "ok"] += 3
     stats.calls["dynamodb", "get_item", "refused"] += 1
     text = (await Probed(telemetry).get("/metrics")).text
