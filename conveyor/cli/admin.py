@@ -30,7 +30,10 @@ def admin(context: click.Context) -> None:
 
 @admin.command()
 def init() -> int:
-    """Make what is missing: table, queues, bucket. Does no harm where all is there."""
+    """Make what is missing, and change nothing else.
+
+    Table, indexes, time to live, queues, bucket, lifecycle rules and the fleet's record.
+    """
     from conveyor.roles.admin import init
 
     return _run(init)
@@ -38,7 +41,10 @@ def init() -> int:
 
 @admin.command()
 def check() -> int:
-    """Check every resource, the clock and the permissions; one line for each thing."""
+    """Check every resource, the clock and the permissions.
+
+    Prints a line for each thing, ok or what is wrong; exit code 1 where anything is wrong.
+    """
     from conveyor.roles.admin import check
 
     return _run(check)
@@ -50,7 +56,8 @@ def check() -> int:
 def destroy(yes: str, even_if_alive: bool) -> int:
     """Remove every resource of the environment with all that is in it.
 
-    All processes have to be stopped: workers that are alive are noticed, apis are not.
+    All processes have to be stopped. It waits for 30 seconds in which no worker speaks, and refuses
+    where one does; it does not notice an API.
     """
     from conveyor.roles.admin import destroy
 
@@ -120,6 +127,8 @@ def dlq(context: click.Context) -> None:
 @click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True)
 def list_letters(limit: int) -> int:
     """List dead letters: id, age, kind, job, run, and the reason if one was given.
+
+    A letter that cannot be read is listed with why it cannot.
 
     A letter without a reason was received too often: its handler never got to an end.
     """

@@ -22,16 +22,12 @@ from conveyor.client.output import (
     printable,
     shorten,
 )
+from conveyor.client.program import FAILED, INCOMPLETE, SUCCEEDED
 from conveyor.client.progress import describe, meter_for, view_for
 from conveyor.client.submit import JobOptions, submit, submit_file
 from conveyor.client.watch import failure_line, follow, latest_run, summary
 from conveyor.client.wire import JobReply, ResultRow, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
-
-SUCCEEDED = 0
-FAILED = 1
-INCOMPLETE = 3
-"""The exit code when the command worked but a task did not succeed."""
 
 SHOWN_FAILURES = 5
 JOBS_HEADER = f"{'job':<26}  {'created, UTC':<19}  {'state':<10}  tasks, name"

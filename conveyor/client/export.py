@@ -12,10 +12,11 @@ from typing import BinaryIO
 import httpx
 
 from conveyor.client.api import Api, connect
-from conveyor.client.commands import SUCCEEDED, Target, Terminal, about
+from conveyor.client.commands import Target, Terminal, about
 from conveyor.client.download import prepare, replacing
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import clean, printable, size
+from conveyor.client.program import SUCCEEDED
 from conveyor.client.progress import Meter, describe, meter_for
 from conveyor.client.watch import GROWTH, PATIENCE, latest_run
 from conveyor.client.wire import ExportReply, RunReply

@@ -10,8 +10,20 @@ import click
 
 from conveyor.client.output import printable
 
+SUCCEEDED = 0
 FAILED = 1
+INCOMPLETE = 3
 INTERRUPTED = 130
+
+EXIT_CODES: dict[int, str] = {
+    SUCCEEDED: "it worked, and every task that was waited for or listed succeeded",
+    FAILED: "an error, told in one line on standard error, never a traceback; a body that did not "
+    "come; a reader that left",
+    click.UsageError.exit_code: "the command line is wrong",
+    INCOMPLETE: "it worked, but some task did not succeed, or the run was stopped or failed",
+    INTERRUPTED: "interrupted; the line says how to come back",
+}
+"""What the programs end with."""
 
 
 class Failure(click.ClickException):
