@@ -1,0 +1,272 @@
+"""What lies in the table, item by item: the text of docs/reference/columns.md.
+
+Times are milliseconds since 1970, but `ttl`, which is whole seconds. What no condition and no index
+looks at is one JSON text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from conveyor.domain import ids
+from conveyor.domain.shards import Shards
+from conveyor.prod.dynamodb import keys
+from conveyor.prod.dynamodb.keys import Key
+from conveyor.prod.dynamodb.table import PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
+
+
+@dataclass(frozen=True, slots=True)
+class ItemInfo:
+    """One kind of item: its key, what it holds, and its attributes."""
+
+    key: Key
+    holds: str
+    attributes: dict[str, str] = field(default_factory=dict)
+
+
+def _task_key(shards: int) -> Key:
+    # Index 7 lies in shard 7 of 8.
+    task_id = next(iter(ids.task_ids("RUN", 7, 1)))
+    key = keys.task_key("JOB", "RUN", task_id, Shards(shards))
+    return Key(key.pk, key.sk.replace(task_id, "TASK"))
+
+
+OF_EVERY_ITEM: dict[str, str] = {
+    PARTITION_KEY: "partition key",
+    SORT_KEY: "sort key",
+    "shape": "version of the item's form; an item of a higher one is neither read nor written",
+    TIME_TO_LIVE: "when DynamoDB removes it by itself, in whole seconds; where there is one",
+    "gsi1pk": "partition of the index `gsi1` that finds it",
+    "gsi1sk": "its place in that partition",
+    "gsi2pk": "partition of the index `gsi2` that finds it",
+    "gsi2sk": "its place in that partition: a time in 15 digits, and an id",
+}
+
+_PLACE = {
+    "job_id": "the job",
+    "run_sequence": "the run's number in it",
+    "shard_count": "shards of the run's rows",
+    "shard_scheme": "how rows go into shards",
+}
+
+ITEMS: dict[str, ItemInfo] = {
+    "job": ItemInfo(
+        keys.job_key("JOB"),
+        "a job",
+        {
+            "job": "the whole of it, as JSON",
+            "job_id": "ULID",
+            "caller": "keyed hash of the API key that made it",
+            "status": "state of the job",
+            "version": "raised by each change",
+            "latest_run_sequence": "number of its newest run that is not deleted; 0: none",
+        },
+    ),
+    "run": ItemInfo(
+        keys.run_key("JOB", 1),
+        "a run by its number in the job, in 10 digits, with its counters",
+        {
+            "run_id": "ULID",
+            **_PLACE,
+            "caller": "the job's",
+            "priority": "the job's",
+            "max_inflight": "the job's",
+            "result_ttl_days": "the job's",
+            "status": "state of the run",
+            "created_at": "when it was made",
+            "updated_at": "when it last changed; of a tombstone, when it was last touched",
+            "counted_at": "when counters were last added to",
+            "trigger": "what made it: `manual`",
+            "paused": "whether it is paused",
+            "last_batch_received": "whether no task comes any more",
+            "next_index": "index of the next task to be added",
+            "version": "raised by each change but additions to counters",
+            "moved_by": "token of the call that made the last change",
+            "inherited": "rows that came with a body of an earlier run",
+            "counter_epoch": "raised by each recount; an addition of an earlier epoch is refused",
+            "sequences": "number of the last addition, by process",
+            "flushes": "additions so far",
+            "reserved": "tasks by first index: indexes given out, rows not counted yet",
+            "given_up": "tasks by first index: rows that will not be counted",
+            "queue_generation": "number of its present queue",
+            "queue_moved_by": "token of the call that moved that number",
+            "ingesting": "whether rows are being written after the answer",
+            "ingest": "the plan of its ingestion, as JSON",
+            "ingest_next": "checkpoint: every row below this index is written",
+            "ingest_by": "token of the call that moved the checkpoint",
+            "planned": "counters that a large rerun began with",
+            "copied": "counters of the rows that it has copied so far",
+            "recopied": "whether rows may lie there that `copied` lacks",
+            "dispatch_changed_at": "when status or pause last changed",
+            "ended_at": "when it ended",
+            "swept": "whether its expired bodies are removed",
+            "queue_dropped": "whether the queue that it left behind is removed",
+            "unsettled": "whether its rows are to be counted once more",
+            "calls_back": "that a notice waits for its end; absent without one",
+            "rerun_of": "the run that it repeats",
+            "failure_reason": "why the run failed",
+            "failure_detail": "the same in a sentence",
+            "total": "tasks",
+            "successful": "tasks that ended so",
+            "failed": "tasks that ended so",
+            "credits": "credits spent, as the gateway reported",
+            "cost": "money spent, as the gateway reported",
+            "failed_REASON": "failed tasks of each reason of the roll-up",
+        },
+    ),
+    "place": ItemInfo(
+        keys.place_key("RUN"),
+        "where a run lies, which its id alone leads to; never changed",
+        _PLACE,
+    ),
+    "task of a job in one shard": ItemInfo(
+        _task_key(1),
+        "a task with its history",
+        {
+            "task_id": "id of the task",
+            "spec": "URL, method, body, params and the caller's fields, as JSON",
+            "status": "state of the task",
+            "created_at": "when it was accepted",
+            "updated_at": "when it last changed",
+            "attempts": "attempts used up",
+            "interruptions": "claims that lapsed",
+            "claim_number": "number of its latest claim, which fences off older ones",
+            "claimed_at": "when it was claimed",
+            "claimed_until": "when the claim lapses",
+            "holder": "who holds it; absent where nobody does",
+            "not_before": "when it may be tried again",
+            "moved_by": "token of the call that wrote it last",
+            "events": "attempts and interruptions, JSON texts, each with `by`, the token of the "
+            "call that wrote it",
+            "result": "key, type and size of the body, as JSON",
+            "error": "the problem that it failed with, as JSON",
+            "failure": "the reason in the roll-up of its run",
+            "source_run_id": "the run that owns its body, where that is an earlier one",
+        },
+    ),
+    "task of a job in more shards": ItemInfo(
+        _task_key(8), "the same, in the partition of its shard"
+    ),
+    "pin": ItemInfo(
+        keys.pin_key("JOB", "SOURCE", "RUN"),
+        "that a run draws bodies, or is still copied, from another one",
+    ),
+    "intent": ItemInfo(
+        keys.intent_key("JOB", "RUN"),
+        "that rows are being written whose run is written last",
+        {
+            **_PLACE,
+            "run_id": "the run that is to be",
+            "rerun_of": "of a rerun: the run that it repeats",
+            "holder": "of a rerun: who makes it",
+            "abandoned": "that the sweeper has it, so that the run can no longer be made",
+        },
+    ),
+    "idempotency key": ItemInfo(
+        keys.idempotency_key("SCOPE"),
+        "a key, claimed or answered",
+        {
+            "fingerprint": "hash of the body that came with it",
+            "created_id": "id of what the request makes, also for whoever takes it over",
+            "claimed_by": "token of the call that claimed it",
+            "lapses_at": "when an unanswered claim ends",
+            "expires_at": "when the answer goes",
+            "answer_status": "status of the answer",
+            "answer_body": "the answer, byte for byte",
+            "ttl": "the end of the answer",
+        },
+    ),
+    "file input": ItemInfo(
+        keys.input_item_key("INPUT"),
+        "a file input",
+        {
+            "slot": "caller, type and how the file is read, as JSON",
+            "size": "bytes of the uploaded file",
+            "ttl": "a day after its end",
+        },
+    ),
+    "export": ItemInfo(
+        keys.export_item_key("EXPORT"),
+        "an export",
+        {
+            "export": "the whole of it, as JSON",
+            "job_id": "its job",
+            "run_id": "the run that it holds",
+            "status": "state of the export",
+            "updated_at": "when it last changed, or was last touched by its maker",
+            "ttl": "a day after its end, as its mark has",
+        },
+    ),
+    "mark of an export": ItemInfo(
+        keys.exported_key("JOB", "RUN", "EXPORT"),
+        "that a run has an export; read strongly where the run is removed, as an index may not "
+        "know it yet",
+    ),
+    "notice": ItemInfo(
+        keys.notice_key("RUN"),
+        "the outbox: what is owed to whoever waits for a run's end; not removed with the run",
+        {
+            "run_id": "the run",
+            "job_id": "its job",
+            "callback": "who hears it, as JSON; its task token is a secret",
+            "due_at": "when to look at it next",
+            "leased_until": "until when somebody is telling it",
+            "leased_by": "token of that call; absent where nobody is",
+            "ended_as": "the state that the run ended in, once that has made it due",
+            "ended_at": "when the run ended, once that has made it due",
+            "ending": "what is told, as JSON, once that is decided",
+            "decided_at": "when it was decided",
+            "attempts": "tries to tell it that failed",
+        },
+    ),
+    "permits": ItemInfo(
+        keys.permits_key("JOB"),
+        "the ledger of a job, where `CONVEYOR_LEDGER` is `dynamodb`",
+        {
+            "entries": "by holder: `count`, `sequence`, `wants`, `lease` in ms, `stamp`",
+            "generation": "stamp of the write that added permits last",
+            "ttl": "a day after the last write",
+        },
+    ),
+    "sweep": ItemInfo(
+        keys.SWEEP,
+        "who sweeps, and until when",
+        {"lapses_at": "when the claim ends", "claimed_by": "token of the call that made it"},
+    ),
+    "fleet": ItemInfo(
+        keys.FLEET,
+        "the terms of the fleet",
+        {
+            "ledger": "where permits are kept",
+            "bucket_name": "where bodies are kept",
+            "secrets": "fingerprints of the root secrets, newest first",
+            "beats": "how often workers have said that they work by these terms",
+        },
+    ),
+    "data key": ItemInfo(
+        keys.DATA_KEY,
+        "the key that callers' keys are sealed with",
+        {"kms_key": "the key of KMS", "sealed": "the data key, encrypted by KMS"},
+    ),
+}
+"""Every kind of item, by name."""
+
+FOUND_BY: dict[str, dict[str, str]] = {
+    "gsi1": {
+        keys.caller_jobs("CALLER"): "jobs of a caller, by job id",
+        "ingesting#N": "runs whose rows are still being written, by run id",
+        "unsettled#N": "runs whose rows are to be counted once more, by run id",
+        "ended#N": "runs that have ended, by run id",
+        "deleted#N": "deleted runs that are not purged, by run id",
+        keys.INTENTS: "rows written without their run, by when that began",
+    },
+    "gsi2": {
+        "active#N": "runs that are running and not paused, by when that changed",
+        "idle#N": "all other runs, by when that changed",
+        keys.INPUTS: "file inputs, by their end",
+        keys.EXPORTS: "exports, by their end",
+        keys.OUTBOX: "notices, by when they are due",
+    },
+}
+"""The partitions of each index. N is the CRC-32 of the run id modulo SPREAD, so that no partition
+becomes hot."""
