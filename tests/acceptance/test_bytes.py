@@ -119,6 +119,7 @@ def put_twenty_megabytes(site: Site) -> dict[str, tuple[bytes, str | None]]:
     return {site.put(path, page): large for path, page in pages.items()}
 
 
+@pytest.mark.guarantee("G11")
 def test_content_and_link_are_what_was_served(caller: Caller, site: Site) -> None:
     served = put_bodies(site, list(CODINGS)) | put_twenty_megabytes(site)
     rows = caller.scraped(*served)
@@ -207,6 +208,7 @@ BROKEN: dict[str, Callable[[bytes], Page]] = {
 }
 
 
+@pytest.mark.guarantee("G11")
 def test_broken_bodies_are_retried_then_failed_and_nothing_is_stored(
     server: Booted, caller: Caller, site: Site
 ) -> None:
@@ -295,6 +297,7 @@ def bomb(unfolded: int) -> bytes:
     return gzip.compress(bytes(10_000_000)) * (unfolded // 10_000_000)
 
 
+@pytest.mark.guarantee("G18")
 def test_memory_stays_flat_over_large_bodies_and_bombs(tmp_path: Path, site: Site) -> None:
     pages = {
         "streamed": Page(megabytes(LARGE // 1_000_000), chunked=True),

@@ -40,6 +40,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.guarantee("G3")
 async def test_every_message_delivered_again_changes_no_counter(tmp_path: Path) -> None:
     made: list[DuplicatingQueues] = []
 

@@ -133,6 +133,7 @@ class Watch:
             self._over = self._over or is_over
 
 
+@pytest.mark.guarantee("G4")
 def test_every_read_of_a_mixed_run_is_exact(wire: Wire, binding: str, sizes: Sizes) -> None:
     reads: Counter[str] = Counter()
     # A machine that is busy may end a run before anybody has read it often.
@@ -206,6 +207,7 @@ def assert_rows_match(wire: Wire, job_id: str, urls: list[str], stats: Any) -> N
     assert sorted(merged) == [row["task_id"] for row in rows]
 
 
+@pytest.mark.guarantee("G13")
 def test_pages_of_every_size_give_each_row_once_while_tasks_finish(
     wire: Wire, sizes: Sizes
 ) -> None:
@@ -240,6 +242,7 @@ def read_in_pages(wire: Wire, sizes: Sizes, *, name: str) -> int:
     return finished_meanwhile
 
 
+@pytest.mark.guarantee("G2")
 def test_parallel_adds_share_no_index_and_lose_none(
     wire: Wire, booted: ServerProcess | Fleet, sizes: Sizes
 ) -> None:
@@ -286,6 +289,7 @@ def test_parallel_adds_share_no_index_and_lose_none(
     assert stored == [(wanted, wanted)]
 
 
+@pytest.mark.guarantee("G4")
 @pytest.mark.parametrize("way", ["close", "last_batch"])
 def test_the_end_of_input_crossing_the_last_task_leaves_no_run_hanging(
     wire: Wire, way: str, sizes: Sizes

@@ -105,6 +105,7 @@ def test_the_client_exports_a_run(client: ZenRowsBatchClient, tmp_path: Path) ->
     refused(Code.NOT_FOUND, 404, missing.load)
 
 
+@pytest.mark.guarantee("G10")
 def test_a_deleted_run_has_no_export_and_leaves_no_file(
     client: ZenRowsBatchClient, booted: Serving
 ) -> None:

@@ -120,6 +120,7 @@ BAD_FILES: dict[str, tuple[Json, bytes, int, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_bad_file_creates_nothing_and_can_be_replaced(
     server: Serving, caller: Caller, name: str

@@ -129,6 +129,7 @@ def test_a_run_survives_kills_of_any_process(
         process.ready()
 
 
+@pytest.mark.guarantee("G14")
 @pytest.mark.parametrize(
     "kills", [2, pytest.param(20, marks=(pytest.mark.full, pytest.mark.timeout(900)), id="full")]
 )

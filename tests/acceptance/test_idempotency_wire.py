@@ -17,7 +17,7 @@ from tests.acceptance.support_bindings import FLEET, items_kept
 from tests.acceptance.support_data import rows_of
 from tests.acceptance.support_wire import Wire, target, together
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.guarantee("G14"), pytest.mark.server]
 
 AT_ONCE = 50
 

@@ -98,6 +98,7 @@ def ingested(client: ZenRowsBatchClient, job: JobRef) -> Run:
     return data.latest_run
 
 
+@pytest.mark.guarantee("G9")
 def test_stop(server: Serving, client: ZenRowsBatchClient, sizes: Sizes) -> None:
     # A machine that is busy may write all rows before it is stopped.
     for _ in range(ROUNDS):

@@ -38,6 +38,7 @@ def gateway() -> Iterator[GatewayServer]:
         yield running
 
 
+@pytest.mark.guarantee("G7")
 @pytest.mark.parametrize(
     ("tasks", "kills", "seed"),
     [

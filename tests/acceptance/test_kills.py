@@ -56,6 +56,7 @@ def restarted(
         yield wire, process.info.pid
 
 
+@pytest.mark.guarantee("G7")
 @pytest.mark.parametrize(
     ("tasks", "kills", "seed"),
     [
@@ -128,6 +129,7 @@ def seen(gateway: GatewayServer, url: str, *, times: int) -> Callable[[], bool |
     return lambda: gateway.hits.counts.get(url, 0) >= times or None
 
 
+@pytest.mark.guarantee("G8")
 def test_a_task_that_kills_its_worker_ends_failed_and_alone(
     tmp_path: Path, gateway: GatewayServer
 ) -> None:
@@ -162,6 +164,7 @@ def held() -> Iterator[tuple[GatewayServer, HeldCalls]]:
         yield running
 
 
+@pytest.mark.guarantee("G7")
 @pytest.mark.parametrize("grace", [0, 60])
 def test_sigterm_loses_nothing_and_leaves_nothing_to_wait_for(
     tmp_path: Path, held: tuple[GatewayServer, HeldCalls], grace: int

@@ -14,7 +14,7 @@ import pytest
 
 from tests.acceptance.support_boot import Booted, boot
 
-pytestmark = [pytest.mark.full, pytest.mark.server]
+pytestmark = [pytest.mark.guarantee("G18"), pytest.mark.full, pytest.mark.server]
 
 MIB = 1_024 * 1_024
 INLINE = 100_000

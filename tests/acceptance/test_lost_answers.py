@@ -33,6 +33,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.guarantee("G14")
 @pytest.mark.parametrize(
     "kills", [3, pytest.param(20, marks=(pytest.mark.full, pytest.mark.timeout(600)), id="full")]
 )

@@ -23,7 +23,7 @@ from conveyor.ports.queues import (
 from tests.acceptance.support_inside import Inside, inside
 from tests.acceptance.support_wire import target
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.guarantee("G19"), pytest.mark.server]
 
 SWEEPING: dict[str, Any] = {
     "sweep_interval": 0.1,

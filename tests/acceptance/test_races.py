@@ -90,6 +90,7 @@ def arena(
         yield Arena(wire, booted, data_dir)
 
 
+@pytest.mark.guarantee("G9")
 @pytest.mark.parametrize(
     "times", [20, pytest.param(200, marks=(pytest.mark.full, pytest.mark.timeout(600)), id="full")]
 )
@@ -122,6 +123,7 @@ def test_stop_within_5_ms_of_submit_stands(arena: Arena, times: int) -> None:
         assert wire.send("POST", f"/jobs/{job_id}/resume").status_code == 409
 
 
+@pytest.mark.guarantee("G10")
 @pytest.mark.parametrize("ends", ["before", "after"])
 @pytest.mark.parametrize("whole", [True, False], ids=["job", "run"])
 def test_deleting_with_ten_in_flight_leaves_nothing(tmp_path: Path, whole: bool, ends: str) -> None:
@@ -220,6 +222,7 @@ def test_rerun_right_after_stop_waits_for_what_is_in_flight(
     assert wire.ask("GET", f"/jobs/{job_id}/runs/{stopped['run_id']}") == source
 
 
+@pytest.mark.guarantee("G9")
 def test_a_run_stopped_and_killed_at_once_stays_stopped(tmp_path: Path) -> None:
     urls = [target(f"dead/{number}", delay=0.3) for number in range(30)]
     with held_gateway() as (gateway, calls):
@@ -241,6 +244,7 @@ def test_a_run_stopped_and_killed_at_once_stays_stopped(tmp_path: Path) -> None:
             assert wire.ended(job_id)["stats"]["successful"] == len(urls)
 
 
+@pytest.mark.guarantee("G10")
 async def test_a_late_answer_resurrects_nothing(tmp_path: Path) -> None:
     late, calls = target("resurrected", delay=1), HeldCalls()
     async with inside(tmp_path, lambda ports: ports, gateway_clock=calls) as booted:

@@ -196,6 +196,7 @@ async def test_deletions_that_take_long_keep_no_ingestion_waiting(
         await booted.until(deleted_ones_are_gone, "the deletions end")
 
 
+@pytest.mark.guarantee("G10")
 @pytest.mark.parametrize(
     ("batches", "kills"),
     [(1, 1), pytest.param(6, 5, marks=(pytest.mark.full, pytest.mark.timeout(600)), id="full")],

@@ -131,6 +131,7 @@ class Broken(Exception):
     pass
 
 
+@pytest.mark.guarantee("G11")
 @pytest.mark.parametrize("after", [0, 10, PIECE + 10, PART + 10, 2 * PART + 10])
 @pytest.mark.parametrize("error", [Broken(), OSError(errno.ECONNRESET, "reset")])
 async def test_what_the_iterator_raises_is_raised_again_and_nothing_is_stored(
@@ -202,6 +203,7 @@ async def _put_all(bench: Bench, keys: Sequence[str]) -> None:
             group.start_soon(bench.blobs.put, key, b"x")
 
 
+@pytest.mark.guarantee("G10")
 async def test_a_prefix_is_removed_whole_and_counted(bench: Bench) -> None:
     keys = [result_key("JOB", "RUN", f"{number:07}ABC", 1, 30) for number in range(600)]
     await _put_all(bench, keys)

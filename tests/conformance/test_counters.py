@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -309,6 +310,7 @@ def check_status(job: Job, run: Run) -> None:
         assert run.status is live_run_status(run.stats, job_closed=closed)
 
 
+@pytest.mark.guarantee("G3")
 def test_counters_agree_with_rows_after_every_step(binding_kind: BindingKind) -> None:
     machine = type("BoundMachine", (Machine,), {"kind": binding_kind})
     run_state_machine_as_test(

@@ -42,6 +42,7 @@ async def test_rows_are_written_as_they_were_staged(world: World, shards: Shards
     assert (await large.run()).stats.total == 25
 
 
+@pytest.mark.guarantee("G2")
 async def test_a_stretch_written_again_resets_no_row(world: World, shards: Shards) -> None:
     large = await Large(world, shards, 10).make()
     await large.write(0, 10)
@@ -59,6 +60,7 @@ async def test_a_stretch_written_again_resets_no_row(world: World, shards: Shard
     assert run.ingest.next_index == 10
 
 
+@pytest.mark.guarantee("G4")
 async def test_a_drained_run_is_not_complete_before_its_last_row(
     world: World, shards: Shards
 ) -> None:
@@ -142,6 +144,7 @@ async def test_an_ingester_that_wakes_up_late_writes_nothing(world: World, shard
     assert await world.store.ingestion.ingesting(large.run_id) is None
 
 
+@pytest.mark.guarantee("G3")
 async def test_a_stopped_run_counts_the_rows_that_it_has(world: World, shards: Shards) -> None:
     large = await Large(world, shards, 30).make()
     await large.write(0, 12)

@@ -67,6 +67,7 @@ async def test_a_job_id_is_written_once(world: World, jobs: Jobs) -> None:
     assert await world.rows(other_run.run_id) == []
 
 
+@pytest.mark.guarantee("G1")
 async def test_a_create_that_fails_leaves_nothing(world: World, jobs: Jobs) -> None:
     taken_job, taken_run = await world.submit(1)
     job, run, tasks = world.draft(200)
@@ -104,6 +105,7 @@ async def test_an_answered_key_makes_no_second_job(
     assert await jobs.get_job(CALLER, job.job_id) is None
 
 
+@pytest.mark.guarantee("G15")
 async def test_another_callers_job_is_absent(world: World, jobs: Jobs, runs: Runs) -> None:
     job_id, run_id = await world.submit(1, closed=False)
     assert await jobs.get_job(STRANGER, job_id) is None
@@ -192,6 +194,7 @@ async def test_adding_wakes_a_run_that_waits_for_tasks(world: World) -> None:
     assert (await world.run(job_id)).status is RunStatus.PENDING
 
 
+@pytest.mark.guarantee("G2")
 async def test_parallel_adds_share_no_index_and_lose_none(world: World) -> None:
     job_id, run_id = await world.submit(0, closed=False)
     answers = await asyncio.gather(*(world.append(job_id, size) for size in range(1, 21)))

@@ -338,6 +338,7 @@ async def _all_at_once(bench: Bench, holders: int) -> int:
     return len(granted)
 
 
+@pytest.mark.guarantee("G5")
 @atomic
 async def test_calls_that_overlap_never_get_more_than_the_limit(bench: Bench) -> None:
     assert await _all_at_once(bench, 50) == LIMIT

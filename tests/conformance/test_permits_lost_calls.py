@@ -224,6 +224,7 @@ class Fleet(RuleBasedStateMachine):
             assert total <= LIMIT or self.emptied
 
 
+@pytest.mark.guarantee("G5")
 @pytest.mark.timeout(400)  # a failure is made small before it is shown
 @pytest.mark.parametrize("name", LEDGERS)
 def test_holders_never_use_more_than_the_limit(name: str) -> None:

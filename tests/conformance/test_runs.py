@@ -46,6 +46,7 @@ async def test_runs_are_listed_newest_first_below_a_mark(world: World, runs: Run
     assert [run.run_id for run in rest] == [made[1], made[0]]
 
 
+@pytest.mark.guarantee("G9")
 async def test_once_stopped_no_task_can_be_claimed(world: World, runs: Runs) -> None:
     job_id, run_id = await world.submit(2)
     await world.clock.advance(1)

@@ -74,6 +74,7 @@ async def test_a_page_that_ends_with_the_run_says_so(world: World, tasks: Tasks)
     assert page.next_index == 3
 
 
+@pytest.mark.guarantee("G13")
 async def test_paging_while_tasks_finish_gives_each_row_once(world: World, tasks: Tasks) -> None:
     _, run_id = await world.submit(30)
 
@@ -105,6 +106,7 @@ async def test_unfinished_rows_come_in_order(world: World, tasks: Tasks) -> None
     assert await tasks.unfinished_after(run_id, references[-1][0], 3) == []
 
 
+@pytest.mark.guarantee("G10")
 async def test_a_scrub_removes_a_deleted_runs_rows_in_steps(
     world: World, jobs: Jobs, tasks: Tasks
 ) -> None:

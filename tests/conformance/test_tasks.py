@@ -58,6 +58,7 @@ async def test_a_live_claim_holds_others_off(world: World) -> None:
     assert await world.claim(run_id, 0) == Held(task.claimed_until)
 
 
+@pytest.mark.guarantee("G2")
 async def test_of_many_claims_at_once_one_wins(world: World) -> None:
     _, run_id = await world.submit(3)
     claims = await asyncio.gather(*(world.claim(run_id, 0) for _ in range(20)))
@@ -110,6 +111,7 @@ async def test_no_task_of_an_ended_run_can_be_claimed(world: World, jobs: Jobs, 
         assert await world.claim(run_id, 0) == Finished()
 
 
+@pytest.mark.guarantee("G7")
 async def test_a_lapsed_claim_is_an_interruption(world: World, tasks: Tasks) -> None:
     _, run_id = await world.submit(1)
     first = await world.claimed(run_id, 0)
@@ -128,6 +130,7 @@ async def test_a_lapsed_claim_is_an_interruption(world: World, tasks: Tasks) -> 
     assert (await world.settle(again, world.success(again))).applied
 
 
+@pytest.mark.guarantee("G8")
 async def test_one_interruption_too_many_fails_the_task(world: World, tasks: Tasks) -> None:
     job_id, run_id = await world.submit(2)
     await world.succeed(run_id, 1)
@@ -223,6 +226,7 @@ async def test_a_failure_ends_the_task_and_is_counted_by_reason(world: World, ta
     assert (row.result, row.attempts) == (None, 1)
 
 
+@pytest.mark.guarantee("G4")
 async def test_the_last_task_alone_completes_the_run(world: World) -> None:
     job_id, run_id = await world.submit(130)
     settled = await asyncio.gather(*(world.succeed(run_id, index) for index in range(130)))
@@ -292,6 +296,7 @@ async def settlements(world: World, run_id: str) -> list[Settlement]:
     ]
 
 
+@pytest.mark.guarantee("G3")
 async def test_a_lost_claim_settles_nothing(world: World) -> None:
     job_id, run_id = await world.submit(1)
     every = await settlements(world, run_id)
@@ -307,6 +312,7 @@ async def test_a_lost_claim_settles_nothing(world: World) -> None:
         assert await world.settle(current, settlement) == Settled(False, RunStatus.RUNNING)
 
 
+@pytest.mark.guarantee("G3")
 async def test_settling_twice_counts_once(world: World, tasks: Tasks) -> None:
     job_id, run_id = await world.submit(2)
     task = await world.claimed(run_id, 0)
@@ -318,6 +324,7 @@ async def test_settling_twice_counts_once(world: World, tasks: Tasks) -> None:
     assert len(history) == 1
 
 
+@pytest.mark.guarantee("G9")
 async def test_a_late_result_of_a_stopped_run_is_kept(world: World, runs: Runs) -> None:
     job_id, run_id = await world.submit(3)
     held = [await world.claimed(run_id, index) for index in range(3)]
@@ -333,6 +340,7 @@ async def test_a_late_result_of_a_stopped_run_is_kept(world: World, runs: Runs) 
     assert await world.claim(run_id, 2) == Finished()
 
 
+@pytest.mark.guarantee("G10")
 async def test_a_late_result_of_a_deleted_run_changes_nothing(
     world: World, jobs: Jobs, runs: Runs, tasks: Tasks
 ) -> None:
@@ -347,6 +355,7 @@ async def test_a_late_result_of_a_deleted_run_changes_nothing(
     assert await world.rows(run_id) == []
 
 
+@pytest.mark.guarantee("G4")
 async def test_a_read_after_the_end_says_completed(world: World) -> None:
     job_id, run_id = await world.submit(100)
     seen: list[int] = []

@@ -18,6 +18,8 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+@pytest.mark.guarantee("G5")
+@pytest.mark.guarantee("G6")
 async def test_every_message_is_received_once_and_the_limit_holds() -> None:
     world = World(slots=20, duration=lambda _delivery: 1.0)
     async with world.running():
@@ -186,6 +188,7 @@ async def test_stop_lets_work_in_hand_end_and_receives_nothing_more() -> None:
     assert world.granted("a") == 0
 
 
+@pytest.mark.guarantee("G7")
 async def test_after_the_grace_work_is_cancelled_and_given_back_at_once() -> None:
     world = World(slots=4, duration=lambda _delivery: 1_000.0)
     async with world.running():
@@ -200,6 +203,7 @@ async def test_after_the_grace_work_is_cancelled_and_given_back_at_once() -> Non
     assert len(again) == 20
 
 
+@pytest.mark.guarantee("G6")
 async def test_renewal_keeps_long_work_hidden() -> None:
     world = World(slots=1, duration=lambda _delivery: 200.0)
     async with world.running():

@@ -128,6 +128,7 @@ def test_a_zip_comes_out_while_rows_come_in() -> None:
     pieces.close()
 
 
+@pytest.mark.guarantee("G18")
 @pytest.mark.parametrize(
     "count", [2_000, pytest.param(70_000, marks=(pytest.mark.full, pytest.mark.timeout(600)))]
 )

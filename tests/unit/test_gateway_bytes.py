@@ -79,6 +79,7 @@ async def failure(gateway: Gateway, url: str, *, max_bytes: int = LIMIT) -> Scra
     return caught.value
 
 
+@pytest.mark.guarantee("G11")
 @pytest.mark.parametrize("framing", ["", "&chunked=1"], ids=["length", "chunked"])
 @pytest.mark.parametrize("coding", CODINGS)
 async def test_every_body_in_every_coding(
@@ -117,6 +118,7 @@ async def test_twenty_megabytes(gateway: Gateway, server: GatewayServer, coding:
     assert b"".join(pieces) == expected_body(url)
 
 
+@pytest.mark.guarantee("G11")
 @pytest.mark.parametrize("coding", ["", "gzip", "br", "gzip,br"])
 @pytest.mark.parametrize("framing", ["", "&chunked=1"], ids=["length", "chunked"])
 @pytest.mark.parametrize("size", [1_000, SMALL * 2])
@@ -130,6 +132,7 @@ async def test_one_byte_over_the_bound(
     assert (failed.failure, failed.retryable) == (TaskFailure.BAD_TARGET, False)
 
 
+@pytest.mark.guarantee("G11")
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "raw-deflate", "br", "gzip,gzip"])
 @pytest.mark.parametrize("size", [1_000, SMALL * 2])
 async def test_a_truncated_stream_is_retried(

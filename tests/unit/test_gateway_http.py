@@ -70,6 +70,7 @@ async def echoed(gateway: HttpGateway, url: str, **fields: object) -> dict[str, 
 # What is sent
 
 
+@pytest.mark.guarantee("G12")
 @pytest.mark.parametrize(
     "url", ["http://any.test/?a=b&c=d#e", "http://ü.test/ä b?%zz=%2F+", "http://u:p@h.test/\\"]
 )
@@ -337,6 +338,7 @@ async def test_credentials_in_any_url_are_struck() -> None:
     assert redactor("")("a@b.test //x/y@z") == "a@b.test //x/y@z"
 
 
+@pytest.mark.guarantee("G16")
 @given(key=st.text(min_size=1, max_size=20), around=st.text(max_size=20))
 def test_no_key_survives(key: str, around: str) -> None:
     for spelling in (key, quote(key.encode("utf-8", "replace"), safe="")):

@@ -48,6 +48,7 @@ async def refused(gateway: DirectGateway, url: str) -> None:
     assert (failed.failure, failed.retryable) == (TaskFailure.BAD_TARGET, False)
 
 
+@pytest.mark.guarantee("G17")
 @pytest.mark.parametrize(
     "host",
     [
@@ -94,6 +95,7 @@ def always(*addresses: str) -> Lookup:
     return lookup
 
 
+@pytest.mark.guarantee("G17")
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["::1", "10.0.0.1"], ["::ffff:7f00:1"]])
 async def test_a_name_of_a_private_address_is_refused(
     server: GatewayServer, addresses: list[str]
@@ -104,6 +106,7 @@ async def test_a_name_of_a_private_address_is_refused(
     assert server.connections == 0
 
 
+@pytest.mark.guarantee("G17")
 async def test_a_redirect_to_a_private_address_is_refused(
     server: GatewayServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +161,7 @@ async def test_a_name_that_turns_private_is_refused_when_it_is_resolved_again(
     assert server.connections == 0
 
 
+@pytest.mark.guarantee("G17")
 async def test_the_peer_is_checked_before_a_byte_is_sent(server: GatewayServer) -> None:
     """A resolver that lies to the check and not to the socket: the peer itself gives it away."""
     answers = iter([True, False])

@@ -25,6 +25,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         yield opened
 
 
+@pytest.mark.guarantee("G11")
 async def test_a_body_comes_back_byte_for_byte(api: Api) -> None:
     job = await api.submit(1)
     [task] = await api.drain(job)

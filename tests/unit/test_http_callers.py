@@ -63,6 +63,7 @@ async def test_two_keys_are_none(api: Api) -> None:
     problem_of(response, status=401, code="unauthenticated")
 
 
+@pytest.mark.guarantee("G15")
 async def test_a_foreign_job_does_not_exist(api: Api) -> None:
     job = await api.submit(1, status="open")
     run_id = job["latest_run"]["run_id"]

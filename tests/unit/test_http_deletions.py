@@ -23,6 +23,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         yield opened
 
 
+@pytest.mark.guarantee("G10")
 async def test_a_deleted_job_is_a_tombstone_and_then_gone(api: Api) -> None:
     job = await api.submit(2)
     path = f"/v1/jobs/{job['job_id']}"

@@ -261,6 +261,7 @@ async def test_metrics_are_those_of_the_registry(api: Api) -> None:
     assert "conveyor_things_total 3.0" in response.text
 
 
+@pytest.mark.guarantee("G16")
 async def test_the_log_tells_one_line_a_request_and_no_secret(
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:

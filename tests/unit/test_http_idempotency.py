@@ -33,6 +33,7 @@ async def count_jobs(api: Api) -> int:
     return len((await api.client.get("/v1/jobs", params={"limit": "100"})).json()["jobs"])
 
 
+@pytest.mark.guarantee("G14")
 async def test_a_repeat_gets_the_same_bytes_though_the_job_moved_on(api: Api) -> None:
     first = await api.client.post("/v1/jobs", json=DOCUMENT, headers=KEYED)
     await api.drain(first.json())
@@ -47,6 +48,7 @@ async def test_a_repeat_gets_the_same_bytes_though_the_job_moved_on(api: Api) ->
     assert "Idempotency-Replayed" not in first.headers
 
 
+@pytest.mark.guarantee("G14")
 async def test_fifty_at_once_make_one_job(api: Api) -> None:
     answers: list[httpx.Response] = []
 
@@ -151,6 +153,7 @@ async def test_a_key_is_forgotten_after_a_day(api: Api) -> None:
     assert fresh.json()["job_id"] != first.json()["job_id"]
 
 
+@pytest.mark.guarantee("G14")
 async def test_a_request_that_died_after_its_claim_is_taken_over_with_its_id(api: Api) -> None:
     body = b'{"tasks": [{"url": "https://a.test/"}]}'
     promised = await claim_for_submit(api, body)

@@ -42,6 +42,7 @@ async def test_a_submit_answers_with_job_and_run(api: Api) -> None:
     assert answer.latest_run.run_sequence == 1
 
 
+@pytest.mark.guarantee("G12")
 async def test_a_job_comes_back_as_it_was_submitted(api: Api) -> None:
     fields: dict[str, Any] = {
         "name": "Näme",
@@ -90,6 +91,7 @@ async def test_the_tasks_are_written_and_enqueued_before_the_answer(api: Api) ->
     assert run_id in await api.binding.signals.wait()
 
 
+@pytest.mark.guarantee("G16")
 async def test_the_key_is_sealed_for_the_worker_and_nowhere_in_the_clear(
     api: Api, tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ async def test_the_key_is_sealed_for_the_worker_and_nowhere_in_the_clear(
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
+@pytest.mark.guarantee("G1")
 async def test_every_bad_task_is_listed_and_nothing_is_created(api: Api) -> None:
     tasks = [
         {"url": "https://good.test/"},

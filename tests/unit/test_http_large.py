@@ -176,6 +176,7 @@ async def test_a_few_heavy_tasks_are_spread_too(api: Api) -> None:
     assert found.task_shard_count == 8
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.slow
 async def test_every_bad_task_is_listed_and_nothing_is_left(api: Api) -> None:
     tasks = tasks_of(12_000)
@@ -208,6 +209,7 @@ async def test_what_is_wrong_with_a_large_document(api: Api) -> None:
     await nothing_is_left(api)
 
 
+@pytest.mark.guarantee("G14")
 async def test_a_replay_of_a_large_submit_is_byte_equal(api: Api) -> None:
     body = json.dumps({"tasks": tasks_of(12_000)}).encode()
     first = await post(api, body, **KEYED)
@@ -259,6 +261,7 @@ async def test_a_list_stays_staged_where_its_job_was_written_after_all(api: Api)
     assert len(staged_rows(api, job)) == 2
 
 
+@pytest.mark.guarantee("G14")
 async def test_who_takes_over_a_claim_finds_the_list_that_was_staged(api: Api) -> None:
     """The earlier request wrote its job under another key's claim, as after a crash in between."""
     body = json.dumps({"tasks": tasks_of(2), "async": True}).encode()

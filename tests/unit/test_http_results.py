@@ -28,6 +28,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         yield opened
 
 
+@pytest.mark.guarantee("G12")
 async def test_a_result_tells_what_was_asked_and_what_came(api: Api) -> None:
     task = {
         "url": "https://user:pw@site.test/ä?q=1#x",
@@ -76,6 +77,7 @@ async def test_filters_let_through_what_they_name(api: Api) -> None:
     assert states == ["successful", "failed", "processing", "pending", "pending", "pending"]
 
 
+@pytest.mark.guarantee("G13")
 @pytest.mark.parametrize("status", ["all", "successful", "processing"])
 async def test_every_page_size_gives_each_row_once_in_order(api: Api, status: str) -> None:
     job = await api.submit(11)

@@ -72,6 +72,7 @@ async def test_every_row_is_written_and_announced(large: Ingestion) -> None:
     assert received == [ids.task_id(large.run_id, index) for index in range(30)]
 
 
+@pytest.mark.guarantee("G2")
 async def test_three_at_once_and_one_later_change_nothing(large: Ingestion) -> None:
     async with anyio.create_task_group() as group:
         for _ in range(3):

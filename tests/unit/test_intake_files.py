@@ -249,6 +249,7 @@ def blocks(line: str, rows: int) -> Iterator[bytes]:
         yield "".join(line.format(i) for i in range(first, first + 500)).encode()
 
 
+@pytest.mark.guarantee("G18")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "line", "good"),

@@ -244,6 +244,7 @@ async def test_a_cancelled_deletion_gives_its_place_back(api: Api) -> None:
     assert rows.rows["4"] == 0
 
 
+@pytest.mark.guarantee("G10")
 async def test_everything_of_a_run_goes_and_the_tombstone_with_the_second_pass(api: Api) -> None:
     job = await api.submit(3)
     job_id, run_id = job["job_id"], job["latest_run"]["run_id"]

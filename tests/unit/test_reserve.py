@@ -33,6 +33,7 @@ async def lapse(world: World, name: str, *, limit: int) -> None:
     raise AssertionError("the lease never lapsed")
 
 
+@pytest.mark.guarantee("G5")
 async def test_calls_end_before_a_silent_workers_permits_are_given_away() -> None:
     """For the mistake of taking a renewal that failed for one that went through."""
     world = World(slots=10, duration=lambda _delivery: 1_000.0, ledger=BrokenLedger)
@@ -46,6 +47,7 @@ async def test_calls_end_before_a_silent_workers_permits_are_given_away() -> Non
         world.broken.away = lambda _holding: False
 
 
+@pytest.mark.guarantee("G5")
 async def test_a_grant_for_one_job_does_not_renew_another() -> None:
     """For the mistake of keeping one renewal time a worker instead of one a job."""
     world = World(slots=20, duration=lambda _delivery: 1_000.0, ledger=BrokenLedger)

@@ -101,6 +101,7 @@ async def listed(api: Api, job_id: str, **query: str) -> list[int]:
     return rows
 
 
+@pytest.mark.guarantee("G13")
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", LAYOUTS, ids=lambda shards: f"{shards.count}-{shards.scheme}")
 async def test_every_page_size_gives_each_row_once_in_order(api: Api, shards: Shards) -> None:
@@ -171,6 +172,7 @@ def spied_reads(api: Api, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[st
     return reads
 
 
+@pytest.mark.guarantee("G13")
 async def test_rows_are_listed_while_they_are_still_being_written(api: Api) -> None:
     ingest = Ingest(status=IngestStatus.PENDING, end=500, chunks=(0,))
     job_id, run_id = await made(api, EIGHT, 500, ingest=ingest)

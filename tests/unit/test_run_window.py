@@ -23,6 +23,7 @@ def _queue(window: int) -> RunQueue:
     return RunQueue(JOB, RUN, window=window, receipts=itertools.count(1).__next__, faults=None)
 
 
+@pytest.mark.guarantee("G18")
 def test_a_send_beyond_the_window_keeps_only_the_window() -> None:
     queue = _queue(100)
     for start in range(0, 100_000, 10_000):
@@ -40,6 +41,7 @@ async def test_the_window_moves_over_all_rows_and_reads_each_about_once() -> Non
     assert store.reads <= 5_000 // 50 + 2
 
 
+@pytest.mark.guarantee("G18")
 async def test_opening_reads_nothing_until_the_first_receive() -> None:
     clock = FakeClock()
     store = Store(clock, rows=dict(tasks(range(30))))
@@ -239,6 +241,7 @@ def test_renewing_for_hours_keeps_the_record_of_hidden_messages_small() -> None:
     assert len(queue.take(10, visibility=60, now=65.0)) == 10
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.slow
 @pytest.mark.parametrize("max_receives", [None, 2])
 @pytest.mark.parametrize("window", [10, 40])

@@ -201,6 +201,7 @@ async def test_a_slow_request_does_not_free_the_claim_of_who_overtook_it_by_anot
     assert len(make.tickets) == 1
 
 
+@pytest.mark.guarantee("G14")
 async def test_what_a_lost_answer_made_is_found_again(api: Api, once: OnceOnly) -> None:
     make = Maker(api)
 

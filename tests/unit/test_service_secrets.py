@@ -93,6 +93,7 @@ def test_keys_for_different_purposes_differ() -> None:
     assert {len(key) for key in keys} == {32}
 
 
+@pytest.mark.guarantee("G16")
 def test_no_repr_shows_a_secret() -> None:
     options = ServiceOptions(public_origin=ORIGIN, older_secrets=(OLD,))
     keyring = derive_keyring([NEW])

@@ -184,6 +184,7 @@ async def test_readers_cannot_write(store: SqliteStore) -> None:
     assert refusal.value.code is ErrorCode.UNAVAILABLE
 
 
+@pytest.mark.guarantee("G7")
 async def test_everything_is_there_after_a_restart(path: Path) -> None:
     clock = FakeClock()
     store = await open_store(path, now=clock.now())
@@ -199,6 +200,7 @@ async def test_everything_is_there_after_a_restart(path: Path) -> None:
     await world.store.aclose()
 
 
+@pytest.mark.guarantee("G7")
 async def test_a_boot_voids_the_claims_of_live_runs(store: SqliteStore, world: World) -> None:
     live_job, live = await world.submit(4)
     stopped_job, stopped = await world.submit(2)
@@ -231,6 +233,7 @@ async def test_a_boot_ends_the_leases_of_notices(store: SqliteStore, world: Worl
     assert await outbox.due_notices(now=now + 60_001, limit=1) == [run_id]
 
 
+@pytest.mark.guarantee("G18")
 async def test_a_boot_touches_claims_and_no_pending_row(store: SqliteStore, world: World) -> None:
     _, run_id = await world.submit(5_000)
     await world.claimed(run_id, 4_000)

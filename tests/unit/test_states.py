@@ -91,6 +91,7 @@ def test_where_a_live_run_stands(
     assert live_run_status(stats, job_closed=job_closed) is expected
 
 
+@pytest.mark.guarantee("G4")
 @PROPERTY
 @given(
     ends=st.lists(st.booleans(), max_size=30),

@@ -100,6 +100,7 @@ async def test_paused_runs_are_left_alone(api: Api) -> None:
     assert sweep.outbox.references == []
 
 
+@pytest.mark.guarantee("G19")
 async def test_wrong_counters_are_set_right_and_a_hanging_run_ends(api: Api) -> None:
     hanging, lagging = await api.submit(3), await api.submit(3)
     await api.drain(hanging, failing=1)

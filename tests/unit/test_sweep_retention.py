@@ -53,6 +53,7 @@ async def _export(api: Api, job: dict[str, Any], *, expires_in: float) -> Export
     return export
 
 
+@pytest.mark.guarantee("G19")
 async def test_an_unfinished_export_is_sent_again_and_an_expired_one_goes(api: Api) -> None:
     job = await api.submit(1)
     export = await _export(api, job, expires_in=3 * QUIET)
