@@ -1,0 +1,27 @@
+"""`python -m reference` writes docs/reference; `--check` names each file that is stale."""
+
+from __future__ import annotations
+
+import sys
+
+from reference.pages import stale, write
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check; the exit code."""
+    if arguments not in ([], ["--check"]):
+        print("usage: scripts/docs [--check]", file=sys.stderr)
+        return 2
+    if not arguments:
+        write()
+        return 0
+    found = stale()
+    for name, row in found.items():
+        print(f"docs/reference/{name} is stale: {row}", file=sys.stderr)
+    if found:
+        print("run: scripts/docs", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

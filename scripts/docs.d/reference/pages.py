@@ -1,0 +1,72 @@
+"""Every page, and where it is written."""
+
+from __future__ import annotations
+
+from reference import api, programs, project, storage
+from reference.markdown import first_difference, page
+from reference.source import ROOT
+
+DIRECTORY = ROOT / "docs" / "reference"
+
+PAGES = {
+    "settings.md": ("every environment variable", programs.settings),
+    "commands.md": ("every command, option and exit code", programs.commands),
+    "routes.md": ("every route of the API with its answers", api.routes),
+    "answers.md": ("every document that is sent or answered", api.answers),
+    "error-codes.md": ("every error code, every reason of a refused task", api.error_codes),
+    "scraper-params.md": ("every scraper param", programs.scraper_params),
+    "metrics.md": ("every metric", programs.metrics),
+    "log-events.md": ("every log line whose words stand in the code", programs.log_events),
+    "columns.md": ("tables, items, queues, lifecycle rules, keys", storage.columns),
+    "ports.md": ("every method of every port", project.ports),
+    "rooms.md": ("the parts of the package, and what each imports", project.rooms_page),
+    "dependencies.md": ("every dependency, and why", project.dependencies),
+    "guarantees.md": ("every guarantee, and the tests that prove it", project.guarantees),
+}
+"""Each file: what is in it, and the function that makes it."""
+
+
+def _index() -> str:
+    return page(
+        "Reference",
+        "What the code itself knows. A test fails while a file is stale.",
+        "\n".join(f"- [{name}]({name}): {about}" for name, (about, _) in PAGES.items()),
+    )
+
+
+def made(name: str) -> str:
+    """What a file has to be."""
+    return _index() if name == "README.md" else PAGES[name][1]()
+
+
+def names() -> list[str]:
+    """Every file."""
+    return ["README.md", *PAGES]
+
+
+def write() -> None:
+    """Write every file, and remove what is none of them."""
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for name in names():
+        (DIRECTORY / name).write_text(made(name), encoding="utf-8")
+    for name in _strangers():
+        (DIRECTORY / name).unlink()
+
+
+def stale() -> dict[str, str]:
+    """Each file that is not as it has to be, with the first line that differs."""
+    found = {name: difference for name in names() if (difference := difference_of(name))}
+    return found | dict.fromkeys(_strangers(), "nothing makes it")
+
+
+def difference_of(name: str) -> str:
+    """The first line of a file that differs; empty where none does."""
+    path = DIRECTORY / name
+    written = path.read_text(encoding="utf-8") if path.is_file() else ""
+    wanted = made(name)
+    return "" if written == wanted else first_difference(written, wanted)
+
+
+def _strangers() -> list[str]:
+    there = sorted(path.name for path in DIRECTORY.glob("*.md"))
+    return [name for name in there if name not in names()]
