@@ -40,8 +40,9 @@ def table(*heading: str, text: str = SPEC) -> list[Row]:
 
 
 def section(title: str) -> str:
-    """The text under a heading, up to the next of the same or a higher level."""
-    found = re.search(rf"^(#+) {re.escape(title)}$", SPEC, re.MULTILINE)
+    """The text under a heading, up to the next of the same or a higher level. Its number may be
+    left out."""
+    found = re.search(rf"^(#+) (?:[\d.]+ )?{re.escape(title)}$", SPEC, re.MULTILINE)
     assert found is not None, f"SPEC.md has no heading {title}"
     rest = SPEC[found.end() :]
     following = re.search(rf"^#{{1,{len(found[1])}}} ", rest, re.MULTILINE)

@@ -1,13 +1,9 @@
-"""SPEC.md against the code: what stands on one side stands on the other."""
+"""What the code says of itself against what its programs do, and what documents say of both."""
 
 from __future__ import annotations
 
-import ast
 import re
 import runpy
-import tomllib
-from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +11,24 @@ import click
 import httpx
 import msgspec
 import pytest
+from reference.source import texts_of
 
-from conveyor import cli
 from conveyor.bootstrap import open_dev
+from conveyor.client import program
 from conveyor.clock import SystemClock
-from conveyor.domain import params
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
-from conveyor.engine.telemetry import COUNTERS, LABELLED_COUNTERS
-from conveyor.http.openapi_operations import EXPORT_OPERATIONS, INPUT_OPERATIONS, OPERATIONS
+from conveyor.engine.telemetry import METRICS
+from conveyor.http.openapi import document, operations
 from conveyor.http.problems import PROBLEMS
 from conveyor.service import schemas
-from conveyor.settings import PREFIX, SETTINGS, Settings, load
-from tests.disk import files_below
-from tests.unit.spec_document import ROOT, SPEC, name, names, once, section, table
+from conveyor.settings import PREFIX, SETTINGS, load
+from tests.unit.metrics_page import served_metrics, told_metrics
+from tests.unit.spec_document import ROOT, SPEC
 
 CLIENT_VARIABLES = {"CONVEYOR_URL"}
 TEST_VARIABLES = {"CONVEYOR_TEST_AWS", "CONVEYOR_TEST_REDIS_SERVER"}
 EMULATORS = ROOT / "scripts" / "emulators.d" / "programs.py"
-EVERYWHERE = {403, 500, 503}
-"""What any route may answer."""
+DOCUMENTS = [ROOT / name for name in ("README.md", "SPEC.md", "CONTRIBUTING.md", "bench/README.md")]
 
 
 @pytest.fixture
@@ -45,50 +40,18 @@ def anyio_backend() -> str:
 # -- settings --
 
 
-def _shown(value: object) -> str:
-    match value:
-        case bool():
-            return f"`{str(value).lower()}`"
-        case float():
-            return f"`{value:g}`" if value < 1_000_000 else f"`{int(value)}`"
-        case "":
-            return "empty"
-        case _:
-            return f"`{value}`"
-
-
-def test_every_setting_stands_with_its_default_and_unit() -> None:
-    rows = table("Variable", "Default", "Unit", "Meaning")
-    defaults = Settings()
-
-    assert {name(row[0]): row[1] for row in rows} == {
-        setting.variable: _shown(getattr(defaults, setting.name)) for setting in SETTINGS
-    }
-    assert len(rows) == len(SETTINGS)
-    assert all(row[2] and row[3] for row in rows)
-
-
-def test_every_default_of_the_production_roles_stands() -> None:
-    rows = table("Variable of a role", "Default")
-
-    assert {name(row[0]): row[1] for row in rows} == {
-        setting.variable: _shown(setting.production)
-        for setting in SETTINGS
-        if setting.production is not None
-    }
-
-
-def test_every_field_of_the_settings_is_a_setting() -> None:
-    assert {field.name for field in fields(Settings)} == {setting.name for setting in SETTINGS}
-
-
 def test_no_variable_is_named_that_nothing_reads() -> None:
     known = {setting.variable for setting in SETTINGS} | CLIENT_VARIABLES
     files = {setting.file_variable for setting in SETTINGS if setting.secret}
     variables = set(re.findall(rf"\b{PREFIX}[A-Z0-9_]+\b", SPEC))
 
     assert variables <= known | files | _of_tests()
-    assert files <= variables
+
+
+def test_every_variable_of_the_tests_stands() -> None:
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+
+    assert set(re.findall(rf"\b{PREFIX}TEST_[A-Z0-9_]+\b", page)) == _of_tests()
 
 
 def _of_tests() -> set[str]:
@@ -96,12 +59,6 @@ def _of_tests() -> set[str]:
     emulators = runpy.run_path(str(EMULATORS), run_name="programs")["emulators"](Path())
     services = {service for emulator in emulators for service in emulator.addresses}
     return {f"{PREFIX}TEST_{service}" for service in services} | TEST_VARIABLES
-
-
-def test_every_variable_of_the_tests_stands() -> None:
-    rows = table("Test variable", "Meaning")
-
-    assert once(variable for row in rows for variable in names(row[0])) == _of_tests()
 
 
 # -- the wire --
@@ -118,38 +75,19 @@ async def app_client(tmp_path: Path) -> Any:
     await runtime.aclose()
 
 
-def spec_routes() -> set[tuple[str, str]]:
-    routes = [(row[0], name(row[1])) for row in table("Method", "Path", "Success")]
+def described_routes() -> set[tuple[str, str]]:
+    routes = [(operation.method.upper(), operation.path) for operation in operations()]
     assert len(routes) == len(set(routes))
     return set(routes)
 
 
-async def test_every_route_stands_in_the_table(app_client: httpx.AsyncClient) -> None:
+async def test_every_route_that_is_served_is_an_operation(app_client: httpx.AsyncClient) -> None:
     app = app_client._transport.app  # type: ignore[attr-defined]
     served = {
         (method, route.path) for route in app.routes for method in route.methods if method != "HEAD"
     }
 
-    assert spec_routes() == served
-
-
-async def test_the_openapi_document_tells_of_the_same_routes(app_client: httpx.AsyncClient) -> None:
-    document = (await app_client.get("/openapi.json")).json()
-    prefix = _prefix(document)
-    told = {
-        (method.upper(), prefix + path)
-        for path, item in document["paths"].items()
-        for method in item
-        if method in {"get", "put", "post", "delete", "patch", "head", "options"}
-    }
-
-    assert told == spec_routes()
-
-
-def _prefix(document: dict[str, Any]) -> str:
-    """What the paths of the document are relative to."""
-    server: str = document.get("servers", [{"url": "/"}])[0]["url"]
-    return httpx.URL(server).path.rstrip("/")
+    assert described_routes() == served
 
 
 async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncClient) -> None:
@@ -165,9 +103,9 @@ async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncCl
         "export_id": job["job_id"],
         "input_id": job["job_id"],
     }
-    marked = {(row[0], name(row[1])) for row in table("Method", "Path") if row[2].startswith("501")}
+    marked = {(one.method.upper(), one.path) for one in operations() if one.success == 501}
     answered = set()
-    for method, path in sorted(spec_routes() - {("DELETE", "/v1/jobs/{job_id}")}):
+    for method, path in sorted(described_routes() - {("DELETE", "/v1/jobs/{job_id}")}):
         answer = await app_client.request(method, path.format(**ids), headers=headers)
         if answer.status_code == 501:
             assert answer.json()["code"] == "not_implemented"
@@ -176,224 +114,83 @@ async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncCl
     assert answered == marked
 
 
-def test_every_error_code_stands_with_its_status() -> None:
-    rows = table("Code", "Status", "Meaning")
-
-    assert {name(row[0]): int(row[1]) for row in rows} == {
-        code.value: status for code, (status, _title) in PROBLEMS.items()
-    }
-    assert once(name(row[0]) for row in rows) == set(ErrorCode)
-
-
-def test_every_route_stands_with_its_answers() -> None:
-    told: dict[tuple[str, str], set[int]] = {}
-    for method, path, success, refusals in table("Method", "Path", "Success", "Refusals"):
-        statuses = {PROBLEMS[ErrorCode(code)][0] for code in names(refusals)} | EVERYWHERE
-        statuses |= {int(number) for number in re.findall(r"\b[245]\d\d\b", success)}
-        told[method, name(path)] = statuses if "no key" in success else statuses | {401}
-
-    assert told == {
-        (operation.method.upper(), operation.path): {
-            operation.success,
-            *((202,) if operation.later else ()),
-            *operation.errors,
-            *EVERYWHERE,
-            *(() if operation.open else (401,)),
-        }
-        for operation in (
-            *OPERATIONS,
-            *INPUT_OPERATIONS,
-            *EXPORT_OPERATIONS,
-        )
-    }
-
-
-def test_every_reason_of_an_invalid_task_stands() -> None:
-    rows = table("Reason", "Meaning")
-
-    assert once(name(row[0]) for row in rows) == set(InvalidTaskReason)
+def test_every_error_code_has_a_status_and_a_meaning() -> None:
+    assert set(PROBLEMS) == set(ErrorCode)
+    assert texts_of(ErrorCode).keys() == ErrorCode.__members__.keys()
+    assert texts_of(InvalidTaskReason).keys() == InvalidTaskReason.__members__.keys()
 
 
 ANSWERS: dict[str, type[msgspec.Struct]] = {
-    "spend": schemas.SpendBody,
-    "stats": schemas.StatsBody,
-    "run": schemas.RunBody,
-    "job": schemas.JobBody,
-    "callback": schemas.CallbackBody,
-    "jobs": schemas.JobsPage,
-    "runs": schemas.RunsPage,
-    "submitted": schemas.SubmitBody,
-    "added": schemas.AddTasksBody,
-    "rerun": schemas.RerunBody,
-    "problem of a task": schemas.ProblemBody,
-    "result": schemas.ResultBody,
-    "results": schemas.ResultsPage,
-    "event": schemas.EventBody,
-    "history": schemas.HistoryBody,
-    "upload": schemas.UploadBody,
-    "file input": schemas.JobInputBody,
-    "export begun": schemas.StartExportBody,
-    "export": schemas.ExportBody,
+    "Spend": schemas.SpendBody,
+    "RunStats": schemas.StatsBody,
+    "Run": schemas.RunBody,
+    "Job": schemas.JobBody,
+    "Callback": schemas.CallbackBody,
+    "JobsPage": schemas.JobsPage,
+    "RunsPage": schemas.RunsPage,
+    "Submitted": schemas.SubmitBody,
+    "TasksAdded": schemas.AddTasksBody,
+    "Rerun": schemas.RerunBody,
+    "Problem": schemas.ProblemBody,
+    "Result": schemas.ResultBody,
+    "ResultsPage": schemas.ResultsPage,
+    "Event": schemas.EventBody,
+    "History": schemas.HistoryBody,
+    "Upload": schemas.UploadBody,
+    "JobInput": schemas.JobInputBody,
+    "ExportStarted": schemas.StartExportBody,
+    "Export": schemas.ExportBody,
 }
 
 
-def test_every_field_of_every_answer_stands() -> None:
-    described = {
+def test_every_field_of_every_answer_is_described() -> None:
+    answers = {
         value
-        for module in (schemas, schemas, schemas)
-        for value in vars(module).values()
-        if isinstance(value, type) and value.__module__ == module.__name__
+        for value in vars(schemas).values()
+        if isinstance(value, type) and value.__module__ == schemas.__name__
     }
-    rows = {row[0]: names(row[1]) for row in table("Answer", "Fields")}
+    described = document()["components"]["schemas"]
 
-    assert set(ANSWERS.values()) == described
-    assert rows == {answer: list(shape.__struct_fields__) for answer, shape in ANSWERS.items()}
-
-
-def test_every_scraper_param_stands() -> None:
-    listed = [word for row in table("Param", "Takes") for word in names(row[0])]
-
-    assert once(listed) == params.KNOWN
+    assert set(ANSWERS.values()) == answers
+    # Only the problem of a request has invalid tasks, not that of a task.
+    assert {name: set(described[name]["properties"]) - {"invalid_tasks"} for name in ANSWERS} == {
+        name: set(shape.__struct_fields__) for name, shape in ANSWERS.items()
+    }
 
 
 # -- metrics --
 
 
-async def test_every_metric_stands_with_its_type(app_client: httpx.AsyncClient) -> None:
-    scraped = (await app_client.get("/metrics")).text
-    served = dict(re.findall(r"^# TYPE (\S+) (\S+)$", scraped, re.MULTILINE))
-    rows = table("Metric", "Type", "Labels", "Meaning")
+async def test_every_metric_is_served_as_it_is_described(app_client: httpx.AsyncClient) -> None:
+    page = (await app_client.get("/metrics")).text
 
-    assert {name(row[0]): row[1] for row in rows} == served
-    assert len(rows) == len(served)
+    assert served_metrics(page) == told_metrics("conveyor-dev")
 
 
-def test_every_counter_of_the_loop_stands_with_its_label() -> None:
-    labels = {name(row[0]): names(row[2])[:1] for row in table("Metric", "Type", "Labels")}
-
-    for counter in COUNTERS:
-        assert labels[f"conveyor_{counter}_total"] == []
-    for counter, (_text, label) in LABELLED_COUNTERS.items():
-        assert labels[f"conveyor_{counter}_total"] == [label]
+def test_every_metric_explains_itself() -> None:
+    assert all(one.help == one.help.strip() != "" for one in METRICS.values())
 
 
 # -- the command line --
 
 
-def _commands() -> dict[str, click.Command]:
-    return {**_group("conveyor", cli.conveyor), "conveyor-dev": cli.conveyor_dev}
-
-
-def _group(program: str, command: click.Command) -> dict[str, click.Command]:
-    """A command, and all those below it."""
-    found = {program: command}
-    if isinstance(command, click.Group):
-        for word, below in command.commands.items():
-            found |= _group(f"{program} {word}", below)
-    return found
-
-
-def _flags(program: str, command: click.Command) -> set[str]:
-    options = {
-        flag
-        for parameter in command.params
-        if isinstance(parameter, click.Option)
-        for flag in (*parameter.opts, *parameter.secondary_opts)
-    }
-    return options if " " in program else options | {"-h", "--help"}
-
-
-def test_every_command_stands_with_its_flags() -> None:
-    rows = table("Command", "Flags", "Does")
-
-    assert {name(row[0]): once(names(row[1])) for row in rows} == {
-        program: _flags(program, command) for program, command in _commands().items()
-    }
-
-
 def test_the_exit_codes_are_those_of_the_programs() -> None:
-    from conveyor.client.commands import INCOMPLETE, SUCCEEDED
+    codes = {program.SUCCEEDED, program.INCOMPLETE, program.FAILED, program.INTERRUPTED}
 
-    codes = [int(row[0]) for row in table("Exit code", "Meaning")]
-
-    assert codes == sorted(
-        {SUCCEEDED, INCOMPLETE, cli.FAILED, cli.INTERRUPTED, click.UsageError.exit_code}
-    )
+    assert list(program.EXIT_CODES) == sorted({*codes, click.UsageError.exit_code})
 
 
 # -- the rest --
 
 
-def test_every_dependency_stands_with_its_reason() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    required = {re.split(r"[<>=!~;\[ ]", line)[0] for line in project["dependencies"]}
-    rows = table("Package", "Why")
-
-    assert once(name(row[0]) for row in rows) == required
-    assert all(row[1] for row in rows)
-    extras = {
-        extra: {re.split(r"[<>=!~;\[ ]", line)[0] for line in lines}
-        for extra, lines in project["optional-dependencies"].items()
-        if extra != "dev"
-    }
-    told = set(names(section("17. Dependencies")))
-    assert extras.keys() | set().union(*extras.values()) <= told
-
-
-def _room(path: Path) -> str:
-    return path.relative_to(ROOT / "conveyor").parts[0].removesuffix(".py")
-
-
-def _imports(path: Path) -> Iterator[str]:
-    """The rooms that a module imports from."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        for module in modules:
-            if module.startswith("conveyor."):
-                yield module.split(".")[1]
-
-
-def test_every_room_stands_with_what_it_imports() -> None:
-    told = {name(row[0]): set(names(row[2])) for row in table("Room", "Holds", "May import")}
-    found: dict[str, set[str]] = {}
-    for path in files_below(ROOT / "conveyor", ".py"):
-        room = _room(path)
-        if not room.startswith("__"):
-            found.setdefault(room, set()).update(set(_imports(path)) - {room})
-
-    assert found.keys() == told.keys()
-    assert not {room: more for room in found if (more := found[room] - told[room])}
-
-
-def _tests_in(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-    }
-
-
-@pytest.mark.slow
-def test_the_tests_that_prove_the_guarantees_exist() -> None:
-    cited = [
-        reference.partition("::")
-        for row in (*table("Guarantee", "Test"), *table("On AWS alone", "Handling is tested by"))
-        for reference in names(row[1])
-    ]
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_test_that_a_document_cites_is_there(path: Path) -> None:
+    cited = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", path.read_text(encoding="utf-8"))
     missing = [
         f"{file}::{test}"
-        for file, _, test in cited
-        if not (ROOT / file).is_file() or (test and test not in _tests_in(ROOT / file))
+        for file, test in cited
+        if not (ROOT / file).is_file()
+        or (test and f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8"))
     ]
 
     assert not missing
-
-
-def test_every_guarantee_is_proved() -> None:
-    promised = {row[0] for row in table("#", "Guarantee")}
-    proved = {row[0].split()[0] for row in table("Guarantee", "Test") if names(row[1])}
-
-    assert promised <= proved

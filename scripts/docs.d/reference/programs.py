@@ -11,10 +11,9 @@ import click
 from conveyor import cli
 from conveyor.client.program import EXIT_CODES
 from conveyor.domain import params
-from conveyor.domain.address_checks import redis_url
-from conveyor.domain.checks import HOUR, LONG, MOST_DAYS
 from conveyor.engine.telemetry import COUNTER, METRICS
 from conveyor.settings import SETTINGS, Setting, Settings
+from conveyor.settings.validators import HOUR, LONG, MOST_DAYS, redis_url
 from reference.markdown import code, page, table
 from reference.source import ROOT, log_lines, parsed
 

@@ -10,18 +10,17 @@ from typing import Any
 
 import anyio
 
-from conveyor.dev.sqlite.columns import PRAGMAS, TABLES
-from conveyor.dev.sqlite.connection import open_reader, open_writer
+from conveyor.dev.sqlite.database import open_reader, open_writer
 from conveyor.dev.sqlite.schema import migrate
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
-from conveyor.prod.dynamodb.attributes import FOUND_BY, ITEMS, OF_EVERY_ITEM
-from conveyor.prod.dynamodb.keys import SPREAD
-from conveyor.prod.dynamodb.table import INDEXES
+from conveyor.prod.dynamodb.schema import INDEXES, SPREAD
 from conveyor.prod.redis.job_cache import KEPT
 from conveyor.prod.redis.permits import ledger_key
-from conveyor.prod.s3.lifecycle import lifecycle_rules
-from conveyor.prod.sqs.names import RETENTION, prefix, run_queue_name
+from conveyor.prod.s3.bucket import lifecycle_rules
+from conveyor.prod.sqs.registry import RETENTION, prefix, run_queue_name
+from reference.dynamodb_attributes import FOUND_BY, ITEMS, OF_EVERY_ITEM
 from reference.markdown import code, page, table
+from reference.sqlite_columns import PRAGMAS, TABLES
 
 
 def columns() -> str:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from conveyor.domain import ids
 from conveyor.domain.shards import Shards
-from conveyor.prod.dynamodb import keys
-from conveyor.prod.dynamodb.keys import Key
-from conveyor.prod.dynamodb.table import PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
+from conveyor.prod.dynamodb import schema
+from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, TIME_TO_LIVE, Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class ItemInfo:
 def _task_key(shards: int) -> Key:
     # Index 7 lies in shard 7 of 8.
     task_id = next(iter(ids.task_ids("RUN", 7, 1)))
-    key = keys.task_key("JOB", "RUN", task_id, Shards(shards))
+    key = schema.task_key("JOB", "RUN", task_id, Shards(shards))
     return Key(key.pk, key.sk.replace(task_id, "TASK"))
 
 
@@ -51,7 +50,7 @@ _PLACE = {
 
 ITEMS: dict[str, ItemInfo] = {
     "job": ItemInfo(
-        keys.job_key("JOB"),
+        schema.job_key("JOB"),
         "a job",
         {
             "job": "the whole of it, as JSON",
@@ -63,7 +62,7 @@ ITEMS: dict[str, ItemInfo] = {
         },
     ),
     "run": ItemInfo(
-        keys.run_key("JOB", 1),
+        schema.run_key("JOB", 1),
         "a run by its number in the job, in 10 digits, with its counters",
         {
             "run_id": "ULID",
@@ -115,7 +114,7 @@ ITEMS: dict[str, ItemInfo] = {
         },
     ),
     "place": ItemInfo(
-        keys.place_key("RUN"),
+        schema.place_key("RUN"),
         "where a run lies, which its id alone leads to; never changed",
         _PLACE,
     ),
@@ -148,11 +147,11 @@ ITEMS: dict[str, ItemInfo] = {
         _task_key(8), "the same, in the partition of its shard"
     ),
     "pin": ItemInfo(
-        keys.pin_key("JOB", "SOURCE", "RUN"),
+        schema.pin_key("JOB", "SOURCE", "RUN"),
         "that a run draws bodies, or is still copied, from another one",
     ),
     "intent": ItemInfo(
-        keys.intent_key("JOB", "RUN"),
+        schema.intent_key("JOB", "RUN"),
         "that rows are being written whose run is written last",
         {
             **_PLACE,
@@ -163,7 +162,7 @@ ITEMS: dict[str, ItemInfo] = {
         },
     ),
     "idempotency key": ItemInfo(
-        keys.idempotency_key("SCOPE"),
+        schema.idempotency_key("SCOPE"),
         "a key, claimed or answered",
         {
             "fingerprint": "hash of the body that came with it",
@@ -177,7 +176,7 @@ ITEMS: dict[str, ItemInfo] = {
         },
     ),
     "file input": ItemInfo(
-        keys.input_item_key("INPUT"),
+        schema.input_item_key("INPUT"),
         "a file input",
         {
             "slot": "caller, type and how the file is read, as JSON",
@@ -186,7 +185,7 @@ ITEMS: dict[str, ItemInfo] = {
         },
     ),
     "export": ItemInfo(
-        keys.export_item_key("EXPORT"),
+        schema.export_item_key("EXPORT"),
         "an export",
         {
             "export": "the whole of it, as JSON",
@@ -198,12 +197,12 @@ ITEMS: dict[str, ItemInfo] = {
         },
     ),
     "mark of an export": ItemInfo(
-        keys.exported_key("JOB", "RUN", "EXPORT"),
+        schema.exported_key("JOB", "RUN", "EXPORT"),
         "that a run has an export; read strongly where the run is removed, as an index may not "
         "know it yet",
     ),
     "notice": ItemInfo(
-        keys.notice_key("RUN"),
+        schema.notice_key("RUN"),
         "the outbox: what is owed to whoever waits for a run's end; not removed with the run",
         {
             "run_id": "the run",
@@ -220,7 +219,7 @@ ITEMS: dict[str, ItemInfo] = {
         },
     ),
     "permits": ItemInfo(
-        keys.permits_key("JOB"),
+        schema.permits_key("JOB"),
         "the ledger of a job, where `CONVEYOR_LEDGER` is `dynamodb`",
         {
             "entries": "by holder: `count`, `sequence`, `wants`, `lease` in ms, `stamp`",
@@ -229,12 +228,12 @@ ITEMS: dict[str, ItemInfo] = {
         },
     ),
     "sweep": ItemInfo(
-        keys.SWEEP,
+        schema.SWEEP,
         "who sweeps, and until when",
         {"lapses_at": "when the claim ends", "claimed_by": "token of the call that made it"},
     ),
     "fleet": ItemInfo(
-        keys.FLEET,
+        schema.FLEET,
         "the terms of the fleet",
         {
             "ledger": "where permits are kept",
@@ -244,7 +243,7 @@ ITEMS: dict[str, ItemInfo] = {
         },
     ),
     "data key": ItemInfo(
-        keys.DATA_KEY,
+        schema.DATA_KEY,
         "the key that callers' keys are sealed with",
         {"kms_key": "the key of KMS", "sealed": "the data key, encrypted by KMS"},
     ),
@@ -253,19 +252,19 @@ ITEMS: dict[str, ItemInfo] = {
 
 FOUND_BY: dict[str, dict[str, str]] = {
     "gsi1": {
-        keys.caller_jobs("CALLER"): "jobs of a caller, by job id",
+        schema.caller_jobs("CALLER"): "jobs of a caller, by job id",
         "ingesting#N": "runs whose rows are still being written, by run id",
         "unsettled#N": "runs whose rows are to be counted once more, by run id",
         "ended#N": "runs that have ended, by run id",
         "deleted#N": "deleted runs that are not purged, by run id",
-        keys.INTENTS: "rows written without their run, by when that began",
+        schema.INTENTS: "rows written without their run, by when that began",
     },
     "gsi2": {
         "active#N": "runs that are running and not paused, by when that changed",
         "idle#N": "all other runs, by when that changed",
-        keys.INPUTS: "file inputs, by their end",
-        keys.EXPORTS: "exports, by their end",
-        keys.OUTBOX: "notices, by when they are due",
+        schema.INPUTS: "file inputs, by their end",
+        schema.EXPORTS: "exports, by their end",
+        schema.OUTBOX: "notices, by when they are due",
     },
 }
 """The partitions of each index. N is the CRC-32 of the run id modulo SPREAD, so that no partition
