@@ -18,7 +18,7 @@ from conveyor.roles.production import KEEP_ALIVE
 from conveyor.settings import load
 
 TEMPLATE = Path(__file__).parents[2] / "scripts" / "deploy" / "template.yaml"
-README = TEMPLATE.parents[2] / "README.md"
+RUNBOOK = TEMPLATE.parents[2] / "docs" / "operations.md"
 ENVIRONMENT = "${Environment}"
 
 
@@ -107,7 +107,7 @@ def test_every_alarm_is_in_the_readme_with_what_it_means_and_what_to_do(
     named = [one["AlarmName"]["Fn::Sub"].replace(ENVIRONMENT, "…") for one in alarms]
     row = re.compile(r"^\| `(conveyor-…-[a-z-]+)` \| [^|]+ \| [^|]+ \|$", re.MULTILINE)
 
-    assert sorted(row.findall(README.read_text())) == sorted(named)
+    assert sorted(row.findall(RUNBOOK.read_text())) == sorted(named)
 
 
 def test_answers_5xx_are_noticed_whoever_gives_them(alarms: list[dict[str, Any]]) -> None:

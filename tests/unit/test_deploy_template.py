@@ -23,7 +23,7 @@ from conveyor.settings import SETTINGS
 from conveyor.testing.clock import FakeClock
 
 TEMPLATE = Path(__file__).parents[2] / "scripts" / "deploy" / "template.yaml"
-README = TEMPLATE.parents[2] / "README.md"
+RUNBOOK = TEMPLATE.parents[2] / "docs" / "operations.md"
 ENVIRONMENT = "${Environment}"
 CONTEXT = {"conveyor:environment": "env"}
 CALLBACKS = {"states:SendTaskFailure", "states:SendTaskHeartbeat", "states:SendTaskSuccess"}
@@ -148,7 +148,7 @@ def test_workers_can_have_another_image_first(
 
 
 def test_services_have_the_names_that_they_are_stopped_by(resources: dict[str, Any]) -> None:
-    readme = README.read_text()
+    readme = RUNBOOK.read_text()
     cluster = resources["Cluster"]["Properties"]["ClusterName"]["Fn::Sub"]
     assert f"--cluster {cluster.replace(ENVIRONMENT, 'production')} " in readme
     for service in ("Api", "Worker"):
