@@ -15,6 +15,22 @@ from conveyor.ports.clock import Clock
 
 SECRET_BYTES = 32
 
+CONTENTS: dict[str, str] = {
+    "lock": "the process id of the owner, under an exclusive lock",
+    "secret": f"{SECRET_BYTES} random bytes in hexadecimal, made at the first start; not made "
+    "where `CONVEYOR_SECRET` is set",
+    "conveyor.db": "the database, with its `-wal` and `-shm` files beside it",
+    "blobs/results/": "bodies: lifecycle class, job, run, the first five letters of the task id, "
+    "then task id, dot, claim number",
+    "blobs/staged/": "staged lists: job, run, then the index of a chunk's first task in 11 digits",
+    "blobs/inputs/": "uploaded files, by the id of their file input",
+    "blobs/exports/": "exports: job, run, then the id of the export",
+    "blobs/tmp/": "blobs being written; emptied at every start",
+    "callbacks.jsonl": "what state machines would hear, a JSON object a line: `at` (ms), "
+    "`task_token`, `succeeded`, and `output`, or `error` and `cause`",
+}
+"""What lies where in a data directory."""
+
 _HEX_SECRET = re.compile(rf"[0-9a-fA-F]{{{2 * SECRET_BYTES}}}")
 
 

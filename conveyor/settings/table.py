@@ -199,6 +199,7 @@ SETTINGS: tuple[Setting, ...] = (
         "secret",
         "comma list",
         "root secret, then older ones; if empty, conveyor-dev makes one in the data directory",
+        used_by=f"{EVERY_SERVER}, conveyor admin",
         secret=True,
     ),
     Setting(

@@ -14,7 +14,7 @@ def served_metrics(page: str) -> dict[str, tuple[str, str]]:
     return {name: (kind, helps[name]) for name, kind in types.items()}
 
 
-def told_metrics(program: str) -> dict[str, tuple[str, str]]:
+def described_metrics(program: str) -> dict[str, tuple[str, str]]:
     """The type and the help of each metric that a program has to serve."""
     return {
         f"conveyor_{name}{'_total' if one.kind == COUNTER else ''}": (one.kind, one.help)

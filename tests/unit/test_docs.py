@@ -22,7 +22,7 @@ from conveyor.http.openapi import document, operations
 from conveyor.http.problems import PROBLEMS
 from conveyor.service import schemas
 from conveyor.settings import PREFIX, SETTINGS, load
-from tests.unit.metrics_page import served_metrics, told_metrics
+from tests.unit.metrics_page import described_metrics, served_metrics
 from tests.unit.spec_document import ROOT, SPEC
 
 CLIENT_VARIABLES = {"CONVEYOR_URL"}
@@ -164,7 +164,7 @@ def test_every_field_of_every_answer_is_described() -> None:
 async def test_every_metric_is_served_as_it_is_described(app_client: httpx.AsyncClient) -> None:
     page = (await app_client.get("/metrics")).text
 
-    assert served_metrics(page) == told_metrics("conveyor-dev")
+    assert served_metrics(page) == described_metrics("conveyor-dev")
 
 
 def test_every_metric_explains_itself() -> None:

@@ -1,4 +1,4 @@
-"""What is told of the production binding's items, indexes and metrics, against what it makes."""
+"""How the production binding's items, indexes and metrics are described, and what it makes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from conveyor.prod.dynamodb.schema import INDEXES, PARTITION_KEY, SORT_KEY, TIME
 from conveyor.prod.dynamodb.submitting import intent_item
 from conveyor.prod.dynamodb.task_rows import new_task_item
 from conveyor.testing.clock import FakeClock
-from tests.unit.metrics_page import served_metrics, told_metrics
+from tests.unit.metrics_page import described_metrics, served_metrics
 
 if TYPE_CHECKING:
     from conveyor.prod.binding import ProdBinding
 
 
-def test_every_index_of_the_table_has_its_partitions_told() -> None:
+def test_every_index_of_the_table_has_its_partitions_described() -> None:
     assert FOUND_BY.keys() == INDEXES.keys()
     assert {PARTITION_KEY, SORT_KEY, TIME_TO_LIVE} <= OF_EVERY_ITEM.keys()
     assert {key for pair in INDEXES.values() for key in pair[:2]} <= OF_EVERY_ITEM.keys()
@@ -82,10 +82,10 @@ def test_the_attributes_of_new_items_stand() -> None:
         "intent": intent_item(place, now=1),
         "notice": new_notice_item(run, Callback("TOKEN")),
     }
-    told = {item: one.attributes.keys() | OF_EVERY_ITEM.keys() for item, one in ITEMS.items()}
-    told["run"] = told["run"] - {f"{REASON}REASON"} | {f"{REASON}{TaskFailure.TIMEOUT}"}
+    described = {item: one.attributes.keys() | OF_EVERY_ITEM.keys() for item, one in ITEMS.items()}
+    described["run"] = described["run"] - {f"{REASON}REASON"} | {f"{REASON}{TaskFailure.TIMEOUT}"}
 
-    assert not {item: more for item in made if (more := made[item].keys() - told[item])}
+    assert not {item: more for item in made if (more := made[item].keys() - described[item])}
 
 
 # -- metrics --
@@ -103,8 +103,8 @@ def test_every_metric_of_production_is_served_as_it_is_described() -> None:
     served = served_metrics(page)
 
     # What only a worker has is measured beside these.
-    assert served.items() <= told_metrics("conveyor worker").items()
-    assert served.keys() == told_metrics("conveyor api").keys()
+    assert served.items() <= described_metrics("conveyor worker").items()
+    assert served.keys() == described_metrics("conveyor api").keys()
     for name in ("aws_calls", "aws_retries", "aws_throttles", "aws_consumed_capacity"):
         (shown,) = re.findall(rf"^conveyor_{name}_total{{(.+)}} ", page, re.MULTILINE)
         assert set(re.findall(r"(\w+)=", shown)) == METRICS[name].labels.keys()

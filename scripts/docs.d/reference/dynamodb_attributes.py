@@ -58,7 +58,7 @@ ITEMS: dict[str, ItemInfo] = {
             "caller": "keyed hash of the API key that made it",
             "status": "state of the job",
             "version": "raised by each change",
-            "latest_run_sequence": "number of its newest run that is not deleted; 0: none",
+            "latest_run_sequence": "number of its newest run that is not deleted; 0 without one",
         },
     ),
     "run": ItemInfo(
@@ -213,7 +213,7 @@ ITEMS: dict[str, ItemInfo] = {
             "leased_by": "token of that call; absent where nobody is",
             "ended_as": "the state that the run ended in, once that has made it due",
             "ended_at": "when the run ended, once that has made it due",
-            "ending": "what is told, as JSON, once that is decided",
+            "ending": "the message about the end, as JSON, once it is decided",
             "decided_at": "when it was decided",
             "attempts": "tries to tell it that failed",
         },

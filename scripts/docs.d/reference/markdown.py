@@ -25,8 +25,8 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def page(title: str, *blocks: str) -> str:
-    """A whole page: title, mark, and blocks with blank lines between."""
-    return "\n\n".join([f"# {title}", MARK, *filter(None, blocks)]) + "\n"
+    """A whole page: mark, title, and blocks with blank lines between."""
+    return "\n\n".join([MARK, f"# {title}", *filter(None, blocks)]) + "\n"
 
 
 def first_difference(found: str, wanted: str) -> str:

@@ -17,7 +17,10 @@ PAGES = {
     "scraper-params.md": ("every scraper param", programs.scraper_params),
     "metrics.md": ("every metric", programs.metrics),
     "log-events.md": ("every log line whose words stand in the code", programs.log_events),
-    "columns.md": ("tables, items, queues, lifecycle rules, keys", storage.columns),
+    "columns.md": (
+        "everything that is stored: files, tables, items, queues, keys",
+        storage.columns,
+    ),
     "ports.md": ("every method of every port", project.ports),
     "rooms.md": ("the parts of the package, and what each imports", project.rooms_page),
     "dependencies.md": ("every dependency, and why", project.dependencies),
@@ -45,7 +48,7 @@ def names() -> list[str]:
 
 
 def write() -> None:
-    """Write every file, and remove what is none of them."""
+    """Write every file, and remove any other file."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     for name in names():
         (DIRECTORY / name).write_text(made(name), encoding="utf-8")
@@ -60,7 +63,7 @@ def stale() -> dict[str, str]:
 
 
 def difference_of(name: str) -> str:
-    """The first line of a file that differs; empty where none does."""
+    """The first line of a file that differs; empty where it is up to date."""
     path = DIRECTORY / name
     written = path.read_text(encoding="utf-8") if path.is_file() else ""
     wanted = made(name)

@@ -154,7 +154,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
         {"one": "always 1", "lapses_at": "when the claim ends"},
     ),
     "notices": (
-        "the outbox: one row a run whose end is still to be told; no foreign key, as a run and "
+        "the outbox: one row a run whose end somebody waits for; no foreign key, as a run and "
         "its job may go before",
         {
             "run_id": "the run",
@@ -163,7 +163,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
             "due_at": "when to look at it next",
             "leased_until": "until when somebody is telling it",
             "ended_as": "the state that the run ended in; a trigger on `runs.status` sets it",
-            "ending": "what is told, as JSON, once that is decided",
+            "ending": "the message about the end, as JSON, once it is decided",
             "decided_at": "when it was decided",
             "attempts": "tries to tell it that failed",
         },
@@ -171,13 +171,16 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Each table: what a row is, and what each column holds."""
 
-PRAGMAS: dict[str, str] = {
-    "journal_mode": "readers never wait for the writer",
-    "synchronous": "a flush at each checkpoint instead of each commit",
-    "wal_autocheckpoint": "pages after which the log is written back, about 8 MB",
-    "journal_size_limit": "bytes that a log which has grown shrinks to",
-    "cache_size": "bounded memory; negative numbers are KiB",
-    "query_only": "1 of readers: only the writer writes",
-    "user_version": "the schema's version",
-}
-"""The pragmas of a connection, and why each."""
+WRITER, READER = "writer", "reader"
+
+PRAGMAS: tuple[tuple[str, str, str], ...] = (
+    ("journal_mode", WRITER, "readers never wait for the writer"),
+    ("synchronous", WRITER, "1, NORMAL: a flush at each checkpoint instead of each commit"),
+    ("wal_autocheckpoint", WRITER, "pages after which the log is written back, about 8 MB"),
+    ("journal_size_limit", WRITER, "bytes to which a log that has grown shrinks again"),
+    ("cache_size", WRITER, "bounded memory; a negative number is KiB"),
+    ("user_version", WRITER, "the schema's version"),
+    ("cache_size", READER, "bounded memory, for each reader"),
+    ("query_only", READER, "only the writer writes"),
+)
+"""The pragmas that are set: which, on which connection, and why."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from conveyor.dev.directory import CONTENTS
 from conveyor.dev.sqlite.database import open_reader, open_writer
 from conveyor.dev.sqlite.schema import migrate
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
@@ -20,7 +21,7 @@ from conveyor.prod.s3.bucket import lifecycle_rules
 from conveyor.prod.sqs.registry import RETENTION, prefix, run_queue_name
 from reference.dynamodb_attributes import FOUND_BY, ITEMS, OF_EVERY_ITEM
 from reference.markdown import code, page, table
-from reference.sqlite_columns import PRAGMAS, TABLES
+from reference.sqlite_columns import PRAGMAS, READER, TABLES, WRITER
 
 
 def columns() -> str:
@@ -28,6 +29,9 @@ def columns() -> str:
     return page(
         "What is stored",
         "Times are milliseconds since 1970, unless a row says otherwise.",
+        "## The data directory, in development",
+        "Of mode 0700, with files of mode 0600.",
+        table(["Path", "Holds"], _rows(CONTENTS)),
         "## SQLite, in development",
         *_sqlite(),
         "## DynamoDB, in production",
@@ -74,7 +78,7 @@ def _sqlite() -> list[str]:
         "### Indexes",
         table(["Index", "Table", "Columns"], rows),
         "### Pragmas",
-        table(["Pragma", "Writer", "Reader", "Why"], anyio.run(_pragmas)),
+        table(["Pragma", "Connection", "Value", "Why"], anyio.run(_pragmas)),
     ]
 
 
@@ -91,9 +95,10 @@ async def _pragmas() -> list[list[str]]:
         writer = await open_writer(path, migrate)
         reader = await open_reader(path)
         try:
+            connections = {WRITER: writer, READER: reader}
             return [
-                [code(name), await writer.run(read(name)), await reader.run(read(name)), why]
-                for name, why in PRAGMAS.items()
+                [code(name), where, await connections[where].run(read(name)), why]
+                for name, where, why in PRAGMAS
             ]
         finally:
             await reader.close()
