@@ -11,6 +11,8 @@ import click
 from conveyor import cli
 from conveyor.client.program import EXIT_CODES
 from conveyor.domain import params
+from conveyor.domain import address_checks, params
+from conveyor.settings.validators import HOUR, LONG, MOST_DAYS
 from conveyor.engine.telemetry import COUNTER, METRICS
 from conveyor.settings import SETTINGS, Setting, Settings
 from conveyor.settings.validators import HOUR, LONG, MOST_DAYS, redis_url
@@ -51,11 +53,13 @@ def settings() -> str:
         "with the setting that is probably meant. They are not refused.",
         "**The command line** talks to the server that `CONVEYOR_URL` names, else "
         "`ZENROWS_BATCH_BASE_URL`, with the key in `ZENROWS_API_KEY`.",
+        "## URLs",
+        (address_checks.__doc__ or "").strip().partition("\n\n")[2],
+        "`CONVEYOR_REDIS_URL` is one of these:",
+        (inspect.getdoc(address_checks.redis_url) or "").partition("\n\n")[2],
         "## Variables of the tests",
         f"In `{EMULATORS.relative_to(ROOT).as_posix()}`:",
         (ast.get_docstring(parsed(EMULATORS)) or "").partition("\n\n")[2],
-        "## The URL of Redis",
-        (inspect.getdoc(redis_url) or "").partition("\n\n")[2],
     )
 
 
