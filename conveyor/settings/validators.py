@@ -6,9 +6,10 @@ The text is never repeated, for a password may be in it: one with a character th
 escaped, such as /, stands where the host, the path or a parameter is looked for.
 
 URLs have no spaces and control characters, a host that can be (an IP address, or labels of letters,
-digits, hyphens and underscores) and a port from 1 to 65,535. `CONVEYOR_PUBLIC_URL` and the endpoints
-are http(s), without user, query and fragment; endpoints also without an underscore in the host,
-which boto3 does not take. `CONVEYOR_GATEWAY` may have a user and a query, and a host beyond ASCII.
+digits, hyphens and underscores) and a port from 1 to 65,535. `CONVEYOR_PUBLIC_URL` and the
+endpoints are http(s), without user, query and fragment; endpoints also without an underscore in the
+host, which boto3 does not take. `CONVEYOR_GATEWAY` may have a user and a query, and a host beyond
+ASCII.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def settings() -> str:
         "**The command line** talks to the server that `CONVEYOR_URL` names, else "
         "`ZENROWS_BATCH_BASE_URL`, with the key in `ZENROWS_API_KEY`.",
         "## URLs",
-        (address_checks.__doc__ or "").strip().partition("\n\n")[2],
+        (address_checks.__doc__ or "").strip().rpartition("\n\n")[2],
         "`CONVEYOR_REDIS_URL` is one of these:",
         (inspect.getdoc(address_checks.redis_url) or "").partition("\n\n")[2],
         "## Variables of the tests",
