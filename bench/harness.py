@@ -166,7 +166,7 @@ def judged_row(
     name: str, rounds: Rounds[T], figures: Callable[[Sequence[T]], dict[str, Figure]]
 ) -> Row:
     """A row of the quiet rounds' figures; without them where there were too few quiet rounds."""
-    counted: dict[str, Figure] = {"quiet rounds": rounds.counted}
+    counted: dict[str, Figure] = {"quiet": rounds.counted}
     if not rounds.judged:
         return Row(name, {**counted, "verdict": "not judged"})
     return Row(name, {**figures(rounds.quiet), **counted})

@@ -7,6 +7,7 @@ used too much is disturbed: it is printed, repeated, and not judged.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -176,7 +177,9 @@ def why_not(rounds: Rounds[T]) -> str:
     if all(taken.foreign is None for taken in rounds.every):
         return NO_COUNTERS
     if all(taken.kind == UNJUDGED for taken in rounds.every):
-        return f"every round was shorter than {SHORTEST:g} s"
+        return (
+            f"the rounds were shorter than {SHORTEST:g} s or used less than {LEAST_CPU:g} s of CPU"
+        )
     return f"{rounds.counted} rounds were quiet and {rounds.wanted} were wanted"
 
 
@@ -203,8 +206,20 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """How many times as much CPU this version used as the base."""
-        return self.this.cost / self.base.cost
+        """How many times as much CPU this version used as the base; not a number where that
+        used too little to be counted."""
+        return self.this.cost / self.base.cost if self.base.cost else math.nan
+
+
+LEAST_CPU = 0.5
+"""Seconds of CPU of a half that can be judged: the kernel counts them in hundredths, which is two
+percent of this."""
+
+
+def classify_half(half: Half, before: Reading, after: Reading) -> str:
+    """The class of one side of a pair, which is unjudged too where it used hardly any CPU."""
+    kind = classify(before, after)
+    return UNJUDGED if kind == QUIET and half.cpu_seconds < LEAST_CPU else kind
 
 
 def worst(kinds: Sequence[str]) -> str:
@@ -232,7 +247,7 @@ def take_pairs(
             before = meter()
             halves.append(side())
             after = meter()
-            kinds.append(classify(before, after))
+            kinds.append(classify_half(halves[-1], before, after))
             shares.append(foreign_share(before, after))
             seconds += after.clock - before.clock
         known = [share for share in shares if share is not None]

@@ -65,6 +65,7 @@ def test_one_help_runs_isolated() -> None:
     assert "--against REV" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_script_prints_help_from_a_bare_clone(tmp_path: Path) -> None:
     for name in ("bench", "install"):
         script = tmp_path / "scripts" / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -140,7 +141,7 @@ def test_without_counters_rounds_are_unjudged_and_not_repeated() -> None:
 def test_rounds_too_short_to_judge_say_so() -> None:
     rounds = Rounds([Round(1, UNJUDGED, 0.0, 0.1)], 1)
 
-    assert why_not(rounds) == "every round was shorter than 0.5 s"
+    assert why_not(rounds) == ("the rounds were shorter than 0.5 s or used less than 0.5 s of CPU")
 
 
 def halves(calls: list[str], name: str, costs: Iterable[float]) -> Callable[[], Half]:
@@ -148,7 +149,7 @@ def halves(calls: list[str], name: str, costs: Iterable[float]) -> Callable[[], 
 
     def half() -> Half:
         calls.append(name)
-        return Half(1_000, next(given) / 1_000, 1.0)
+        return Half(1_000, next(given), 1.0)
 
     return half
 
@@ -178,6 +179,13 @@ def test_versions_take_turns_and_a_pair_is_quiet_only_if_both_halves_are() -> No
     assert taken.counted == "2 of 4"
 
 
+def test_a_half_that_used_hardly_any_cpu_is_not_judged() -> None:
+    taken, _calls = pairs([0.0, 0.1], [1.0, 1.0], [0.0] * 4, wanted=2)
+
+    assert [pair.kind for pair in taken.every] == [UNJUDGED, UNJUDGED]
+    assert math.isnan(taken.every[0].value.ratio)
+
+
 def test_a_pair_is_as_bad_as_its_worse_half() -> None:
     assert worst([QUIET, QUIET]) == QUIET
     assert worst([QUIET, UNJUDGED]) == UNJUDGED
@@ -191,7 +199,7 @@ def test_the_comparison_is_of_quiet_pairs_alone() -> None:
     found = compare(taken)
 
     assert found is not None
-    assert (found.base_cost, found.this_cost) == pytest.approx((100.0, 88.0))
+    assert (found.base_cost, found.this_cost) == pytest.approx((100_000.0, 88_000.0))
     assert found.ratio_of_medians == pytest.approx(0.88)
     assert found.median_ratio == pytest.approx(0.8)
     assert (found.least, found.most) == pytest.approx((0.7, 0.9))
