@@ -192,25 +192,7 @@ def scenario_parser(name: str) -> argparse.ArgumentParser:
             default="",
             help=f"measure these rows alone, comma separated: {', '.join(entry.rows)}",
         )
-    if "against" in entry.extra:
-        parser.add_argument(
-            "--against",
-            metavar="REV",
-            help="compare CPU with a commit: its code and this one's in turn, pair by pair "
-            "(here --repeats is the number of quiet pairs, at least 5 to judge [5])",
-        )
-    if "speed" in entry.extra:
-        parser.add_argument(
-            "--speed", type=float, metavar="X", default=1.0, help="divide all delays by X [1]"
-        )
-    if "worked" in entry.extra:
-        parser.add_argument(
-            "--worked",
-            type=positive,
-            metavar="N",
-            default=2_000,
-            help="tasks of a job to work [%(default)s]",
-        )
+    _add_extra(parser, entry.extra)
     parser.add_argument(
         "--work",
         type=Path,
@@ -219,6 +201,28 @@ def scenario_parser(name: str) -> argparse.ArgumentParser:
         help="where files are written [build/bench]",
     )
     return parser
+
+
+def _add_extra(parser: argparse.ArgumentParser, extra: tuple[str, ...]) -> None:
+    if "against" in extra:
+        parser.add_argument(
+            "--against",
+            metavar="REV",
+            help="compare CPU with a commit: its code and this one's in turn, pair by pair "
+            "(here --repeats is the number of quiet pairs, at least 5 to judge [5])",
+        )
+    if "speed" in extra:
+        parser.add_argument(
+            "--speed", type=float, metavar="X", default=1.0, help="divide all delays by X [1]"
+        )
+    if "worked" in extra:
+        parser.add_argument(
+            "--worked",
+            type=positive,
+            metavar="N",
+            default=2_000,
+            help="tasks of a job to work [%(default)s]",
+        )
 
 
 def dispatch_parser() -> argparse.ArgumentParser:
