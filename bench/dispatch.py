@@ -23,7 +23,7 @@ from bench.dispatch_summary import findings, machine_line, markdown, plot_of, sp
 from bench.harness import DEFAULT_WORK, ROOT, WIDTH, fresh_work, print_wrapped
 from bench.plot import svg
 from bench.realtime import measure_real_time
-from conveyor.simulation.policy_words import LEGEND, POLICIES, policy_of
+from conveyor.cli.simulate import LEGEND, POLICIES, policy_of
 from conveyor.simulation.view import Row, tables, width_of
 
 QUICK_TASKS = 2_000

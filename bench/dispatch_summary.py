@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bench.dispatch_grid import FLEET_CAPS, FLEET_WORKERS, POLICIES, RESERVING
 from bench.harness import cpu_model, cpus, memory_gb
 from bench.plot import Panel, Plot
-from conveyor.simulation.policy_words import LEGEND
+from conveyor.cli.simulate import LEGEND
 from conveyor.simulation.view import (
     CAP,
     FIGURES,

@@ -15,10 +15,10 @@ from dataclasses import replace
 from bench.aws_fleet import Used, Watched, watched
 from bench.aws_job import used
 from bench.harness import Figure, Options, Row, Scenario
+from conveyor.cli.simulate import policy_of
 from conveyor.simulation import REALISTIC, JobPlan, simulate
 from conveyor.simulation import Scenario as Simulated
 from conveyor.simulation.latency import Latency
-from conveyor.simulation.policy_words import policy_of
 
 POLICIES = ("off", "reserve")
 WORKERS, SLOTS, CAP = 4, 10, 10

@@ -12,6 +12,7 @@ from conveyor import __version__
 from conveyor.cli.admin import admin
 from conveyor.cli.run import run
 from conveyor.cli.server import api, run_role, worker
+from conveyor.cli.simulate import simulate
 from conveyor.cli.work import job_options, run_client, tasks_of
 from conveyor.client.options import (
     file_options,
@@ -21,7 +22,6 @@ from conveyor.client.options import (
     task_options,
     watch_option,
 )
-from conveyor.simulation.command import simulate
 
 if TYPE_CHECKING:
     from conveyor.client.commands import Target, Terminal

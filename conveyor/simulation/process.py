@@ -44,9 +44,11 @@ from conveyor.simulation.unsimulated import (
     UnsimulatedSweeping,
 )
 from conveyor.simulation.world import NO_TIME, World
-from conveyor.testing.clock import START
 
 _ORIGINS = 100_000
+
+START = 1_767_225_600_000
+"""Milliseconds since 1970 at which virtual time begins: 2026-01-01T00:00:00Z."""
 
 
 class SimulatedClock:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from conveyor import cli
-from conveyor.simulation import command as simulate_command
+from conveyor.cli.simulate import LEGEND, POLICIES, _show
 from conveyor.simulation import simulate
 from conveyor.simulation.planner import (
     PATIENCE,
@@ -22,7 +22,6 @@ from conveyor.simulation.planner import (
     remarks,
     scenarios,
 )
-from conveyor.simulation.policy_words import LEGEND, POLICIES
 from conveyor.simulation.view import FIGURES
 from tests.unit.simulated_rows import FIELDS, row
 
@@ -177,7 +176,7 @@ def test_nothing_printed_is_wider_than_a_hundred_columns(
         )
         for policy in POLICIES
     ]
-    simulate_command._show(widest, rows)
+    _show(widest, rows)
     lines = capsys.readouterr().out.splitlines()
 
     assert max(map(len, lines)) <= 100

@@ -6,6 +6,7 @@ import io
 
 from rich.console import Console
 
+from conveyor.cli.simulate import LINE_INTERVAL, WaitingLine
 from conveyor.simulation.view import (
     ASCII,
     CAP,
@@ -22,7 +23,6 @@ from conveyor.simulation.view import (
     tables,
     width_of,
 )
-from conveyor.simulation.waiting_line import LINE_INTERVAL, WaitingLine
 from tests.unit.simulated_rows import FIELDS, row
 
 

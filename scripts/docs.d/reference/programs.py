@@ -11,11 +11,9 @@ import click
 from conveyor import cli
 from conveyor.client.program import EXIT_CODES
 from conveyor.domain import params
-from conveyor.domain import address_checks, params
-from conveyor.settings.validators import HOUR, LONG, MOST_DAYS
 from conveyor.engine.telemetry import COUNTER, METRICS
-from conveyor.settings import SETTINGS, Setting, Settings
-from conveyor.settings.validators import HOUR, LONG, MOST_DAYS, redis_url
+from conveyor.settings import SETTINGS, Setting, Settings, validators
+from conveyor.settings.validators import HOUR, LONG, MOST_DAYS
 from reference.markdown import code, page, table
 from reference.source import ROOT, log_lines, parsed
 
@@ -54,9 +52,9 @@ def settings() -> str:
         "**The command line** talks to the server that `CONVEYOR_URL` names, else "
         "`ZENROWS_BATCH_BASE_URL`, with the key in `ZENROWS_API_KEY`.",
         "## URLs",
-        (address_checks.__doc__ or "").strip().rpartition("\n\n")[2],
+        (validators.__doc__ or "").strip().rpartition("\n\n")[2],
         "`CONVEYOR_REDIS_URL` is one of these:",
-        (inspect.getdoc(address_checks.redis_url) or "").partition("\n\n")[2],
+        (inspect.getdoc(validators.redis_url) or "").partition("\n\n")[2],
         "## Variables of the tests",
         f"In `{EMULATORS.relative_to(ROOT).as_posix()}`:",
         (ast.get_docstring(parsed(EMULATORS)) or "").partition("\n\n")[2],

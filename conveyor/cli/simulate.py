@@ -1,6 +1,10 @@
 """`conveyor simulate`: what the permit policies make of a fleet and a job of one's own.
 
 The simulation is imported when the command runs.
+
+The names of the permit policies, and the words of the published comparison for two of them.
+
+A line that tells what keeps the terminal waiting, from a second on.
 """
 
 from __future__ import annotations
@@ -8,17 +12,35 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import click
+from rich.console import Console
 
 from conveyor.client.output import count, duration, printable, shorten
-from conveyor.simulation.policy_words import LEGEND, POLICIES, policy_of
+from conveyor.clock import SystemClock
 
 if TYPE_CHECKING:
     from conveyor.simulation.planner import Question
     from conveyor.simulation.view import Row
+
+POLICIES = ("reserve", "reserve-strict", "local-exact", "local", "off")
+WORDS = {"gate on": "reserve", "gate off": "off"}
+"""With the gate on a worker takes a permit before it receives a message; with it off, after."""
+LEGEND = '"gate on" is reserve, "gate off" is off.'
+"""What stands below a table."""
+
+
+def policy_of(text: str) -> str | None:
+    """The policy that a word means: its name, or gate on, gate-on, GATE OFF …; None for others."""
+    word = " ".join(text.lower().replace("-", " ").split())
+    names = {policy.replace("-", " "): policy for policy in POLICIES}
+    return {**names, **WORDS}.get(word)
+
 
 _SHOWN = ("reserve", "local", "off")
 _PLOT_WIDTH = 72
@@ -167,7 +189,6 @@ def simulate(as_json: bool, policies: tuple[str, ...], **numbers: Any) -> int:
 def _run(question: Question, *, about: float) -> list[Row]:
     from conveyor.simulation import simulate as run
     from conveyor.simulation.planner import scenarios
-    from conveyor.simulation.waiting_line import WaitingLine
 
     plans = scenarios(question)
     rows: list[Row] = []
@@ -228,3 +249,69 @@ def _call(question: Question) -> str:
     if not question.sigma:
         return f"Every call takes {question.latency:g} s."
     return f"Calls take a median of {question.latency:g} s (sigma {question.sigma:g})."
+
+
+TICK = 1.0
+LINE_INTERVAL = 10.0
+_CLEAR = "\r\x1b[K"
+
+
+class WaitingLine:
+    """Draws from a thread of its own, since what is waited for leaves no time.
+
+    On a terminal the line is drawn again every second and goes at the end; elsewhere one is printed
+    every ten seconds, and after a second when the words have changed.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._console = Console(file=stream)
+        self._redraws = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._clock = SystemClock()
+        self._began = self._clock.monotonic()
+        self._words = ""
+        self._printed = ("", 0.0)
+        self._drawn = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._drawn:
+            self._write(_CLEAR)
+
+    def tell(self, words: str) -> None:
+        """What is being done from now on."""
+        self._words = words
+
+    def _run(self) -> None:
+        while not self._ended.wait(TICK):
+            self.tick(self._clock.monotonic() - self._began)
+
+    def tick(self, elapsed: float) -> None:
+        """Draw or print what is due after so many seconds; called by the thread."""
+        line = f"{self._words} … {duration(elapsed)}"
+        if self._redraws:
+            self._drawn = True
+            self._write(_CLEAR + shorten(line, self._console.width - 1))
+            return
+        words, moment = self._printed
+        if words != self._words or elapsed - moment >= LINE_INTERVAL:
+            self._printed = (self._words, elapsed)
+            self._write(line + "\n")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()
