@@ -21,16 +21,16 @@ import msgspec
 from bench.conveyor_server import API_KEY
 from bench.processes import cpu_seconds
 from conveyor.roles.production import RoleInfo
-from conveyor.testing.fleet import END_SECONDS, Fleet, Services
+from conveyor.testing.fleet import END_SECONDS, FleetServices, RoleFleet
 
 _ROLE = (sys.executable, "-m", "bench.aws_role")
 _GATEWAY = (sys.executable, "-m", "conveyor.testing.gateway_server", "--port", "0")
 
 
-def services(*, redis: bool = True) -> Services:
+def services(*, redis: bool = True) -> FleetServices:
     """The emulators that `scripts/emulators run` has started; permits in Redis, or in DynamoDB."""
     names = ("dynamodb", "sqs", "s3", "stepfunctions", *(["redis"] if redis else []))
-    return Services(**{name: os.environ[f"CONVEYOR_TEST_{name.upper()}"] for name in names})
+    return FleetServices(**{name: os.environ[f"CONVEYOR_TEST_{name.upper()}"] for name in names})
 
 
 @dataclass(slots=True)
@@ -171,7 +171,7 @@ def watched(
     with ExitStack() as stack:
         url = stack.enter_context(_gateway())
         fleet = stack.enter_context(
-            Fleet(
+            RoleFleet(
                 services(redis=redis),
                 gateway=url,
                 directory=directory,

@@ -18,7 +18,7 @@ from conveyor.domain.shards import ONE_SHARD
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.dynamodb.client import Item, Table, tag_all
-from conveyor.prod.dynamodb.run_rows import Place
+from conveyor.prod.dynamodb.run_rows import RunPlace
 from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, description
 from conveyor.prod.dynamodb.task_rows import MOST_CALLS, MOST_INSERT, insert_items, new_task_item
 
@@ -53,7 +53,7 @@ async def _written(name: str) -> tuple[float, float, float]:
     )
     table = Table(aws, f"bench-{secrets.token_hex(6)}", SystemClock())
     await aws.call("dynamodb", "create_table", description(table.name))
-    place = Place("01ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAW", 1, ONE_SHARD)
+    place = RunPlace("01ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAW", 1, ONE_SHARD)
     items = [
         (
             place.task(task_id),

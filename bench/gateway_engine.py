@@ -25,7 +25,7 @@ from bench.rounds import take_rounds
 from bench.servers import PAGE_BYTES, nginx
 from conveyor.clock import SystemClock
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.http_client import HttpEngine
+from conveyor.gateway.http_client import HttpClient
 from conveyor.ports.gateway import ScrapeRequest
 
 CONCURRENCY = 50
@@ -202,7 +202,7 @@ def measure(name: str, url: str, tasks: int) -> tuple[float, float]:
             return await through_engine(PyreqwestEngine(connections=CONCURRENCY), url, tasks)
         if name == "httpx":
             return await through_engine(HttpxEngine(connections=CONCURRENCY), url, tasks)
-        return await through_engine(HttpEngine(connections=CONCURRENCY), url, tasks)
+        return await through_engine(HttpClient(connections=CONCURRENCY), url, tasks)
 
     before = resource.getrusage(resource.RUSAGE_SELF)
     seconds = uvloop.run(go())

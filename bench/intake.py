@@ -20,7 +20,7 @@ import msgspec
 from bench.harness import ROOT, Options, Row, Scenario, median
 from bench.processes import memory
 from conveyor.domain.submission import Limits
-from conveyor.intake.frames import HEADER, Csv, Done, Source, Work, decode_frame
+from conveyor.intake.frames import HEADER, Csv, Done, ListSource, ValidationRequest, decode_frame
 
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 MOST_BYTES = 2**31
@@ -49,29 +49,31 @@ def json_labelled(number: int) -> str:
 class Kind:
     """A kind of list: what it is read as, its rows, and what stands around and between them."""
 
-    source: Source
+    source: ListSource
     row: Callable[[int], str]
     ends: tuple[str, str] = ("", "\n")
     comma: str = "\n"
 
 
 KINDS = {
-    "csv": Kind(Source.CSV, lambda number: f"{url(number)},sku-{number}"),
-    "csv quoted": Kind(Source.CSV, lambda number: f'"{url(number)}","sku-{number}"', comma="\r\n"),
-    "jsonl": Kind(Source.JSONL, json_task),
-    "jsonl metadata": Kind(Source.JSONL, json_labelled),
-    "urls": Kind(Source.URLS, url),
-    "document": Kind(Source.DOCUMENT, json_task, ('{"tasks":[', "]}"), ","),
+    "csv": Kind(ListSource.CSV, lambda number: f"{url(number)},sku-{number}"),
+    "csv quoted": Kind(
+        ListSource.CSV, lambda number: f'"{url(number)}","sku-{number}"', comma="\r\n"
+    ),
+    "jsonl": Kind(ListSource.JSONL, json_task),
+    "jsonl metadata": Kind(ListSource.JSONL, json_labelled),
+    "urls": Kind(ListSource.URLS, url),
+    "document": Kind(ListSource.DOCUMENT, json_task, ('{"tasks":[', "]}"), ","),
 }
 
 
 def write_list(path: Path, kind: Kind, rows: int) -> None:
     """What the child reads."""
-    work = Work(
+    work = ValidationRequest(
         source=kind.source,
         run_id=RUN,
         limits=Limits(max_inline_tasks=rows),
-        csv=Csv(url=0, external_id=1) if kind.source is Source.CSV else None,
+        csv=Csv(url=0, external_id=1) if kind.source is ListSource.CSV else None,
         max_rows=rows,
         max_bytes=MOST_BYTES,
     )
@@ -145,7 +147,7 @@ def run(options: Options) -> list[Row]:
         if not options.wants(name):
             continue
         most = options.tasks
-        if kind.source is Source.DOCUMENT:
+        if kind.source is ListSource.DOCUMENT:
             most = min(most, MOST_IN_DOCUMENT)
         sizes = [most // share for share in SHARES]
         rows += [measure(name, options, size) for size in sizes if size]

@@ -38,15 +38,15 @@ from conveyor.domain.model import (
 from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.ports.binding import Binding
 from conveyor.ports.ingestion import StagedRows
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from conveyor.ports.tasks import Claimed, Failed
 from conveyor.records.sharded_reads import (
     START,
-    Gathered,
     Read,
+    ShardCursor,
     ShardRead,
     ShardRows,
-    gather_page,
+    merge_page,
     task_reader,
 )
 from conveyor.service.results import FILTERS, LEAST_READ, READ_PER_ROW
@@ -60,7 +60,7 @@ FAILURES = 10
 STATEMENT = 1_000
 NOBODY = "benchmark"
 
-Page = Callable[[Sequence[int]], Awaitable[Gathered[Task]]]
+Page = Callable[[Sequence[int]], Awaitable[ShardCursor[Task]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,9 @@ class Store:
             stats=RunStats(total=rows),
             ingest=Ingest(status=IngestStatus.PENDING, end=rows),
         )
-        await self.binding.jobs.create_job(job, run, [], answer=Answer(201, b"{}"), once=None)
+        await self.binding.jobs.create_job(
+            job, run, [], answer=StoredResponse(201, b"{}"), once=None
+        )
         for staged in _staged(run_id, rows):
             assert await self.binding.ingestion.write_rows(run_id, staged, now=now)
         await self.binding.ingestion.finish_ingest(run_id, now=now)
@@ -138,7 +140,7 @@ class Store:
         """Reads a page as the service does."""
         statuses = FILTERS[status]
         return partial(
-            gather_page,
+            merge_page,
             task_reader(self.binding.tasks, run.run_id, statuses=statuses),
             run.shards,
             limit=limit,
@@ -162,7 +164,7 @@ def _staged(run_id: str, rows: int) -> Iterator[StagedRows]:
 
 async def naive_page(
     read: Read[Task], shards: Shards, positions: Sequence[int], *, limit: int
-) -> Gathered[Task]:
+) -> ShardCursor[Task]:
     """The usual fan-out: all shards at once, each for a full page, merged and cut."""
     answers: dict[int, ShardRows[Task]] = {}
 
@@ -181,7 +183,7 @@ async def naive_page(
         after[shard] = task.index
     more = len(found) > limit or any(answer.next_index is not None for answer in answers.values())
     read_rows = sum(answer.rows_read for answer in answers.values())
-    return Gathered([task for task, _ in found[:limit]], tuple(after), more, read_rows, 1)
+    return ShardCursor([task for task, _ in found[:limit]], tuple(after), more, read_rows, 1)
 
 
 async def enumerate_all(page: Page, run: Written) -> tuple[float, float, float]:

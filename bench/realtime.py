@@ -32,9 +32,9 @@ from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.ports.binding import Binding
 from conveyor.ports.gateway import ScrapeRequest, Success
-from conveyor.ports.permits import Holding, Permits, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import DEAD_LETTER_QUEUE, Delivery, run_queue
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from conveyor.settings import Settings, load
 from conveyor.simulation import PUBLISHED
 from conveyor.simulation.permits import CountThenInsertPermits, LeaseRows
@@ -54,11 +54,13 @@ class SlowLedger:
         self._clock = clock
         self._seconds = seconds
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         """As the ledger does, later."""
         self.calls += 1
         await self._clock.sleep(self._seconds)
-        return await self._ledger.hold(holding, limit=limit, lease=lease)
+        return await self._ledger.acquire_or_renew(holding, limit=limit, lease=lease)
 
 
 class SleepingGateway:
@@ -240,4 +242,4 @@ async def _create_job(binding: Binding, clock: SystemClock, tasks: int) -> None:
     )
     spec = TaskSpec("https://shop.example.com/products/1")
     rows = [NewTask(index, task_id(run_id, index), spec) for index in range(tasks)]
-    await binding.jobs.create_job(job, run, rows, answer=Answer(201, b"{}"), once=None)
+    await binding.jobs.create_job(job, run, rows, answer=StoredResponse(201, b"{}"), once=None)

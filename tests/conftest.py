@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from conveyor.ports.handler import UNFORESEEN
+from conveyor.ports.handler import UNEXPECTED_LOGGER
 from tests.conformance import emulators
 
 _MISSING = "missing_services"
@@ -75,7 +75,7 @@ def unforeseen() -> Iterator[list[logging.LogRecord]]:
             records.append(record)
 
     handler = Keeping()
-    logger = logging.getLogger(UNFORESEEN)
+    logger = logging.getLogger(UNEXPECTED_LOGGER)
     logger.addHandler(handler)
     yield records
     logger.removeHandler(handler)

@@ -7,7 +7,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from conveyor.clock import SystemClock
 from conveyor.dev.permits import MemoryPermits
-from conveyor.ports.permits import Holding
+from conveyor.ports.permits import LeaseRequest
 
 CALLS = 10_000
 HOLDERS = 10
@@ -23,14 +23,14 @@ async def work() -> int:
     for call in range(CALLS):
         place = call % HOLDERS
         count = 1 + call // HOLDERS % 10
-        holding = Holding(
+        holding = LeaseRequest(
             job_id="job",
             holder=f"worker-{place}",
             count=count,
             before=counts[place],
             sequence=call + 1,
         )
-        standing = await permits.hold(holding, limit=LIMIT, lease=LEASE)
+        standing = await permits.acquire_or_renew(holding, limit=LIMIT, lease=LEASE)
         counts[place] = count if standing.granted else counts[place]
         granted += standing.granted
     return granted

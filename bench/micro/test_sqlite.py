@@ -21,14 +21,14 @@ from conveyor.domain.model import (
     Job,
     JobStatus,
     NewTask,
-    ResultBody,
     Run,
     RunStats,
     RunStatus,
+    StoredBody,
     TaskSpec,
 )
 from conveyor.ports.binding import Binding
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from conveyor.ports.tasks import Claimed, Succeeded
 
 TASKS = 2_000
@@ -68,7 +68,7 @@ async def create_run(binding: Binding, clock: SystemClock) -> str:
     )
     spec = TaskSpec("https://shop.example.com/products/1")
     tasks = [NewTask(index, task_id(run_id, index), spec) for index in range(TASKS)]
-    await binding.jobs.create_job(job, run, tasks, answer=Answer(201, b"{}"), once=None)
+    await binding.jobs.create_job(job, run, tasks, answer=StoredResponse(201, b"{}"), once=None)
     return run_id
 
 
@@ -80,7 +80,7 @@ async def close(binding: Binding) -> None:
 async def work_run(binding: Binding, clock: SystemClock, run_id: str) -> int:
     """Claim and settle every task; how many settlements applied."""
     numbers = itertools.count()
-    result = ResultBody("results/30/a/b/c", 4_096, "text/html", Format.HTML)
+    result = StoredBody("results/30/a/b/c", 4_096, "text/html", Format.HTML)
 
     async def worker() -> int:
         applied = 0

@@ -17,7 +17,7 @@ LONGEST_PAUSE = 60.0
 _log = logging.getLogger("conveyor.tasks")
 
 
-class Keeping:
+class CircuitBreaker:
     """What one worker knows of the store of bodies. One trial is under way at a time."""
 
     def __init__(self, clock: Clock) -> None:
@@ -27,7 +27,7 @@ class Keeping:
         self._is_tried = False
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def guard(self) -> Iterator[None]:
         """Around work that may call the gateway.
 
         Raises ConveyorError(unavailable), before anything is done, where its body would most likely
@@ -44,13 +44,13 @@ class Keeping:
         finally:
             self._is_tried = False
 
-    def kept(self) -> None:
+    def succeeded(self) -> None:
         """A body was kept, or refused for itself: everybody may call again."""
         if self._pause:
             self._pause = 0.0
             _log.info("bodies can be kept again")
 
-    def lost(self) -> None:
+    def failed(self) -> None:
         """A body could not be kept, whatever it was. Calls that were under way when the first one
         was lost, and end soon after it, say nothing new."""
         now = self._clock.monotonic()

@@ -16,11 +16,11 @@ from conveyor.ports.clock import Clock
 Argument = TypeVar("Argument")
 
 
-async def side_by_side(
+async def for_each(
     call: Callable[[Argument], Coroutine[Any, Any, None]],
     arguments: Iterable[Argument],
     *,
-    at_a_time: int | None = None,
+    limit: int | None = None,
 ) -> None:
     """Make one call for each argument, all at once or so many at a time; return when all have.
 
@@ -33,17 +33,17 @@ async def side_by_side(
         for argument in left:
             await call(argument)
 
-    with raised_alone():
+    with unwrap():
         async with anyio.create_task_group() as group:
-            for _ in range(min(len(waiting), at_a_time or len(waiting))):
+            for _ in range(min(len(waiting), limit or len(waiting))):
                 group.start_soon(work)
 
 
-async def each_alone(
+async def for_each_collect(
     call: Callable[[Argument], Coroutine[Any, Any, None]],
     arguments: Iterable[Argument],
     *,
-    at_a_time: int | None = None,
+    limit: int | None = None,
 ) -> None:
     """Make one call for each argument, all at once or so many at a time; return when all have.
 
@@ -59,13 +59,13 @@ async def each_alone(
         except Exception as failure:
             failures[number] = failure
 
-    await side_by_side(make, enumerate(arguments), at_a_time=at_a_time)
+    await for_each(make, enumerate(arguments), limit=limit)
     if failures:
         raise failures[min(failures)]
 
 
 @contextmanager
-def raised_alone() -> Iterator[None]:
+def unwrap() -> Iterator[None]:
     """Around a task group: what was raised first in it is raised as it was."""
     try:
         yield
@@ -78,7 +78,7 @@ def _first(failures: ExceptionGroup[Exception]) -> Exception:
     return _first(first) if isinstance(first, ExceptionGroup) else first
 
 
-async def wait_at_most(event: anyio.Event, clock: Clock, seconds: float) -> None:
+async def wait_or_timeout(event: anyio.Event, clock: Clock, seconds: float) -> None:
     """Return once the event is set or `seconds` of the clock have passed."""
     async with anyio.create_task_group() as group:
 

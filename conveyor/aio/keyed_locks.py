@@ -7,13 +7,13 @@ from weakref import WeakValueDictionary
 import anyio
 
 
-class Turns:
+class KeyedLocks:
     """Locks by name, kept while somebody holds or awaits them."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
 
-    def of(self, name: str) -> anyio.Lock:
+    def lock(self, name: str) -> anyio.Lock:
         """The lock of a name, to be entered by `async with`."""
         lock = self._locks.get(name)
         if lock is None:

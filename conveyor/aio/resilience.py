@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from conveyor.domain.errors import ConveyorError
-from conveyor.ports.handler import UNFORESEEN
+from conveyor.ports.handler import UNEXPECTED_LOGGER
 
 T = TypeVar("T")
 
 _log = logging.getLogger("conveyor.engine")
-_unforeseen = logging.getLogger(UNFORESEEN)
+_unforeseen = logging.getLogger(UNEXPECTED_LOGGER)
 
 
-def tell(what: str, error: Exception) -> None:
+def log_failure(what: str, error: Exception) -> None:
     """One line of what is away; of anything else where it came from, too."""
     if isinstance(error, ConveyorError):
         _log.warning("%s: %s", what, error)
@@ -26,12 +26,12 @@ def tell(what: str, error: Exception) -> None:
         _unforeseen.error("%s: %r", what, error, exc_info=error)
 
 
-async def survive(what: str, act: Callable[[], Awaitable[T]]) -> T | None:
+async def log_and_continue(what: str, act: Callable[[], Awaitable[T]]) -> T | None:
     """What comes of an act; None where it broke, which `what` says in the log."""
     try:
         return await act()
     except Exception as error:
-        tell(what, error)
+        log_failure(what, error)
         return None
 
 

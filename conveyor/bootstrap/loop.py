@@ -10,7 +10,7 @@ import logging
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
-from conveyor.engine.planner import LeastInFlight, Picking, Polling
+from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
 from conveyor.engine.policy import Policy
 from conveyor.engine.receive_first import ReceiveFirstPolicy, exact_local_gate, local_gate, no_gate
 from conveyor.engine.reserve import ReservePolicy
@@ -22,7 +22,7 @@ from conveyor.handlers.delete import DeleteHandler
 from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
-from conveyor.handlers.retry_policy import Backoff
+from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.sweep import Sweeper, SweepOptions
 from conveyor.handlers.task import TaskHandler, TaskOptions
 from conveyor.ports.binding import Binding
@@ -30,8 +30,8 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
 from conveyor.ports.permits import Permits
 from conveyor.ports.queues import DeleteMessage, ExportMessage, IngestMessage
-from conveyor.ports.records import FindsJobs
-from conveyor.records.job_templates import Templates
+from conveyor.ports.records import JobLookup
+from conveyor.records.job_templates import JobTemplates
 from conveyor.service.context import ServiceOptions
 from conveyor.settings import InvalidSetting, Settings
 
@@ -117,8 +117,8 @@ def build_worker(
     telemetry: Telemetry,
     older_secrets: tuple[bytes, ...] = (),
     polling: Polling = POLLING,
-    picking: Picking | None = None,
-    jobs: FindsJobs | None = None,
+    picking: PickingRule | None = None,
+    jobs: JobLookup | None = None,
     says_backlog: bool = False,
 ) -> Worker:
     """The loop over a binding: the same for every one of them. `picking` None: fewest in flight;
@@ -127,7 +127,7 @@ def build_worker(
     name = clock.new_id()
     lasting = min(settings.visibility_timeout, settings.permit_lease)
     heartbeat = min(settings.heartbeat, lasting / RENEWALS)
-    templates = Templates(
+    templates = JobTemplates(
         jobs or binding.jobs,
         KeySealer([*binding.sealing_secrets, binding.root_secret, *older_secrets]),
     )
@@ -176,7 +176,7 @@ def _discovery(
 def _task_handler(
     binding: Binding,
     gateway: Gateway,
-    templates: Templates,
+    templates: JobTemplates,
     settings: Settings,
     clock: Clock,
     *,
@@ -188,7 +188,7 @@ def _task_handler(
         gateway,
         templates,
         clock,
-        backoff=Backoff(
+        backoff=RetryPolicy(
             clock,
             base=settings.retry_base,
             cap=settings.retry_cap,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from conveyor.cli.work import in_one_line, show_help
+from conveyor.cli.commands import errors_as_one_line, show_help
 from conveyor.client.program import Failure
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def key_hash() -> None:
 
     Nothing is printed where one of them is a key that no request can carry.
     """
-    from conveyor.domain.api_keys import is_carried, key_hash
+    from conveyor.domain.api_keys import is_valid_key, key_hash
 
     hashes = []
     for number, line in enumerate(sys.stdin.buffer.read().splitlines(), start=1):
@@ -106,7 +106,7 @@ def key_hash() -> None:
         if not key:
             continue
         # The line is not repeated: it is a key.
-        if not is_carried(key):
+        if not is_valid_key(key):
             raise Failure(
                 f"line {number} is no API key: printable ASCII without spaces, not too long"
             )
@@ -186,7 +186,7 @@ def _run(task: Task) -> int:
     from conveyor.roles.production import check_place
     from conveyor.settings import from_environment
 
-    with in_one_line():
+    with errors_as_one_line():
         settings = from_environment(production=True)
         # Read by a person, whatever the roles' logs are for.
         start_logs(replace(settings, log_format="text"))

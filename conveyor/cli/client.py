@@ -10,10 +10,10 @@ import click
 
 from conveyor import __version__
 from conveyor.cli.admin import admin
+from conveyor.cli.commands import job_options, run_client, tasks_of
 from conveyor.cli.run import run
 from conveyor.cli.server import api, run_role, worker
 from conveyor.cli.simulate import simulate
-from conveyor.cli.work import job_options, run_client, tasks_of
 from conveyor.client.options import (
     file_options,
     out_option,
@@ -24,7 +24,7 @@ from conveyor.client.options import (
 )
 
 if TYPE_CHECKING:
-    from conveyor.client.commands import Target, Terminal
+    from conveyor.client.commands import ServerTarget, Terminal
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -77,7 +77,7 @@ def submit(
     with tasks_of(inputs, flags) as tasks:
         options = job_options(flags)
 
-        async def work(target: Target, terminal: Terminal) -> int:
+        async def work(target: ServerTarget, terminal: Terminal) -> int:
             return await submit_tasks(
                 target,
                 terminal,
@@ -127,7 +127,7 @@ def export(
         raise click.UsageError("an export is not for a terminal: name a file, or redirect it")
     chosen = form or FORMS.get(out.suffix.lower(), "zip")
 
-    async def work(target: Target, terminal: Terminal) -> int:
+    async def work(target: ServerTarget, terminal: Terminal) -> int:
         return await export_job(
             target,
             terminal,
@@ -177,7 +177,7 @@ def results(
     if jsonl and out is not None:
         raise click.UsageError("--jsonl lists rows and --out fetches bodies: choose one")
 
-    async def work(target: Target, terminal: Terminal) -> int:
+    async def work(target: ServerTarget, terminal: Terminal) -> int:
         if out is not None:
             return await fetch_results(target, terminal, job, out=out, status=status)
         return await show_results(target, terminal, job, jsonl=jsonl, status=status)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conveyor.cli.work import job_options, reason, target_of, tasks_of, told, unfit
+from conveyor.cli.commands import job_options, reason, report_error, target_of, tasks_of, unfit
 from conveyor.client.options import Directory, file_options, gateway_options, task_options
 from conveyor.client.program import INTERRUPTED, Failure, Interruption
 
@@ -81,13 +81,13 @@ def _whole_job(
     api_key: str | None,
 ) -> int:
     from conveyor.client.download import prepare
-    from conveyor.client.job_session import WholeJob
+    from conveyor.client.job_session import JobSession
     from conveyor.domain.errors import ConveyorError
     from conveyor.roles.run import run_once
 
-    with told() as terminal:
+    with report_error() as terminal:
         prepare(out)
-        job = WholeJob(target_of(None, api_key, lasts=False), terminal, tasks, options, out=out)
+        job = JobSession(target_of(None, api_key, lasts=False), terminal, tasks, options, out=out)
         try:
             code = run_once(settings, job, data_dir=data_dir, beside=out)
         except ConveyorError as error:

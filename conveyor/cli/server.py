@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conveyor import __version__
-from conveyor.cli.work import in_one_line
+from conveyor.cli.commands import errors_as_one_line
 from conveyor.client.options import Directory, gateway_options
 
 if TYPE_CHECKING:
-    from conveyor.roles.banner import Announcer
+    from conveyor.roles.banner import BannerPrinter
     from conveyor.roles.production import RoleInfo
 
 metrics_port_option = click.option(
@@ -65,7 +65,7 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
 
             click.echo(msgspec.json.encode(info).decode())
 
-    with in_one_line(flags):
+    with errors_as_one_line(flags):
         return run(from_environment(production=True, role=role, **flags), on_ready=ready)
 
 
@@ -87,13 +87,13 @@ def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
 
     Every setting can also be given as an environment variable CONVEYOR_…
     """
-    from conveyor.roles.banner import Announcer
+    from conveyor.roles.banner import BannerPrinter
     from conveyor.settings import from_environment
 
-    announcer = Announcer(quiet=quiet, as_json=as_json)
+    announcer = BannerPrinter(quiet=quiet, as_json=as_json)
     if quiet or demo:
         flags["log_level"] = flags["log_level"] or "error"
-    with in_one_line(flags):
+    with errors_as_one_line(flags):
         if demo:
             return _demo(flags, announcer)
         settings = from_environment(**flags)
@@ -106,7 +106,7 @@ def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
         )
 
 
-def _demo(flags: dict[str, Any], announcer: Announcer) -> int:
+def _demo(flags: dict[str, Any], announcer: BannerPrinter) -> int:
     from conveyor.clock import SystemClock
     from conveyor.demo.run import run_demo, tour
     from conveyor.settings import client_environment
@@ -115,7 +115,7 @@ def _demo(flags: dict[str, Any], announcer: Announcer) -> int:
     # The key that `conveyor` shows, so that it finds the job.
     key = client_environment().api_key
 
-    async def job(api: str, urls: Mapping[str, str], out: Path, to: Announcer) -> None:
+    async def job(api: str, urls: Mapping[str, str], out: Path, to: BannerPrinter) -> None:
         await tour(api, key, urls, out, pace=pace, say=to.say, stream=to.stream)
 
     return run_demo(flags, announcer, job)

@@ -12,17 +12,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from conveyor.client.output import count, duration, printable, shorten
-from conveyor.clock import SystemClock
 
 if TYPE_CHECKING:
     from conveyor.simulation.planner import Question
@@ -189,6 +184,7 @@ def simulate(as_json: bool, policies: tuple[str, ...], **numbers: Any) -> int:
 def _run(question: Question, *, about: float) -> list[Row]:
     from conveyor.simulation import simulate as run
     from conveyor.simulation.planner import scenarios
+    from conveyor.simulation.view import WaitingLine
 
     plans = scenarios(question)
     rows: list[Row] = []
@@ -203,6 +199,7 @@ def _run(question: Question, *, about: float) -> list[Row]:
 
 
 def _show(question: Question, rows: Sequence[Row]) -> None:
+
     from rich.console import Console
 
     from conveyor.simulation.planner import remarks
@@ -249,69 +246,3 @@ def _call(question: Question) -> str:
     if not question.sigma:
         return f"Every call takes {question.latency:g} s."
     return f"Calls take a median of {question.latency:g} s (sigma {question.sigma:g})."
-
-
-TICK = 1.0
-LINE_INTERVAL = 10.0
-_CLEAR = "\r\x1b[K"
-
-
-class WaitingLine:
-    """Draws from a thread of its own, since what is waited for leaves no time.
-
-    On a terminal the line is drawn again every second and goes at the end; elsewhere one is printed
-    every ten seconds, and after a second when the words have changed.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._console = Console(file=stream)
-        self._redraws = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._clock = SystemClock()
-        self._began = self._clock.monotonic()
-        self._words = ""
-        self._printed = ("", 0.0)
-        self._drawn = False
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-        if self._drawn:
-            self._write(_CLEAR)
-
-    def tell(self, words: str) -> None:
-        """What is being done from now on."""
-        self._words = words
-
-    def _run(self) -> None:
-        while not self._ended.wait(TICK):
-            self.tick(self._clock.monotonic() - self._began)
-
-    def tick(self, elapsed: float) -> None:
-        """Draw or print what is due after so many seconds; called by the thread."""
-        line = f"{self._words} … {duration(elapsed)}"
-        if self._redraws:
-            self._drawn = True
-            self._write(_CLEAR + shorten(line, self._console.width - 1))
-            return
-        words, moment = self._printed
-        if words != self._words or elapsed - moment >= LINE_INTERVAL:
-            self._printed = (self._words, elapsed)
-            self._write(line + "\n")
-
-    def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError):
-            self._stream.write(text)
-            self._stream.flush()

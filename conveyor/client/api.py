@@ -16,7 +16,7 @@ from conveyor.client.wire import (
     ExportReply,
     InputReply,
     JobReply,
-    JobsPage,
+    JobsReply,
     RawResultsPage,
     RefusalReply,
     RerunReply,
@@ -35,7 +35,7 @@ CONNECTIONS = 16
 Reply = TypeVar("Reply")
 
 
-class Pace(Protocol):
+class ClientClock(Protocol):
     """The part of a clock that a client needs; seconds throughout."""
 
     def monotonic(self) -> float:
@@ -69,7 +69,7 @@ def base_url(server: str) -> str:
 
 
 @asynccontextmanager
-async def connect(server: str, api_key: str, pace: Pace) -> AsyncIterator[Api]:
+async def connect(server: str, api_key: str, pace: ClientClock) -> AsyncIterator[Api]:
     """A client of the server, its connections closed at the end. Raises ClientError for an address
     or a key that cannot be used; nothing is sent yet."""
     address = base_url(server)
@@ -86,7 +86,7 @@ class Api:
     """A server's operations. Every method raises ServerUnreachable, ServerRefused, or ClientError
     where the answer is not one of a Conveyor server."""
 
-    def __init__(self, address: str, api_key: str, pace: Pace) -> None:
+    def __init__(self, address: str, api_key: str, pace: ClientClock) -> None:
         self.address = address
         self.pace = pace
         url = httpx.URL(address)
@@ -157,10 +157,10 @@ class Api:
         path = f"/jobs/{_quoted(job_id)}/tasks"
         await self._send("POST", path, body=body, idempotency_key=idempotency_key)
 
-    async def jobs(self, *, limit: int, status: str | None, cursor: str | None) -> JobsPage:
+    async def jobs(self, *, limit: int, status: str | None, cursor: str | None) -> JobsReply:
         """One page of jobs, newest first; `limit` is 1 to 100."""
         query = {"limit": str(limit), "status": status, "cursor": cursor}
-        return self._decode(await self._send("GET", "/jobs", query=query), JobsPage)
+        return self._decode(await self._send("GET", "/jobs", query=query), JobsReply)
 
     async def job(self, job_id: str) -> JobReply:
         """A job with its latest run."""

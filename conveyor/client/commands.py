@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from conveyor.client.api import Api, Pace, connect
+from conveyor.client.api import Api, ClientClock, connect
 from conveyor.client.download import download, prepare
 from conveyor.client.errors import ClientError, ServerRefused
 from conveyor.client.inputs import OpenInput, SourcedTask
@@ -33,7 +33,7 @@ SHOWN_FAILURES = 5
 JOBS_HEADER = f"{'job':<26}  {'created, UTC':<19}  {'state':<10}  tasks, name"
 
 
-class Target(msgspec.Struct, frozen=True):
+class ServerTarget(msgspec.Struct, frozen=True):
     """The server to talk to, the key to show it, and the clock to wait by.
 
     `named` is the server as the command line gave it, None where it gave none. One that does not
@@ -42,7 +42,7 @@ class Target(msgspec.Struct, frozen=True):
 
     server: str
     api_key: str
-    pace: Pace
+    pace: ClientClock
     named: str | None = None
     lasts: bool = True
 
@@ -79,7 +79,7 @@ class Terminal:
 
 
 async def submit_tasks(
-    target: Target,
+    target: ServerTarget,
     terminal: Terminal,
     tasks: Sequence[SourcedTask] | OpenInput,
     options: JobOptions,
@@ -125,7 +125,7 @@ async def make_job(
     return reply
 
 
-async def watch_job(target: Target, terminal: Terminal, job_id: str, out: Path | None) -> int:
+async def watch_job(target: ServerTarget, terminal: Terminal, job_id: str, out: Path | None) -> int:
     """Follow the latest run of a job to its end."""
     _prepare(out)
     async with connect(target.server, target.api_key, target.pace) as api:
@@ -135,7 +135,7 @@ async def watch_job(target: Target, terminal: Terminal, job_id: str, out: Path |
 
 
 async def rerun_job(
-    target: Target,
+    target: ServerTarget,
     terminal: Terminal,
     job_id: str,
     *,
@@ -183,7 +183,7 @@ def _watching(job_id: str, out: Path | None) -> Following:
 
 
 async def follow_to_end(
-    api: Api, target: Target, terminal: Terminal, run: RunReply, end: Following
+    api: Api, target: ServerTarget, terminal: Terminal, run: RunReply, end: Following
 ) -> int:
     """Watch a run until it is over, say how it ended and do what is to be done then; the exit
     code."""
@@ -205,7 +205,9 @@ def _exit_code(run: RunReply, status: str | None = None) -> int:
     return SUCCEEDED if whole else INCOMPLETE
 
 
-async def _warn_of_failures(api: Api, target: Target, terminal: Terminal, run: RunReply) -> None:
+async def _warn_of_failures(
+    api: Api, target: ServerTarget, terminal: Terminal, run: RunReply
+) -> None:
     if run.stats.failed == 0:
         return
     shown = 0
@@ -222,7 +224,7 @@ async def _warn_of_failures(api: Api, target: Target, terminal: Terminal, run: R
 
 
 async def _bring(
-    api: Api, target: Target, terminal: Terminal, run: RunReply, end: Following
+    api: Api, target: ServerTarget, terminal: Terminal, run: RunReply, end: Following
 ) -> int:
     """Download into the directory and say so; the exit code."""
     assert end.out is not None
@@ -237,7 +239,7 @@ async def _bring(
 
 
 async def show_results(
-    target: Target, terminal: Terminal, job_id: str, *, jsonl: bool, status: str | None
+    target: ServerTarget, terminal: Terminal, job_id: str, *, jsonl: bool, status: str | None
 ) -> int:
     """List the rows of the latest run as they are now."""
     all_succeeded = True
@@ -250,7 +252,7 @@ async def show_results(
 
 
 async def fetch_results(
-    target: Target, terminal: Terminal, job_id: str, *, out: Path, status: str | None
+    target: ServerTarget, terminal: Terminal, job_id: str, *, out: Path, status: str | None
 ) -> int:
     """Bring the bodies of the latest run, once it is over, into a directory."""
     _prepare(out)
@@ -276,7 +278,7 @@ def _row_line(row: ResultRow) -> str:
 
 
 async def list_jobs(
-    target: Target, terminal: Terminal, *, limit: int, status: str | None, jsonl: bool
+    target: ServerTarget, terminal: Terminal, *, limit: int, status: str | None, jsonl: bool
 ) -> int:
     """List jobs, newest first."""
     async with connect(target.server, target.api_key, target.pace) as api:
@@ -313,7 +315,9 @@ def _job_line(job: JobReply) -> str:
     return f"{clean(job.job_id)}  {when}  {state:<10}  {counts}{failed}  {name}".rstrip()
 
 
-async def change_runs(target: Target, terminal: Terminal, job_ids: Sequence[str], verb: str) -> int:
+async def change_runs(
+    target: ServerTarget, terminal: Terminal, job_ids: Sequence[str], verb: str
+) -> int:
     """Stop, pause or resume the latest run of each job, in order, until one refuses."""
     async with connect(target.server, target.api_key, target.pace) as api:
         for job_id in job_ids:
@@ -324,7 +328,7 @@ async def change_runs(target: Target, terminal: Terminal, job_ids: Sequence[str]
     return SUCCEEDED
 
 
-async def remove_jobs(target: Target, terminal: Terminal, job_ids: Sequence[str]) -> int:
+async def remove_jobs(target: ServerTarget, terminal: Terminal, job_ids: Sequence[str]) -> int:
     """Delete jobs with everything they hold."""
     async with connect(target.server, target.api_key, target.pace) as api:
         for job_id in job_ids:

@@ -82,7 +82,7 @@ def portable(text: str) -> str:
     return name or "_"
 
 
-class Names:
+class FileNames:
     """Gives out file names that stay apart where upper and lower case are the same."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class _Downloader:
 
     def __init__(self, api: Api, directory: Path) -> None:
         self.slots = anyio.Semaphore(CONNECTIONS)
-        self.names = Names()
+        self.names = FileNames()
         self.done = Downloads()
         self._api = api
         self._directory = directory

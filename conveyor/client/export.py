@@ -12,12 +12,12 @@ from typing import BinaryIO
 import httpx
 
 from conveyor.client.api import Api, connect
-from conveyor.client.commands import Target, Terminal, about
+from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.download import prepare, replacing
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import clean, printable, size
 from conveyor.client.program import SUCCEEDED
-from conveyor.client.progress import Meter, describe, meter_for
+from conveyor.client.progress import TransferView, describe, meter_for
 from conveyor.client.watch import GROWTH, PATIENCE, latest_run
 from conveyor.client.wire import ExportReply, RunReply
 from conveyor.domain.errors import ErrorCode
@@ -30,7 +30,7 @@ FORMS = {".zip": "zip", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".
 
 
 async def export_job(
-    target: Target,
+    target: ServerTarget,
     terminal: Terminal,
     job_id: str,
     *,
@@ -72,7 +72,7 @@ async def _run(api: Api, job_id: str, run_id: str) -> RunReply:
         raise unknown from None
 
 
-async def export_run(api: Api, run: RunReply, form: str, meter: Meter) -> ExportReply:
+async def export_run(api: Api, run: RunReply, form: str, meter: TransferView) -> ExportReply:
     """Have an export made and wait for it; it is completed then.
 
     Raises ClientError with the server's reason where it fails.
@@ -98,7 +98,13 @@ async def export_run(api: Api, run: RunReply, form: str, meter: Meter) -> Export
 
 
 async def fetch_export(
-    api: Api, run: RunReply, export: ExportReply, target: Path | None, meter: Meter, *, force: bool
+    api: Api,
+    run: RunReply,
+    export: ExportReply,
+    target: Path | None,
+    meter: TransferView,
+    *,
+    force: bool,
 ) -> int:
     """Bring a completed export into a file, which appears once it is whole, or (None) to standard
     output; the number of bytes.
@@ -158,7 +164,7 @@ def _writing(target: Path | None, *, force: bool) -> Iterator[BinaryIO]:
         raise ClientError(f"cannot write {clean(str(target))}: {reason}") from None
 
 
-async def _transfer(api: Api, url: str, file: BinaryIO, meter: Meter) -> int:
+async def _transfer(api: Api, url: str, file: BinaryIO, meter: TransferView) -> int:
     done = 0
     async with api.download(url) as response:
         length = response.headers.get("Content-Length", "")

@@ -17,12 +17,12 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, BinaryIO
 
 import msgspec
 
 from conveyor.client.errors import ClientError
+from conveyor.client.options import CsvOptions, FileType
 from conveyor.client.output import clean, shorten
 
 LARGE = 4 * 1_024 * 1_024
@@ -33,25 +33,6 @@ STANDARD_INPUT = "-"
 _GZIP = b"\x1f\x8b"
 _CSV_SUFFIXES = (".csv", ".tsv")
 _LIST_SUFFIXES = (".jsonl", ".ndjson", ".txt")
-
-
-class FileType(StrEnum):
-    """What a file holds: CSV, one JSON task a line, or one URL a line; the words are the wire's."""
-
-    CSV = "csv"
-    JSONL = "jsonl"
-    URLS = "urls"
-
-
-@dataclass(frozen=True, slots=True)
-class CsvOptions:
-    """How a CSV file is to be read, as far as it was said; columns by name or by index from 0."""
-
-    url: int | str | None = None
-    external_id: int | str | None = None
-    delimiter: str | None = None
-    quote: str | None = None
-    header: bool = False
 
 
 @dataclass(frozen=True, slots=True)

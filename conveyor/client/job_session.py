@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conveyor.client.api import Api, connect
-from conveyor.client.commands import Following, Target, Terminal, follow_to_end, make_job
+from conveyor.client.commands import Following, ServerTarget, Terminal, follow_to_end, make_job
 from conveyor.client.download import download
 from conveyor.client.errors import ServerRefused
 from conveyor.client.inputs import OpenInput, SourcedTask
@@ -16,7 +16,7 @@ from conveyor.client.watch import summary
 from conveyor.client.wire import RunReply
 
 
-class WholeJob:
+class JobSession:
     """Tasks, what is to be done with them, and the directory `out` that their results go to.
 
     `farewell` is what to say of an interrupt, once `salvage` has dealt with it.
@@ -24,7 +24,7 @@ class WholeJob:
 
     def __init__(
         self,
-        target: Target,
+        target: ServerTarget,
         terminal: Terminal,
         tasks: Sequence[SourcedTask] | OpenInput,
         options: JobOptions,

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from conveyor.client.inputs import CsvOptions, FileType
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
 
 FIELDS = ("url", "external_id")
+
+
+class FileType(StrEnum):
+    """What a file holds: CSV, one JSON task a line, or one URL a line; the words are the wire's."""
+
+    CSV = "csv"
+    JSONL = "jsonl"
+    URLS = "urls"
+
+
+@dataclass(frozen=True, slots=True)
+class CsvOptions:
+    """How a CSV file is to be read, as far as it was said; columns by name or by index from 0."""
+
+    url: int | str | None = None
+    external_id: int | str | None = None
+    delimiter: str | None = None
+    quote: str | None = None
+    header: bool = False
 
 
 class Directory(click.Path):
@@ -37,7 +56,7 @@ def _one_character(
     return text
 
 
-def _together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def _stacked(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Options in the order in which the help shows them, as one decorator."""
 
     def decorate(command: Command) -> Command:
@@ -51,7 +70,7 @@ def _together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 api_key_option = click.option(
     "--api-key", metavar="KEY", help="Key to show the server [ZENROWS_API_KEY, else local]."
 )
-server_options = _together(
+server_options = _stacked(
     click.option(
         "--server",
         metavar="URL",
@@ -71,7 +90,7 @@ status_option = click.option(
     type=click.Choice(["all", "successful", "failed", "processing"]),
     help="Only these tasks.",
 )
-file_options = _together(
+file_options = _stacked(
     click.option(
         "--type",
         "file_type",
@@ -93,12 +112,12 @@ file_options = _together(
         "--quote", callback=_one_character, metavar="CHAR", help='CSV: around fields ["].'
     ),
 )
-task_options = _together(
+task_options = _stacked(
     click.option("--param", "params", multiple=True, metavar="K=V", help="Scraper parameter."),
     click.option("--max-inflight", type=int, metavar="N", help="Most tasks worked at a time."),
     click.option("--max-attempts", type=int, metavar="N", help="Attempts a task gets."),
 )
-gateway_options = _together(
+gateway_options = _stacked(
     click.option("--gateway", metavar="direct|fake|URL", help="What scrapes [direct]."),
     click.option(
         "--allow-private", is_flag=True, default=None, help="Fetch private addresses too."

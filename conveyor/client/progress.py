@@ -46,7 +46,7 @@ class Rate:
         return max(after - before, 0) / (ended - started) if ended > started else 0.0
 
 
-class View(Protocol):
+class ProgressView(Protocol):
     """Where the progress of one run is shown, from enter to exit."""
 
     def __enter__(self) -> Self: ...
@@ -145,7 +145,7 @@ class LineView:
         print(line, file=self._stream, flush=True)
 
 
-def view_for(stream: TextIO, server: str | None = None) -> View:
+def view_for(stream: TextIO, server: str | None = None) -> ProgressView:
     """The bar where the stream is a terminal that can draw it, lines elsewhere.
 
     `server` is what the command line was given, for commands to go on with.
@@ -169,7 +169,7 @@ class Part(NamedTuple):
     style: str = ""
 
 
-class Glyphs(NamedTuple):
+class BarGlyphs(NamedTuple):
     """What the bar is drawn with; done and open differ without colour, too."""
 
     done: str = "━"
@@ -182,7 +182,7 @@ class LiveLine(ABC):
 
     def __init__(self, stream: TextIO, *, transient: bool) -> None:
         self._console = Console(file=stream)
-        self._glyphs = Glyphs("#", "-") if self._console.options.ascii_only else Glyphs()
+        self._glyphs = BarGlyphs("#", "-") if self._console.options.ascii_only else BarGlyphs()
         self._live = Live(
             get_renderable=self._line,
             console=self._console,
@@ -243,7 +243,7 @@ class BarView(LiveLine):
         )
 
 
-def run_line(run: RunReply, rate: float, *, state: str, width: int, glyphs: Glyphs) -> Text:
+def run_line(run: RunReply, rate: float, *, state: str, width: int, glyphs: BarGlyphs) -> Text:
     """The line for `width` columns: what counts less is left out where there is no room."""
     stats = run.stats
     counts = Part(f"{stats.completed:,}/{stats.total:,}")
@@ -257,7 +257,7 @@ def run_line(run: RunReply, rate: float, *, state: str, width: int, glyphs: Glyp
 
 
 def fitted(
-    state: str, share: float, choices: list[list[Part]], *, width: int, glyphs: Glyphs
+    state: str, share: float, choices: list[list[Part]], *, width: int, glyphs: BarGlyphs
 ) -> Text:
     """A state, a bar of which `share` (0 to 1) is done, and the first choice of words that leaves
     room for it; the last choice without a bar where none does."""
@@ -271,7 +271,7 @@ def fitted(
     return text
 
 
-def _bar(share: float, width: int, glyphs: Glyphs) -> list[Part]:
+def _bar(share: float, width: int, glyphs: BarGlyphs) -> list[Part]:
     done = int(width * share)
     return [Part(glyphs.done * done, "green"), Part(glyphs.open * (width - done), "dim")]
 
@@ -293,7 +293,7 @@ class Ticking(Protocol):
         ...
 
 
-class Meter(Protocol):
+class TransferView(Protocol):
     """Where a transfer is shown, from enter to exit."""
 
     def __enter__(self) -> Self: ...
@@ -315,7 +315,7 @@ class Meter(Protocol):
         ...
 
 
-class LineMeter:
+class LineTransferView:
     """Plain lines, at most one in three seconds: what is quick says nothing."""
 
     def __init__(self, stream: TextIO, clock: Ticking) -> None:
@@ -357,16 +357,16 @@ class LineMeter:
         print(f"{self._step}: {told}", file=self._stream, flush=True)
 
 
-def meter_for(stream: TextIO, clock: Ticking) -> Meter:
+def meter_for(stream: TextIO, clock: Ticking) -> TransferView:
     """The bar where the stream is a terminal that can draw it, lines elsewhere."""
     if stream.isatty():
-        bar = BarMeter(stream, clock)
+        bar = BarTransferView(stream, clock)
         if bar.can_draw:
             return bar
-    return LineMeter(stream, clock)
+    return LineTransferView(stream, clock)
 
 
-class BarMeter(LiveLine):
+class BarTransferView(LiveLine):
     """A bar with bytes, rate and time left; for a step without bytes, how long it has taken."""
 
     def __init__(self, stream: TextIO, clock: Ticking) -> None:
@@ -409,7 +409,7 @@ class BarMeter(LiveLine):
 
 
 def transfer_line(
-    step: str, done: int, total: int, rate: float, *, width: int, glyphs: Glyphs
+    step: str, done: int, total: int, rate: float, *, width: int, glyphs: BarGlyphs
 ) -> Text:
     """The line for `width` columns: what counts less is left out where there is no room."""
     counts = Part(f"{size(done)}/{size(total)}")

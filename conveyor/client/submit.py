@@ -16,7 +16,7 @@ from conveyor.client.api import Api
 from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused, sentence
 from conveyor.client.inputs import ARGUMENT, OpenInput, SourcedTask
 from conveyor.client.output import count, printable
-from conveyor.client.progress import Meter
+from conveyor.client.progress import TransferView
 from conveyor.client.wire import InvalidTaskReply, SubmitReply
 from conveyor.domain.errors import InvalidTaskReason
 
@@ -159,7 +159,7 @@ async def submit_file(
     api: Api,
     source: OpenInput,
     options: JobOptions,
-    meter: Meter,
+    meter: TransferView,
     *,
     idempotency_key: str | None = None,
 ) -> SubmitReply:
@@ -181,7 +181,7 @@ async def submit_file(
     return reply
 
 
-async def _pieces(source: OpenInput, meter: Meter) -> AsyncIterator[bytes]:
+async def _pieces(source: OpenInput, meter: TransferView) -> AsyncIterator[bytes]:
     sent = 0
     source.file.seek(0)
     while sent < source.size:

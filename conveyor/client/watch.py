@@ -5,7 +5,7 @@ from __future__ import annotations
 from conveyor.client.api import Api
 from conveyor.client.errors import ClientError, ServerUnreachable
 from conveyor.client.output import count, duration, printable
-from conveyor.client.progress import View
+from conveyor.client.progress import ProgressView
 from conveyor.client.wire import ResultRow, RunReply
 
 FIRST_INTERVAL = 0.05
@@ -14,7 +14,7 @@ GROWTH = 1.4
 PATIENCE = 30.0
 
 
-async def follow(api: Api, run: RunReply, view: View) -> RunReply:
+async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
     """Poll until the run has ended, quickly at first and every second later; returns its end.
 
     A server that goes away is asked again for half a minute, then ServerUnreachable is raised.

@@ -76,7 +76,7 @@ class JobReply(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str = ""
 
 
-class JobsPage(msgspec.Struct, frozen=True):
+class JobsReply(msgspec.Struct, frozen=True):
     """One page of jobs, newest first."""
 
     jobs: list[JobReply]

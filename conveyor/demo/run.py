@@ -16,24 +16,24 @@ from typing import Any, TextIO
 
 from anyio.from_thread import start_blocking_portal
 
-from conveyor.client.api import Pace, connect
+from conveyor.client.api import ClientClock, connect
 from conveyor.client.download import download
 from conveyor.client.inputs import SourcedTask
 from conveyor.client.progress import view_for
 from conveyor.client.submit import JobOptions, submit
 from conveyor.client.watch import follow, summary
 from conveyor.demo.site import pages, serve_site
-from conveyor.roles.banner import Announcer
+from conveyor.roles.banner import BannerPrinter
 from conveyor.roles.dev import ServerInfo, run
 from conveyor.settings import Settings, from_environment
 
 RESULTS = "demo-results"
 
-Job = Callable[[str, Mapping[str, str], Path, Announcer], Awaitable[None]]
+Job = Callable[[str, Mapping[str, str], Path, BannerPrinter], Awaitable[None]]
 """What is shown: takes the API's address, URLs by name, a directory and where to say things."""
 
 
-def run_demo(flags: Mapping[str, Any], announcer: Announcer, job: Job) -> int:
+def run_demo(flags: Mapping[str, Any], announcer: BannerPrinter, job: Job) -> int:
     """Serve until told to stop, and once ready run the job over the site; the exit code.
 
     Raises ConveyorError where the server cannot start.
@@ -79,7 +79,7 @@ def _is_taken(host: str, port: int) -> bool:
 class _Demonstration:
     """The job, run as any client would, on an event loop beside the server's."""
 
-    def __init__(self, threads: ExitStack, site: str, job: Job, announcer: Announcer) -> None:
+    def __init__(self, threads: ExitStack, site: str, job: Job, announcer: BannerPrinter) -> None:
         self._threads = threads
         self._site = site
         self._job = job
@@ -122,7 +122,7 @@ async def tour(
     urls: Mapping[str, str],
     directory: Path,
     *,
-    pace: Pace,
+    pace: ClientClock,
     say: Callable[[str], None],
     stream: TextIO | None,
 ) -> None:

@@ -6,15 +6,15 @@ import heapq
 import math
 
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import Holding, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState
 
 _SLACK = 64
 
 
-class Entry:
+class MemoryLease:
     """What one holder has of one job; nothing any more from `lapses_at` on, in monotonic seconds.
 
-    `noted_at` belongs to `Entries`: the moment at which it looks at this entry again.
+    `noted_at` belongs to `LeaseTable`: the moment at which it looks at this entry again.
     """
 
     __slots__ = ("count", "lapses_at", "noted_at", "sequence", "wants")
@@ -27,7 +27,7 @@ class Entry:
         self.noted_at = math.inf
 
 
-class Entries:
+class LeaseTable:
     """One job's entries by holder, with their sums kept, so that no call has to add them up.
 
     `total`, `holders` and `wanting` are right as of the last `forget_lapsed`. Each entry stands in
@@ -38,7 +38,7 @@ class Entries:
     __slots__ = ("_due", "by_holder", "holders", "total", "wanting")
 
     def __init__(self) -> None:
-        self.by_holder: dict[str, Entry] = {}
+        self.by_holder: dict[str, MemoryLease] = {}
         self.total = 0
         self.holders = 0
         self.wanting = 0
@@ -50,7 +50,7 @@ class Entries:
         """Let a holder have `count` until `lapses_at`, whatever it had before."""
         entry = self.by_holder.get(holder)
         if entry is None:
-            entry = self.by_holder[holder] = Entry()
+            entry = self.by_holder[holder] = MemoryLease()
         self.total += count - entry.count
         self.holders += (count > 0) - (entry.count > 0)
         self.wanting += wants - entry.wants
@@ -85,23 +85,23 @@ class Entries:
                 heapq.heappush(due, (entry.lapses_at, holder))
 
 
-class JobEntries:
+class JobLeases:
     """The entries of each job. Jobs of which nothing is left are forgotten now and then."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, Entries] = {}
+        self._jobs: dict[str, LeaseTable] = {}
         self._sweep_at = _SLACK
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def of(self, job_id: str, now: float) -> Entries:
+    def of(self, job_id: str, now: float) -> LeaseTable:
         """A job's live entries."""
         entries = self._jobs.get(job_id)
         if entries is None:
             if len(self._jobs) >= self._sweep_at:
                 self._sweep(now)
-            entries = self._jobs[job_id] = Entries()
+            entries = self._jobs[job_id] = LeaseTable()
         else:
             entries.forget_lapsed(now)
         return entries
@@ -130,10 +130,12 @@ class MemoryPermits:
 
     def __init__(self, clock: Clock, *, closed_for: float = 0.0) -> None:
         self._clock = clock
-        self._jobs = JobEntries()
+        self._jobs = JobLeases()
         self._opens_at = clock.monotonic() + closed_for
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
 
         Raises ValueError where `holding.count` is below zero.
@@ -160,7 +162,7 @@ class MemoryPermits:
                 sequence=holding.sequence,
                 wants=holding.wants,
             )
-        return Standing(
+        return LedgerState(
             granted=granted,
             free=0 if closed else max(0, limit - entries.total),
             holders=entries.holders,

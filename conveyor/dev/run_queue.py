@@ -50,7 +50,7 @@ class ReceiveLimit:
     move: Callable[[Message], None]
 
 
-class Held:
+class HiddenMessage:
     """A message that is more than a waiting reference: it was received once, or is delayed.
 
     `due` is when it becomes visible, or one of two marks: it is visible already, or deleted.
@@ -81,12 +81,12 @@ class MessageQueue:
         self._next_receipt = receipts
         self._faults = faults
         self._receive_limit = receive_limit
-        self._ready: deque[Held] = deque()
-        self._received: dict[str, Held] = {}
+        self._ready: deque[HiddenMessage] = deque()
+        self._received: dict[str, HiddenMessage] = {}
         self._unseen = 0
         self._order = 0
         # One entry for all that were hidden together; what moved on meanwhile is passed over.
-        self._hidden: list[tuple[float, int, list[Held]]] = []
+        self._hidden: list[tuple[float, int, list[HiddenMessage]]] = []
         self._in_hidden = 0
 
     @property
@@ -111,7 +111,7 @@ class MessageQueue:
 
     def put(self, message: Message, *, now: float, delay: float) -> None:
         """Add a message, to be seen after `delay` seconds."""
-        self._put(Held(message), now=now, delay=delay)
+        self._put(HiddenMessage(message), now=now, delay=delay)
 
     def take(self, limit: int, *, visibility: float, now: float) -> list[Delivery]:
         """Receive up to `limit` visible messages and hide them."""
@@ -171,7 +171,7 @@ class MessageQueue:
         """When the next hidden message becomes visible, if there is one."""
         return self._hidden[0][0] if self._hidden else None
 
-    def _put(self, held: Held, *, now: float, delay: float) -> None:
+    def _put(self, held: HiddenMessage, *, now: float, delay: float) -> None:
         self._unseen += 1
         if delay > 0:
             held.due = now + delay
@@ -179,10 +179,10 @@ class MessageQueue:
         else:
             self._ready.append(held)
 
-    def _draw(self, limit: int) -> list[Held]:
+    def _draw(self, limit: int) -> list[HiddenMessage]:
         if self._faults is not None:
             return self._draw_badly(limit, self._faults)
-        batch: list[Held] = []
+        batch: list[HiddenMessage] = []
         ready = self._ready
         while ready and len(batch) < limit:
             held = ready.popleft()
@@ -192,25 +192,25 @@ class MessageQueue:
             batch += self._fresh(limit - len(batch))
         return batch
 
-    def _draw_badly(self, limit: int, faults: Faults) -> list[Held]:
+    def _draw_badly(self, limit: int, faults: Faults) -> list[HiddenMessage]:
         pool = [held for held in self._ready if self._may_be_received(held)]
         self._ready.clear()
         wanted = limit + faults.reorder - len(pool)
         if wanted > 0:
             pool += self._fresh(wanted)
-        batch: list[Held] = []
+        batch: list[HiddenMessage] = []
         while pool and len(batch) < limit:
             among = min(len(pool), faults.reorder + 1)
             held = pool.pop(int(faults.random() * among))
             batch.append(held)
             if held.receive_count == 0 and faults.random() < faults.duplicates:
-                copy = Held(held.message, held.index)
+                copy = HiddenMessage(held.message, held.index)
                 copy.receive_count = 1
                 self._put(copy, now=0.0, delay=0.0)
         self._ready.extendleft(reversed(pool))
         return batch
 
-    def _may_be_received(self, held: Held) -> bool:
+    def _may_be_received(self, held: HiddenMessage) -> bool:
         """Whether a message that was visible still is there; one received too often leaves now."""
         if held.due == _GONE:
             return False
@@ -221,17 +221,17 @@ class MessageQueue:
         limit.move(held.message)
         return False
 
-    def _leave(self, held: Held) -> None:
+    def _leave(self, held: HiddenMessage) -> None:
         if held.receipt is None:
             self._unseen -= 1
         else:
             del self._received[held.receipt]
 
-    def _fresh(self, _limit: int) -> list[Held]:
+    def _fresh(self, _limit: int) -> list[HiddenMessage]:
         """More messages than those held, for a queue that keeps some elsewhere."""
         return []
 
-    def _hide(self, batch: list[Held], due: float) -> None:
+    def _hide(self, batch: list[HiddenMessage], due: float) -> None:
         if not batch:
             return
         self._order += 1
@@ -250,7 +250,7 @@ class MessageQueue:
         self._in_hidden = sum(len(batch) for _, _, batch in self._hidden)
 
     @staticmethod
-    def _alive(entry: tuple[float, int, list[Held]]) -> bool:
+    def _alive(entry: tuple[float, int, list[HiddenMessage]]) -> bool:
         due, _, batch = entry
         return any(held.due == due for held in batch)
 
@@ -411,7 +411,7 @@ class RunQueue(MessageQueue):
         self._mark = index
         self._highest = max(self._highest, index)
 
-    def _leave(self, held: Held) -> None:
+    def _leave(self, held: HiddenMessage) -> None:
         super()._leave(held)
         if isinstance(held.message, TaskMessage):
             self._left.add(held.message.task_id)
@@ -425,12 +425,14 @@ class RunQueue(MessageQueue):
         present.update(held.index for held in self._ready)
         return present
 
-    def _fresh(self, limit: int) -> list[Held]:
+    def _fresh(self, limit: int) -> list[HiddenMessage]:
         start = self._taken
         end = min(start + limit, len(self._task_ids))
         job_id, run_id = self._job_id, self.run_id
         batch = [
-            Held(TaskMessage(job_id, run_id, self._task_ids[position]), self._indexes[position])
+            HiddenMessage(
+                TaskMessage(job_id, run_id, self._task_ids[position]), self._indexes[position]
+            )
             for position in range(start, end)
         ]
         self._unseen += len(batch)

@@ -83,7 +83,7 @@ def key_hash(api_key: str) -> str:
     return f"sha256:{hashlib.sha256(api_key.encode()).hexdigest()}"
 
 
-def is_carried(api_key: str) -> bool:
+def is_valid_key(api_key: str) -> bool:
     """Whether a request may carry a key: printable ASCII without spaces, not too long."""
     return _CARRIED.fullmatch(api_key) is not None
 

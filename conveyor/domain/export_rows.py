@@ -39,7 +39,7 @@ _FEW_TASKS = 1 << 25
 ULID looks like as an index, so that ULIDs as external ids stay as they are."""
 
 
-class Names:
+class ArchiveNames:
     """Gives out names. Remembers 8 bytes of hash and a count for each, not the names."""
 
     def __init__(self) -> None:

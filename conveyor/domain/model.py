@@ -233,7 +233,7 @@ class NewTask(msgspec.Struct, frozen=True):
     spec: TaskSpec
 
 
-class ResultBody(msgspec.Struct, frozen=True):
+class StoredBody(msgspec.Struct, frozen=True):
     """Where a stored body lies and how to serve it; `content_type` keeps its charset."""
 
     blob_key: str
@@ -263,7 +263,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     claim_number: int = 0
     claimed_until: int = 0
     not_before: int = 0
-    result: ResultBody | None = None
+    result: StoredBody | None = None
     error: Problem | None = None
     failure: TaskFailure | None = None
     source_run_id: str | None = None

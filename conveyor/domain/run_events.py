@@ -13,7 +13,7 @@ MOST_CAUSE = 32_768
 """Characters that the cause of a failure may have (Step Functions, SendTaskFailure)."""
 
 
-class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
+class RunFinished(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is told of a run's end: the event as a JSON text and, unless the run was completed, the
     name of the error."""
 
@@ -53,7 +53,7 @@ class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     failure_detail: str | None = None
 
 
-def ending_of(
+def build_run_event(
     run: Run | None,
     ended_as: RunStatus | None,
     job: Job | None,
@@ -62,7 +62,7 @@ def ending_of(
     run_id: str,
     event_id: str,
     now: int,
-) -> Ending:
+) -> RunFinished:
     """What is told of a run that has ended: as what, where that was noted, else as it stands; one
     that is gone was deleted."""
     status = ended_as or (RunStatus.DELETED if run is None else run.status)
@@ -81,11 +81,11 @@ def ending_of(
         failure_detail=None if run is None else run.failure_detail,
     )
     if status is RunStatus.COMPLETED:
-        return Ending(_text(event))
+        return RunFinished(_text(event))
     text = _text(event)
     if len(text) > MOST_CAUSE:
         text = _text(msgspec.structs.replace(event, metadata=None))
-    return Ending(text, f"Conveyor.Run{status.capitalize()}")
+    return RunFinished(text, f"Conveyor.Run{status.capitalize()}")
 
 
 def _text(event: RunEvent) -> str:

@@ -35,13 +35,13 @@ def parse_task(raw: object, index: int, job_params: Mapping[str, str]) -> TaskSp
 
 def _spec(raw: object, job_params: Mapping[str, str]) -> TaskSpec:
     if not isinstance(raw, dict):
-        raise Refused(InvalidTaskReason.INVALID_ARGUMENT, text_rules.shown(raw))
+        raise Refused(InvalidTaskReason.INVALID_ARGUMENT, text_rules.quoted(raw))
     url = _url(raw)
     if len(raw) == 1:
         return TaskSpec(url)
     external_id = raw.get("external_id")
     if external_id is not None and not text_rules.is_external_id(external_id):
-        raise Refused(InvalidTaskReason.INVALID_EXTERNAL_ID, text_rules.shown(external_id))
+        raise Refused(InvalidTaskReason.INVALID_EXTERNAL_ID, text_rules.quoted(external_id))
     own_params = params.normalize(raw.get("zenrows_params")) or None
     if own_params is not None:
         params.check_combination(params.merge(job_params, own_params))
@@ -63,11 +63,11 @@ def _spec(raw: object, job_params: Mapping[str, str]) -> TaskSpec:
 def _url(raw: dict[str, Any]) -> str:
     url = raw.get("url")
     if not isinstance(url, str):
-        given = text_rules.shown(url) if "url" in raw else None
+        given = text_rules.quoted(url) if "url" in raw else None
         raise Refused(InvalidTaskReason.MALFORMED_URL, given)
     reason = urls.check(url)
     if reason is not None:
-        raise Refused(reason, text_rules.shown(url))
+        raise Refused(reason, text_rules.quoted(url))
     return url
 
 
@@ -76,7 +76,7 @@ def _method(raw: object) -> str:
         return "GET"
     method = raw.upper() if isinstance(raw, str) else ""
     if method not in ("GET", "POST"):
-        raise Refused(InvalidTaskReason.UNSUPPORTED_METHOD, text_rules.shown(raw))
+        raise Refused(InvalidTaskReason.UNSUPPORTED_METHOD, text_rules.quoted(raw))
     return method
 
 

@@ -38,7 +38,7 @@ def shorten(text: str, *, limit: int = MAX_SHOWN) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """What an error may repeat of a refused JSON value: a scalar, shortened, without the
     credentials of a URL; of an object or array only its kind."""
     match value:

@@ -18,15 +18,15 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
-from conveyor.aio.resilience import survive, tell
+from conveyor.aio.resilience import log_and_continue, log_failure
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.clock import Clock
-from conveyor.ports.handler import CalledInVain, Handler, Outcome
+from conveyor.ports.handler import Handler, Outcome, ResultLost
 from conveyor.ports.queues import CONTROL_QUEUE, MAX_BATCH, Delivery, Queues
 
 
-class Returns:
+class MessageReturner:
     """Gives messages back. What a queue does not hear comes back when its visibility lapses."""
 
     def __init__(self, queues: Queues, telemetry: Telemetry, *, max_receives: int) -> None:
@@ -49,7 +49,7 @@ class Returns:
                 delivery.queue, (delivery.receipt,), visibility=seconds
             )
         except Exception as error:
-            tell("a message was not hidden", error)
+            log_failure("a message was not hidden", error)
 
     async def keep(self, deliveries: Iterable[Delivery], *, seconds: float) -> None:
         """Let nobody else receive messages for so many seconds from now."""
@@ -74,7 +74,7 @@ class Returns:
             try:
                 await self._queues.change_visibility(queue, batch, visibility=after)
             except Exception as error:
-                tell(failed, error)
+                log_failure(failed, error)
 
     def _is_worn(self, delivery: Delivery) -> bool:
         return delivery.receive_count >= self._worn_from and delivery.queue != CONTROL_QUEUE
@@ -84,14 +84,14 @@ class Returns:
             await self._queues.send(delivery.queue, delivery.message, delay=delay)
             await self._queues.delete(delivery.queue, (delivery.receipt,))
         except Exception as error:
-            tell("a worn message was not replaced", error)
+            log_failure("a worn message was not replaced", error)
 
 
 LINGER = 0.2
 """Seconds that an acknowledgement waits for others: a batch costs one call."""
 
 
-class Acknowledger:
+class AckBatcher:
     """Collects receipts by queue and deletes them in batches.
 
     A message whose acknowledgement is lost, or late, comes again, and its claim tells that it is
@@ -138,17 +138,17 @@ class Acknowledger:
         try:
             await self._queues.delete(queue, receipts)
         except Exception as error:
-            tell("acknowledgements were lost", error)
+            log_failure("acknowledgements were lost", error)
 
 
-class Renewals:
+class Heartbeat:
     """Renews messages, and what the handlers hold.
 
     Nobody waits for a renewal: a call may last for longer than a claim does. One that has not ended
     is not begun again, and the others are.
     """
 
-    def __init__(self, returns: Returns, *, tasks: Handler, control: Handler) -> None:
+    def __init__(self, returns: MessageReturner, *, tasks: Handler, control: Handler) -> None:
         self._returns = returns
         self._tasks = tasks
         self._control = control
@@ -178,7 +178,7 @@ class Renewals:
 
     async def _renew(self, failed: str, act: Callable[[], Awaitable[None]]) -> None:
         try:
-            await survive(failed, act)
+            await log_and_continue(failed, act)
         finally:
             self._going.discard(failed)
 
@@ -191,7 +191,7 @@ TRIES = 5
 _log = logging.getLogger("conveyor.engine")
 
 
-async def insist(
+async def retry_in_place(
     work: Callable[[], Awaitable[Outcome]],
     clock: Clock,
     *,
@@ -210,7 +210,7 @@ async def insist(
             _log.error("handler failed: %r", error, exc_info=not isinstance(error, ConveyorError))
             if is_away:
                 away()
-            costs = isinstance(error, CalledInVain)
+            costs = isinstance(error, ResultLost)
             if not is_away or costs or tries >= TRIES or not keeps():
                 return Outcome(hide_for=PAUSE * 2.0 ** min(receives, 8))
         await clock.sleep(min(PAUSE * 2.0**tries, LONGEST_PAUSE))

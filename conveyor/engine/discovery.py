@@ -15,7 +15,7 @@ from functools import partial
 
 import anyio
 
-from conveyor.aio.resilience import survive
+from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.dispatcher import Dispatcher
 from conveyor.ports.clock import Clock
@@ -23,7 +23,7 @@ from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import Dispatchable
 
 
-class Reads:
+class ReadOrder:
     """Which read of a run was believed last, for as long as an older answer may still come."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Reads:
             if not self._under_way:
                 self._believed.clear()
 
-    def believe(self, run_id: str, read: int) -> bool:
+    def is_newest(self, run_id: str, read: int) -> bool:
         """Whether what a read says of a run is news; from then on no older read is believed."""
         if read < self._believed.get(run_id, 0):
             return False
@@ -82,7 +82,7 @@ class Discovery:
         self._interval = interval
         self._resync = resync
         self._evict_after = evict_after
-        self._reads = Reads()
+        self._reads = ReadOrder()
         self._missing: set[str] = set()
         self._some_missing = anyio.Event()
         self._stopped = False
@@ -112,14 +112,14 @@ class Discovery:
             else:
                 seen = await self._try(self._changes, since)
             since = since if seen is None else seen
-            await survive("empty queues were not let go", self._evict)
+            await log_and_continue("empty queues were not let go", self._evict)
 
     async def _evict(self) -> None:
         await self._dispatcher.evict_lanes(empty_for=self._evict_after)
 
     async def _try(self, look: Callable[..., Awaitable[int]], *args: int) -> int | None:
         """A look that fails waits for the next turn."""
-        return await survive("a look for runs with work failed", partial(look, *args))
+        return await log_and_continue("a look for runs with work failed", partial(look, *args))
 
     async def _scan(self) -> int:
         """The whole truth: open lanes of runs with work, close the others."""
@@ -151,7 +151,7 @@ class Discovery:
     async def _apply(
         self, run_id: str, run: DispatchableRun | None, read: int, *, poll: bool = False
     ) -> None:
-        if not self._reads.believe(run_id, read):
+        if not self._reads.is_newest(run_id, read):
             return
         if run is None:
             await self._dispatcher.close_lane(run_id)
@@ -160,18 +160,18 @@ class Discovery:
         if poll or lane is None or lane.closed:
             await self._queues.open_run(run.job_id, run_id)
             # A later read may have closed the lane while its queue was made ready.
-            if self._reads.believe(run_id, read) and not self._stopped:
+            if self._reads.is_newest(run_id, read) and not self._stopped:
                 self._dispatcher.open_lane(run)
 
     async def _listen(self) -> None:
         """Hints make discovery immediate within one process."""
         while True:
-            hints = await survive("no hints could be had", self._signals.wait)
+            hints = await log_and_continue("no hints could be had", self._signals.wait)
             if hints is None:
                 await self._clock.sleep(self._interval)
                 continue
             for run_id in hints:
-                await survive(
+                await log_and_continue(
                     "a changed run could not be read", partial(self._look_at, run_id, poll=True)
                 )
 
@@ -185,7 +185,7 @@ class Discovery:
             self._some_missing = anyio.Event()
             missing, self._missing = self._missing, set()
             for run_id in missing:
-                await survive(
+                await log_and_continue(
                     "a missing queue could not be looked after", partial(self._look_after, run_id)
                 )
 

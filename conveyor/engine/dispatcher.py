@@ -15,15 +15,15 @@ from functools import partial
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from conveyor.aio.concurrency import wait_at_most
-from conveyor.aio.resilience import survive, tell
+from conveyor.aio.concurrency import wait_or_timeout
+from conveyor.aio.resilience import log_and_continue, log_failure
 from conveyor.domain.model import DispatchableRun
-from conveyor.engine.delivery import Acknowledger, Renewals, Returns, insist
+from conveyor.engine.delivery import AckBatcher, Heartbeat, MessageReturner, retry_in_place
 from conveyor.engine.lanes import Lane, Lanes
 from conveyor.engine.planner import (
     CONTROL_SLOTS,
     Acquire,
-    Picking,
+    PickingRule,
     Planner,
     Polling,
     Receive,
@@ -58,7 +58,7 @@ class Dispatcher:
         slots: int,
         visibility: float,
         polling: Polling,
-        picking: Picking,
+        picking: PickingRule,
         max_receives: int,
     ) -> None:
         self._queues = queues
@@ -70,12 +70,12 @@ class Dispatcher:
         self._slots = slots
         self._visibility = visibility
         self._polling = polling
-        self._returns = Returns(queues, telemetry, max_receives=max_receives)
-        self._renewals = Renewals(self._returns, tasks=task_handler, control=control_handler)
+        self._returns = MessageReturner(queues, telemetry, max_receives=max_receives)
+        self._renewals = Heartbeat(self._returns, tasks=task_handler, control=control_handler)
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
         self.queue_missing: Callable[[str], None] = lambda _run_id: None
         self._planner = Planner(self.lanes, policy, polling, slots=slots, picking=picking)
-        self._acknowledger = Acknowledger(queues, clock)
+        self._acknowledger = AckBatcher(queues, clock)
         self._ready: deque[tuple[Lane, Delivery]] = deque()
         self._parked: deque[anyio.Event] = deque()
         self._working: dict[str, Delivery] = {}
@@ -185,7 +185,7 @@ class Dispatcher:
             self._workers.start_soon(self._beside, act)
 
     async def _beside(self, act: Callable[[], Awaitable[None]]) -> None:
-        await survive("work beside the slots broke", act)
+        await log_and_continue("work beside the slots broke", act)
         self._wake_one()
 
     # -- slots --
@@ -198,7 +198,7 @@ class Dispatcher:
                 try:
                     await self._serve(scope)
                 except Exception as error:
-                    tell("a slot broke", error)
+                    log_failure("a slot broke", error)
                     await self._clock.sleep(ERROR_PAUSE)
 
     async def _serve(self, scope: anyio.CancelScope) -> None:
@@ -234,7 +234,7 @@ class Dispatcher:
             else:
                 await self._receive(plan)
         except Exception as error:
-            tell("queue or ledger did not answer", error)
+            log_failure("queue or ledger did not answer", error)
             plan.lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
 
@@ -315,7 +315,7 @@ class Dispatcher:
             outcome = await self._handled(lane, handler, delivery, scope)
             await self._conclude(lane, delivery, outcome, began)
         except Exception as error:
-            tell("the ledger did not answer", error)
+            log_failure("the ledger did not answer", error)
             lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
             await self._returns.give_back([delivery])
@@ -340,7 +340,7 @@ class Dispatcher:
         self._working[delivery.receipt] = delivery
         lane.scopes.add(scope)
         try:
-            return await insist(
+            return await retry_in_place(
                 lambda: handler.handle(delivery, lambda: lane.throttle(self._clock.monotonic())),
                 self._clock,
                 receives=delivery.receive_count,
@@ -398,5 +398,5 @@ class Dispatcher:
             now = self._clock.monotonic()
             due = self._planner.next_due(now)
             until = now + IDLE_WAIT if due is None else due
-            await wait_at_most(self._timer_wake, self._clock, until - now)
+            await wait_or_timeout(self._timer_wake, self._clock, until - now)
             self._wake_one()

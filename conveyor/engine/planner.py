@@ -20,7 +20,7 @@ from conveyor.ports.queues import MAX_BATCH, Delivery
 Eligible = Callable[[Lane], bool]
 
 
-class Picking(Protocol):
+class PickingRule(Protocol):
     """A rule that chooses among lanes. One object serves one dispatcher."""
 
     def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
@@ -118,7 +118,7 @@ class Planner:
     """Keeps count of what is in hand, and chooses."""
 
     def __init__(
-        self, lanes: Lanes, policy: Policy, polling: Polling, *, slots: int, picking: Picking
+        self, lanes: Lanes, policy: Policy, polling: Polling, *, slots: int, picking: PickingRule
     ) -> None:
         self._lanes = lanes
         self._policy = policy

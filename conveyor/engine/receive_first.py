@@ -13,11 +13,11 @@ from functools import partial
 
 import anyio
 
-from conveyor.aio.resilience import tell
+from conveyor.aio.resilience import log_failure
 from conveyor.engine.lanes import Lane
 from conveyor.engine.policy import Spawn
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import Holding, Permits
+from conveyor.ports.permits import LeaseRequest, Permits
 from conveyor.ports.queues import Delivery
 
 Gate = Callable[[Lane], int]
@@ -67,7 +67,7 @@ class ReceiveFirstPolicy:
         self._cooldown = cooldown
         self._bounce = bounce
         self._bounce_cap = bounce_cap
-        self._held: dict[str, tuple[Holding, int]] = {}
+        self._held: dict[str, tuple[LeaseRequest, int]] = {}
         self._leaving: set[str] = set()
         self._asked = 0
         self._renewed_at = clock.monotonic()
@@ -100,14 +100,14 @@ class ReceiveFirstPolicy:
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
         """Ask the ledger for this message's permit."""
         self._asked += 1
-        holding = Holding(
+        holding = LeaseRequest(
             job_id=lane.job_id,
             holder=f"{self._holder}/{self._asked}",
             count=1,
             before=0,
             sequence=1,
         )
-        standing = await self._ledger.hold(holding, limit=lane.limit, lease=self._lease)
+        standing = await self._ledger.acquire_or_renew(holding, limit=lane.limit, lease=self._lease)
         if not standing.granted:
             return None
         self._held[holding.holder] = (holding, lane.limit)
@@ -165,8 +165,8 @@ class ReceiveFirstPolicy:
             del self._held[permit]
 
     @staticmethod
-    def _next(holding: Holding, *, count: int) -> Holding:
-        return Holding(
+    def _next(holding: LeaseRequest, *, count: int) -> LeaseRequest:
+        return LeaseRequest(
             job_id=holding.job_id,
             holder=holding.holder,
             count=count,
@@ -174,9 +174,9 @@ class ReceiveFirstPolicy:
             sequence=holding.sequence + 1,
         )
 
-    async def _say(self, holding: Holding, limit: int) -> None:
+    async def _say(self, holding: LeaseRequest, limit: int) -> None:
         """What the ledger does not hear lapses with its lease."""
         try:
-            await self._ledger.hold(holding, limit=limit, lease=self._lease)
+            await self._ledger.acquire_or_renew(holding, limit=limit, lease=self._lease)
         except Exception as error:
-            tell(f"a permit of job {holding.job_id} was not updated", error)
+            log_failure(f"a permit of job {holding.job_id} was not updated", error)

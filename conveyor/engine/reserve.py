@@ -18,11 +18,11 @@ from functools import partial
 
 import anyio
 
-from conveyor.aio.resilience import tell
+from conveyor.aio.resilience import log_failure
 from conveyor.engine.lanes import Lane
 from conveyor.engine.policy import Spawn
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import Holding, Permits, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import Delivery
 
 FULL_BATCH = 10
@@ -40,7 +40,7 @@ SMALL_LIMIT_PATIENCE = 2.5
 """At such limits refusals are the rule for all workers but one: they ask so many times less."""
 
 
-class Share:
+class JobLease:
     """`permits` may be used until the fence: a while before the ledger may give them away.
 
     `renewed_at` is the moment *before* the latest call that the ledger granted. `calling` is True
@@ -116,7 +116,7 @@ class Share:
             due = max(due, self.first_seen + SETTLING_IN)
         return due if due > now else None
 
-    def observe(self, standing: Standing, now: float) -> None:
+    def observe(self, standing: LedgerState, now: float) -> None:
         """Learn from what the ledger answered how many share the job, and hand over half of what
         exceeds the fair share where some of them want more."""
         if self.first_seen == math.inf:
@@ -187,7 +187,7 @@ away for half a lease is asked before the fence."""
 
 
 class ReservePolicy:
-    """Holds this worker's permits, one `Share` a job. All times in seconds."""
+    """Holds this worker's permits, one `JobLease` a job. All times in seconds."""
 
     def __init__(
         self,
@@ -210,8 +210,8 @@ class ReservePolicy:
         self._slots = slots
         self._batch = batch
         self._buffer = 0 if strict else BUFFER
-        self._shares: dict[str, Share] = {}
-        self._by_lane: dict[Lane, Share] = {}
+        self._shares: dict[str, JobLease] = {}
+        self._by_lane: dict[Lane, JobLease] = {}
         # One for all shares: the ledger remembers a job's for longer than its share may live here.
         self._sequence = 0
         self.draining = False
@@ -328,29 +328,29 @@ class ReservePolicy:
                     share.wants = False
                     group.start_soon(self._give_all, share)
 
-    async def _give_all(self, share: Share) -> None:
+    async def _give_all(self, share: JobLease) -> None:
         share.permits = 0
         await self._renew(share)
 
-    def _share(self, lane: Lane) -> Share:
+    def _share(self, lane: Lane) -> JobLease:
         share = self._by_lane.get(lane)
         if share is None:
             share = self._shares.get(lane.job_id)
             if share is None:
-                share = self._shares[lane.job_id] = Share(lane.job_id, lane.limit)
+                share = self._shares[lane.job_id] = JobLease(lane.job_id, lane.limit)
             share.lanes.append(lane)
             self._by_lane[lane] = share
         return share
 
-    def _usable_at(self, share: Share, now: float) -> bool:
+    def _usable_at(self, share: JobLease, now: float) -> bool:
         return now < share.renewed_at + self._usable
 
-    def _is_over(self, share: Share, now: float) -> bool:
+    def _is_over(self, share: JobLease, now: float) -> bool:
         """Whether nothing of it is left, here or, as far as that can be told, in the ledger."""
         told = not share.dirty or now > share.renewed_at + self._lease
         return told and not (share.lanes or share.permits or share.calling)
 
-    def _is_due(self, share: Share, now: float) -> bool:
+    def _is_due(self, share: JobLease, now: float) -> bool:
         if now < share.retry_at:
             return False
         if share.dirty:
@@ -360,7 +360,7 @@ class ReservePolicy:
         alone = share.holders <= 1 and not share.others_want
         return now - share.renewed_at >= (self._heartbeat if alone else self._heartbeat / 2)
 
-    async def _renew(self, share: Share) -> None:
+    async def _renew(self, share: JobLease) -> None:
         """Tell the ledger what is held; the share is marked as calling by now."""
         share.dirty = False
         try:
@@ -369,16 +369,16 @@ class ReservePolicy:
             # Not renewed: the fence ends the calls in time, if the ledger stays away.
             share.dirty = True
             share.retry_at = self._clock.monotonic() + RETRY_PAUSE
-            tell(f"permits of job {share.job_id} were not renewed", error)
+            log_failure(f"permits of job {share.job_id} were not renewed", error)
         finally:
             share.calling = False
 
-    async def _hold(self, share: Share, count: int) -> Standing:
+    async def _hold(self, share: JobLease, count: int) -> LedgerState:
         before = share.permits
         self._sequence += 1
         asked_at = self._clock.monotonic()
-        standing = await self._ledger.hold(
-            Holding(
+        standing = await self._ledger.acquire_or_renew(
+            LeaseRequest(
                 job_id=share.job_id,
                 holder=self._holder,
                 count=count,

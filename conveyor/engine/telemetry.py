@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.engine.lanes import Lanes
 from conveyor.ports.clock import Clock
 
@@ -30,7 +30,7 @@ SIDE_BY_SIDE = 4
 _log = logging.getLogger("conveyor.engine")
 
 
-class CountsMessages(Protocol):
+class MessageCounter(Protocol):
     """The part of `Queues` that is asked."""
 
     async def count(self, queue: str) -> int:
@@ -41,7 +41,7 @@ class CountsMessages(Protocol):
 class Backlog:
     """Counts what waits in the queues of open lanes."""
 
-    def __init__(self, lanes: Lanes, queues: CountsMessages) -> None:
+    def __init__(self, lanes: Lanes, queues: MessageCounter) -> None:
         self._lanes = lanes
         self._queues = queues
         self._counts: dict[str, int] = {}
@@ -62,7 +62,7 @@ class Backlog:
         self._counts = known
         # Counts lie in the order in which they came in.
         turn = [*(queue for queue in fresh if queue not in known), *known]
-        await side_by_side(self._ask, turn[:MOST], at_a_time=SIDE_BY_SIDE)
+        await for_each(self._ask, turn[:MOST], limit=SIDE_BY_SIDE)
         return sum(self._counts.values())
 
     async def _ask(self, queue: str) -> None:

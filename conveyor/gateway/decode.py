@@ -12,7 +12,7 @@ from typing import Protocol
 
 import brotli
 
-from conveyor.gateway.http_client import Answer, TransportError, content_length
+from conveyor.gateway.http_client import HttpAnswer, TransportError, content_length
 from conveyor.gateway.problems import (
     MAX_CODINGS,
     corrupt_body,
@@ -197,7 +197,7 @@ _STAGES: dict[str, Callable[[], Stage]] = {
 SMALL = 262_144
 
 
-async def read_content(answer: Answer, max_bytes: int) -> Content:
+async def read_content(answer: HttpAnswer, max_bytes: int) -> Content:
     """The decoded body, at most `max_bytes` of it.
 
     Bodies of at most SMALL bytes come whole and are known to be sound; larger ones are an iterator.
@@ -225,7 +225,7 @@ async def read_content(answer: Answer, max_bytes: int) -> Content:
     return b"".join(head)
 
 
-async def read_document(answer: Answer, limit: int) -> bytes:
+async def read_document(answer: HttpAnswer, limit: int) -> bytes:
     """The body of an error answer, for what it may tell; empty where it cannot be read whole."""
     try:
         codings = known_codings(answer.headers.getall("Content-Encoding", []))

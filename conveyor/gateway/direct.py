@@ -15,13 +15,13 @@ from conveyor.gateway.headers import (
 )
 from conveyor.gateway.http_client import (
     DEFAULT_HEADERS,
-    Call,
-    EngineAnswer,
-    HttpEngine,
+    ClientAnswer,
+    HttpCall,
+    HttpClient,
     Lookup,
     Opened,
     TransportError,
-    Trouble,
+    TransportTrouble,
 )
 from conveyor.gateway.problems import (
     MAX_REDIRECTS,
@@ -69,11 +69,11 @@ class DirectGateway:
         self._allow_private = allow_private
         self._retry_after_cap = retry_after_cap
         admits = None if allow_private else is_public
-        self._engine = HttpEngine(connections=connections, admits=admits, lookup=lookup)
+        self._engine = HttpClient(connections=connections, admits=admits, lookup=lookup)
 
-    def scrape(self, request: ScrapeRequest) -> Call:
+    def scrape(self, request: ScrapeRequest) -> HttpCall:
         """Fetch one URL. Raises ScrapeFailed on entry, or while the content is read."""
-        return Call(self._fetch, request)
+        return HttpCall(self._fetch, request)
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -93,7 +93,7 @@ class DirectGateway:
             raise
         return answer, Success(content, content_type(answer.headers))
 
-    async def _follow(self, request: ScrapeRequest) -> EngineAnswer:
+    async def _follow(self, request: ScrapeRequest) -> ClientAnswer:
         hop = _first_hop(request)
         deadline = self._clock.monotonic() + request.timeout
         answer = await self._send(hop, request.timeout)
@@ -109,12 +109,12 @@ class DirectGateway:
         answer.release()
         raise too_many_redirects()
 
-    async def _send(self, hop: _Hop, timeout: float) -> EngineAnswer:
+    async def _send(self, hop: _Hop, timeout: float) -> ClientAnswer:
         if timeout <= 0:
-            raise transport_failure(Trouble.TIMEOUT)
+            raise transport_failure(TransportTrouble.TIMEOUT)
         host = hop.target.host
         if not self._allow_private and _is_literal(host) and not is_public(host.strip("[]")):
-            raise transport_failure(Trouble.REFUSED)
+            raise transport_failure(TransportTrouble.REFUSED)
         try:
             return await self._engine.send(
                 hop.method, hop.target.url, headers=hop.headers, body=hop.body, timeout=timeout

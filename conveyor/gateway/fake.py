@@ -29,7 +29,7 @@ import msgspec
 
 from conveyor.gateway.decode import read_content
 from conveyor.gateway.headers import custom_headers, is_allowed, retry_after
-from conveyor.gateway.http_client import TransportError, Trouble
+from conveyor.gateway.http_client import TransportError, TransportTrouble
 from conveyor.gateway.problems import transport_failure
 from conveyor.gateway.refusals import read_spend, redactor, refusal
 from conveyor.ports.clock import Clock
@@ -314,9 +314,9 @@ class FakeGateway:
         if wait > 0:
             await self._clock.sleep(wait)
         if script.hang or script.delay > request.timeout:
-            raise transport_failure(Trouble.TIMEOUT)
+            raise transport_failure(TransportTrouble.TIMEOUT)
         if script.reset and script.reset != "body":
-            raise transport_failure(Trouble.INTERRUPTED)
+            raise transport_failure(TransportTrouble.INTERRUPTED)
         status = 503 if before < script.flaky else 402 if script.account else script.status
         spend = read_spend(script.cost)
         if not 200 <= status < 300 and not is_allowed(status, request.params):
@@ -396,10 +396,12 @@ class _FakeAnswer:
             fields["Content-Length"] = str(len(wire))
         self.status = script.status
         self.headers = _FakeHeaders(fields)
-        self._trouble: Trouble | None = None
+        self._trouble: TransportTrouble | None = None
         if script.short or script.reset == "body":
             wire = wire[: len(wire) // 2]
-            self._trouble = Trouble.TRUNCATED if script.short else Trouble.INTERRUPTED
+            self._trouble = (
+                TransportTrouble.TRUNCATED if script.short else TransportTrouble.INTERRUPTED
+            )
         self._wire = wire
 
     async def read(self) -> bytes:

@@ -15,9 +15,9 @@ from conveyor.gateway.headers import (
 )
 from conveyor.gateway.http_client import (
     DEFAULT_HEADERS,
-    Call,
-    EngineAnswer,
-    HttpEngine,
+    ClientAnswer,
+    HttpCall,
+    HttpClient,
     Opened,
     TransportError,
 )
@@ -53,11 +53,11 @@ class HttpGateway:
         self._headers = {**DEFAULT_HEADERS, **self._credentials}
         self._clock = clock
         self._retry_after_cap = retry_after_cap
-        self._engine = HttpEngine(connections=connections)
+        self._engine = HttpClient(connections=connections)
 
-    def scrape(self, request: ScrapeRequest) -> Call:
+    def scrape(self, request: ScrapeRequest) -> HttpCall:
         """Have one URL scraped. Raises ScrapeFailed on entry, or while the content is read."""
-        return Call(self._call, request)
+        return HttpCall(self._call, request)
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -81,7 +81,7 @@ class HttpGateway:
             raise
         return answer, Success(content, content_type(answer.headers), spend)
 
-    async def _send(self, request: ScrapeRequest, asked: dict[str, str]) -> EngineAnswer:
+    async def _send(self, request: ScrapeRequest, asked: dict[str, str]) -> ClientAnswer:
         headers, body = self._headers, None
         if request.body is not None:
             body = request.body.content.encode("utf-8", "replace")
@@ -99,7 +99,7 @@ class HttpGateway:
             raise transport_failure(error.trouble) from None
 
     async def _refusal(
-        self, answer: EngineAnswer, request: ScrapeRequest, asked: dict[str, str]
+        self, answer: ClientAnswer, request: ScrapeRequest, asked: dict[str, str]
     ) -> ScrapeFailed:
         after = answer.headers.get("Retry-After", "")
         document = await read_document(answer, MAX_DOCUMENT)
@@ -123,7 +123,7 @@ def _query(request: ScrapeRequest, *, with_headers: bool) -> str:
         raise malformed_url() from None
 
 
-def _is_content(answer: EngineAnswer, request: ScrapeRequest) -> bool:
+def _is_content(answer: ClientAnswer, request: ScrapeRequest) -> bool:
     """Whether an answer that was charged for is the content of an allowed status."""
     is_problem = "problem+json" in content_type(answer.headers)
     return not is_problem and is_allowed(answer.status, request.params)

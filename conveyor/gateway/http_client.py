@@ -1,5 +1,5 @@
 """The HTTP engine: aiohttp behind four calls. The only module that knows it; a faster client takes
-its place by giving the same `HttpEngine` and `EngineAnswer`.
+its place by giving the same `HttpClient` and `ClientAnswer`.
 
 What an HTTP engine gives and how it fails: the words between the gateways and `engine`.
 
@@ -28,7 +28,7 @@ from conveyor import __version__
 from conveyor.ports.gateway import ScrapeRequest, Success
 
 
-class Trouble(StrEnum):
+class TransportTrouble(StrEnum):
     """Why an exchange gave no whole answer."""
 
     UNSENDABLE = "unsendable"
@@ -43,7 +43,7 @@ class Trouble(StrEnum):
 class TransportError(Exception):
     """No whole answer. Holds no URL, header or key: it may be logged."""
 
-    def __init__(self, trouble: Trouble) -> None:
+    def __init__(self, trouble: TransportTrouble) -> None:
         super().__init__(trouble.value)
         self.trouble = trouble
 
@@ -60,7 +60,7 @@ class Headers(Protocol):
         ...
 
 
-class Answer(Protocol):
+class HttpAnswer(Protocol):
     """An answer whose head has arrived; its body is read once, and is not decoded."""
 
     @property
@@ -111,7 +111,7 @@ _NOT_ADDED = ("User-Agent", "Content-Type")
 Admits = Callable[[str], bool]
 
 
-class EngineAnswer:
+class ClientAnswer:
     """The answer port over an aiohttp response."""
 
     __slots__ = ("_response", "headers", "status")
@@ -126,7 +126,7 @@ class EngineAnswer:
         try:
             return await self._response.read()
         except Exception as error:
-            raise _trouble(error, Trouble.INTERRUPTED) from None
+            raise _trouble(error, TransportTrouble.INTERRUPTED) from None
 
     def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises TransportError."""
@@ -137,7 +137,7 @@ class EngineAnswer:
         self._response.release()
 
 
-class HttpEngine:
+class HttpClient:
     """Sends one request at a time over pooled connections; follows nothing, decodes nothing.
 
     `connections` bounds the connections open at once. `admits` says of an IP address whether it may
@@ -161,7 +161,7 @@ class HttpEngine:
         headers: Mapping[str, str],
         body: bytes | None,
         timeout: float,
-    ) -> EngineAnswer:
+    ) -> ClientAnswer:
         """The answer to a request, once its head is there. `url` is ASCII and goes out as it is;
         `headers` name Accept, Accept-Encoding and, with a body, Content-Type.
 
@@ -172,7 +172,7 @@ class HttpEngine:
             session = self._session
             if session is None:
                 session = self._session = self._open()
-            return EngineAnswer(
+            return ClientAnswer(
                 await session.request(
                     method,
                     URL(url, encoded=True),
@@ -186,7 +186,7 @@ class HttpEngine:
         except TransportError:
             raise
         except Exception as error:
-            raise _trouble(error, Trouble.UNSENDABLE) from None
+            raise _trouble(error, TransportTrouble.UNSENDABLE) from None
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -224,7 +224,7 @@ class _Connector(aiohttp.TCPConnector):
             peer = transport.get_extra_info("peername") if transport is not None else None
             if not peer or not self._admits(peer[0]):
                 connection.close()
-                raise TransportError(Trouble.REFUSED)
+                raise TransportError(TransportTrouble.REFUSED)
         return connection
 
     async def _get(
@@ -254,7 +254,7 @@ class _FilteredResolver(AbstractResolver):
         if admits is not None:
             admitted = [address for address in addresses if admits(address)]
             if addresses and not admitted:
-                raise TransportError(Trouble.REFUSED)
+                raise TransportError(TransportTrouble.REFUSED)
             addresses = admitted
         return [
             ResolveResult(
@@ -282,7 +282,7 @@ class _Pieces(AsyncIterator[bytes]):
         except StopAsyncIteration:
             raise
         except Exception as error:
-            raise _trouble(error, Trouble.INTERRUPTED) from None
+            raise _trouble(error, TransportTrouble.INTERRUPTED) from None
 
 
 async def _system_lookup(host: str, port: int) -> list[str]:
@@ -324,20 +324,20 @@ def _timeout(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=seconds)
 
 
-_KINDS: tuple[tuple[type[Exception], Trouble], ...] = (
-    (TimeoutError, Trouble.TIMEOUT),
-    (aiohttp.ClientConnectorError, Trouble.UNREACHABLE),
-    (aiohttp.ClientSSLError, Trouble.UNREACHABLE),
-    (aiohttp.ClientPayloadError, Trouble.TRUNCATED),
-    (aiohttp.InvalidURL, Trouble.UNSENDABLE),
-    (aiohttp.ClientResponseError, Trouble.MALFORMED),
-    (aiohttp.ClientError, Trouble.INTERRUPTED),
-    (aiohttp.http_exceptions.HttpProcessingError, Trouble.MALFORMED),
-    (OSError, Trouble.INTERRUPTED),
+_KINDS: tuple[tuple[type[Exception], TransportTrouble], ...] = (
+    (TimeoutError, TransportTrouble.TIMEOUT),
+    (aiohttp.ClientConnectorError, TransportTrouble.UNREACHABLE),
+    (aiohttp.ClientSSLError, TransportTrouble.UNREACHABLE),
+    (aiohttp.ClientPayloadError, TransportTrouble.TRUNCATED),
+    (aiohttp.InvalidURL, TransportTrouble.UNSENDABLE),
+    (aiohttp.ClientResponseError, TransportTrouble.MALFORMED),
+    (aiohttp.ClientError, TransportTrouble.INTERRUPTED),
+    (aiohttp.http_exceptions.HttpProcessingError, TransportTrouble.MALFORMED),
+    (OSError, TransportTrouble.INTERRUPTED),
 )
 
 
-def _trouble(error: Exception, otherwise: Trouble) -> TransportError:
+def _trouble(error: Exception, otherwise: TransportTrouble) -> TransportError:
     """What an exception means; its text, which may quote the URL, is left behind."""
     for kind, trouble in _KINDS:
         if isinstance(error, kind):
@@ -345,10 +345,10 @@ def _trouble(error: Exception, otherwise: Trouble) -> TransportError:
     return TransportError(otherwise)
 
 
-Opened = tuple[Answer, Success]
+Opened = tuple[HttpAnswer, Success]
 
 
-class Call(AbstractAsyncContextManager[Success]):
+class HttpCall(AbstractAsyncContextManager[Success]):
     """What `scrape` returns. `start` gives the answer and what it is worth, or raises
     ScrapeFailed with the answer already released."""
 
@@ -359,7 +359,7 @@ class Call(AbstractAsyncContextManager[Success]):
     ) -> None:
         self._start = start
         self._request = request
-        self._answer: Answer | None = None
+        self._answer: HttpAnswer | None = None
 
     async def __aenter__(self) -> Success:
         answer, success = await self._start(self._request)

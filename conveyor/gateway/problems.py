@@ -9,58 +9,70 @@ from http import HTTPStatus
 
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.domain.model import Problem, TaskFailure
-from conveyor.gateway.http_client import Trouble
+from conveyor.gateway.http_client import TransportTrouble
 from conveyor.ports.gateway import ScrapeFailed
 
 MAX_REDIRECTS = 10
 MAX_CODINGS = 3
 
 
-def transport_failure(trouble: Trouble) -> ScrapeFailed:
+def transport_failure(trouble: TransportTrouble) -> ScrapeFailed:
     """The verdict where no whole answer came."""
     code, title, status, failure, retryable = _TRANSPORT[trouble]
     return ScrapeFailed(Problem(code, title, status), failure, retryable=retryable)
 
 
 _GATEWAY_ERROR = TaskFailure.GATEWAY_ERROR
-_TRANSPORT: dict[Trouble, tuple[str, str, int, TaskFailure, bool]] = {
-    Trouble.UNSENDABLE: (
+_TRANSPORT: dict[TransportTrouble, tuple[str, str, int, TaskFailure, bool]] = {
+    TransportTrouble.UNSENDABLE: (
         InvalidTaskReason.MALFORMED_URL.value,
         "the URL cannot be sent over HTTP",
         422,
         TaskFailure.BAD_TARGET,
         False,
     ),
-    Trouble.REFUSED: (
+    TransportTrouble.REFUSED: (
         "address_refused",
         "the address is not one of the public internet",
         422,
         TaskFailure.BAD_TARGET,
         False,
     ),
-    Trouble.UNREACHABLE: (
+    TransportTrouble.UNREACHABLE: (
         ErrorCode.GATEWAY_UNREACHABLE.value,
         "no connection could be made",
         502,
         _GATEWAY_ERROR,
         True,
     ),
-    Trouble.INTERRUPTED: (
+    TransportTrouble.INTERRUPTED: (
         "connection_lost",
         "the connection broke before the answer was whole",
         502,
         _GATEWAY_ERROR,
         True,
     ),
-    Trouble.TRUNCATED: (
+    TransportTrouble.TRUNCATED: (
         "truncated_body",
         "the body is shorter than was announced",
         502,
         _GATEWAY_ERROR,
         True,
     ),
-    Trouble.MALFORMED: ("malformed_answer", "the answer is not HTTP", 502, _GATEWAY_ERROR, True),
-    Trouble.TIMEOUT: ("timeout", "no whole answer within the time", 504, TaskFailure.TIMEOUT, True),
+    TransportTrouble.MALFORMED: (
+        "malformed_answer",
+        "the answer is not HTTP",
+        502,
+        _GATEWAY_ERROR,
+        True,
+    ),
+    TransportTrouble.TIMEOUT: (
+        "timeout",
+        "no whole answer within the time",
+        504,
+        TaskFailure.TIMEOUT,
+        True,
+    ),
 }
 
 
@@ -107,7 +119,7 @@ def bad_target(code: str, title: str) -> ScrapeFailed:
 
 def malformed_url() -> ScrapeFailed:
     """A URL that no request can be made of."""
-    return transport_failure(Trouble.UNSENDABLE)
+    return transport_failure(TransportTrouble.UNSENDABLE)
 
 
 def unsupported_scheme() -> ScrapeFailed:

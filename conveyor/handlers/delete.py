@@ -27,7 +27,7 @@ Remove = Callable[[int], Awaitable[int]]
 """Removes at most so many things; how many went."""
 
 
-class Pace:
+class Throttle:
     """Steps of removal with rests in between, measured and slept by an injected clock."""
 
     def __init__(self, clock: Clock, *, rest: float = REST) -> None:
@@ -75,7 +75,7 @@ class DeleteHandler:
     def __init__(self, binding: Binding, clock: Clock, *, visibility: float) -> None:
         self._binding = binding
         self._clock = clock
-        self._pace = Pace(clock)
+        self._pace = Throttle(clock)
         self._visibility = visibility
         self._under_way: set[str] = set()
         self._long = 0

@@ -14,7 +14,7 @@ from functools import partial
 import anyio
 from anyio import to_thread
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.aio.resilience import alone
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.export_rows import Exported
@@ -41,7 +41,7 @@ class TooLarge(Exception):
     """The bodies of a run are larger than an export may be."""
 
 
-class Source:
+class ExportSource:
     """The rows of one run, read once."""
 
     def __init__(self, binding: Binding, clock: Clock, job: Job, run_id: str) -> None:
@@ -79,7 +79,7 @@ class Source:
             bodies[place] = await self._body(tasks[place])
 
         due = [place for place, end in enumerate(ends) if end is not None and end > now]
-        await side_by_side(read, due, at_a_time=READS_AT_A_TIME)
+        await for_each(read, due, limit=READS_AT_A_TIME)
         return [Exported(task, body) for task, body in zip(tasks, bodies, strict=True)]
 
     async def _body(self, task: Task) -> tuple[bytes, ...] | None:
@@ -187,7 +187,7 @@ class ExportHandler:
         if job is None:
             raise _Withdrawn
         writer = await to_thread.run_sync(_writer, export.format)
-        source = Source(self._binding, self._clock, job, message.run_id)
+        source = ExportSource(self._binding, self._clock, job, message.run_id)
         async with (
             aclosing(source.portions(max_bytes=self._max_bytes)) as portions,
             aclosing(self._checked(archive(writer, portions), message)) as blocks,

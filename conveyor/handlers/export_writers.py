@@ -23,9 +23,9 @@ from stream_zip import ZIP_64, ZIP_AUTO, Method, stream_zip
 from conveyor.domain.export_rows import (
     EXTENSIONS,
     MANIFEST,
+    ArchiveNames,
     Exported,
     ExportRow,
-    Names,
     export_row,
     inline_row,
     neutral,
@@ -55,7 +55,7 @@ def zip_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
 
 
 def _members(rows: Iterable[Exported], spool: IO[bytes]) -> Iterator[_Member]:
-    names = Names()
+    names = ArchiveNames()
     latest = _EARLIEST
     with gzip.GzipFile(fileobj=spool, mode="wb", compresslevel=1) as manifest:
         for row in rows:

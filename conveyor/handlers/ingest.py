@@ -35,7 +35,7 @@ _log = logging.getLogger("conveyor.handlers")
 _pairs = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
 
 
-class IngestBroken(Exception):
+class IngestFailed(Exception):
     """The rows cannot be written, however often it is tried. The text is shown to the caller."""
 
 
@@ -58,7 +58,7 @@ class IngestHandler:
         await self._binding.queues.open_run(message.job_id, message.run_id)
         try:
             whole = state.live and await self._write(state)
-        except IngestBroken as broken:
+        except IngestFailed as broken:
             await self._give_up(message, str(broken))
             return ACKNOWLEDGE
         except CallInFlight:
@@ -97,7 +97,7 @@ class IngestHandler:
             except ConveyorError as error:
                 if error.code is not ErrorCode.NOT_FOUND:
                     raise
-                raise IngestBroken("the run to copy from is gone") from None
+                raise IngestFailed("the run to copy from is gone") from None
             if references is None:
                 return False
             unsent += references
@@ -116,7 +116,7 @@ class IngestHandler:
                 continue
             try:
                 whole = await self._write_chunk(state, first, end)
-            except IngestBroken:
+            except IngestFailed:
                 now = await self._ingestion.ingesting(state.run_id)
                 whole = now is not None and now.live
                 # What is written needs no chunk any more, but for references that may not have
@@ -131,7 +131,7 @@ class IngestHandler:
         """Write what is missing of one chunk; False where the run has done with ingesting."""
         pieces = await self._binding.blobs.open(staged_key(state.job_id, state.run_id, first))
         if pieces is None:
-            raise IngestBroken("a part of the staged list is missing")
+            raise IngestFailed("a part of the staged list is missing")
         index = first
         async for line in _lines(pieces):
             rows, references = _read_line(line, index)
@@ -142,7 +142,7 @@ class IngestHandler:
                 return False
             await self._announce(state, references)
         if index != end:
-            raise IngestBroken("a part of the staged list is damaged")
+            raise IngestFailed("a part of the staged list is damaged")
         return True
 
     async def _announce(self, state: Ingesting, references: Sequence[tuple[int, str]]) -> None:
@@ -177,7 +177,7 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         for line in lines:
             yield line
     if rest:
-        raise IngestBroken("a part of the staged list is damaged")
+        raise IngestFailed("a part of the staged list is damaged")
 
 
 def _resumed(ingest: Ingest) -> int:
@@ -189,6 +189,6 @@ def _read_line(line: bytes, first_index: int) -> tuple[StagedRows, list[tuple[in
     try:
         pairs = _pairs.decode(line)
     except msgspec.DecodeError:
-        raise IngestBroken("a part of the staged list is damaged") from None
+        raise IngestFailed("a part of the staged list is damaged") from None
     references = [(first_index + offset, pair[0]) for offset, pair in enumerate(pairs)]
     return StagedRows(first_index, len(pairs), line), references

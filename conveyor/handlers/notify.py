@@ -6,17 +6,17 @@ import logging
 
 from msgspec import structs
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.aio.resilience import alone
 from conveyor.domain.backoff import retry_delay
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.run_events import Ending, ending_of
+from conveyor.domain.run_events import RunFinished, build_run_event
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import Observer
-from conveyor.ports.outbox import Callbacks, NobodyWaits, Notice, Outbox
-from conveyor.ports.records import FindsJobs
+from conveyor.ports.outbox import Callbacks, Outbox, OutboxEntry, TokenExpired
+from conveyor.ports.records import JobLookup
 
 PAGE = 100
 """Notices that one look takes; it looks again while there are as many."""
@@ -43,7 +43,7 @@ class Notifier:
     ) -> None:
         self._outbox: Outbox = binding.outbox
         self._callbacks: Callbacks = binding.callbacks
-        self._jobs: FindsJobs = binding.jobs
+        self._jobs: JobLookup = binding.jobs
         self._clock = clock
         self._observer = observer
         self._heartbeat = heartbeat
@@ -52,8 +52,8 @@ class Notifier:
         """One look: every notice that is due. What fails is logged, put off, and tried again."""
         before: list[str] = []
         while True:
-            due = await self._outbox.due_notices(now=self._clock.now(), limit=PAGE)
-            await side_by_side(self._alone, due, at_a_time=SIDE_BY_SIDE)
+            due = await self._outbox.due_entries(now=self._clock.now(), limit=PAGE)
+            await for_each(self._alone, due, limit=SIDE_BY_SIDE)
             if len(due) < PAGE or due == before:
                 return
             before = due
@@ -63,7 +63,7 @@ class Notifier:
 
     async def _deliver(self, run_id: str) -> None:
         now = self._clock.now()
-        notice = await self._outbox.lease_notice(
+        notice = await self._outbox.lease_entry(
             run_id, now=now, lapses_at=now + round(LEASE * 1_000)
         )
         if notice is None:
@@ -75,10 +75,10 @@ class Notifier:
         else:
             await self._decide(notice)
 
-    async def _say_alive(self, notice: Notice) -> None:
+    async def _say_alive(self, notice: OutboxEntry) -> None:
         try:
             await self._callbacks.send_heartbeat(notice.callback.task_token)
-        except NobodyWaits:
+        except TokenExpired:
             await self._nobody(notice)
             return
         except ConveyorError as error:
@@ -87,12 +87,12 @@ class Notifier:
         else:
             self._observer.callback_made("heartbeat")
         due_at = self._clock.now() + round(self._heartbeat * 1_000)
-        await self._outbox.put_off_notice(notice, due_at=due_at, attempts=0)
+        await self._outbox.reschedule_entry(notice, due_at=due_at, attempts=0)
 
-    async def _decide(self, notice: Notice) -> None:
+    async def _decide(self, notice: OutboxEntry) -> None:
         """Settle what is told, and tell it, unless another has the notice meanwhile."""
         now = self._clock.now()
-        ending = ending_of(
+        ending = build_run_event(
             notice.run,
             notice.ended_as,
             await self._jobs.find_job(notice.job_id),
@@ -101,42 +101,42 @@ class Notifier:
             event_id=self._clock.new_id(),
             now=now,
         )
-        if await self._outbox.decide_notice(notice, ending, now=now):
+        if await self._outbox.fix_payload(notice, ending, now=now):
             await self._tell(structs.replace(notice, decided_at=now), ending)
 
-    async def _tell(self, notice: Notice, ending: Ending) -> None:
+    async def _tell(self, notice: OutboxEntry, ending: RunFinished) -> None:
         try:
             await self._send(notice.callback.task_token, ending)
-        except NobodyWaits:
+        except TokenExpired:
             await self._nobody(notice)
         except ConveyorError as error:
             self._observer.callback_made("failed")
             await self._again(notice, error)
         else:
             self._observer.callback_made("failure" if ending.error else "success")
-            await self._outbox.drop_notice(notice)
+            await self._outbox.drop_entry(notice)
 
-    async def _send(self, task_token: str, ending: Ending) -> None:
+    async def _send(self, task_token: str, ending: RunFinished) -> None:
         if ending.error:
             await self._callbacks.send_failure(task_token, error=ending.error, cause=ending.event)
         else:
             await self._callbacks.send_success(task_token, output=ending.event)
 
-    async def _nobody(self, notice: Notice) -> None:
+    async def _nobody(self, notice: OutboxEntry) -> None:
         """Also the answer to a repetition whose first delivery was not answered."""
         self._observer.callback_made("unwanted")
         _log.warning("nobody waits for run %s (any more): its callback is dropped", notice.run_id)
-        await self._outbox.drop_notice(notice)
+        await self._outbox.drop_entry(notice)
 
-    async def _again(self, notice: Notice, error: ConveyorError) -> None:
+    async def _again(self, notice: OutboxEntry, error: ConveyorError) -> None:
         attempts = notice.attempts + 1
         now = self._clock.now()
         if now - notice.decided_at > GIVE_UP_AFTER * 1_000:
             _log.error("the end of run %s could not be told: %s", notice.run_id, error)
-            await self._outbox.drop_notice(notice)
+            await self._outbox.drop_entry(notice)
             return
         _log.warning("telling the end of run %s failed: %s", notice.run_id, error)
         delay = retry_delay(attempts, base=RETRY_BASE, cap=RETRY_CAP, jitter=self._clock.random())
-        await self._outbox.put_off_notice(
+        await self._outbox.reschedule_entry(
             notice, due_at=now + round(delay * 1_000), attempts=attempts
         )

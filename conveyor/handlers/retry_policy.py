@@ -13,7 +13,7 @@ RECORDED = 32
 would make its row outgrow every store."""
 
 
-class Backoff:
+class RetryPolicy:
     """The retry rules of a deployment. All times in seconds."""
 
     def __init__(
@@ -24,7 +24,7 @@ class Backoff:
         self._cap = cap
         self._rate_limit_deadline = rate_limit_deadline
 
-    def judge(
+    def decide(
         self, failure: ScrapeFailed, task: Task, job: Job, *, event: Event, receives: int
     ) -> Failed | Retry:
         """What a scrape that gave no body means for its task.

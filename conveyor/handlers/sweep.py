@@ -20,7 +20,7 @@ import msgspec
 
 from conveyor.aio.resilience import alone
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.handlers.delete import BODIES_A_STEP, Pace, Remove, bodies_below
+from conveyor.handlers.delete import BODIES_A_STEP, Remove, Throttle, bodies_below
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import LIFECYCLE_DAYS, export_key, input_key, run_prefix
 from conveyor.ports.clock import Clock
@@ -34,7 +34,7 @@ from conveyor.ports.queues import (
 from conveyor.ports.sweeping import EndedRun, QuietRun
 
 
-class Recently:
+class RecentlyDone:
     """Which things were done within the last `seconds`, so that a sweep does not do them again.
 
     Lost with the process: doing them twice is harmless.
@@ -75,7 +75,7 @@ class QuietRuns:
         self._binding = binding
         self._clock = clock
         self._quiet_after = quiet_after
-        self._recently = Recently(clock, seconds=quiet_after)
+        self._recently = RecentlyDone(clock, seconds=quiet_after)
         self._onward: dict[tuple[str, str], int] = {}
         self._reached = ""
 
@@ -157,7 +157,7 @@ class Retention:
     def __init__(self, binding: Binding, clock: Clock, *, row_days: int) -> None:
         self._binding = binding
         self._clock = clock
-        self._pace = Pace(clock)
+        self._pace = Throttle(clock)
         self._row_days = row_days
         self._looked_at: int | None = None
         self._after = ""
@@ -258,7 +258,7 @@ class Sweeper:
         self._binding = binding
         self._clock = clock
         self._options = options
-        self._recently = Recently(clock, seconds=options.quiet_after)
+        self._recently = RecentlyDone(clock, seconds=options.quiet_after)
         self._claimed_until = 0.0
         self._quiet_runs = QuietRuns(binding, clock, quiet_after=options.quiet_after)
         self._retention = Retention(binding, clock, row_days=options.row_retention_days)

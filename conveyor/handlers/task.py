@@ -8,30 +8,35 @@ import logging
 import anyio
 import msgspec
 
-from conveyor.aio.circuit_breaker import Keeping
+from conveyor.aio.circuit_breaker import CircuitBreaker
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.model import ResultBody, Task
+from conveyor.domain.model import StoredBody, Task
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.handlers.retry_policy import Backoff, attempt_event, internal_failure, unreadable_key
+from conveyor.handlers.retry_policy import (
+    RetryPolicy,
+    attempt_event,
+    internal_failure,
+    unreadable_key,
+)
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BodyRefused, Content, result_key
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
-from conveyor.ports.handler import ACKNOWLEDGE, CalledInVain, Observer, Outcome, Throttled
+from conveyor.ports.handler import ACKNOWLEDGE, Observer, Outcome, ResultLost, Throttled
 from conveyor.ports.queues import Delivery, TaskMessage
 from conveyor.ports.tasks import (
+    ClaimedElsewhere,
     Failed,
-    Finished,
-    Held,
+    NotClaimable,
+    Released,
     Retry,
     Settled,
     Settlement,
     Succeeded,
-    Undone,
 )
-from conveyor.records.job_templates import Template, Templates
+from conveyor.records.job_templates import JobTemplate, JobTemplates
 
 SUSPECT_PAUSE = 0.2
 """Seconds until a task that may kill its worker asks again whether another such task is done."""
@@ -60,10 +65,10 @@ class TaskHandler:
         self,
         binding: Binding,
         gateway: Gateway,
-        templates: Templates,
+        templates: JobTemplates,
         clock: Clock,
         *,
-        backoff: Backoff,
+        backoff: RetryPolicy,
         observer: Observer,
         options: TaskOptions,
     ) -> None:
@@ -72,21 +77,21 @@ class TaskHandler:
         self._gateway = gateway
         self._templates = templates
         self._clock = clock
-        self._backoff = backoff
+        self._retry_policy = backoff
         self._observer = observer
         self._options = options
         self._claims: dict[tuple[str, str], int] = {}
         self._has_suspect = False
         self._calls = 0
-        self._keeping = Keeping(clock)
+        self._breaker = CircuitBreaker(clock)
 
     async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
         """Work the task that a message names, if it can be claimed, and its body kept.
 
-        Raises ConveyorError(unavailable) where something is away; CalledInVain, which is one, where
+        Raises ConveyorError(unavailable) where something is away; ResultLost, which is one, where
         that was found after a call of the gateway.
         """
-        with self._keeping.turn():
+        with self._breaker.guard():
             return await self._claim(delivery, throttled)
 
     async def _claim(self, delivery: Delivery, throttled: Throttled) -> Outcome:
@@ -110,9 +115,9 @@ class TaskHandler:
             with anyio.CancelScope(shield=True):
                 await self._tasks.release_claim(message.run_id, message.task_id, worker=holder)
             raise
-        if isinstance(claim, Held):
+        if isinstance(claim, ClaimedElsewhere):
             return Outcome(hide_for=max(0.0, (claim.until - now) / 1000))
-        if isinstance(claim, Finished):
+        if isinstance(claim, NotClaimable):
             if claim.run_status is not None:
                 await self._ended(message, "failed", Settled(True, claim.run_status))
             return ACKNOWLEDGE
@@ -128,7 +133,7 @@ class TaskHandler:
             # for the claim to lapse.
             with anyio.CancelScope(shield=True):
                 self._observer.claim_undone()
-                await self._settle(task, Undone())
+                await self._settle(task, Released())
             raise
         finally:
             self._claims.pop(key, None)
@@ -148,7 +153,7 @@ class TaskHandler:
         """Work one suspect at a time: a task that kills its worker takes along whatever else is in
         work, and those neighbours must not be interrupted as often as it is."""
         if self._has_suspect:
-            await self._settle(task, Undone())
+            await self._settle(task, Released())
             return Outcome(hide_for=SUSPECT_PAUSE)
         self._has_suspect = True
         try:
@@ -178,7 +183,7 @@ class TaskHandler:
         return await self._ended(task, "successful", settled)
 
     async def _scrape_patiently(
-        self, task: Task, template: Template, started: int, throttled: Throttled
+        self, task: Task, template: JobTemplate, started: int, throttled: Throttled
     ) -> Succeeded:
         """Scrape; while the gateway refuses for load, wait with the permit in hand, so that the
         message need not be received again. Raises ScrapeFailed."""
@@ -189,7 +194,7 @@ class TaskHandler:
                 if failure.burns_attempt:
                     raise
                 throttled()
-                pause = self._backoff.pause(failure, task, call)
+                pause = self._retry_policy.pause(failure, task, call)
                 if call >= PATIENCE or pause is None or pause > PATIENT_PAUSE:
                     raise
                 self._observer.gateway_called("retry")
@@ -198,7 +203,7 @@ class TaskHandler:
                     raise
         raise AssertionError("unreachable")
 
-    async def _scrape(self, task: Task, template: Template, started: int) -> Succeeded:
+    async def _scrape(self, task: Task, template: JobTemplate, started: int) -> Succeeded:
         job = template.job
         params = merge(job.params, task.spec.params) if task.spec.params else job.params
         request = ScrapeRequest(
@@ -226,7 +231,7 @@ class TaskHandler:
             _log.exception("an attempt broke off", extra={"task_id": task.task_id})
             raise internal_failure() from None
         event = attempt_event(task, started_at=started, ended_at=self._clock.now())
-        result = ResultBody(
+        result = StoredBody(
             blob_key=key,
             size=size,
             content_type=success.content_type,
@@ -242,18 +247,18 @@ class TaskHandler:
         except BodyRefused as refused:
             _log.error("a body was refused", extra={"error": str(refused)})
             # It answers, and would keep another one.
-            self._keeping.kept()
+            self._breaker.succeeded()
             raise internal_failure() from None
         except ConveyorError as error:
-            self._keeping.lost()
-            raise CalledInVain(error.code, error.detail, retry_after=error.retry_after) from error
-        self._keeping.kept()
+            self._breaker.failed()
+            raise ResultLost(error.code, error.detail, retry_after=error.retry_after) from error
+        self._breaker.succeeded()
         return size
 
     async def _failed(
         self,
         task: Task,
-        template: Template,
+        template: JobTemplate,
         failure: ScrapeFailed,
         *,
         started: int,
@@ -265,11 +270,13 @@ class TaskHandler:
             await self._binding.runs.fail_run(
                 task.run_id, reason=failure.account, detail=detail[:500], now=self._clock.now()
             )
-            await self._settle(task, Undone())
+            await self._settle(task, Released())
             await self._drop_run(task.run_id)
             return ACKNOWLEDGE
         event = attempt_event(task, started_at=started, ended_at=self._clock.now(), failure=failure)
-        verdict = self._backoff.judge(failure, task, template.job, event=event, receives=receives)
+        verdict = self._retry_policy.decide(
+            failure, task, template.job, event=event, receives=receives
+        )
         self._observer.gateway_called("retry" if isinstance(verdict, Retry) else "failed")
         settled = await self._settle(task, verdict)
         if isinstance(verdict, Failed):

@@ -12,16 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from conveyor.http.auth import AnyKey, ApiKeys, admit, authenticate
+from conveyor.http.auth import AnyKey, ApiKeys, authenticate, check_rate_limit
 from conveyor.http.middleware import (
     AccessLog,
-    Failures,
     HeadOnly,
     Origins,
+    ProblemResponses,
     RequestId,
     routing_problem,
 )
-from conveyor.http.request import BodyLimits, Call, Handler, receive_upload
+from conveyor.http.request import BodyLimits, Handler, RequestContext, receive_upload
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
 from conveyor.http.routes_server import UNBUILT_ROUTES, server_routes
@@ -65,7 +65,7 @@ def create_app(
             Middleware(RequestId, clock=clock),
             Middleware(AccessLog, clock=clock),
             Middleware(HeadOnly),
-            Middleware(Failures),
+            Middleware(ProblemResponses),
             Middleware(
                 Origins,
                 allowed_hosts=allowed_hosts,
@@ -115,8 +115,8 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         caller = authenticate(request, service, api_keys)
-        await admit(rate_limit, caller.caller_id)
+        await check_rate_limit(rate_limit, caller.caller_id)
         handler = handlers["GET" if request.method == "HEAD" else request.method]
-        return await handler(Call(request, service, caller))
+        return await handler(RequestContext(request, service, caller))
 
     return answer

@@ -127,7 +127,7 @@ def _unfit(problem: str) -> ConveyorError:
     return ConveyorError(ErrorCode.INVALID_ARGUMENT, f"CONVEYOR_API_KEYS {problem}")
 
 
-async def admit(limit: RateLimit | None, caller_id: str) -> None:
+async def check_rate_limit(limit: RateLimit | None, caller_id: str) -> None:
     """Let a request of a caller pass. Raises ConveyorError(rate_limited), with the whole seconds
     after which the next one passes; without a limit every request does."""
     wait = 0.0 if limit is None else await limit.take(caller_id)

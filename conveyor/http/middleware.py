@@ -110,7 +110,7 @@ class AccessLog:
             )
 
 
-class Failures:
+class ProblemResponses:
     """Middleware that answers for what the application raises."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -29,14 +29,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.service.callers import Caller
-from conveyor.service.idempotency import Given, KeyedRequest
+from conveyor.service.idempotency import KeyedRequest, Reply
 from conveyor.service.links import UPLOAD_PATH
 from conveyor.service.responses import encode
 from conveyor.service.service import Service
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RequestContext:
     """What a handler gets. The ids raise ConveyorError(not_found) where they cannot be ids."""
 
     request: Request
@@ -78,7 +78,7 @@ class Call:
         return value
 
 
-Handler = Callable[[Call], Awaitable[Response]]
+Handler = Callable[[RequestContext], Awaitable[Response]]
 
 
 def json_response(body: msgspec.Struct, *, status: int = 200) -> Response:
@@ -213,7 +213,7 @@ def _unsupported(detail: str) -> ConveyorError:
 T = TypeVar("T")
 
 
-class WhileConnected:
+class ConnectionGuard:
     """Does work for as long as the client of a request is there. Its body must have been read."""
 
     def __init__(self, request: Request) -> None:
@@ -266,7 +266,7 @@ def keyed_request(request: Request, caller_id: str, body: Body) -> KeyedRequest 
     return KeyedRequest(hashlib.sha256(scope.encode()).hexdigest(), body.digest)
 
 
-def given_response(given: Given) -> Response:
+def given_response(given: Reply) -> Response:
     """The very bytes of an answer, marked where they repeat an earlier one."""
     headers = {REPLAYED_HEADER: "true"} if given.replayed else {}
     return Response(

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.http import request as query
 from conveyor.http.problems import MEDIA_TYPE
-from conveyor.http.request import Call, Handler, json_response, read_body, read_json_body
+from conveyor.http.request import Handler, RequestContext, json_response, read_body, read_json_body
 from conveyor.ports.exports import ExportFormat
 from conveyor.service.links import ExportTarget, target_of
 from conveyor.service.responses import encode
@@ -26,7 +26,7 @@ from conveyor.service.schemas import ProblemBody
 from conveyor.service.service import Service
 
 
-async def create(call: Call) -> Response:
+async def create(call: RequestContext) -> Response:
     """Make a slot; the answer says where its file goes."""
     body = await read_json_body(call.request)
     return json_response(
@@ -121,7 +121,7 @@ MEDIA_TYPES = {
 }
 
 
-async def start(call: Call) -> Response:
+async def start(call: RequestContext) -> Response:
     """Ask for an export of a run."""
     words = [one.value for one in ExportFormat]
     word = query.word(call.request.query_params, "format", words)
@@ -139,7 +139,7 @@ async def start(call: Call) -> Response:
     return json_response(started, status=202)
 
 
-async def get(call: Call) -> Response:
+async def get(call: RequestContext) -> Response:
     """How far an export is."""
     export = await call.service.exports.get(
         call.caller_id, call.job_id, call.named_run_id, call.request.path_params["export_id"]

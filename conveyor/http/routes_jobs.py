@@ -10,9 +10,9 @@ from starlette.responses import Response
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import JobStatus
 from conveyor.http.request import (
-    Call,
+    ConnectionGuard,
     Handler,
-    WhileConnected,
+    RequestContext,
     given_response,
     json_response,
     keyed_request,
@@ -28,7 +28,7 @@ from conveyor.service.jobs import DEFAULT_PAGE, JOB_TYPES, MAX_PAGE
 from conveyor.service.reruns import parse_statuses
 
 
-async def list_runs(call: Call) -> Response:
+async def list_runs(call: RequestContext) -> Response:
     """A page of a job's runs."""
     params = call.request.query_params
     page = await call.service.listing.list_runs(
@@ -40,19 +40,19 @@ async def list_runs(call: Call) -> Response:
     return json_response(page)
 
 
-async def get_run(call: Call) -> Response:
+async def get_run(call: RequestContext) -> Response:
     """One run."""
     run = await call.service.listing.get_run(call.caller_id, call.job_id, call.named_run_id)
     return json_response(run)
 
 
-async def delete_run(call: Call) -> Response:
+async def delete_run(call: RequestContext) -> Response:
     """Delete a run, with everything in it."""
     await call.service.lifecycle.delete_run(call.caller_id, call.job_id, call.named_run_id)
     return Response(status_code=202)
 
 
-async def list_results(call: Call) -> Response:
+async def list_results(call: RequestContext) -> Response:
     """A page of results."""
     params = call.request.query_params
     page = await call.service.results.page(
@@ -66,7 +66,7 @@ async def list_results(call: Call) -> Response:
     return json_response(page)
 
 
-async def content(call: Call) -> Response:
+async def content(call: RequestContext) -> Response:
     """The body that a task brought back."""
     found = await call.service.results.content(
         call.caller_id, call.job_id, call.run_id, call.task_id
@@ -74,7 +74,7 @@ async def content(call: Call) -> Response:
     return await content_response(found, method=call.request.method)
 
 
-async def history(call: Call) -> Response:
+async def history(call: RequestContext) -> Response:
     """The attempts at a task."""
     events = await call.service.results.history(
         call.caller_id, call.job_id, call.run_id, call.task_id
@@ -94,18 +94,18 @@ JOB_ROUTES: dict[str, dict[str, Handler]] = {
 }
 
 
-async def submit(call: Call) -> Response:
+async def submit(call: RequestContext) -> Response:
     """Create a job."""
     body = await read_json_body(call.request)
     keyed = keyed_request(call.request, call.caller_id, body)
     return given_response(
         await call.service.submissions.submit(
-            call.caller, body.pieces, keyed=keyed, attended=WhileConnected(call.request)
+            call.caller, body.pieces, keyed=keyed, attended=ConnectionGuard(call.request)
         )
     )
 
 
-async def list_jobs(call: Call) -> Response:
+async def list_jobs(call: RequestContext) -> Response:
     """A page of the caller's jobs."""
     params = call.request.query_params
     status = word(params, "status", [status.value for status in JobStatus])
@@ -119,18 +119,18 @@ async def list_jobs(call: Call) -> Response:
     return json_response(page)
 
 
-async def get_job(call: Call) -> Response:
+async def get_job(call: RequestContext) -> Response:
     """One job."""
     return json_response(await call.service.listing.get_job(call.caller_id, call.job_id))
 
 
-async def delete_job(call: Call) -> Response:
+async def delete_job(call: RequestContext) -> Response:
     """Delete a job, with everything in it."""
     await call.service.lifecycle.delete_job(call.caller_id, call.job_id)
     return Response(status_code=202)
 
 
-async def add_tasks(call: Call) -> Response:
+async def add_tasks(call: RequestContext) -> Response:
     """Add tasks to an open job."""
     job_id = call.job_id
     body = await read_json_body(call.request)
@@ -140,31 +140,31 @@ async def add_tasks(call: Call) -> Response:
     )
 
 
-async def close(call: Call) -> Response:
+async def close(call: RequestContext) -> Response:
     """Close an open job."""
     return json_response(await call.service.lifecycle.close(call.caller_id, call.job_id))
 
 
-async def stop(call: Call) -> Response:
+async def stop(call: RequestContext) -> Response:
     """Stop the latest run."""
     return json_response(await call.service.lifecycle.stop(call.caller_id, call.job_id))
 
 
-async def pause(call: Call) -> Response:
+async def pause(call: RequestContext) -> Response:
     """Pause the latest run."""
     return json_response(
         await call.service.lifecycle.pause(call.caller_id, call.job_id, paused=True)
     )
 
 
-async def resume(call: Call) -> Response:
+async def resume(call: RequestContext) -> Response:
     """Resume the latest run."""
     return json_response(
         await call.service.lifecycle.pause(call.caller_id, call.job_id, paused=False)
     )
 
 
-async def rerun(call: Call) -> Response:
+async def rerun(call: RequestContext) -> Response:
     """Make a new run of the latest one."""
     job_id = call.job_id
     statuses = parse_statuses(text(call.request.query_params, "status"))

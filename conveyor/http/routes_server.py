@@ -24,15 +24,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.http.middleware import Failures, HeadOnly, RequestId, routing_problem
+from conveyor.http.middleware import HeadOnly, ProblemResponses, RequestId, routing_problem
 from conveyor.http.openapi import document
-from conveyor.http.request import Call, Handler
+from conveyor.http.request import Handler, RequestContext
 from conveyor.ports.clock import Clock
 from conveyor.service.task_lists import not_implemented
 
 
 def _reserved(what: str) -> Handler:
-    async def refuse(call: Call) -> Response:
+    async def refuse(call: RequestContext) -> Response:
         if "job_id" in call.request.path_params:
             await call.service.listing.require_job(call.caller_id, call.job_id)
         raise not_implemented(what)
@@ -114,7 +114,11 @@ def create_probes(
     served = server_routes(registry, ready, away)
     app = Starlette(
         routes=[Route(path, served[path], methods=["GET"]) for path in PATHS],
-        middleware=[Middleware(RequestId, clock=clock), Middleware(HeadOnly), Middleware(Failures)],
+        middleware=[
+            Middleware(RequestId, clock=clock),
+            Middleware(HeadOnly),
+            Middleware(ProblemResponses),
+        ],
         exception_handlers={HTTPException: routing_problem},
     )
     app.router.redirect_slashes = False

@@ -23,12 +23,22 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.strict_json import decode
 from conveyor.domain.submission import JobRequest, parse_job
 from conveyor.intake.csv_file import read_csv
-from conveyor.intake.frames import Done, Frame, Head, Refusal, Source, Work, encode_frame
+from conveyor.intake.frames import (
+    Done,
+    Frame,
+    Head,
+    ListSource,
+    Refusal,
+    ValidationRequest,
+    encode_frame,
+)
 from conveyor.intake.lines import read_jsonl, read_urls, text_pieces, unpacked
 from conveyor.intake.rows import FileTasks, RowWriter
 
 
-def read_file(blocks: Iterator[bytes], work: Work, emit: Callable[[Frame], None]) -> Done:
+def read_file(
+    blocks: Iterator[bytes], work: ValidationRequest, emit: Callable[[Frame], None]
+) -> Done:
     """Emit the Chunks of the file whose bytes `blocks` are; memory does not grow with its size.
 
     Raises ConveyorError: invalid_argument, with the first 100 bad tasks listed where tasks are bad;
@@ -36,9 +46,9 @@ def read_file(blocks: Iterator[bytes], work: Work, emit: Callable[[Frame], None]
     """
     pieces = text_pieces(unpacked(blocks, max_bytes=work.max_bytes))
     tasks = FileTasks(RowWriter(work.run_id, emit), max_rows=work.max_rows)
-    if work.source is Source.JSONL:
+    if work.source is ListSource.JSONL:
         read_jsonl(pieces, work.job_params, tasks)
-    elif work.source is Source.URLS:
+    elif work.source is ListSource.URLS:
         read_urls(pieces, tasks)
     elif work.csv is not None:
         read_csv(pieces, work.csv, tasks)
@@ -50,7 +60,9 @@ def read_file(blocks: Iterator[bytes], work: Work, emit: Callable[[Frame], None]
 _STEP = 500
 
 
-def read_document(read: Callable[[], bytes], work: Work, emit: Callable[[Frame], None]) -> Done:
+def read_document(
+    read: Callable[[], bytes], work: ValidationRequest, emit: Callable[[Frame], None]
+) -> Done:
     """Emit the Head and the Chunks of the document that `read` gives.
 
     Raises ConveyorError as parse_job does, before anything is emitted.
@@ -64,7 +76,7 @@ def read_document(read: Callable[[], bytes], work: Work, emit: Callable[[Frame],
     return writer.finish()
 
 
-def _checked(read: Callable[[], bytes], work: Work) -> JobRequest:
+def _checked(read: Callable[[], bytes], work: ValidationRequest) -> JobRequest:
     # No name here for the bytes and the raw document, or they would lie in memory for longer.
     return parse_job(decode(read()), work.limits)
 
@@ -104,8 +116,8 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 def _answer(source: BinaryIO, emit: Callable[[Frame], None]) -> Done | Refusal:
     """Emit heads and chunks; what comes last."""
     try:
-        work = msgspec.json.decode(source.readline(), type=Work)
-        if work.source is Source.DOCUMENT:
+        work = msgspec.json.decode(source.readline(), type=ValidationRequest)
+        if work.source is ListSource.DOCUMENT:
             return read_document(source.read, work, emit)
         return read_file(_blocks(source), work, emit)
     except ConveyorError as error:

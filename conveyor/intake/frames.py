@@ -1,10 +1,10 @@
 """What the server and the child process say to each other.
 
-To the child: one line, a `Work` as JSON, then the bytes of the list until the end of file. From it:
-frames, each a kind (one byte), a length (four bytes, big-endian) and so many bytes. A `Head` comes
-first for documents, then `Chunk`s, then one `Done`; or, at any moment, one `Refusal` and nothing
-after it. A document is checked as a whole before its first chunk; chunks of a file come as it is
-read, and are void if a refusal follows.
+To the child: one line, a `ValidationRequest` as JSON, then the bytes of the list until the end of
+file. From it: frames, each a kind (one byte), a length (four bytes, big-endian) and so many bytes.
+A `Head` comes first for documents, then `Chunk`s, then one `Done`; or, at any moment, one `Refusal`
+and nothing after it. A document is checked as a whole before its first chunk; chunks of a file
+come as it is read, and are void if a refusal follows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADER = struct.Struct(">cI")
 _CHUNK = struct.Struct(">QI")
 
 
-class Source(StrEnum):
+class ListSource(StrEnum):
     """What the bytes are: the JSON document of a submit, or an uploaded file."""
 
     DOCUMENT = "document"
@@ -46,14 +46,14 @@ class Csv(msgspec.Struct, frozen=True, kw_only=True):
     header: bool = False
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the child has to do.
 
     `run_id` is what the task ids are made from. `limits` bound a document, `max_rows` and
     `max_bytes` (unpacked) a file; `job_params`, normalized, are those that a file's tasks meet.
     """
 
-    source: Source
+    source: ListSource
     run_id: str
     limits: Limits = Limits()
     job_params: dict[str, str] = {}

@@ -19,11 +19,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 ACKNOWLEDGE = Outcome()
 
-UNFORESEEN = "conveyor.unforeseen"
+UNEXPECTED_LOGGER = "conveyor.unforeseen"
 """The logger of what no port may raise, which is a fault of the program: the tests look at it."""
 
 
-class CalledInVain(ConveyorError):
+class ResultLost(ConveyorError):
     """The gateway was called, and what it gave could not be kept: something is away. To be tried
     again, but not at once, as each try costs a call."""
 

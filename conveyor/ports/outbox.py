@@ -14,10 +14,10 @@ from typing import Protocol
 import msgspec
 
 from conveyor.domain.model import Callback, Run, RunStatus
-from conveyor.domain.run_events import Ending
+from conveyor.domain.run_events import RunFinished
 
 
-class NobodyWaits(Exception):
+class TokenExpired(Exception):
     """The token is of nobody who waits: its task has timed out, was told before, or never was."""
 
 
@@ -48,7 +48,7 @@ CLOCKS_APART = 60_000
 before a clock was set back, and counts for nothing."""
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
+class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A notice, leased to whoever delivers it.
 
     `run` is how its run stands, None where it is gone. `ended_as` is the state in which it ended,
@@ -64,7 +64,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     lease: int
     run: Run | None
     ended_as: RunStatus | None = None
-    ending: Ending | None = None
+    ending: RunFinished | None = None
     decided_at: int = 0
     attempts: int = 0
 
@@ -76,7 +76,7 @@ class Outbox(Protocol):
     They outlive their runs: `purge_run` and `purge_job` leave them alone.
     """
 
-    async def due_notices(self, *, now: int, limit: int) -> list[str]:
+    async def due_entries(self, *, now: int, limit: int) -> list[str]:
         """The run ids of notices that are due by `now`, the longest due first; not those that are
         leased, unless for longer than any lease lasts.
 
@@ -85,7 +85,7 @@ class Outbox(Protocol):
         """
         ...
 
-    async def lease_notice(self, run_id: str, *, now: int, lapses_at: int) -> Notice | None:
+    async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
         """Take a notice for one delivery; None where there is none, it is not due, or another holds
         it.
 
@@ -94,12 +94,12 @@ class Outbox(Protocol):
         """
         ...
 
-    async def decide_notice(self, notice: Notice, ending: Ending, *, now: int) -> bool:
+    async def fix_payload(self, notice: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
         """Settle what is told, once its run has ended; False where the lease was lost, or that was
         settled before."""
         ...
 
-    async def put_off_notice(self, notice: Notice, *, due_at: int, attempts: int) -> None:
+    async def reschedule_entry(self, notice: OutboxEntry, *, due_at: int, attempts: int) -> None:
         """Give the lease back: the notice is due at `due_at`, after so many failed deliveries.
 
         Where its run has ended meanwhile without being told, it is due at that end already. Without
@@ -107,6 +107,6 @@ class Outbox(Protocol):
         """
         ...
 
-    async def drop_notice(self, notice: Notice) -> None:
+    async def drop_entry(self, notice: OutboxEntry) -> None:
         """Remove a notice. Without effect where the lease was lost."""
         ...

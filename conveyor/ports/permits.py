@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a holder says about its permits of one job.
 
     `count`: how many it wants to have from now on. `before`: how many it has by its own knowledge;
@@ -33,7 +33,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     wants: bool = False
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """A job's entries after a call.
 
     `granted`: the holder has the count it asked for, under a fresh lease. Where it is False nothing
@@ -51,7 +51,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 class Permits(Protocol):
     """A ledger of permits. The sum of counts under unexpired leases never exceeds the limit."""
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         """Let a holder have `holding.count` permits under a lease of `lease` seconds, or change
         nothing: never a part of it.
 

@@ -24,14 +24,14 @@ from conveyor.domain.model import (
 )
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StoredResponse(msgspec.Struct, frozen=True):
     """A 2xx answer as it goes out and as a replay repeats it: the status and the very bytes."""
 
     status: int
     body: bytes
 
 
-class Once(msgspec.Struct, frozen=True):
+class IdempotencyScope(msgspec.Struct, frozen=True):
     """The idempotency key under which a write happens; stored with its answer, or not at all.
 
     `scope` is a digest of caller, method, path and key.
@@ -64,7 +64,7 @@ class DispatchChange(msgspec.Struct, frozen=True):
     run: DispatchableRun | None
 
 
-class FindsJobs(Protocol):
+class JobLookup(Protocol):
     """The part of `Jobs` that workers get templates from."""
 
     async def find_job(self, job_id: str) -> Job | None:
@@ -76,7 +76,13 @@ class Jobs(Protocol):
     """Jobs of callers. `caller` is the keyed hash of an API key; another caller's job is absent."""
 
     async def create_job(
-        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+        self,
+        job: Job,
+        run: Run,
+        tasks: Sequence[NewTask],
+        *,
+        answer: StoredResponse,
+        once: IdempotencyScope | None,
     ) -> None:
         """Write job, first run, every task and, under `once`, the answer. All, or nothing.
 
@@ -115,9 +121,9 @@ class Jobs(Protocol):
         last_batch: bool,
         max_tasks: int,
         now: int,
-        answer: Callable[[Appended], Answer],
-        once: Once | None,
-    ) -> Answer:
+        answer: Callable[[Appended], StoredResponse],
+        once: IdempotencyScope | None,
+    ) -> StoredResponse:
         """Add tasks to the first run of an open job; with `last_batch`, close the job too.
 
         Indexes are given out in order and never twice, however many callers add at once. The answer
@@ -209,9 +215,9 @@ class Runs(Dispatchable, Protocol):
         window_start: int,
         large_from: int,
         now: int,
-        answer: Callable[[Rerun], Answer],
-        once: Once | None,
-    ) -> Answer:
+        answer: Callable[[Rerun], StoredResponse],
+        once: IdempotencyScope | None,
+    ) -> StoredResponse:
         """Make the new run `run_id` from the latest one, and close the job.
 
         Where the latest run has `large_from` tasks or more, no row is read or written here: the new
@@ -259,7 +265,7 @@ class ClaimedKey(msgspec.Struct, frozen=True):
     taken_over: bool
 
 
-class KeyBusy(msgspec.Struct, frozen=True):
+class KeyInUse(msgspec.Struct, frozen=True):
     """Another request under the key is still running."""
 
 
@@ -267,7 +273,7 @@ class KeyMismatch(msgspec.Struct, frozen=True):
     """The key was used with another body."""
 
 
-KeyClaim = ClaimedKey | Answer | KeyBusy | KeyMismatch
+KeyClaim = ClaimedKey | StoredResponse | KeyInUse | KeyMismatch
 
 
 class Idempotency(Protocol):

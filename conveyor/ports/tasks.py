@@ -11,8 +11,8 @@ import msgspec
 from conveyor.domain.model import (
     Event,
     Problem,
-    ResultBody,
     RunStatus,
+    StoredBody,
     Task,
     TaskFailure,
     TaskStatus,
@@ -26,13 +26,13 @@ class Claimed(msgspec.Struct, frozen=True):
     task: Task
 
 
-class Held(msgspec.Struct, frozen=True):
+class ClaimedElsewhere(msgspec.Struct, frozen=True):
     """Somebody else's live claim, or a retry not due yet: hide the message until `until`."""
 
     until: int
 
 
-class Finished(msgspec.Struct, frozen=True):
+class NotClaimable(msgspec.Struct, frozen=True):
     """The task is terminal, or its run is not live, or it is gone: acknowledge and forget.
 
     `run_status` is set where this very claim ended the task as failed: where the run stands then.
@@ -41,14 +41,14 @@ class Finished(msgspec.Struct, frozen=True):
     run_status: RunStatus | None = None
 
 
-Claim = Claimed | Held | Finished
+Claim = Claimed | ClaimedElsewhere | NotClaimable
 
 
 class Succeeded(msgspec.Struct, frozen=True):
     """The body is stored; the task ends successful."""
 
     event: Event
-    result: ResultBody
+    result: StoredBody
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -69,11 +69,11 @@ class Retry(msgspec.Struct, frozen=True):
     recorded: bool = True
 
 
-class Undone(msgspec.Struct, frozen=True):
+class Released(msgspec.Struct, frozen=True):
     """Back to pending as if never claimed: no event, no attempt, no interruption."""
 
 
-Settlement = Succeeded | Failed | Retry | Undone
+Settlement = Succeeded | Failed | Retry | Released
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -18,13 +18,13 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Permits
 from conveyor.ports.rate_limit import RateLimit
-from conveyor.ports.records import FindsJobs
+from conveyor.ports.records import JobLookup
 from conveyor.prod.aws.boto import open_clients
 from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.refusals import DeployedAws
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits
-from conveyor.prod.dynamodb.run_rows import Places, RunRecords
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.prod.options import ProdOptions
@@ -35,7 +35,7 @@ from conveyor.prod.redis.server import RedisServer
 from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.sqs.queues import SqsQueues
-from conveyor.prod.startup_checks import BEAT, look_at_redis, start, things
+from conveyor.prod.startup_checks import BEAT, look_at_redis, production_resources, start
 from conveyor.prod.stepfunctions import StepFunctionsCallbacks
 
 
@@ -67,7 +67,7 @@ class ProdBinding:
     ports: Binding
     store: DynamoStore
     stats: CallStats
-    jobs: FindsJobs
+    jobs: JobLookup
     rate_limit: RateLimit | None
     agree: Callable[[], Awaitable[None]]
     agree_every: float = BEAT
@@ -86,7 +86,7 @@ async def open_binding(
         boto = await open_clients(options.aws, clock, *options.services)
         stack.push_async_callback(boto.aclose)
         behind: Aws = boto if seam is None else seam(boto)
-        aws = DeployedAws(behind, boto.stats, clock, things=things(options))
+        aws = DeployedAws(behind, boto.stats, clock, things=production_resources(options))
         table = Table(aws, options.table, clock)
         agree = await start(aws, table, options, works=works)
         sealing = await _sealing_secrets(aws, table, options)
@@ -141,7 +141,7 @@ def _queues(
     return SqsQueues(
         aws,
         clock,
-        DynamoGenerations(RunRecords(table, Places(table))),
+        DynamoGenerations(DynamoRunRows(table, RunPlaces(table))),
         store.tasks.unfinished_after,
         environment=options.environment,
         max_receives=options.max_receives,
@@ -149,7 +149,7 @@ def _queues(
     )
 
 
-def _jobs(options: ProdOptions, store: DynamoStore, server: RedisServer | None) -> FindsJobs:
+def _jobs(options: ProdOptions, store: DynamoStore, server: RedisServer | None) -> JobLookup:
     if server is None:
         return store.jobs
     return CachedJobs(store.jobs, server, environment=options.environment)

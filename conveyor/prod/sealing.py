@@ -12,7 +12,7 @@ from typing import Any
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.aws.calls import Aws, AwsRefused
-from conveyor.prod.aws.refusals import told
+from conveyor.prod.aws.refusals import describe
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import DATA_KEY, ROW_SHAPE
 
@@ -33,7 +33,7 @@ async def open_data_key(aws: Aws, table: Table, *, kms_key: str, environment: st
             await _move(aws, table, item, key, kms_key=kms_key, context=context)
     except AwsRefused as refused:
         raise ConveyorError(
-            ErrorCode.UNAVAILABLE, f"the fleet's data key cannot be opened: {told(refused)}"
+            ErrorCode.UNAVAILABLE, f"the fleet's data key cannot be opened: {describe(refused)}"
         ) from None
     return key
 

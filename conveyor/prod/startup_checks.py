@@ -20,13 +20,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.api_keys import derive_key
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE
 from conveyor.prod.aws.calls import Aws, AwsRefused
-from conveyor.prod.aws.refusals import ABSENCES, NotDeployed, told
-from conveyor.prod.dynamodb.client import Item, Plain, Table, met
+from conveyor.prod.aws.refusals import ABSENCES, NotDeployed, describe
+from conveyor.prod.dynamodb.client import Item, Plain, Table, condition_met
 from conveyor.prod.dynamodb.schema import FLEET, ROW_SHAPE
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.server import RedisServer
@@ -43,7 +43,7 @@ FINGERPRINT_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class FleetTerms:
     """What one process works by. `ledger`: "redis" or "dynamodb". `secrets`: the fingerprints of
     its secrets, newest first; none where it knows no secret, as an operator need not.
 
@@ -68,7 +68,7 @@ async def fleet_item(table: Table) -> Item | None:
     return await table.get(FLEET)
 
 
-async def agree(table: Table, terms: Terms, *, works: bool) -> Item:
+async def agree(table: Table, terms: FleetTerms, *, works: bool) -> Item:
     """Write the terms where none are, and say that one works by them; the item afterwards.
 
     Only who `works` keeps permits, and so has to have the fleet's ledger, and counts as a worker
@@ -101,13 +101,13 @@ async def agree(table: Table, terms: Terms, *, works: bool) -> Item:
     except AwsRefused as refused:
         if not refused.is_condition:
             raise
-        problem = difference(met(refused) or {}, terms, works=works)
+        problem = difference(condition_met(refused) or {}, terms, works=works)
         text = problem or "this fleet works by other terms than this process"
         raise ConveyorError(ErrorCode.CONFLICT, text) from None
     return await _noted(table, item, terms)
 
 
-async def _noted(table: Table, item: Item, terms: Terms) -> Item:
+async def _noted(table: Table, item: Item, terms: FleetTerms) -> Item:
     """Put secrets that the fleet does not know yet before those that it knows."""
     fresh: list[Plain] = [secret for secret in terms.secrets if secret not in item["secrets"]]
     if not fresh:
@@ -125,7 +125,7 @@ def _all(conditions: list[str]) -> str:
     return conditions[0] if len(conditions) == 1 else f"({') AND ('.join(conditions)})"
 
 
-def difference(item: Item, terms: Terms, *, works: bool) -> str | None:
+def difference(item: Item, terms: FleetTerms, *, works: bool) -> str | None:
     """In which of its terms a process is none of the fleet's; None: in none."""
     ledger, bucket = item.get("ledger", terms.ledger), item.get("bucket_name", terms.bucket)
     if works and ledger != terms.ledger:
@@ -141,7 +141,7 @@ def difference(item: Item, terms: Terms, *, works: bool) -> str | None:
     return None
 
 
-def names_callers_anew(item: Item, terms: Terms) -> bool:
+def names_callers_anew(item: Item, terms: FleetTerms) -> bool:
     """Whether callers are told apart by another secret than when the fleet began: its jobs so far
     belong to nobody then."""
     known = item.get("secrets")
@@ -176,7 +176,7 @@ async def change_ledger(
 
 
 async def rebind(
-    table: Table, terms: Terms, *, watching: Callable[[], None] = lambda: None
+    table: Table, terms: FleetTerms, *, watching: Callable[[], None] = lambda: None
 ) -> bool:
     """Let the fleet have this bucket, and these secrets where there are any, as `change_ledger`
     does its ledger."""
@@ -237,7 +237,7 @@ _log = logging.getLogger("conveyor.roles")
 _permits_log = logging.getLogger("conveyor.permits")
 
 
-def things(options: ProdOptions) -> dict[str, str]:
+def production_resources(options: ProdOptions) -> dict[str, str]:
     """What is deployed, by service, in the words of whoever runs the fleet."""
     return {
         "dynamodb": f"table {options.table}",
@@ -246,10 +246,10 @@ def things(options: ProdOptions) -> dict[str, str]:
     }
 
 
-def terms(options: ProdOptions) -> Terms:
+def terms(options: ProdOptions) -> FleetTerms:
     """What a process with these options works by."""
     secrets = filter(None, (options.root_secret, *options.older_secrets))
-    return Terms(
+    return FleetTerms(
         ledger=options.ledger,
         bucket=options.bucket,
         secrets=tuple(fingerprint(secret) for secret in secrets),
@@ -291,7 +291,7 @@ async def _look(aws: Aws, options: ProdOptions) -> None:
         except ConveyorError as error:
             found[check] = error
 
-    await side_by_side(look, _CHECKS)
+    await for_each(look, _CHECKS)
     problems = [found[check] for check in _CHECKS if check in found]
     if problems:
         text = "; ".join(problem.detail for problem in problems)
@@ -344,4 +344,4 @@ async def _plainly(call: Awaitable[T]) -> T:
     except NotDeployed as error:
         raise ConveyorError(ErrorCode.UNAVAILABLE, error.problem) from None
     except AwsRefused as refused:
-        raise ConveyorError(ErrorCode.UNAVAILABLE, told(refused)) from None
+        raise ConveyorError(ErrorCode.UNAVAILABLE, describe(refused)) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.outbox import NobodyWaits
+from conveyor.ports.outbox import TokenExpired
 from conveyor.prod.aws.calls import Aws, AwsRefused
 
 SERVICE = "stepfunctions"
@@ -38,5 +38,5 @@ class StepFunctionsCallbacks:
             return
         # Raised here, so that the refusal is no context of it.
         if code in NOBODY_WAITS:
-            raise NobodyWaits
+            raise TokenExpired
         raise ConveyorError(ErrorCode.UNAVAILABLE, f"{SERVICE} refuses {operation}: {code}")

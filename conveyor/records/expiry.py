@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ulid import ULID
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.model import Task, TaskStatus
 from conveyor.ports.tasks import Tasks
 
@@ -44,7 +44,7 @@ class Expiry:
             if source is not None:
                 ends[place] = source.updated_at + lifetime
 
-        await side_by_side(look, unsure, at_a_time=READS_AT_A_TIME)
+        await for_each(look, unsure, limit=READS_AT_A_TIME)
         return ends
 
 

@@ -9,12 +9,12 @@ import msgspec
 from conveyor.domain.api_keys import KeySealer
 from conveyor.domain.model import Job
 from conveyor.ports.blobs import lifecycle_class
-from conveyor.ports.records import FindsJobs
+from conveyor.ports.records import JobLookup
 
 CAPACITY = 1_000
 
 
-class Template(msgspec.Struct, frozen=True):
+class JobTemplate(msgspec.Struct, frozen=True):
     """A job, and its caller's key in the clear: for memory alone, never shown."""
 
     job: Job
@@ -25,15 +25,15 @@ class Template(msgspec.Struct, frozen=True):
         return f"Template({self.job.job_id})"
 
 
-class Templates:
+class JobTemplates:
     """The most recently used templates."""
 
-    def __init__(self, jobs: FindsJobs, sealer: KeySealer) -> None:
+    def __init__(self, jobs: JobLookup, sealer: KeySealer) -> None:
         self._jobs = jobs
         self._sealer = sealer
-        self._kept: OrderedDict[str, Template] = OrderedDict()
+        self._kept: OrderedDict[str, JobTemplate] = OrderedDict()
 
-    async def get(self, job_id: str) -> Template | None:
+    async def get(self, job_id: str) -> JobTemplate | None:
         """The template of a job; None where the job is gone. Raises UnsealError."""
         template = self._kept.get(job_id)
         if template is not None:
@@ -43,7 +43,7 @@ class Templates:
         if job is None:
             return None
         api_key = self._sealer.unseal(job)
-        template = Template(job, api_key, lifecycle_class(job.result_ttl_days))
+        template = JobTemplate(job, api_key, lifecycle_class(job.result_ttl_days))
         self._kept[job_id] = template
         if len(self._kept) > CAPACITY:
             self._kept.popitem(last=False)

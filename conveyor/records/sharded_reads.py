@@ -21,7 +21,7 @@ from math import ceil, sqrt
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.ids import MAX_INDEX
 from conveyor.domain.model import Task, TaskStatus
 from conveyor.domain.shards import Shards, ShardScheme
@@ -69,7 +69,7 @@ Read = Callable[[ShardRead], Awaitable[ShardRows[Row]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered(Generic[Row]):
+class ShardCursor(Generic[Row]):
     """A page: its rows in order, the position of each shard after it, whether anything may follow,
     the rows of the store that were read for it, in how many rounds of queries, and how many rows
     the queries brought that are not on the page."""
@@ -82,7 +82,7 @@ class Gathered(Generic[Row]):
     discarded: int = 0
 
 
-async def gather_page(
+async def merge_page(
     read: Read[Row],
     shards: Shards,
     positions: Sequence[int],
@@ -90,7 +90,7 @@ async def gather_page(
     *,
     end: int | None = None,
     most_read: int | None = None,
-) -> Gathered[Row]:
+) -> ShardCursor[Row]:
     """The next page of at most `limit` rows, after one position a shard (START at the beginning).
 
     Every row below `end` was there before the first query. What comes later is left for a later
@@ -137,11 +137,11 @@ async def stream(read: Read[Row], shards: Shards, *, piece: int) -> AsyncIterato
 
 async def _only_page(
     read: Read[Row], after: int, limit: int, most_read: int | None
-) -> Gathered[Row]:
+) -> ShardCursor[Row]:
     answer = await read(ShardRead(0, after, limit, most_read))
     more = answer.next_index is not None
     position = after if answer.next_index is None else answer.next_index
-    return Gathered(list(answer.rows), (position,), more, answer.rows_read, 1)
+    return ShardCursor(list(answer.rows), (position,), more, answer.rows_read, 1)
 
 
 async def _round(read: Read[Row], queries: Sequence[ShardRead]) -> list[ShardRows[Row]]:
@@ -154,7 +154,7 @@ async def _round(read: Read[Row], queries: Sequence[ShardRead]) -> list[ShardRow
         place, query = numbered
         answers[place] = await read(query)
 
-    await side_by_side(ask, enumerate(queries))
+    await for_each(ask, enumerate(queries))
     return [answers[place] for place in range(len(queries))]
 
 
@@ -237,7 +237,7 @@ class _Merge(Generic[Row]):
         self.rows_read += answer.rows_read
         self._parts[query.shard].take(answer)
 
-    def page(self) -> Gathered[Row]:
+    def page(self) -> ShardCursor[Row]:
         """The page, as far as it is certain."""
         cut = min(self._known, self._last)
         rows = [row for part in self._parts for row in part.rows if row.index <= cut]
@@ -247,7 +247,9 @@ class _Merge(Generic[Row]):
         if len(rows) == self._limit:
             cut = rows[-1].index
         positions = tuple(self._position(part, cut) for part in self._parts)
-        return Gathered(rows, positions, self._more(cut), self.rows_read, self._rounds, discarded)
+        return ShardCursor(
+            rows, positions, self._more(cut), self.rows_read, self._rounds, discarded
+        )
 
     def _advance(self) -> None:
         """Find up to which index every row is known."""

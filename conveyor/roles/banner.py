@@ -57,7 +57,7 @@ def _masked(gateway: str) -> str:
     return _QUERY.sub("?***", _CREDENTIALS.sub("//***@", gateway))
 
 
-class Announcer:
+class BannerPrinter:
     """Prints the life of a server in the form asked for."""
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:

@@ -30,7 +30,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import PASSING_DAYS
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
-from conveyor.ports.handler import UNFORESEEN
+from conveyor.ports.handler import UNEXPECTED_LOGGER
 from conveyor.roles.banner import LOOPBACK
 from conveyor.roles.logs import start_logs
 from conveyor.roles.serving import (
@@ -173,7 +173,7 @@ the load balancer has noticed."""
 UNHEARD = "the fleet did not hear of this process"
 
 _log = logging.getLogger("conveyor.roles")
-_unforeseen = logging.getLogger(UNFORESEEN)
+_unforeseen = logging.getLogger(UNEXPECTED_LOGGER)
 
 
 class RoleInfo(msgspec.Struct, frozen=True, omit_defaults=True):

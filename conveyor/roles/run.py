@@ -39,7 +39,7 @@ OWN_SECONDS = 3_600.0
 is one, who has chosen."""
 
 
-class Work(Protocol):
+class ServerTask(Protocol):
     """What is done with the server at the address `api`, which ends in /v1."""
 
     async def drain(self, api: str) -> int:
@@ -51,7 +51,7 @@ class Work(Protocol):
         ...
 
 
-def run_once(settings: Settings, work: Work, *, data_dir: Path | None, beside: Path) -> int:
+def run_once(settings: Settings, work: ServerTask, *, data_dir: Path | None, beside: Path) -> int:
     """Serve and work until the work is done or interrupted; the exit code, 130 after an interrupt.
 
     Without a `data_dir` a temporary one is made in the directory `beside`: where there is room for
@@ -124,7 +124,7 @@ class _Interruption:
                 self.draining.cancel()
 
 
-async def _run(settings: Settings, work: Work) -> int:
+async def _run(settings: Settings, work: ServerTask) -> int:
     interruption = _Interruption()
     async with anyio.create_task_group() as group:
         await group.start(interruption.listen)
@@ -136,7 +136,7 @@ async def _run(settings: Settings, work: Work) -> int:
 
 
 async def _beside_server(
-    settings: Settings, work: Work, interruption: _Interruption
+    settings: Settings, work: ServerTask, interruption: _Interruption
 ) -> int | Exception:
     """The exit code of the work, or what it raised; the server has ended in order by then."""
     stop = anyio.Event()
@@ -161,7 +161,7 @@ async def _beside_server(
     return outcome
 
 
-async def _worked(work: Work, api: str, interruption: _Interruption) -> int:
+async def _worked(work: ServerTask, api: str, interruption: _Interruption) -> int:
     with interruption.draining:
         return await work.drain(api)
     with interruption.salvaging:

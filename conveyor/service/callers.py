@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from conveyor.domain.api_keys import KeySealer, derive_key, is_carried
+from conveyor.domain.api_keys import KeySealer, derive_key, is_valid_key
 from conveyor.domain.errors import ConveyorError, ErrorCode
 
 
@@ -54,6 +54,6 @@ def identify(api_key: str | None, keyring: Keyring) -> Caller:
 
     Raises ConveyorError(unauthenticated) where there is no key, or none that a header can hold.
     """
-    if api_key is None or not is_carried(api_key):
+    if api_key is None or not is_valid_key(api_key):
         raise ConveyorError(ErrorCode.UNAUTHENTICATED, "send your API key in the X-API-Key header")
     return Caller(hmac.digest(keyring.callers, api_key.encode(), "sha256").hex(), api_key)

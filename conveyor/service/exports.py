@@ -12,7 +12,7 @@ from conveyor.ports.blobs import export_key
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.service.context import Context
 from conveyor.service.links import ExportLinks, ExportTarget
-from conveyor.service.notifier import Announcer
+from conveyor.service.notifier import WorkNotifier
 from conveyor.service.schemas import (
     ExportBody,
     StartExportBody,
@@ -33,7 +33,7 @@ class Download(msgspec.Struct, frozen=True):
 class RunExports:
     """Starts exports, tells how far they are, and opens finished ones."""
 
-    def __init__(self, context: Context, links: ExportLinks, announcer: Announcer) -> None:
+    def __init__(self, context: Context, links: ExportLinks, announcer: WorkNotifier) -> None:
         self._context = context
         self._announcer = announcer
         self._exports = context.binding.exports

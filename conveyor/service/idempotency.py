@@ -11,13 +11,13 @@ import msgspec
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.records import (
-    Answer,
     ClaimedKey,
     Idempotency,
-    KeyBusy,
+    IdempotencyScope,
     KeyClaim,
+    KeyInUse,
     KeyMismatch,
-    Once,
+    StoredResponse,
 )
 
 _log = logging.getLogger("conveyor.service")
@@ -33,7 +33,7 @@ class KeyedRequest(msgspec.Struct, frozen=True):
     fingerprint: bytes
 
 
-class Ticket(msgspec.Struct, frozen=True):
+class IdempotencyClaim(msgspec.Struct, frozen=True):
     """Leave to do the work.
 
     `created_id` is the id of what is to be made; `once` goes to the write; `taken_over` says that
@@ -41,21 +41,21 @@ class Ticket(msgspec.Struct, frozen=True):
     """
 
     created_id: str
-    once: Once | None = None
+    once: IdempotencyScope | None = None
     taken_over: bool = False
 
 
-class Given(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """An answer, and whether it repeats an earlier one."""
 
-    answer: Answer
+    answer: StoredResponse
     replayed: bool = False
 
 
-Work = Callable[[Ticket], Awaitable[Answer]]
+Work = Callable[[IdempotencyClaim], Awaitable[StoredResponse]]
 
 
-class OnceOnly:
+class IdempotentRequests:
     """Claims keys, and frees them where the work fails."""
 
     def __init__(self, idempotency: Idempotency, clock: Clock, *, claim: float, ttl: float) -> None:
@@ -66,7 +66,7 @@ class OnceOnly:
 
     async def answer(
         self, request: KeyedRequest | None, work: Work, *, found: Work | None = None
-    ) -> Given:
+    ) -> Reply:
         """The answer of `work`, done now, or the stored one.
 
         What has begun is brought to its end even where the request is cancelled. Whatever `work`
@@ -77,31 +77,33 @@ class OnceOnly:
         """
         with anyio.CancelScope(shield=True):
             if request is None:
-                given = Given(await work(Ticket(self._clock.new_id())))
+                given = Reply(await work(IdempotencyClaim(self._clock.new_id())))
             else:
                 given = await self._keyed(request, work, found)
         return given
 
-    async def _keyed(self, request: KeyedRequest, work: Work, found: Work | None) -> Given:
+    async def _keyed(self, request: KeyedRequest, work: Work, found: Work | None) -> Reply:
         claimed, lapses_at = await self._claim(request)
         match claimed:
-            case Answer() as answer:
-                return Given(answer, replayed=True)
-            case KeyBusy():
+            case StoredResponse() as answer:
+                return Reply(answer, replayed=True)
+            case KeyInUse():
                 raise _conflict("the first request with this Idempotency-Key is still running")
             case KeyMismatch():
                 raise _conflict("this Idempotency-Key was used with another body")
             case ClaimedKey() as claim:
-                ticket = Ticket(claim.created_id, Once(request.scope), claim.taken_over)
+                ticket = IdempotencyClaim(
+                    claim.created_id, IdempotencyScope(request.scope), claim.taken_over
+                )
         try:
-            return Given(await work(ticket))
+            return Reply(await work(ticket))
         except BaseException as error:
             if _is_conflict(error):
                 again, until = await self._claim(request)
-                if isinstance(again, Answer):
-                    return Given(again, replayed=True)
+                if isinstance(again, StoredResponse):
+                    return Reply(again, replayed=True)
                 if ticket.taken_over and found is not None:
-                    return Given(await found(ticket))
+                    return Reply(await found(ticket))
                 if isinstance(again, ClaimedKey):
                     claim, lapses_at = again, until
             await self._release(request.scope, claim.created_id, lapses_at)

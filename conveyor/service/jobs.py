@@ -8,7 +8,7 @@ from __future__ import annotations
 from conveyor.domain.errors import not_found
 from conveyor.domain.model import JobStatus, JobView, Run
 from conveyor.service.context import Context
-from conveyor.service.notifier import Announcer
+from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import job_body, run_body
 from conveyor.service.results import Cursors, bad_cursor
 from conveyor.service.schemas import JobBody, JobsPage, RunBody, RunsPage
@@ -18,7 +18,7 @@ DEFAULT_PAGE = 50
 JOB_TYPES = ("regular", "scheduled")
 
 
-class Listing:
+class JobQueries:
     """The readable side of jobs and runs."""
 
     def __init__(self, context: Context, cursors: Cursors) -> None:
@@ -88,10 +88,10 @@ class Listing:
         return int(position)
 
 
-class Lifecycle:
+class JobCommands:
     """The operations that move a job or run to another state. Each of them is idempotent."""
 
-    def __init__(self, context: Context, announcer: Announcer) -> None:
+    def __init__(self, context: Context, announcer: WorkNotifier) -> None:
         self._context = context
         self._jobs = context.binding.jobs
         self._runs = context.binding.runs

@@ -22,7 +22,16 @@ from anyio.abc import ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.intake.frames import HEADER, Chunk, Done, Frame, Head, Refusal, Work, decode_frame
+from conveyor.intake.frames import (
+    HEADER,
+    Chunk,
+    Done,
+    Frame,
+    Head,
+    Refusal,
+    ValidationRequest,
+    decode_frame,
+)
 from conveyor.ports.clock import Clock
 
 CHILDREN = 2
@@ -40,7 +49,7 @@ Pieces = Sequence[bytes] | AsyncIterator[bytes]
 Sink = Callable[[Head | Chunk], Awaitable[None]]
 
 
-class Stager:
+class ListValidator:
     """Has lists checked by children. `max_seconds` bounds how long one list may take."""
 
     def __init__(
@@ -51,7 +60,9 @@ class Stager:
         self._command = command
         self._turns = anyio.CapacityLimiter(CHILDREN)
 
-    async def stage(self, work: Work, pieces: Pieces, *, total: int, sink: Sink) -> Done:
+    async def stage(
+        self, work: ValidationRequest, pieces: Pieces, *, total: int, sink: Sink
+    ) -> Done:
         """Have one list of `total` bytes checked; what comes of it goes to the sink as it comes.
 
         Raises ConveyorError: what the child says of a bad list; payload_too_large where the list
@@ -59,14 +70,14 @@ class Stager:
         `sink` raise. What the sink was given is void then.
         """
         async with self._turns, _child(self._command) as process:
-            talk = _Talk(
+            talk = _Session(
                 process, self._clock, total=total, max_seconds=self._max_seconds, sink=sink
             )
             return await talk.run(work, pieces)
 
 
 @dataclass(slots=True)
-class _Talk:
+class _Session:
     """One list, one child: writing and reading at once, so that neither pipe blocks the other."""
 
     process: Process
@@ -77,7 +88,7 @@ class _Talk:
     fed: int = 0
     reading_since: float | None = None
 
-    async def run(self, work: Work, pieces: Pieces) -> Done:
+    async def run(self, work: ValidationRequest, pieces: Pieces) -> Done:
         done: list[Done] = []
         failures: list[Exception] = []
         async with anyio.create_task_group() as group:
@@ -100,7 +111,7 @@ class _Talk:
             return done[0]
         raise failures[0]
 
-    async def _feed(self, work: Work, pieces: Pieces) -> None:
+    async def _feed(self, work: ValidationRequest, pieces: Pieces) -> None:
         stdin = self.process.stdin
         assert stdin is not None
         await _give(stdin, msgspec.json.encode(work) + b"\n")
@@ -205,7 +216,7 @@ async def _next_frame(frames: BufferedByteReceiveStream) -> Frame:
 T = TypeVar("T")
 
 
-class Attended(Protocol):
+class CancelOnDisconnect(Protocol):
     """Does a piece of work for as long as somebody waits for it.
 
     Where they have gone the work is cancelled, and an exception tells whoever is behind this.
@@ -216,6 +227,6 @@ class Attended(Protocol):
         ...
 
 
-async def unattended(work: Callable[[], Awaitable[T]]) -> T:
+async def never_disconnected(work: Callable[[], Awaitable[T]]) -> T:
     """Do the work whether or not somebody waits."""
     return await work()

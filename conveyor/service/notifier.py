@@ -25,7 +25,7 @@ SEND_CHUNK = 1_000
 _log = logging.getLogger("conveyor.service")
 
 
-class Announcer:
+class WorkNotifier:
     """Enqueues references and hints at changed runs."""
 
     def __init__(self, queues: Queues, signals: Signals, tasks: Tasks) -> None:

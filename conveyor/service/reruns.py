@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
-from conveyor.ports.records import Answer, Rerun
+from conveyor.ports.records import Rerun, StoredResponse
 from conveyor.service.context import Context
-from conveyor.service.idempotency import Given, KeyedRequest, OnceOnly, Ticket
-from conveyor.service.notifier import Announcer
+from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
+from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import encode, made_run, rerun_body
 
 CLAIM_WAIT = 5.0
@@ -25,7 +25,7 @@ _DAY = 86_400_000
 class Reruns:
     """Reruns, full and partial."""
 
-    def __init__(self, context: Context, announcer: Announcer, once: OnceOnly) -> None:
+    def __init__(self, context: Context, announcer: WorkNotifier, once: IdempotentRequests) -> None:
         self._context = context
         self._announcer = announcer
         self._once = once
@@ -37,13 +37,13 @@ class Reruns:
         *,
         statuses: frozenset[TaskStatus] | None,
         keyed: KeyedRequest | None,
-    ) -> Given:
+    ) -> Reply:
         """Make the new run; None as statuses replays everything. 202 where its rows come later.
 
         Raises ConveyorError as `Runs.rerun` does, idempotency_key_conflict besides.
         """
 
-        async def work(ticket: Ticket) -> Answer:
+        async def work(ticket: IdempotencyClaim) -> StoredResponse:
             return await self._make(caller_id, job_id, statuses, ticket)
 
         return await self._once.answer(keyed, work)
@@ -53,10 +53,10 @@ class Reruns:
         caller_id: str,
         job_id: str,
         statuses: frozenset[TaskStatus] | None,
-        ticket: Ticket,
-    ) -> Answer:
+        ticket: IdempotencyClaim,
+    ) -> StoredResponse:
         await self._context.live_job(caller_id, job_id)
-        patience = _Patience(self._context)
+        patience = _SourceWait(self._context)
         while True:
             try:
                 answer = await self._replay(caller_id, job_id, statuses, ticket)
@@ -74,8 +74,8 @@ class Reruns:
         caller_id: str,
         job_id: str,
         statuses: frozenset[TaskStatus] | None,
-        ticket: Ticket,
-    ) -> Answer:
+        ticket: IdempotencyClaim,
+    ) -> StoredResponse:
         now = self._context.clock.now()
         return await self._context.binding.runs.rerun(
             caller_id,
@@ -90,7 +90,7 @@ class Reruns:
         )
 
 
-class _Patience:
+class _SourceWait:
     """How one rerun waits for calls that would be missed, or copied twice.
 
     One row is looked at meanwhile, ever less often. The store is asked again only once that has
@@ -137,6 +137,6 @@ def parse_statuses(text: str | None) -> frozenset[TaskStatus] | None:
         ) from None
 
 
-def _answer(rerun: Rerun) -> Answer:
+def _answer(rerun: Rerun) -> StoredResponse:
     later = made_run(rerun.view).ingest is not None
-    return Answer(LATER if later else 201, encode(rerun_body(rerun)))
+    return StoredResponse(LATER if later else 201, encode(rerun_body(rerun)))

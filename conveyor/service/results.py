@@ -22,10 +22,10 @@ import msgspec
 
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
-from conveyor.domain.model import Job, ResultBody, Run, Task, TaskStatus
+from conveyor.domain.model import Job, Run, StoredBody, Task, TaskStatus
 from conveyor.domain.shards import shards_of
 from conveyor.records.expiry import Expiry
-from conveyor.records.sharded_reads import START, Gathered, gather_page, task_reader
+from conveyor.records.sharded_reads import START, ShardCursor, merge_page, task_reader
 from conveyor.service.context import Context
 from conveyor.service.links import LinkSigner, LinkTarget
 from conveyor.service.responses import history_body, problem_body, result_body
@@ -296,10 +296,10 @@ class Results:
         *,
         statuses: frozenset[TaskStatus] | None,
         limit: int,
-    ) -> Gathered[Task]:
+    ) -> ShardCursor[Task]:
         shards = shards_of(job)
         after = (START,) * shards.count if position is None else position.in_shards(shards.count)
-        return await gather_page(
+        return await merge_page(
             task_reader(self._tasks, run.run_id, statuses=statuses),
             shards,
             after,
@@ -322,7 +322,7 @@ class Results:
             rows.append(result_body(task, expired=expired, result_url=link))
         return rows
 
-    async def _open(self, task: Task, result: ResultBody, *, ttl_days: int) -> Content:
+    async def _open(self, task: Task, result: StoredBody, *, ttl_days: int) -> Content:
         now = self._context.clock.now()
         [end] = await self._expiry.of([task], ttl_days, horizon=now)
         if end is not None and end <= now:

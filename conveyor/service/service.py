@@ -9,10 +9,10 @@ from conveyor.service.callers import Caller, derive_keyring, identify
 from conveyor.service.context import Context, ServiceOptions
 from conveyor.service.exports import RunExports
 from conveyor.service.file_inputs import FileInputs
-from conveyor.service.idempotency import OnceOnly
-from conveyor.service.jobs import Lifecycle, Listing
+from conveyor.service.idempotency import IdempotentRequests
+from conveyor.service.jobs import JobCommands, JobQueries
 from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
-from conveyor.service.notifier import Announcer
+from conveyor.service.notifier import WorkNotifier
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
 from conveyor.service.submit import Additions, Submissions
@@ -32,8 +32,8 @@ class Service:
             [binding.root_secret, *options.older_secrets], binding.sealing_secrets
         )
         context = Context(binding=binding, clock=clock, options=options, keyring=self._keyring)
-        announcer = Announcer(binding.queues, binding.signals, binding.tasks)
-        once = OnceOnly(
+        announcer = WorkNotifier(binding.queues, binding.signals, binding.tasks)
+        once = IdempotentRequests(
             binding.idempotency,
             clock,
             claim=options.idempotency_claim,
@@ -49,8 +49,8 @@ class Service:
         self.submissions = Submissions(context, announcer=announcer, once=once, limits=limits)
         self.additions = Additions(context, announcer=announcer, once=once, limits=limits)
         self.reruns = Reruns(context, announcer, once)
-        self.lifecycle = Lifecycle(context, announcer)
-        self.listing = Listing(context, cursors)
+        self.lifecycle = JobCommands(context, announcer)
+        self.listing = JobQueries(context, cursors)
         self.results = Results(context, cursors, links)
         uploads = UploadSigner(self._keyring.uploads, origin=options.public_origin)
         self.inputs = FileInputs(context, uploads)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from conveyor.aio.keyed_locks import Turns
+from conveyor.aio.keyed_locks import KeyedLocks
 from conveyor.domain import ids, strict_json
 from conveyor.domain.api_keys import NONCE_LENGTH
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -18,21 +18,21 @@ from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, Run
 from conveyor.domain.shards import Shards, ShardScheme, layout
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.domain.submission import JobRequest, Limits, parse_add, parse_job
-from conveyor.ports.records import Answer, Appended, Jobs
+from conveyor.ports.records import Appended, Jobs, StoredResponse
 from conveyor.service.callers import Caller
 from conveyor.service.context import Context
-from conveyor.service.idempotency import Given, KeyedRequest, OnceOnly, Ticket
-from conveyor.service.list_validation import Attended, unattended
-from conveyor.service.notifier import Announcer
+from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
+from conveyor.service.list_validation import CancelOnDisconnect, never_disconnected
+from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import add_tasks_body, encode, submit_body
-from conveyor.service.task_lists import Destination, TaskList, TaskLists, refuse_unbuilt
+from conveyor.service.task_lists import StagedList, TaskList, TaskListLoader, refuse_unbuilt
 
 
 class Additions:
     """Takes the documents that bring further tasks."""
 
     def __init__(
-        self, context: Context, *, announcer: Announcer, once: OnceOnly, limits: Limits
+        self, context: Context, *, announcer: WorkNotifier, once: IdempotentRequests, limits: Limits
     ) -> None:
         self._context = context
         self._announcer = announcer
@@ -41,27 +41,29 @@ class Additions:
 
     async def add_tasks(
         self, caller_id: str, job_id: str, body: bytes, *, keyed: KeyedRequest | None
-    ) -> Given:
+    ) -> Reply:
         """Add tasks to an open job, all of them or none.
 
         Raises ConveyorError: invalid_argument; not_found; job_not_open; last_batch_received;
         run_not_terminal; quota_exceeded; idempotency_key_conflict.
         """
 
-        async def work(ticket: Ticket) -> Answer:
+        async def work(ticket: IdempotencyClaim) -> StoredResponse:
             return await self._append(caller_id, job_id, body, ticket)
 
         return await self._once.answer(keyed, work)
 
-    async def _append(self, caller_id: str, job_id: str, body: bytes, ticket: Ticket) -> Answer:
+    async def _append(
+        self, caller_id: str, job_id: str, body: bytes, ticket: IdempotencyClaim
+    ) -> StoredResponse:
         view = await self._context.live_job(caller_id, job_id)
         request = parse_add(strict_json.decode(body), self._limits, view.job.params)
         added: list[tuple[str, int]] = []
 
-        def render(appended: Appended) -> Answer:
+        def render(appended: Appended) -> StoredResponse:
             made = add_tasks_body(appended)
             added[:] = [(made.latest_run.run_id, appended.first_index)]
-            return Answer(200, encode(made))
+            return StoredResponse(200, encode(made))
 
         answer = await self._context.binding.jobs.append_tasks(
             caller_id,
@@ -94,7 +96,7 @@ class ActiveJobQuota:
     def __init__(self, jobs: Jobs, *, limit: int) -> None:
         self._jobs = jobs
         self._limit = limit
-        self._turns = Turns()
+        self._locks = KeyedLocks()
 
     @asynccontextmanager
     async def room_for_one(self, caller_id: str) -> AsyncIterator[None]:
@@ -104,7 +106,7 @@ class ActiveJobQuota:
         if not self._limit:
             yield
             return
-        async with self._turns.of(caller_id):
+        async with self._locks.lock(caller_id):
             if await self._is_full(caller_id):
                 raise ConveyorError(
                     ErrorCode.QUOTA_EXCEEDED, f"at most {self._limit} jobs may be unfinished"
@@ -136,13 +138,13 @@ class Submissions:
     """Takes the documents that describe new jobs."""
 
     def __init__(
-        self, context: Context, *, announcer: Announcer, once: OnceOnly, limits: Limits
+        self, context: Context, *, announcer: WorkNotifier, once: IdempotentRequests, limits: Limits
     ) -> None:
         self._context = context
         self._announcer = announcer
         self._once = once
         self._limits = limits
-        self._lists = TaskLists(context.binding, context.options, context.clock)
+        self._lists = TaskListLoader(context.binding, context.options, context.clock)
         self._quota = ActiveJobQuota(context.binding.jobs, limit=context.options.max_active_jobs)
 
     async def submit(
@@ -151,8 +153,8 @@ class Submissions:
         body: Sequence[bytes],
         *,
         keyed: KeyedRequest | None,
-        attended: Attended = unattended,
-    ) -> Given:
+        attended: CancelOnDisconnect = never_disconnected,
+    ) -> Reply:
         """Create a job from a JSON document in pieces, all of it or nothing.
 
         The answer is 201 with every row written, or 202 for a list that is long, or said to be
@@ -162,18 +164,22 @@ class Submissions:
         file_input_unsupported_for_job_type; payload_too_large; unavailable.
         """
 
-        async def work(ticket: Ticket) -> Answer:
+        async def work(ticket: IdempotencyClaim) -> StoredResponse:
             return await self._create(caller, body, ticket, attended)
 
-        async def found(ticket: Ticket) -> Answer:
+        async def found(ticket: IdempotencyClaim) -> StoredResponse:
             return await self._created_before(caller.caller_id, ticket.created_id)
 
         return await self._once.answer(keyed, work, found=found)
 
     async def _create(
-        self, caller: Caller, body: Sequence[bytes], ticket: Ticket, attended: Attended
-    ) -> Answer:
-        to = Destination(
+        self,
+        caller: Caller,
+        body: Sequence[bytes],
+        ticket: IdempotencyClaim,
+        attended: CancelOnDisconnect,
+    ) -> StoredResponse:
+        to = StagedList(
             self._context.binding.blobs,
             job_id=ticket.created_id,
             run_id=self._context.clock.new_id(),
@@ -185,7 +191,7 @@ class Submissions:
             raise
         job, run = self._new_job(caller, request, to, tasks)
         status = 202 if tasks.staged else 201
-        answer = Answer(status, encode(submit_body(job, run, accepted=tasks.rows)))
+        answer = StoredResponse(status, encode(submit_body(job, run, accepted=tasks.rows)))
         try:
             async with self._quota.room_for_one(caller.caller_id):
                 await self._context.binding.jobs.create_job(
@@ -202,7 +208,7 @@ class Submissions:
         return answer
 
     async def _checked(
-        self, caller_id: str, body: Sequence[bytes], to: Destination, attended: Attended
+        self, caller_id: str, body: Sequence[bytes], to: StagedList, attended: CancelOnDisconnect
     ) -> tuple[JobRequest, TaskList]:
         """What a document asks for, and its tasks or those of the file that it names."""
         size = sum(map(len, body))
@@ -220,7 +226,7 @@ class Submissions:
         return request, tasks
 
     def _new_job(
-        self, caller: Caller, request: JobRequest, to: Destination, tasks: TaskList
+        self, caller: Caller, request: JobRequest, to: StagedList, tasks: TaskList
     ) -> tuple[Job, Run]:
         clock = self._context.clock
         options = self._context.options
@@ -258,22 +264,22 @@ class Submissions:
         )
         return job, run
 
-    async def _discard_unless_written(self, to: Destination) -> None:
+    async def _discard_unless_written(self, to: StagedList) -> None:
         """A write that failed may have happened all the same, and needs what was staged then."""
         job = await self._context.binding.jobs.find_job(to.job_id) if to.chunks else None
         if job is None or job.latest_run_id != to.run_id:
             await to.discard()
 
-    async def _created_before(self, caller_id: str, job_id: str) -> Answer:
+    async def _created_before(self, caller_id: str, job_id: str) -> StoredResponse:
         """The job that the request whose claim was taken over made after all."""
         view = await self._context.live_job(caller_id, job_id)
         run = view.latest_run
         accepted = run.stats.total if run is not None else 0
         status = 202 if run is not None and run.ingest is not None else 201
-        return Answer(status, encode(submit_body(view.job, run, accepted=accepted)))
+        return StoredResponse(status, encode(submit_body(view.job, run, accepted=accepted)))
 
 
-def _first_run(to: Destination, tasks: TaskList, *, is_open: bool, now: int) -> Run:
+def _first_run(to: StagedList, tasks: TaskList, *, is_open: bool, now: int) -> Run:
     stats = RunStats(total=tasks.rows)
     ingest = None
     if tasks.chunks is not None:

@@ -22,7 +22,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import NewTask, TaskSpec
 from conveyor.domain.shards import MOST_UNITS_IN_ONE_SHARD, WRITE_UNIT, write_units
 from conveyor.domain.submission import JobRequest, Limits
-from conveyor.intake.frames import Chunk, Csv, Head, Source, Work
+from conveyor.intake.frames import Chunk, Csv, Head, ListSource, ValidationRequest
 from conveyor.intake.rows import RowWriter
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import Blobs, input_key, staged_key, staged_prefix
@@ -30,7 +30,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.inputs import JobInput
 from conveyor.service.context import ServiceOptions
 from conveyor.service.file_inputs import file_too_large
-from conveyor.service.list_validation import Pieces, Stager
+from conveyor.service.list_validation import ListValidator, Pieces
 
 
 def not_implemented(what: str) -> ConveyorError:
@@ -74,7 +74,7 @@ class TaskList:
 
 
 @dataclass(slots=True)
-class Destination:
+class StagedList:
     """Where the list of one run goes, and what has been put there."""
 
     blobs: Blobs
@@ -104,7 +104,7 @@ class Destination:
                 )
 
 
-class TaskLists:
+class TaskListLoader:
     """Checks lists of tasks and brings them to their destination.
 
     Every method raises ConveyorError as the check does; what was staged is for the caller to
@@ -115,13 +115,13 @@ class TaskLists:
         self._binding = binding
         self._options = options
         self._clock = clock
-        self._stager = Stager(clock, max_seconds=options.max_validation_seconds)
+        self._stager = ListValidator(clock, max_seconds=options.max_validation_seconds)
 
     async def from_document(
-        self, to: Destination, pieces: Sequence[bytes], limits: Limits
+        self, to: StagedList, pieces: Sequence[bytes], limits: Limits
     ) -> tuple[JobRequest, TaskList]:
         """The request in a large document, without its tasks, and these."""
-        hopper = _Hopper(to, large_from=self._options.async_threshold)
+        hopper = _Buffer(to, large_from=self._options.async_threshold)
         requests: list[JobRequest] = []
 
         async def take(frame: Head | Chunk) -> None:
@@ -132,12 +132,12 @@ class TaskLists:
             requests.append(frame.request)
             hopper.large = frame.request.force_async or frame.tasks >= self._options.async_threshold
 
-        work = Work(source=Source.DOCUMENT, run_id=to.run_id, limits=limits)
+        work = ValidationRequest(source=ListSource.DOCUMENT, run_id=to.run_id, limits=limits)
         done = await self._stager.stage(work, pieces, total=sum(map(len, pieces)), sink=take)
         [request] = requests
         return request, await hopper.finish(done.rows, done.units)
 
-    async def from_file(self, to: Destination, request: JobRequest, caller_id: str) -> TaskList:
+    async def from_file(self, to: StagedList, request: JobRequest, caller_id: str) -> TaskList:
         """The tasks in the uploaded file that a request names.
 
         The file is read once, as it is now: what is put in its place meanwhile changes nothing.
@@ -146,8 +146,8 @@ class TaskLists:
         """
         slot = await self._slot(request.file_input_id or "", caller_id)
         size, pieces = await self._uploaded(slot)
-        work = Work(
-            source=Source(slot.type.value),
+        work = ValidationRequest(
+            source=ListSource(slot.type.value),
             run_id=to.run_id,
             job_params=request.params,
             csv=Csv(**structs.asdict(slot.csv)) if slot.csv is not None else None,
@@ -171,9 +171,9 @@ class TaskLists:
         return size, pieces
 
     async def _staged_file(
-        self, to: Destination, work: Work, pieces: Pieces, size: int, *, large: bool
+        self, to: StagedList, work: ValidationRequest, pieces: Pieces, size: int, *, large: bool
     ) -> TaskList:
-        hopper = _Hopper(to, large_from=self._options.async_threshold, large=large)
+        hopper = _Buffer(to, large_from=self._options.async_threshold, large=large)
 
         async def take(frame: Head | Chunk) -> None:
             if isinstance(frame, Chunk):
@@ -182,7 +182,7 @@ class TaskLists:
         done = await self._stager.stage(work, pieces, total=size, sink=take)
         return await hopper.finish(done.rows, done.units)
 
-    async def from_specs(self, to: Destination, request: JobRequest, document: int) -> TaskList:
+    async def from_specs(self, to: StagedList, request: JobRequest, document: int) -> TaskList:
         """The tasks of a small document of so many bytes."""
         rows = len(request.specs)
         if not request.force_async and rows < self._options.async_threshold:
@@ -207,10 +207,10 @@ class TaskLists:
 
 
 @dataclass(slots=True)
-class _Hopper:
+class _Buffer:
     """Holds chunks back while the list may still turn out small, and puts them from then on."""
 
-    to: Destination
+    to: StagedList
     large_from: int = field(kw_only=True)
     large: bool = field(kw_only=True, default=False)
     rows: int = 0

@@ -11,7 +11,7 @@ from random import Random  # noqa: TID251  (seeded: a simulation is repeatable)
 
 from conveyor.simulation.checks import INSTANT, check_count, check_number, check_time
 from conveyor.simulation.latency import stream
-from conveyor.simulation.process import Fleet
+from conveyor.simulation.process import SimulatedFleet
 
 MOST_SLOW = 1e6
 """The largest factor by which calls may take longer."""
@@ -31,7 +31,7 @@ class Kill:
         if self.back_after is not None:
             check_time("Kill.back_after", self.back_after)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """Kill, and start again."""
         await fleet.until(self.at)
         fleet.workers[self.worker].kill()
@@ -53,7 +53,7 @@ class Pause:
         check_time("Pause.at", self.at)
         check_time("Pause.seconds", self.seconds, least=INSTANT)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """Pause."""
         await fleet.until(self.at)
         await fleet.workers[self.worker].pause(self.seconds)
@@ -72,7 +72,7 @@ class RollingRestart:
         check_time("RollingRestart.at", self.at)
         check_time("RollingRestart.every", self.every)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """Restart all of them."""
         for number, worker in enumerate(fleet.workers):
             await fleet.until(self.at + number * self.every)
@@ -94,7 +94,7 @@ class PermitsDown:
         check_time("PermitsDown.at", self.at)
         check_time("PermitsDown.seconds", self.seconds, least=INSTANT)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """Away, and back."""
         await fleet.until(self.at)
         fleet.permits.down += 1
@@ -117,7 +117,7 @@ class PermitsCutOff:
         check_time("PermitsCutOff.at", self.at)
         check_time("PermitsCutOff.seconds", self.seconds, least=INSTANT)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """Cut off, and not any more."""
         await fleet.until(self.at)
         await fleet.workers[self.worker].cut_off_permits(self.seconds)
@@ -134,7 +134,7 @@ class PermitsRestartEmpty:
         check_time("PermitsRestartEmpty.at", self.at)
         check_time("PermitsRestartEmpty.down", self.down)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """Away, and back with nothing."""
         await fleet.until(self.at)
         fleet.permits.down += 1
@@ -156,7 +156,7 @@ class GatewaySlow:
         check_time("GatewaySlow.seconds", self.seconds, least=INSTANT)
         check_number("GatewaySlow.factor", self.factor, least=1 / MOST_SLOW, most=MOST_SLOW)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """Slow, and as before."""
         await fleet.until(self.at)
         fleet.gateway.slowness *= self.factor
@@ -179,7 +179,7 @@ class GatewayLimit:
         if self.seconds is not None:
             check_time("GatewayLimit.seconds", self.seconds, least=INSTANT)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """Refuse, and stop refusing."""
         await fleet.until(self.at)
         fleet.gateway.limits.append(self.limit)
@@ -199,7 +199,7 @@ class BodiesDown:
         check_time("BodiesDown.at", self.at)
         check_time("BodiesDown.seconds", self.seconds, least=INSTANT)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """Away, and back."""
         await fleet.until(self.at)
         fleet.blobs.down += 1
@@ -217,7 +217,7 @@ class LostAcks:
     def __post_init__(self) -> None:
         check_number("LostAcks.share", self.share, most=1.0)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """From now on."""
         fleet.queues.lost_answers = self.share
 
@@ -231,7 +231,7 @@ class Duplicates:
     def __post_init__(self) -> None:
         check_number("Duplicates.share", self.share, most=1.0)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """From now on."""
         fleet.queues.duplicates = self.share
 
@@ -248,7 +248,7 @@ class QueueLost:
         check_time("QueueLost.at", self.at)
         check_count("QueueLost.job", self.job, least=0)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """Once."""
         await fleet.until(self.at)
         fleet.queues.drop(fleet.run_ids[self.job])
@@ -263,7 +263,7 @@ class YoungQueues:
     def __post_init__(self) -> None:
         check_time("YoungQueues.seconds", self.seconds)
 
-    async def happen(self, fleet: Fleet) -> None:
+    async def happen(self, fleet: SimulatedFleet) -> None:
         """From now on."""
         fleet.queues.young = self.seconds
 

@@ -122,11 +122,11 @@ class SimulatedGateway:
     def __init__(self, service: GatewayService, link: Link) -> None:
         self.service = service
         self.link = link
-        self.running: dict[Call, None] = {}
+        self.running: dict[SimulatedCall, None] = {}
 
-    def scrape(self, request: ScrapeRequest) -> Call:
+    def scrape(self, request: ScrapeRequest) -> SimulatedCall:
         """One call; refused or timed out ones raise ScrapeFailed on entry."""
-        return Call(self, request)
+        return SimulatedCall(self, request)
 
     def abandon_beyond(self, job_id: str, usable: int) -> None:
         """Only so many calls of a job still have their permits: give the oldest others up."""
@@ -141,7 +141,7 @@ class SimulatedGateway:
         """Nothing is held open."""
 
 
-class Call:
+class SimulatedCall:
     """One call, as a context: made when it is entered.
 
     It ends at the gateway when its time is up, whether its process runs at that moment or not, or

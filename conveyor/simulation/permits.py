@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from conveyor.dev.permits import JobEntries, MemoryPermits
+from conveyor.dev.permits import JobLeases, MemoryPermits
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import Holding, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Link
 
@@ -36,7 +36,7 @@ class LeaseRows:
         self.calls: Counter[str] = Counter()
         self._clock = clock
         self._pause = pause
-        self._jobs = JobEntries()
+        self._jobs = JobLeases()
 
     async def count(self, job_id: str, holder: str) -> tuple[int, int]:
         """How many rows a job has, and how many of them are the holder's."""
@@ -76,11 +76,11 @@ class LeaseRows:
         """How many rows a job has; no call."""
         return self._jobs.total(job_id, self._clock.monotonic())
 
-    def standing(self, job_id: str, *, granted: bool, limit: int) -> Standing:
+    def standing(self, job_id: str, *, granted: bool, limit: int) -> LedgerState:
         """What a call's answer says beside whether it was granted; no call."""
         entries = self._jobs.of(job_id, self._clock.monotonic())
         free = max(0, limit - entries.total)
-        return Standing(granted=granted, free=free, holders=entries.holders, wanting=0)
+        return LedgerState(granted=granted, free=free, holders=entries.holders, wanting=0)
 
     async def _call(self, name: str) -> None:
         self.calls[name] += 1
@@ -118,7 +118,9 @@ class CountThenInsertPermits:
         """The sum of a job's counts under unexpired leases."""
         return self._rows.total(job_id)
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
 
         Raises ValueError where `holding.count` is below zero, and whatever the store's pause does.
@@ -135,7 +137,7 @@ class CountThenInsertPermits:
             granted = await self._grow(holding, limit, lease)
         return self._rows.standing(job_id, granted=granted, limit=limit)
 
-    async def _grow(self, holding: Holding, limit: int, lease: float) -> bool:
+    async def _grow(self, holding: LeaseRequest, limit: int, lease: float) -> bool:
         job_id, holder, count = holding.job_id, holding.holder, holding.count
         total, own = await self._rows.count(job_id, holder)
         if count > own and total - own + count > limit:
@@ -147,7 +149,7 @@ class AtomicLeaseRows(CountThenInsertPermits):
     """The same without the race: the insert checks the limit itself, in one call, so it holds at
     every moment."""
 
-    async def _grow(self, holding: Holding, limit: int, lease: float) -> bool:
+    async def _grow(self, holding: LeaseRequest, limit: int, lease: float) -> bool:
         return await self._rows.insert(
             holding.job_id, holding.holder, holding.count, lease=lease, limit=limit
         )
@@ -166,13 +168,15 @@ APPLIED = 0.25
 class _Store(Protocol):
     """A permits port that tells the sum of a job's counts."""
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing: ...
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState: ...
 
     def total(self, job_id: str) -> int: ...
 
 
 @dataclass(slots=True)
-class Reach:
+class LedgerReach:
     """Whether a worker reaches the permit store, whichever process it is: not while something keeps
     it `cut_off`."""
 
@@ -210,11 +214,13 @@ class PermitService:
         """Lose every entry. A ledger knows of it and is closed for a lease; rows are just gone."""
         self._store = self._make(closed_for=self._lease)
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         """Pass a call on, and look at what it left."""
         if self.is_ledger:
             self.calls += 1
-        standing = await self._store.hold(holding, limit=limit, lease=lease)
+        standing = await self._store.acquire_or_renew(holding, limit=limit, lease=lease)
         total = self._store.total(holding.job_id)
         self.peak_granted = max(self.peak_granted, total)
         self.most_over = max(self.most_over, total - limit)
@@ -243,40 +249,44 @@ class SimulatedPermits:
     store lets it lapse: what it may use even while nobody can ask it. `reach`: that of its worker.
     """
 
-    def __init__(self, service: PermitService, link: Link, reach: Reach | None = None) -> None:
+    def __init__(
+        self, service: PermitService, link: Link, reach: LedgerReach | None = None
+    ) -> None:
         self._service = service
         self._link = link
-        self._reach = reach or Reach()
+        self._reach = reach or LedgerReach()
         self.leases: dict[str, dict[str, tuple[int, float]]] = {}
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         """Let a holder have so many permits. Raises ConveyorError(unavailable) after a timeout."""
         service, link = self._service, self._link
         back = await link.go()
         if self._reach.cut_off or (service.down and service.is_ledger):
             return await self._in_trouble(holding, limit, lease)
-        standing = await service.hold(holding, limit=limit, lease=lease)
+        standing = await service.acquire_or_renew(holding, limit=limit, lease=lease)
         if standing.granted:
             self._remember(holding, lease)
         link.note(f"hold {holding.holder} {holding.before} {holding.count} {standing.granted}")
         await link.come_back(back)
         return standing
 
-    async def _in_trouble(self, holding: Holding, limit: int, lease: float) -> Standing:
+    async def _in_trouble(self, holding: LeaseRequest, limit: int, lease: float) -> LedgerState:
         """No answer comes; some calls are applied all the same, sooner or later."""
         service, link = self._service, self._link
         drawn = service.stream.random()
         applied_after = TIMEOUT * service.stream.random()
         await link.sleep(applied_after)
         if drawn < APPLIED:
-            standing = await service.hold(holding, limit=limit, lease=lease)
+            standing = await service.acquire_or_renew(holding, limit=limit, lease=lease)
             if standing.granted:
                 self._remember(holding, lease)
             link.note(f"hold unheard {holding.holder} {holding.count} {standing.granted}")
         await link.come_back(TIMEOUT - applied_after)
         raise no_answer()
 
-    def _remember(self, holding: Holding, lease: float) -> None:
+    def _remember(self, holding: LeaseRequest, lease: float) -> None:
         held = self.leases.setdefault(holding.job_id, {})
         if holding.count > 0:
             held[holding.holder] = (holding.count, self._link.seconds() + lease)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from conveyor.engine.lanes import Lane
-from conveyor.engine.planner import Eligible, LeastInFlight, Picking
+from conveyor.engine.planner import Eligible, LeastInFlight, PickingRule
 from conveyor.ports.clock import Clock
 
 LEAST_IN_FLIGHT = "least in flight"
@@ -51,7 +51,7 @@ class Random:
         return None
 
 
-def picking(name: str, clock: Clock) -> Picking:
+def picking(name: str, clock: Clock) -> PickingRule:
     """A rule for one dispatcher; chance comes from its process's own clock."""
     if name == RANDOM:
         return Random(clock.random)

@@ -23,7 +23,7 @@ from conveyor.simulation.gateway import GatewayService, SimulatedGateway
 from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Gate, Link, ProcessKilled, Trace
 from conveyor.simulation.loop import VirtualTime
-from conveyor.simulation.permits import PermitService, Reach, SimulatedPermits
+from conveyor.simulation.permits import LedgerReach, PermitService, SimulatedPermits
 from conveyor.simulation.picking import picking
 from conveyor.simulation.queues import QueueService, SimulatedQueues
 from conveyor.simulation.store import (
@@ -105,7 +105,7 @@ SECRET = b"the root secret of a simulation."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
+class SimulatedServices:
     """What the processes of a fleet share."""
 
     time: VirtualTime
@@ -124,7 +124,13 @@ class _Boot:
     """One life of a process: its ports behind a gate of their own, and the worker over them."""
 
     def __init__(
-        self, services: Services, settings: Settings, *, name: str, skew: float, reach: Reach
+        self,
+        services: SimulatedServices,
+        settings: Settings,
+        *,
+        name: str,
+        skew: float,
+        reach: LedgerReach,
     ) -> None:
         self.name = name
         self.gate = Gate()
@@ -187,12 +193,14 @@ class WorkerProcess:
     Each start is a new process with a new name. `skew`: seconds that its wall clock is off.
     """
 
-    def __init__(self, services: Services, settings: Settings, *, number: int, skew: float) -> None:
+    def __init__(
+        self, services: SimulatedServices, settings: Settings, *, number: int, skew: float
+    ) -> None:
         self._services = services
         self._settings = settings
         self._number = number
         self._skew = skew
-        self._reach = Reach()
+        self._reach = LedgerReach()
         self._boots: list[_Boot] = []
         self._boot: _Boot | None = None
         self._ended = anyio.Event()
@@ -282,7 +290,7 @@ class WorkerProcess:
                 boot.gateway.abandon_beyond(job_id, boot.permits.usable(job_id))
 
 
-class Fleet:
+class SimulatedFleet:
     """Workers by number, the services by name. `run_ids` are the runs of the jobs, in order of the
     plans; "" before a job has arrived."""
 
@@ -315,7 +323,7 @@ class Fleet:
         self.gateway = GatewayService(time, seed=seed)
         self.run_ids: list[str] = []
         self._group: TaskGroup | None = None
-        services = Services(
+        services = SimulatedServices(
             time=time,
             trace=self.trace,
             world=world,
@@ -327,12 +335,10 @@ class Fleet:
             permits=self.permits,
             gateway=self.gateway,
         )
-        skews = stream(seed, "clock skews")
+        draw = stream(seed, "clock skews").uniform
         settings = world.settings(policy)
         self.workers = [
-            WorkerProcess(
-                services, settings, number=number, skew=skews.uniform(-clock_skew, clock_skew)
-            )
+            WorkerProcess(services, settings, number=number, skew=draw(-clock_skew, clock_skew))
             for number in range(workers)
         ]
 

@@ -15,12 +15,12 @@ from conveyor.domain.model import (
     Job,
     NewTask,
     Problem,
-    ResultBody,
     Run,
     RunFailure,
     RunStats,
     RunStatus,
     Spend,
+    StoredBody,
     Task,
     TaskFailure,
     TaskSpec,
@@ -30,17 +30,17 @@ from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.tasks import (
     Claim,
     Claimed,
+    ClaimedElsewhere,
     Failed,
-    Finished,
-    Held,
+    NotClaimable,
+    Released,
     Retry,
     Settled,
     Settlement,
     Succeeded,
-    Undone,
 )
 
-_GONE = Finished()
+_GONE = NotClaimable()
 
 
 class Row:
@@ -81,7 +81,7 @@ class Row:
         self.ended: TaskStatus | None = None
         self.endings = 0
         self.events: list[Event] = []
-        self.result: ResultBody | None = None
+        self.result: StoredBody | None = None
         self.error: Problem | None = None
         self.failure: TaskFailure | None = None
 
@@ -225,11 +225,11 @@ class RunRows:
             return _GONE
         if row.claimed:
             if row.claimed_until > now:
-                return Held(row.claimed_until)
+                return ClaimedElsewhere(row.claimed_until)
             if self._interrupt(row, now, max_interruptions):
-                return Finished(self.status)
+                return NotClaimable(self.status)
         elif row.not_before > now:
-            return Held(row.not_before)
+            return ClaimedElsewhere(row.not_before)
         row.claimed = True
         row.claim_number += 1
         row.claimed_at = now
@@ -286,7 +286,7 @@ class RunRows:
             return Settled(applied=False, run_status=self.status)
         row.claimed = False
         row.updated_at = now
-        if isinstance(settlement, Undone):
+        if isinstance(settlement, Released):
             return Settled(applied=True, run_status=self.status)
         event = settlement.event
         if not isinstance(settlement, Retry) or settlement.recorded:

@@ -25,7 +25,7 @@ from conveyor.domain.model import (
 from conveyor.simulation.gateway import task_url
 from conveyor.simulation.loop import VirtualTime
 from conveyor.simulation.loop import run as run_in_virtual_time
-from conveyor.simulation.process import SECRET, Fleet
+from conveyor.simulation.process import SECRET, SimulatedFleet
 from conveyor.simulation.report import Report
 from conveyor.simulation.rows import RunRows
 from conveyor.simulation.scenario import JobPlan, Scenario
@@ -77,7 +77,7 @@ class _Simulation:
     def __init__(self, scenario: Scenario, time: VirtualTime) -> None:
         self._scenario = scenario
         self._time = time
-        self._fleet = Fleet(
+        self._fleet = SimulatedFleet(
             time,
             scenario.world,
             policy=scenario.policy,
@@ -183,7 +183,9 @@ class _Simulation:
 _INSTANT = 1e-9
 
 
-def measure(scenario: Scenario, fleet: Fleet, *, finished_at: Sequence[float | None]) -> Report:
+def measure(
+    scenario: Scenario, fleet: SimulatedFleet, *, finished_at: Sequence[float | None]
+) -> Report:
     """The figures as they stand now. `finished_at`: when each run ended, in order of the plans."""
     queues, gateway, permits, store = fleet.queues, fleet.gateway, fleet.permits, fleet.store
     cap = sum(plan.cap for plan in scenario.jobs)
@@ -239,7 +241,7 @@ class _Use:
     steady: float
 
 
-def _use(scenario: Scenario, fleet: Fleet, *, tasks: int, cap: int) -> _Use:
+def _use(scenario: Scenario, fleet: SimulatedFleet, *, tasks: int, cap: int) -> _Use:
     """How much of the caps was used from the first job on; steady up to the last first start."""
     gateway = fleet.gateway
     began = min(plan.arrives_at for plan in scenario.jobs)
@@ -250,13 +252,13 @@ def _use(scenario: Scenario, fleet: Fleet, *, tasks: int, cap: int) -> _Use:
     return _Use(elapsed, spent / elapsed / cap, steady / cap)
 
 
-def _peaks(fleet: Fleet) -> tuple[int, ...]:
+def _peaks(fleet: SimulatedFleet) -> tuple[int, ...]:
     """In order of the plans, whichever arrived first; 0 for a job that has not arrived."""
     runs = [fleet.store.runs.get(run_id) for run_id in fleet.run_ids]
     return tuple(fleet.gateway.loads[run.run.job_id].peak if run else 0 for run in runs)
 
 
-def _lost(fleet: Fleet) -> int:
+def _lost(fleet: SimulatedFleet) -> int:
     """Tasks that have not ended, of which no message is left."""
     lost = 0
     for run_id, run in fleet.store.runs.items():
@@ -265,5 +267,5 @@ def _lost(fleet: Fleet) -> int:
     return lost
 
 
-def _counted_twice(fleet: Fleet) -> int:
+def _counted_twice(fleet: SimulatedFleet) -> int:
     return sum(row.endings > 1 for run in fleet.store.runs.values() for row in run.rows.values())

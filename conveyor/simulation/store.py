@@ -18,8 +18,16 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.ports.blobs import Content
-from conveyor.ports.records import Answer, DispatchChange, Once
-from conveyor.ports.tasks import Claim, Failed, Finished, Settled, Settlement, Succeeded, TaskPage
+from conveyor.ports.records import DispatchChange, IdempotencyScope, StoredResponse
+from conveyor.ports.tasks import (
+    Claim,
+    Failed,
+    NotClaimable,
+    Settled,
+    Settlement,
+    Succeeded,
+    TaskPage,
+)
 from conveyor.simulation.link import Link
 from conveyor.simulation.rows import Row, RunRows
 from conveyor.simulation.unsimulated import UnsimulatedJobs, UnsimulatedRuns
@@ -86,7 +94,7 @@ class SimulatedTasks:
         link = self._link
         back = await link.go()
         run = self._store.runs.get(run_id)
-        claim: Claim = Finished()
+        claim: Claim = NotClaimable()
         if run is not None:
             claim = run.claim(
                 task_id,
@@ -95,7 +103,9 @@ class SimulatedTasks:
                 until=claimed_until,
                 max_interruptions=max_interruptions,
             )
-            self._store.completed += isinstance(claim, Finished) and claim.run_status is not None
+            self._store.completed += (
+                isinstance(claim, NotClaimable) and claim.run_status is not None
+            )
         link.note(f"claim {task_id} {type(claim).__name__}")
         await link.come_back(back)
         return claim
@@ -203,7 +213,13 @@ class SimulatedJobs(UnsimulatedJobs):
         self._link = link
 
     async def create_job(
-        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+        self,
+        job: Job,
+        run: Run,
+        tasks: Sequence[NewTask],
+        *,
+        answer: StoredResponse,
+        once: IdempotencyScope | None,
     ) -> None:
         """Write a closed job, its run and every task; idempotency keys are not kept."""
         back = await self._link.go()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import JobStatus, JobView, Run, RunStatus, TaskSpec, TaskStatus
-from conveyor.domain.run_events import Ending
+from conveyor.domain.run_events import RunFinished
 from conveyor.ports.exports import Export
 from conveyor.ports.ingestion import Ingesting, StagedRows
 from conveyor.ports.inputs import JobInput
-from conveyor.ports.outbox import Notice
-from conveyor.ports.records import Answer, Appended, KeyClaim, Once, Rerun
+from conveyor.ports.outbox import OutboxEntry
+from conveyor.ports.records import Appended, IdempotencyScope, KeyClaim, Rerun, StoredResponse
 from conveyor.ports.sweeping import EndedRun, QuietRun
 
 
@@ -38,9 +38,9 @@ class UnsimulatedJobs:
         last_batch: bool,
         max_tasks: int,
         now: int,
-        answer: Callable[[Appended], Answer],
-        once: Once | None,
-    ) -> Answer:
+        answer: Callable[[Appended], StoredResponse],
+        once: IdempotencyScope | None,
+    ) -> StoredResponse:
         """Raises ConveyorError(unavailable)."""
         raise not_simulated("adding tasks")
 
@@ -75,9 +75,9 @@ class UnsimulatedRuns:
         window_start: int,
         large_from: int,
         now: int,
-        answer: Callable[[Rerun], Answer],
-        once: Once | None,
-    ) -> Answer:
+        answer: Callable[[Rerun], StoredResponse],
+        once: IdempotencyScope | None,
+    ) -> StoredResponse:
         """Raises ConveyorError(unavailable)."""
         raise not_simulated("a rerun")
 
@@ -239,22 +239,22 @@ class UnsimulatedSweeping:
 class UnsimulatedOutbox:
     """The outbox port of a world where nobody waits for a run: there is no notice, ever."""
 
-    async def due_notices(self, *, now: int, limit: int) -> list[str]:
+    async def due_entries(self, *, now: int, limit: int) -> list[str]:
         """Nothing: there is no notice."""
         return []
 
-    async def lease_notice(self, run_id: str, *, now: int, lapses_at: int) -> Notice | None:
+    async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
         """None: there is no notice."""
         return None
 
-    async def decide_notice(self, notice: Notice, ending: Ending, *, now: int) -> bool:
+    async def fix_payload(self, notice: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
         """False: there is no notice."""
         return False
 
-    async def put_off_notice(self, notice: Notice, *, due_at: int, attempts: int) -> None:
+    async def reschedule_entry(self, notice: OutboxEntry, *, due_at: int, attempts: int) -> None:
         """Without effect: there is no notice."""
 
-    async def drop_notice(self, notice: Notice) -> None:
+    async def drop_entry(self, notice: OutboxEntry) -> None:
         """Without effect: there is no notice."""
 
 

@@ -7,16 +7,20 @@ one line: minimum / mean / maximum where they differ.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from conveyor.client.output import duration
+from conveyor.client.output import duration, shorten
+from conveyor.clock import SystemClock
 
 Row = Mapping[str, str | int | float | None]
 """The figures of one simulation by name, in the order of `Report.row()`."""
@@ -31,7 +35,7 @@ _TENTH = 0.0995
 """Seconds that are rounded to a tenth at least."""
 
 
-class Glyphs(NamedTuple):
+class PlotGlyphs(NamedTuple):
     """What the bars are drawn with."""
 
     bar: str = "█"
@@ -39,8 +43,8 @@ class Glyphs(NamedTuple):
     none: str = NONE
 
 
-BLOCKS = Glyphs()
-ASCII = Glyphs("#", "|", "-")
+BLOCKS = PlotGlyphs()
+ASCII = PlotGlyphs("#", "|", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ def width_of(made: Table) -> int:
     return Measurement.get(wide, wide.options, made).maximum
 
 
-def bars(shown: Sequence[Group], *, width: int, glyphs: Glyphs = BLOCKS) -> list[str]:
+def bars(shown: Sequence[Group], *, width: int, glyphs: PlotGlyphs = BLOCKS) -> list[str]:
     """Messages received a task by policy, in lines of at most `width` columns (40 at least).
 
     The scale is logarithmic and begins at 1, so that a policy that receives nothing in vain has no
@@ -227,3 +231,73 @@ def _ticks(top: float, room: int) -> str:
         place = round(room * power / math.log10(top))
         line = line.ljust(place) + f"{10**power:,}"
     return line
+
+
+TICK = 1.0
+
+
+LINE_INTERVAL = 10.0
+
+
+_CLEAR = "\r\x1b[K"
+
+
+class WaitingLine:
+    """Draws from a thread of its own, since what is waited for leaves no time.
+
+    On a terminal the line is drawn again every second and goes at the end; elsewhere one is printed
+    every ten seconds, and after a second when the words have changed.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._console = Console(file=stream)
+        self._redraws = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._clock = SystemClock()
+        self._began = self._clock.monotonic()
+        self._words = ""
+        self._printed = ("", 0.0)
+        self._drawn = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._drawn:
+            self._write(_CLEAR)
+
+    def tell(self, words: str) -> None:
+        """What is being done from now on."""
+        self._words = words
+
+    def _run(self) -> None:
+        while not self._ended.wait(TICK):
+            self.tick(self._clock.monotonic() - self._began)
+
+    def tick(self, elapsed: float) -> None:
+        """Draw or print what is due after so many seconds; called by the thread."""
+        line = f"{self._words} … {duration(elapsed)}"
+        if self._redraws:
+            self._drawn = True
+            self._write(_CLEAR + shorten(line, self._console.width - 1))
+            return
+        words, moment = self._printed
+        if words != self._words or elapsed - moment >= LINE_INTERVAL:
+            self._printed = (self._words, elapsed)
+            self._write(line + "\n")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()

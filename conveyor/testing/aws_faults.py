@@ -274,7 +274,7 @@ _SENDS = frozenset({"send_message", "send_message_batch"})
 _FOR_MANY = _BATCHES | _SENDS | {"delete_message_batch"}
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class AwsTrouble(msgspec.Struct, frozen=True):
     """What has happened to one call: `lost`, the answer, and the call made again; `vanished`, the
     answer, and the call given up; `refused` to the last try, for throttling or a conflict;
     `throttled`, and made again; `split`, a batch done in part; `late` or `dropped`, the messages
@@ -297,7 +297,7 @@ class TroubledAws:
         *,
         seed: str,
         rate: float,
-        tell: Callable[[Trouble], None],
+        tell: Callable[[AwsTrouble], None],
     ) -> None:
         self._aws = aws
         self._clock = clock
@@ -313,7 +313,7 @@ class TroubledAws:
         if self._calm >= 0 or self._random.random() >= rate:
             return await self._aws.call(service, operation, parameters)
         kind = self._random.choice(_kinds(service, operation))
-        self._tell(Trouble(kind, service, operation, _concerns(parameters)))
+        self._tell(AwsTrouble(kind, service, operation, _concerns(parameters)))
         return await self._troubled(kind, service, operation, parameters)
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:

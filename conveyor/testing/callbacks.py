@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.outbox import NobodyWaits
+from conveyor.ports.outbox import TokenExpired
 
 
 class ScriptedCallbacks:
@@ -37,5 +37,5 @@ class ScriptedCallbacks:
             self.away -= 1
             raise ConveyorError(ErrorCode.UNAVAILABLE, "Step Functions is away", retry_after=5)
         if told[1] in self.unknown:
-            raise NobodyWaits
+            raise TokenExpired
         self.told.append(told)

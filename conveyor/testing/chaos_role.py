@@ -23,7 +23,7 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.prod.aws.calls import Aws
 from conveyor.roles.production import RoleInfo, run
 from conveyor.settings import ROLES, from_environment
-from conveyor.testing.aws_faults import Trouble, TroubledAws
+from conveyor.testing.aws_faults import AwsTrouble, TroubledAws
 
 MODULE = "conveyor.testing.chaos_role"
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     clock = ClockAhead(chosen.ahead)
     told: Path | None = chosen.told
 
-    def tell(trouble: Trouble) -> None:
+    def tell(trouble: AwsTrouble) -> None:
         if told is not None:
             with told.open("ab") as file:
                 file.write(msgspec.json.encode(trouble) + b"\n")

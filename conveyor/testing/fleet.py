@@ -1,6 +1,6 @@
 """A fleet of production roles as processes of their own, over services on this machine.
 
-    with Fleet(services, gateway=url, directory=tmp_path, inherited=environment) as fleet:
+    with RoleFleet(services, gateway=url, directory=tmp_path, inherited=environment) as fleet:
         ZenRowsBatchClient("key", base_url=fleet.api)
 
 The environment has a name of its own, made by `conveyor admin init` and removed at the end.
@@ -25,7 +25,7 @@ from conveyor.clock import SystemClock
 from conveyor.roles.production import RoleInfo
 from conveyor.settings import PREFIX
 from conveyor.testing import chaos_role
-from conveyor.testing.load_balancer import Front, front
+from conveyor.testing.load_balancer import LoadBalancer, load_balancer
 
 PROGRAM = (sys.executable, "-m", "conveyor")
 TROUBLED = (sys.executable, "-m", chaos_role.MODULE)
@@ -38,7 +38,7 @@ Trouble = Callable[[str, int], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
+class FleetServices:
     """Where the services of AWS and Redis are; "" for AWS's own. Without a Redis, permits are kept
     in DynamoDB."""
 
@@ -131,7 +131,7 @@ class RoleProcess:
             return
 
 
-class Fleet:
+class RoleFleet:
     """Apis behind one address, and workers. Ready once entered; ended, and its environment
     removed, once left.
 
@@ -144,7 +144,7 @@ class Fleet:
 
     def __init__(
         self,
-        services: Services,
+        services: FleetServices,
         *,
         gateway: str,
         directory: Path,
@@ -164,7 +164,7 @@ class Fleet:
         )
         self.apis = [self._process("api", number) for number in range(apis)]
         self.workers = [self._process("worker", number) for number in range(workers)]
-        self.front = Front([])
+        self.front = LoadBalancer([])
         self.api = ""
         self._stack = ExitStack()
 
@@ -177,7 +177,7 @@ class Fleet:
                 self._stack.callback(process.kill)
             for process in self.processes:
                 process.ready()
-            port, self.front = self._stack.enter_context(front(self._addresses()))
+            port, self.front = self._stack.enter_context(load_balancer(self._addresses()))
         except BaseException:
             self._stack.close()
             raise
@@ -236,7 +236,9 @@ class Fleet:
         origins = [urlsplit(process.info.api) for process in self.apis if process.alive]
         return [(origin.hostname or "", origin.port or 0) for origin in origins]
 
-    def _environment(self, services: Services, settings: Mapping[str, object]) -> dict[str, str]:
+    def _environment(
+        self, services: FleetServices, settings: Mapping[str, object]
+    ) -> dict[str, str]:
         chosen: dict[str, object] = {
             "environment": self.name,
             "region": "us-east-1",

@@ -17,7 +17,7 @@ Address = tuple[str, int]
 _PIECE = 65_536
 
 
-class Front:
+class LoadBalancer:
     """Where the connections go; `servers` may be changed at any time. Without any, connections are
     closed at once."""
 
@@ -84,9 +84,9 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @contextmanager
-def front(servers: Sequence[Address]) -> Iterator[tuple[int, Front]]:
+def load_balancer(servers: Sequence[Address]) -> Iterator[tuple[int, LoadBalancer]]:
     """A front on a thread of its own: its port, and itself."""
-    balancer = Front(servers)
+    balancer = LoadBalancer(servers)
     with start_blocking_portal() as portal, _serving(balancer, portal) as port:
         yield port, balancer
 
@@ -94,7 +94,7 @@ def front(servers: Sequence[Address]) -> Iterator[tuple[int, Front]]:
 class Switch:
     """A service that can be away: nobody takes connections then, and those there were are ended."""
 
-    def __init__(self, url: str, port: int, balancer: Front, portal: BlockingPortal) -> None:
+    def __init__(self, url: str, port: int, balancer: LoadBalancer, portal: BlockingPortal) -> None:
         parts = urlsplit(url)
         self.url = f"http://127.0.0.1:{port}"
         self._address = (parts.hostname or "", parts.port or 80)
@@ -114,7 +114,7 @@ class Switch:
 @contextmanager
 def switch(url: str) -> Iterator[Switch]:
     """A switch before the service at this URL, which is there to begin with."""
-    balancer = Front([])
+    balancer = LoadBalancer([])
     with start_blocking_portal() as portal, _serving(balancer, portal) as port:
         switched = Switch(url, port, balancer, portal)
         switched.on()
@@ -122,7 +122,7 @@ def switch(url: str) -> Iterator[Switch]:
 
 
 @contextmanager
-def _serving(balancer: Front, portal: BlockingPortal) -> Iterator[int]:
+def _serving(balancer: LoadBalancer, portal: BlockingPortal) -> Iterator[int]:
     serving, port = portal.start_task(balancer.serve)
     try:
         yield port

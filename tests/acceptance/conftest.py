@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conveyor.testing.fleet import Fleet
+from conveyor.testing.fleet import RoleFleet
 from tests.acceptance.support_bindings import BINDINGS, FLEET
 from tests.acceptance.support_client import FLEET_SETTINGS
 from tests.acceptance.support_fleet import fleet
@@ -53,7 +53,7 @@ def binding(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
     """The fleet of all modules that need no settings of their own."""
     with fleet(tmp_path_factory.mktemp("fleet"), **FLEET_SETTINGS) as running:
         yield running

@@ -9,7 +9,7 @@ import boto3
 import msgspec
 
 from conveyor.prod.dynamodb.schema import task_sort_key
-from conveyor.testing.fleet import Fleet
+from conveyor.testing.fleet import RoleFleet
 from tests.acceptance.support_boot import Booted
 from tests.acceptance.support_data import rows_of
 from tests.acceptance.support_wire import holds_no_permit
@@ -39,13 +39,13 @@ class Hits(msgspec.Struct, frozen=True):
     peak_in_flight: int
 
 
-def hits(fleet: Fleet) -> Hits:
+def hits(fleet: RoleFleet) -> Hits:
     """What a fleet's gateway tells of its calls."""
     told = fetched(urljoin(fleet.environment["CONVEYOR_GATEWAY"], "/hits"))
     return msgspec.json.decode(told.content, type=Hits)
 
 
-def metrics(fleet: Fleet, role: str) -> list[str]:
+def metrics(fleet: RoleFleet, role: str) -> list[str]:
     """The metrics of each of its processes of one role."""
     return [
         fetched(f"{process.info.metrics}/metrics").text
@@ -54,14 +54,14 @@ def metrics(fleet: Fleet, role: str) -> list[str]:
     ]
 
 
-def holds_no_permits(fleet: Fleet) -> bool:
+def holds_no_permits(fleet: RoleFleet) -> bool:
     """Whether no worker of a fleet has a permit in hand."""
     return all(holds_no_permit(page) for page in metrics(fleet, "worker"))
 
 
 def bodies(server: Serving, part: str) -> list[str]:
     """The keys of the bodies that are stored, of those in whose key this stands."""
-    if isinstance(server, Fleet):
+    if isinstance(server, RoleFleet):
         bucket = server.environment["CONVEYOR_BUCKET"]
         pages = _client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket)
         keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
@@ -74,7 +74,7 @@ def bodies(server: Serving, part: str) -> list[str]:
 
 def rows_written(server: Serving, run_id: str) -> int:
     """How many rows a run has, by the database itself."""
-    if not isinstance(server, Fleet):
+    if not isinstance(server, RoleFleet):
         assert isinstance(server, Booted)
         sql = (
             "SELECT count(*) FROM tasks JOIN runs ON task_key >> 35 >= run_no "
@@ -96,7 +96,7 @@ def rows_written(server: Serving, run_id: str) -> int:
     )
 
 
-def items_kept(fleet: Fleet) -> dict[str, set[str]]:
+def items_kept(fleet: RoleFleet) -> dict[str, set[str]]:
     """The jobs, runs and tasks that the table of a fleet holds, by their keys."""
     pages = (
         _client("dynamodb")

@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from conveyor.testing.fleet import Fleet, Services, Trouble
+from conveyor.testing.fleet import FleetServices, RoleFleet, Trouble
 from tests.conformance.emulators import PREFIX, address
 
 APIS, WORKERS = 2, 4
 _GATEWAY = (sys.executable, "-m", "conveyor.testing.gateway_server", "--port", "0")
 
 
-def services() -> Services:
+def services() -> FleetServices:
     """Where this run of the tests has them; skips the test where one cannot be had."""
-    return Services(**{name: address(f"{PREFIX}{name.upper()}") for name in _NAMES})
+    return FleetServices(**{name: address(f"{PREFIX}{name.upper()}") for name in _NAMES})
 
 
 @contextmanager
@@ -41,10 +41,10 @@ def fleet(
     *,
     apis: int = APIS,
     workers: int = WORKERS,
-    over: Services | None = None,
+    over: FleetServices | None = None,
     trouble: Trouble = lambda _role, _number: (),
     **settings: object,
-) -> Iterator[Fleet]:
+) -> Iterator[RoleFleet]:
     """A fleet over the scripted gateway; `over` other services than those of the tests. `settings`
     are fields of Settings, `trouble` as Fleet takes it."""
     chosen: dict[str, Any] = {
@@ -57,7 +57,7 @@ def fleet(
     }
     with (
         serving_gateway() as gateway,
-        Fleet(
+        RoleFleet(
             over or services(),
             gateway=gateway,
             directory=directory,

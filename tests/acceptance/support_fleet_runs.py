@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from conveyor.testing.fleet import Fleet, RoleProcess
+from conveyor.testing.fleet import RoleFleet, RoleProcess
 from tests.acceptance.support_bindings import hits
 from tests.acceptance.support_wire import ENDED, Wire, eventually, target
 from tests.patient import fetched
@@ -51,13 +51,13 @@ def waiting_for(condition: Callable[[], T | None], what: str) -> T:
     return eventually(look, what, timeout=PATIENCE)
 
 
-def calls_of(running: Fleet, urls: Sequence[str]) -> dict[str, int]:
+def calls_of(running: RoleFleet, urls: Sequence[str]) -> dict[str, int]:
     """How often the gateway was called for each of these, so far."""
     counts = hits(running).counts
     return {url: counts[url] for url in urls if url in counts}
 
 
-def until_called(running: Fleet, urls: Sequence[str], times: int) -> None:
+def until_called(running: RoleFleet, urls: Sequence[str], times: int) -> None:
     """Wait until the gateway was called so often for these."""
     waiting_for(
         lambda: sum(calls_of(running, urls).values()) >= times or None, f"{times} calls are made"
@@ -101,7 +101,7 @@ def ended(wire: Wire, job_id: str) -> Any:
 
 
 def assert_exact(
-    wire: Wire, running: Fleet, job_id: str, urls: Sequence[str], *, faults: int
+    wire: Wire, running: RoleFleet, job_id: str, urls: Sequence[str], *, faults: int
 ) -> int:
     """Once the run has ended: every task is there once and was scraped by one attempt, counters are
     those of the rows, and the cap was kept. No fault has cost more than the calls that were in

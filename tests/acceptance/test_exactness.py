@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.testing.fleet import Fleet
+from conveyor.testing.fleet import RoleFleet
 from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_bindings import DEVELOPMENT, FLEET, rows_written
 from tests.acceptance.support_data import rows_of, server
@@ -79,7 +79,7 @@ ROUNDS = 5
 @pytest.fixture(scope="module")
 def booted(
     binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess | Fleet]:
+) -> Iterator[ServerProcess | RoleFleet]:
     if binding == FLEET:
         yield request.getfixturevalue("shared_fleet")
         return
@@ -94,8 +94,8 @@ def sizes(binding: str) -> Sizes:
 
 
 @pytest.fixture
-def wire(booted: ServerProcess | Fleet) -> Iterator[Wire]:
-    with Wire(booted.api if isinstance(booted, Fleet) else booted.info.api) as wire:
+def wire(booted: ServerProcess | RoleFleet) -> Iterator[Wire]:
+    with Wire(booted.api if isinstance(booted, RoleFleet) else booted.info.api) as wire:
         yield wire
 
 
@@ -244,7 +244,7 @@ def read_in_pages(wire: Wire, sizes: Sizes, *, name: str) -> int:
 
 @pytest.mark.guarantee("G2")
 def test_parallel_adds_share_no_index_and_lose_none(
-    wire: Wire, booted: ServerProcess | Fleet, sizes: Sizes
+    wire: Wire, booted: ServerProcess | RoleFleet, sizes: Sizes
 ) -> None:
     threads, adds, size = sizes.adders
     job_id = wire.submit([], status="open")["job_id"]
@@ -276,7 +276,7 @@ def test_parallel_adds_share_no_index_and_lose_none(
     for _, urls in answers:
         first = position[urls[0]]
         assert [position[url] for url in urls] == list(range(first, first + size))
-    if isinstance(booted, Fleet):
+    if isinstance(booted, RoleFleet):
         assert rows_written(booted, rows[0]["run_id"]) == wanted
         return
     stored = rows_of(

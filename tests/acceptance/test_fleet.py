@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from conveyor.gateway.fake import expected_body
-from conveyor.testing.fleet import Fleet, RoleProcess
+from conveyor.testing.fleet import RoleFleet, RoleProcess
 from tests.acceptance.support_bindings import hits, metrics
 from tests.acceptance.support_wire import Wire, eventually, target
 from tests.patient import SECONDS, fetched
@@ -27,30 +27,30 @@ PAGE = 40
 
 
 @pytest.fixture(scope="module")
-def wire(shared_fleet: Fleet) -> Iterator[Wire]:
+def wire(shared_fleet: RoleFleet) -> Iterator[Wire]:
     """Requests to whichever api has its turn."""
     with Wire(shared_fleet.api) as wire:
         yield wire
 
 
-def each_api(fleet: Fleet, stack: ExitStack) -> list[Wire]:
+def each_api(fleet: RoleFleet, stack: ExitStack) -> list[Wire]:
     """Requests to one api for certain, of each."""
     return [stack.enter_context(Wire(process.info.api)) for process in fleet.apis]
 
 
-def amount(fleet: Fleet, role: str, pattern: str) -> float:
+def amount(fleet: RoleFleet, role: str, pattern: str) -> float:
     """The sum over all processes of a role of the series that match."""
     found = re.compile(rf"^{pattern} (\S+)$", re.MULTILINE)
     return sum(float(value) for page in metrics(fleet, role) for value in found.findall(page))
 
 
-def queries(fleet: Fleet) -> float:
+def queries(fleet: RoleFleet) -> float:
     """Queries of the apis that were answered; a try that was not is made again."""
     labels = r"operation=\"query\",outcome=\"ok\",[^}]*"
     return amount(fleet, "api", rf"conveyor_aws_calls_total\{{{labels}\}}")
 
 
-def rows(fleet: Fleet, word: str) -> float:
+def rows(fleet: RoleFleet, word: str) -> float:
     """Task rows that the apis have read, or returned."""
     return amount(fleet, "api", f"conveyor_store_rows_{word}_total")
 
@@ -72,7 +72,7 @@ def body_of(link: str) -> bytes:
 
 
 def test_what_one_api_gives_works_on_the_other_and_after_a_restart(
-    shared_fleet: Fleet, wire: Wire
+    shared_fleet: RoleFleet, wire: Wire
 ) -> None:
     urls = [target(f"two/{number}") for number in range(40)]
     job_id = wire.submit(urls)["job_id"]
@@ -114,7 +114,7 @@ def moved(link: str, api: RoleProcess) -> str:
 
 
 def test_an_export_is_downloaded_from_the_store(
-    shared_fleet: Fleet, wire: Wire, tmp_path: Path
+    shared_fleet: RoleFleet, wire: Wire, tmp_path: Path
 ) -> None:
     urls = [target(f"export/{number}") for number in range(5)]
     job_id = wire.submit(urls)["job_id"]
@@ -138,7 +138,9 @@ def test_an_export_is_downloaded_from_the_store(
     assert bodies == {expected_body(url) for url in urls}
 
 
-def test_the_store_takes_an_upload_of_its_own_type_alone(shared_fleet: Fleet, wire: Wire) -> None:
+def test_the_store_takes_an_upload_of_its_own_type_alone(
+    shared_fleet: RoleFleet, wire: Wire
+) -> None:
     slot = wire.ask("POST", "/job_inputs", body={"type": "urls"})
     upload = slot["upload"]
     file = target("uploaded").encode()
@@ -168,7 +170,7 @@ def test_the_store_takes_an_upload_of_its_own_type_alone(shared_fleet: Fleet, wi
         pytest.param(100_000, marks=(pytest.mark.full, pytest.mark.timeout(3_600)), id="full"),
     ],
 )
-def test_a_large_job_is_read_without_waste(shared_fleet: Fleet, wire: Wire, large: int) -> None:
+def test_a_large_job_is_read_without_waste(shared_fleet: RoleFleet, wire: Wire, large: int) -> None:
     urls = [target(f"large/{number}") for number in range(large)]
     answer = wire.send("POST", "/jobs", body={"tasks": [{"url": url} for url in urls]})
     assert answer.status_code == 202
@@ -194,7 +196,7 @@ def test_a_large_job_is_read_without_waste(shared_fleet: Fleet, wire: Wire, larg
     assert queries(shared_fleet) - made <= pages * SHARDS
 
 
-def test_a_page_of_a_small_job_is_one_query(shared_fleet: Fleet, wire: Wire) -> None:
+def test_a_page_of_a_small_job_is_one_query(shared_fleet: RoleFleet, wire: Wire) -> None:
     urls = [target(f"small/{number}") for number in range(100)]
     answer = wire.send("POST", "/jobs", body={"tasks": [{"url": url} for url in urls]})
     assert answer.status_code == 201
@@ -210,7 +212,7 @@ def test_a_page_of_a_small_job_is_one_query(shared_fleet: Fleet, wire: Wire) -> 
 
 
 def test_a_worker_that_is_ended_in_the_middle_loses_nothing(
-    shared_fleet: Fleet, wire: Wire
+    shared_fleet: RoleFleet, wire: Wire
 ) -> None:
     urls = [target(f"ended/{number}", delay=0.3) for number in range(200)]
     job_id = wire.submit(urls, max_inflight=40)["job_id"]
@@ -229,5 +231,5 @@ def test_a_worker_that_is_ended_in_the_middle_loses_nothing(
     shared_fleet.restart(ended)
 
 
-def test_the_environment_is_as_it_should_be(shared_fleet: Fleet) -> None:
+def test_the_environment_is_as_it_should_be(shared_fleet: RoleFleet) -> None:
     assert "ok" in shared_fleet.admin("check")

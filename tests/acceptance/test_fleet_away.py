@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from conveyor.testing.fleet import Fleet
+from conveyor.testing.fleet import RoleFleet
 from conveyor.testing.load_balancer import Switch, switch
 from tests.acceptance.support_bindings import metrics
 from tests.acceptance.support_fleet import fleet, services
@@ -59,7 +59,7 @@ def weather(request: pytest.FixtureRequest) -> tuple[str, float, int]:
 @pytest.fixture(scope="module")
 def running(
     weather: tuple[str, float, int], dynamodb: Switch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Fleet]:
+) -> Iterator[RoleFleet]:
     ledger, _, attempts = weather
     there = replace(services(), dynamodb=dynamodb.url)
     settings: dict[str, Any] = {**QUICK, "aws_attempts": attempts, "ledger": ledger}
@@ -69,20 +69,20 @@ def running(
         yield started
 
 
-def readiness(running: Fleet) -> list[tuple[int, Any]]:
+def readiness(running: RoleFleet) -> list[tuple[int, Any]]:
     """What each process says at its port for probes."""
     answers = [fetched(f"{process.info.metrics}/readyz") for process in running.processes]
     return [(answer.status_code, answer.json()) for answer in answers]
 
 
-def deliveries(running: Fleet) -> float:
+def deliveries(running: RoleFleet) -> float:
     """Messages that the workers have received so far."""
     found = re.compile(r"^conveyor_deliveries_total (\S+)$", re.MULTILINE)
     return sum(float(value) for page in metrics(running, "worker") for value in found.findall(page))
 
 
 def test_dynamodb_is_away_under_a_running_job(
-    running: Fleet, dynamodb: Switch, weather: tuple[str, float, int]
+    running: RoleFleet, dynamodb: Switch, weather: tuple[str, float, int]
 ) -> None:
     ledger, away, _ = weather
     urls = pages(f"away-{ledger}-{away:g}", TASKS, delay=0.2)
@@ -129,7 +129,7 @@ def test_dynamodb_is_away_under_a_running_job(
 
 
 def answers_meanwhile(
-    running: Fleet, job_id: str, body: Any, *, until: float
+    running: RoleFleet, job_id: str, body: Any, *, until: float
 ) -> list[httpx.Response]:
     """What every api says to reads and writes, asked again and again; those that have begun in
     time to be given up before DynamoDB is back."""

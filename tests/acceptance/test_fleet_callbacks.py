@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from conveyor.testing.fleet import Fleet
+from conveyor.testing.fleet import RoleFleet
 from tests.acceptance.support_bindings import metrics
 from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_wire import Wire, eventually, target
@@ -25,7 +25,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
     with fleet(
         tmp_path_factory.mktemp("fleet"),
         apis=1,
@@ -38,7 +38,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield running
 
 
-async def test_a_run_that_ends_lets_its_state_machine_go_on(running: Fleet) -> None:
+async def test_a_run_that_ends_lets_its_state_machine_go_on(running: RoleFleet) -> None:
     async with state_machine() as machine:
         execution, token = await machine.wait()
         job = await submit(running, token, status="open")
@@ -54,7 +54,7 @@ async def test_a_run_that_ends_lets_its_state_machine_go_on(running: Fleet) -> N
     assert_no_log_holds(running, token)
 
 
-async def test_a_run_that_is_stopped_fails_its_state_machine(running: Fleet) -> None:
+async def test_a_run_that_is_stopped_fails_its_state_machine(running: RoleFleet) -> None:
     async with state_machine() as machine:
         execution, token = await machine.wait()
         job = await submit(running, token, delay=60)
@@ -63,7 +63,7 @@ async def test_a_run_that_is_stopped_fails_its_state_machine(running: Fleet) -> 
     assert_no_log_holds(running, token)
 
 
-async def submit(running: Fleet, token: str, *, delay: float = 0, **fields: Any) -> Any:
+async def submit(running: RoleFleet, token: str, *, delay: float = 0, **fields: Any) -> Any:
     urls = [target(f"waited/{number}", delay=delay) for number in range(3)]
 
     def post() -> Any:
@@ -73,12 +73,12 @@ async def submit(running: Fleet, token: str, *, delay: float = 0, **fields: Any)
     return await anyio.to_thread.run_sync(post)
 
 
-def ask(running: Fleet, method: str, path: str) -> None:
+def ask(running: RoleFleet, method: str, path: str) -> None:
     with Wire(running.api) as wire:
         wire.ask(method, path)
 
 
-async def until_told(running: Fleet, outcome: str) -> None:
+async def until_told(running: RoleFleet, outcome: str) -> None:
     """A worker counts a callback once it is answered: the state machine may know sooner."""
 
     def wait() -> None:
@@ -87,13 +87,13 @@ async def until_told(running: Fleet, outcome: str) -> None:
     await anyio.to_thread.run_sync(wait)
 
 
-def told(running: Fleet, outcome: str) -> int:
+def told(running: RoleFleet, outcome: str) -> int:
     """How many callbacks of an outcome its workers have made."""
     start = f'conveyor_callbacks_total{{outcome="{outcome}"}} '
     lines = [line for page in metrics(running, "worker") for line in page.splitlines()]
     return sum(int(float(line.removeprefix(start))) for line in lines if line.startswith(start))
 
 
-def assert_no_log_holds(running: Fleet, token: str) -> None:
+def assert_no_log_holds(running: RoleFleet, token: str) -> None:
     for path in files_below(running.directory, ".log"):
         assert token not in path.read_text()

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from conveyor.gateway.fake import expected_body
-from conveyor.testing.fleet import Fleet, RoleProcess
+from conveyor.testing.fleet import RoleFleet, RoleProcess
 from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_fleet_runs import (
     CAP,
@@ -40,7 +40,7 @@ def ahead(_role: str, number: int) -> Sequence[str]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
     directory: Path = tmp_path_factory.mktemp("clocks")
     settings = {**QUICK, "visibility_timeout": VISIBILITY}
     with fleet(directory, trouble=ahead, **settings) as started:
@@ -48,7 +48,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def apis(running: Fleet) -> Iterator[list[Wire]]:
+def apis(running: RoleFleet) -> Iterator[list[Wire]]:
     """Requests to each api: the first tells the time, the second is ahead."""
     with ExitStack() as stack:
         yield [stack.enter_context(Wire(process.info.api)) for process in running.apis]
@@ -60,7 +60,7 @@ def moved(link: str, api: RoleProcess) -> str:
     return str(httpx.URL(link).copy_with(host=origin.host, port=origin.port))
 
 
-def test_runs_of_either_api_are_exact(running: Fleet, apis: list[Wire]) -> None:
+def test_runs_of_either_api_are_exact(running: RoleFleet, apis: list[Wire]) -> None:
     for number, wire in enumerate(apis):
         urls = pages(f"clock-{number}", TASKS, delay=0.2)
         job_id = wire.submit(urls[:60], status="open", max_inflight=CAP)["job_id"]
@@ -73,7 +73,9 @@ def test_runs_of_either_api_are_exact(running: Fleet, apis: list[Wire]) -> None:
         assert assert_exact(other, running, job_id, urls, faults=0) == 0
 
 
-def test_cursors_and_links_of_one_api_work_on_the_other(running: Fleet, apis: list[Wire]) -> None:
+def test_cursors_and_links_of_one_api_work_on_the_other(
+    running: RoleFleet, apis: list[Wire]
+) -> None:
     urls = pages("moved", 30, delay=0)
     job_id = apis[0].submit(urls)["job_id"]
     apis[1].ended(job_id)
@@ -93,7 +95,7 @@ def test_cursors_and_links_of_one_api_work_on_the_other(running: Fleet, apis: li
                 assert answer.content == expected_body(row["url"])
 
 
-def test_jobs_are_listed_once_each_by_either(running: Fleet, apis: list[Wire]) -> None:
+def test_jobs_are_listed_once_each_by_either(running: RoleFleet, apis: list[Wire]) -> None:
     made = [apis[number % 2].submit([], status="open")["job_id"] for number in range(6)]
     for wire in apis:
         listed = [job["job_id"] for job in wire.ask("GET", "/jobs", limit=100)["jobs"]]
@@ -102,7 +104,7 @@ def test_jobs_are_listed_once_each_by_either(running: Fleet, apis: list[Wire]) -
 
 
 @pytest.mark.full
-def test_a_worker_that_is_killed_is_stood_in_for(running: Fleet, apis: list[Wire]) -> None:
+def test_a_worker_that_is_killed_is_stood_in_for(running: RoleFleet, apis: list[Wire]) -> None:
     urls = pages("killed", 100)
     job_id = apis[1].submit(urls, max_inflight=CAP)["job_id"]
     until_called(running, urls, 2 * CAP)
@@ -114,7 +116,7 @@ def test_a_worker_that_is_killed_is_stood_in_for(running: Fleet, apis: list[Wire
 
 @pytest.mark.parametrize("first", [0, 1], ids=["behind", "ahead"])
 def test_stop_and_pause_of_one_api_hold_for_workers_of_any_time(
-    running: Fleet, apis: list[Wire], first: int
+    running: RoleFleet, apis: list[Wire], first: int
 ) -> None:
     wire, other = apis[first], apis[1 - first]
     urls = pages(f"held-{first}", 400)

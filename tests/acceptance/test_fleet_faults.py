@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import boto3
 import pytest
 
-from conveyor.testing.fleet import Fleet
+from conveyor.testing.fleet import RoleFleet
 from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_fleet_runs import (
     CAP,
@@ -60,7 +60,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
 
 
 @pytest.fixture(scope="module")
-def running(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def running(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
     """One fleet for all: each test leaves it whole."""
     directory: Path = tmp_path_factory.mktemp("fleet")
     with fleet(directory, apis=2, workers=3, redis_url=redis.url, **QUICK) as started:
@@ -68,7 +68,7 @@ def running(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def wire(running: Fleet) -> Iterator[Wire]:
+def wire(running: RoleFleet) -> Iterator[Wire]:
     """Requests to whichever api has its turn."""
     with Wire(running.api) as wire:
         yield wire
@@ -92,7 +92,7 @@ def early(wire: Wire) -> Early:
     ],
 )
 def test_a_run_survives_kills_of_any_process(
-    running: Fleet, wire: Wire, tasks: int, kills: int, seed: int
+    running: RoleFleet, wire: Wire, tasks: int, kills: int, seed: int
 ) -> None:
     draw = random.Random(seed)
     urls = pages(f"kill-{seed}", tasks)
@@ -134,7 +134,7 @@ def test_a_run_survives_kills_of_any_process(
     "kills", [2, pytest.param(20, marks=(pytest.mark.full, pytest.mark.timeout(900)), id="full")]
 )
 def test_a_submit_whose_api_is_killed_is_found_by_its_retry_at_another(
-    running: Fleet, wire: Wire, kills: int
+    running: RoleFleet, wire: Wire, kills: int
 ) -> None:
     """Each kill comes some time after the request was sent, and most before its answer."""
     draw = random.Random(kills)
@@ -173,7 +173,9 @@ def jobs(wire: Wire) -> list[Any]:
             return found
 
 
-def test_a_worker_that_is_stopped_beyond_its_lease_does_no_harm(running: Fleet, wire: Wire) -> None:
+def test_a_worker_that_is_stopped_beyond_its_lease_does_no_harm(
+    running: RoleFleet, wire: Wire
+) -> None:
     urls = pages("stop", 100, delay=1.0)
     job_id = wire.submit(urls, max_inflight=CAP)["job_id"]
     until_called(running, urls, CAP + 1)
@@ -188,7 +190,7 @@ def test_a_worker_that_is_stopped_beyond_its_lease_does_no_harm(running: Fleet, 
     assert assert_exact(wire, running, job_id, urls, faults=1) > 0
 
 
-def queue_of(running: Fleet, run_id: str) -> tuple[Any, str]:
+def queue_of(running: RoleFleet, run_id: str) -> tuple[Any, str]:
     """A client of SQS, and the URL of the one queue that a run has."""
     client = boto3.client(
         "sqs",
@@ -200,7 +202,7 @@ def queue_of(running: Fleet, run_id: str) -> tuple[Any, str]:
     return client, found
 
 
-def test_messages_lost_outright_are_sent_again(running: Fleet, wire: Wire) -> None:
+def test_messages_lost_outright_are_sent_again(running: RoleFleet, wire: Wire) -> None:
     urls = pages("lost", 60)
     run = wire.submit(urls, max_inflight=2)
     job_id, run_id = run["job_id"], run["latest_run"]["run_id"]
@@ -226,7 +228,7 @@ def test_messages_lost_outright_are_sent_again(running: Fleet, wire: Wire) -> No
     ],
 )
 def test_a_redis_that_comes_back_empty(
-    running: Fleet, wire: Wire, redis: RedisProcess, away: float
+    running: RoleFleet, wire: Wire, redis: RedisProcess, away: float
 ) -> None:
     urls = pages(f"redis-{away:g}", 120)
     job_id = wire.submit(urls, max_inflight=CAP)["job_id"]
@@ -245,7 +247,7 @@ def test_a_redis_that_comes_back_empty(
 
 
 def test_a_queue_that_is_deleted_under_a_live_run_is_made_again(
-    running: Fleet, wire: Wire, early: Early
+    running: RoleFleet, wire: Wire, early: Early
 ) -> None:
     run_id = wire.latest_run(early.job_id)["run_id"]
     time.sleep(max(0.0, early.there_at + OLD_QUEUE - time.monotonic()))

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conveyor.testing.aws_faults import Trouble
-from conveyor.testing.fleet import Fleet
+from conveyor.testing.aws_faults import AwsTrouble
+from conveyor.testing.fleet import RoleFleet
 from tests.acceptance.support_bindings import hits, metrics
 from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_fleet_runs import (
@@ -55,7 +55,7 @@ def told(seed: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def running(seed: int, told: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def running(seed: int, told: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
     def trouble(role: str, number: int) -> Sequence[str]:
         name = f"{seed}/{role}/{number}"
         return ("--seed", name, "--rate", str(RATE), "--told", str(told))
@@ -64,19 +64,19 @@ def running(seed: int, told: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield started
 
 
-def troubles(told: Path) -> list[Trouble]:
+def troubles(told: Path) -> list[AwsTrouble]:
     """All that happened so far."""
     lines = told.read_bytes().splitlines() if told.exists() else []
-    return [msgspec.json.decode(line, type=Trouble) for line in lines]
+    return [msgspec.json.decode(line, type=AwsTrouble) for line in lines]
 
 
-def deliveries(running: Fleet) -> float:
+def deliveries(running: RoleFleet) -> float:
     """Messages that the workers have received."""
     found = re.compile(r"^conveyor_deliveries_total (\S+)$", re.MULTILINE)
     return sum(float(value) for page in metrics(running, "worker") for value in found.findall(page))
 
 
-def test_every_task_ends_once_in_any_weather(running: Fleet, told: Path, seed: int) -> None:
+def test_every_task_ends_once_in_any_weather(running: RoleFleet, told: Path, seed: int) -> None:
     """One job whose tasks are ingested, one that is written at once, one that grows."""
     urls = {name: pages(f"{name}-{seed}", count) for name, (count, _) in JOBS.items()}
     with Wire(running.api) as wire:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from conveyor.testing.fleet import Fleet
+from conveyor.testing.fleet import RoleFleet
 from conveyor.testing.server import conveyor_server
 from tests.acceptance.support_bindings import FLEET, items_kept
 from tests.acceptance.support_data import rows_of
@@ -28,7 +28,7 @@ class Doors:
 
     addresses: list[str]
     wires: list[Wire]
-    fleet: Fleet | None
+    fleet: RoleFleet | None
     data_dir: Path
 
     def door(self, number: int) -> Wire:
@@ -54,7 +54,7 @@ def doors(
     data_dir = tmp_path_factory.mktemp("idempotency")
     with ExitStack() as stack:
         if binding == FLEET:
-            fleet: Fleet | None = request.getfixturevalue("shared_fleet")
+            fleet: RoleFleet | None = request.getfixturevalue("shared_fleet")
             assert fleet is not None
             addresses = [process.info.api for process in fleet.apis]
         else:

@@ -15,7 +15,7 @@ from conveyor.dev.sqlite.jobs import SqliteJobs
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, NewTask, Run
 from conveyor.ports.binding import Binding
-from conveyor.ports.records import Answer, Jobs, Once
+from conveyor.ports.records import IdempotencyScope, Jobs, StoredResponse
 from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_data import (
     rows_of,
@@ -116,7 +116,13 @@ class FailingJobs(SqliteJobs):
         self._failures = 1
 
     async def create_job(
-        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+        self,
+        job: Job,
+        run: Run,
+        tasks: Sequence[NewTask],
+        *,
+        answer: StoredResponse,
+        once: IdempotencyScope | None,
     ) -> None:
         failing, self._failures = self._failures > 0, 0
         if self._written or not failing:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from conveyor.domain.api_keys import key_hash
-from conveyor.testing.fleet import Fleet, RoleProcess
+from conveyor.testing.fleet import RoleFleet, RoleProcess
 from tests.acceptance.support_fleet import services
 from tests.acceptance.support_wire import eventually, target
 from tests.patient import SECONDS, fetched
@@ -23,13 +23,13 @@ KEY = "key-of-the-team"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
     """An API that one key may call and a worker that finds its runs quickly. Permits are kept in
     DynamoDB: a ledger in Redis that begins anew is closed for one lease."""
     directory = tmp_path_factory.mktemp("roles")
     keys = directory / "keys"
     keys.write_text(f"{key_hash(KEY)} the team\n")
-    with Fleet(
+    with RoleFleet(
         replace(services(), redis=""),
         gateway="fake",
         directory=directory,
@@ -44,7 +44,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def fleet(running: Fleet) -> Fleet:
+def fleet(running: RoleFleet) -> RoleFleet:
     """The fleet, all of it running again."""
     for process in running.processes:
         if not process.alive:
@@ -52,7 +52,7 @@ def fleet(running: Fleet) -> Fleet:
     return running
 
 
-def client(fleet: Fleet, key: str = KEY) -> httpx.Client:
+def client(fleet: RoleFleet, key: str = KEY) -> httpx.Client:
     return httpx.Client(
         base_url=fleet.api, headers={"X-API-Key": key}, timeout=SECONDS, trust_env=False
     )
@@ -101,7 +101,7 @@ def ended(process: RoleProcess) -> int:
     return process.end()
 
 
-def test_a_worker_that_is_told_to_end_finishes_what_it_works(fleet: Fleet) -> None:
+def test_a_worker_that_is_told_to_end_finishes_what_it_works(fleet: RoleFleet) -> None:
     [worker] = fleet.workers
     with client(fleet) as api:
         assert readiness(worker) == 200
@@ -115,7 +115,7 @@ def test_a_worker_that_is_told_to_end_finishes_what_it_works(fleet: Fleet) -> No
     assert readiness(worker) is None
 
 
-def test_a_second_signal_ends_a_worker_at_once(fleet: Fleet) -> None:
+def test_a_second_signal_ends_a_worker_at_once(fleet: RoleFleet) -> None:
     [worker] = fleet.workers
     with client(fleet) as api:
         job_id = start_a_call(worker, api, delay=60)
@@ -127,7 +127,7 @@ def test_a_second_signal_ends_a_worker_at_once(fleet: Fleet) -> None:
         assert api.post(f"/jobs/{job_id}/stop").status_code == 200
 
 
-def test_an_api_that_is_told_to_end_still_answers_until_it_is_noticed(fleet: Fleet) -> None:
+def test_an_api_that_is_told_to_end_still_answers_until_it_is_noticed(fleet: RoleFleet) -> None:
     [process] = fleet.apis
     with client(fleet) as api:
         process.signal(signal.SIGTERM)
@@ -138,7 +138,7 @@ def test_an_api_that_is_told_to_end_still_answers_until_it_is_noticed(fleet: Fle
     assert ended(process) == 0
 
 
-def test_only_known_keys_are_served_and_metrics_stand_apart(fleet: Fleet) -> None:
+def test_only_known_keys_are_served_and_metrics_stand_apart(fleet: RoleFleet) -> None:
     with client(fleet, "another-key") as stranger, client(fleet) as api:
         assert stranger.get("/jobs").status_code == 401
         assert api.get("/jobs").status_code == 200
@@ -149,7 +149,7 @@ def test_only_known_keys_are_served_and_metrics_stand_apart(fleet: Fleet) -> Non
         assert 'conveyor_aws_calls_total{operation="' in text
 
 
-def test_no_process_says_a_secret(fleet: Fleet) -> None:
+def test_no_process_says_a_secret(fleet: RoleFleet) -> None:
     with client(fleet) as api:
         job_id = submit(api, target("page"))
         eventually(
@@ -185,7 +185,7 @@ def test_no_process_says_a_secret(fleet: Fleet) -> None:
     ],
 )
 def test_who_is_none_of_the_fleet_does_not_start(
-    fleet: Fleet, tmp_path: Path, role: str, changed: dict[str, str], told: str
+    fleet: RoleFleet, tmp_path: Path, role: str, changed: dict[str, str], told: str
 ) -> None:
     changed = {name: value.replace("{fleet}", fleet.name) for name, value in changed.items()}
     told = told.replace("{fleet}", fleet.name)
@@ -201,7 +201,7 @@ def test_who_is_none_of_the_fleet_does_not_start(
 
 
 def test_an_api_whose_rates_redis_cannot_limit_starts_and_says_so(
-    fleet: Fleet, tmp_path: Path
+    fleet: RoleFleet, tmp_path: Path
 ) -> None:
     changed = {
         "CONVEYOR_RATE_LIMIT": "5",
@@ -222,7 +222,7 @@ def test_an_api_whose_rates_redis_cannot_limit_starts_and_says_so(
 
 
 def test_a_fleet_that_is_removed_beneath_its_processes_says_so(tmp_path: Path) -> None:
-    with Fleet(
+    with RoleFleet(
         replace(services(), redis=""),
         gateway="fake",
         directory=tmp_path,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conveyor.gateway.fake import Hits
-from conveyor.testing.fleet import Fleet
+from conveyor.testing.fleet import RoleFleet
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.acceptance.support_bindings import FLEET, hits, holds_no_permits
 from tests.acceptance.support_bindings import Hits as FleetHits
@@ -44,12 +44,12 @@ class Arena:
     """A server on a thread of this process, or a fleet: its wire, and the gateway's calls."""
 
     wire: Wire
-    server: ConveyorServer | Fleet
+    server: ConveyorServer | RoleFleet
     data_dir: Path
 
     def hits(self) -> Hits | FleetHits:
         """The gateway's calls so far."""
-        return hits(self.server) if isinstance(self.server, Fleet) else self.server.hits
+        return hits(self.server) if isinstance(self.server, RoleFleet) else self.server.hits
 
     def calls_of(self, urls: Sequence[str]) -> int:
         """How often the gateway was asked for these."""
@@ -67,7 +67,7 @@ class Arena:
     def _is_idle(self) -> bool:
         if self.hits().in_flight > 0:
             return False
-        if isinstance(self.server, Fleet):
+        if isinstance(self.server, RoleFleet):
             return holds_no_permits(self.server)
         claims: list[Any] = rows_of(self.data_dir, "SELECT count(*) FROM claims")
         return claims == [(0,)]
@@ -79,7 +79,7 @@ def arena(
 ) -> Iterator[Arena]:
     data_dir = tmp_path_factory.mktemp("races")
     if binding == FLEET:
-        fleet: Fleet = request.getfixturevalue("shared_fleet")
+        fleet: RoleFleet = request.getfixturevalue("shared_fleet")
         with Wire(fleet.api, connections=100) as wire:
             yield Arena(wire, fleet, data_dir)
         return
@@ -95,7 +95,7 @@ def arena(
     "times", [20, pytest.param(200, marks=(pytest.mark.full, pytest.mark.timeout(600)), id="full")]
 )
 def test_stop_within_5_ms_of_submit_stands(arena: Arena, times: int) -> None:
-    times = times // 3 if isinstance(arena.server, Fleet) else times
+    times = times // 3 if isinstance(arena.server, RoleFleet) else times
     draw = random.Random(times)
     wire = arena.wire
     stopped = []
@@ -166,7 +166,7 @@ def test_deleting_with_ten_in_flight_leaves_nothing(tmp_path: Path, whole: bool,
 
 def test_pause_and_resume_crossing_leave_the_run_whole(arena: Arena) -> None:
     wire = arena.wire
-    count = 100 if isinstance(arena.server, Fleet) else 300
+    count = 100 if isinstance(arena.server, RoleFleet) else 300
     urls = [target(f"pause/{number}", delay=0.01) for number in range(count)]
     job_id = wire.submit(urls, max_inflight=IN_FLIGHT)["job_id"]
 

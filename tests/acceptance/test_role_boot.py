@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.testing.fleet import Fleet, RoleProcess, Services
+from conveyor.testing.fleet import FleetServices, RoleFleet, RoleProcess
 from tests.acceptance.support_wire import eventually
 
 pytestmark = pytest.mark.server
@@ -40,8 +40,8 @@ def test_a_role_that_is_told_to_end_while_aws_is_silent_ends_in_order(
 
 def booting(role: str, directory: Path, aws: str) -> RoleProcess:
     """A role that begins to boot over this address, with a grace shorter than a call's timeout."""
-    fleet = Fleet(
-        Services(dynamodb=aws, sqs=aws, s3=aws, stepfunctions=aws),
+    fleet = RoleFleet(
+        FleetServices(dynamodb=aws, sqs=aws, s3=aws, stepfunctions=aws),
         gateway="fake",
         directory=directory,
         inherited={

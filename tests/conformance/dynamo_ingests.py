@@ -16,7 +16,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest, IngestStatus, RunStats, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import Shards
 from conveyor.ports.ingestion import StagedRows
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.dynamodb.client import Item, Table
 from conveyor.prod.dynamodb.schema import BY_OWNER, INTENTS, description, run_key, task_partition
@@ -49,7 +49,9 @@ class Process:
             next_index=size,
             stats=RunStats(total=size),
         )
-        await self.world.store.jobs.create_job(job, run, [], answer=Answer(202, b""), once=None)
+        await self.world.store.jobs.create_job(
+            job, run, [], answer=StoredResponse(202, b""), once=None
+        )
         return job.job_id, run.run_id
 
     async def write(self, run_id: str, first: int, end: int) -> bool:

@@ -18,7 +18,7 @@ from conveyor.ports.records import KeyClaim
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.dynamodb.client import Item, Table
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
-from conveyor.prod.dynamodb.run_rows import Place, new_run_item
+from conveyor.prod.dynamodb.run_rows import RunPlace, new_run_item
 from conveyor.prod.dynamodb.schema import (
     BY_OWNER,
     INTENTS,
@@ -133,7 +133,7 @@ async def more_runs(bench: Bench, job_id: str, *, count: int) -> list[str]:
 
     async def write(run_sequence: int, run_id: str) -> None:
         run = structs.replace(first, run_id=run_id, run_sequence=run_sequence)
-        place = Place(run_id, job_id, run_sequence, ONE_SHARD)
+        place = RunPlace(run_id, job_id, run_sequence, ONE_SHARD)
         await bench.table.put(place.key, new_run_item(run, job))
         await bench.table.put(place_key(run_id), place.item())
 

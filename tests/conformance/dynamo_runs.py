@@ -16,12 +16,12 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, NewTask, Run, Spend
 from conveyor.domain.shards import shards_of
-from conveyor.ports.records import Answer, Once
+from conveyor.ports.records import IdempotencyScope, StoredResponse
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import Answer as AwsAnswer
 from conveyor.prod.aws.calls import Aws, AwsOptions, AwsRefused, Parameters
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.run_rows import Place, Places, RunRecords, RunRow, new_run_item
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces, RunRow, new_run_item
 from conveyor.prod.dynamodb.schema import description, place_key
 from conveyor.prod.dynamodb.task_rows import insert_items, new_task_item
 from conveyor.prod.dynamodb.tasks import DynamoTasks
@@ -118,7 +118,7 @@ class FaultySeam:
         """Never answer the next calls."""
         self.faults.append(Fault(wanted, int(carried_out), answered=False, left=count))
 
-    def hold(self, wanted: Wanted) -> Fault:
+    def acquire_or_renew(self, wanted: Wanted) -> Fault:
         """Keep the next call waiting, before the table sees it, until its `gate` is set."""
         fault = Fault(wanted, held=True)
         self.faults.append(fault)
@@ -145,10 +145,16 @@ class DirectJobs:
         self._table = table
 
     async def create_job(
-        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+        self,
+        job: Job,
+        run: Run,
+        tasks: Sequence[NewTask],
+        *,
+        answer: StoredResponse,
+        once: IdempotencyScope | None,
     ) -> None:
         """Write rows, run and place; the job itself is not looked at."""
-        place = Place(run.run_id, job.job_id, run.run_sequence, shards_of(job))
+        place = RunPlace(run.run_id, job.job_id, run.run_sequence, shards_of(job))
         rows = [
             (place.task(task.task_id), new_task_item(task.task_id, task.spec, now=run.created_at))
             for task in tasks
@@ -207,7 +213,7 @@ class TableBench:
         await self._aws.aclose()
 
     def _world(
-        self, records: RunRecords, worker: str, flush_interval: float, patience: float = 0.0
+        self, records: DynamoRunRows, worker: str, flush_interval: float, patience: float = 0.0
     ) -> World:
         tasks = DynamoTasks(
             records, worker=worker, flush_interval=flush_interval, patience=patience
@@ -216,8 +222,8 @@ class TableBench:
         store = TasksStore(DirectJobs(self.outside.table), tasks)
         return World(cast("Store", store), self.clock)
 
-    def _records(self, table: Table) -> RunRecords:
-        return RunRecords(table, Places(table))
+    def _records(self, table: Table) -> DynamoRunRows:
+        return DynamoRunRows(table, RunPlaces(table))
 
 
 async def open_bench(clock: FakeClock) -> TableBench:

@@ -8,7 +8,7 @@ from conveyor.domain import ids
 from conveyor.domain.model import Ingest, IngestStatus, Run, RunStatus
 from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.ports.ingestion import StagedRows
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from tests.conformance.world import World, spec
 
 LAYOUTS = [
@@ -43,7 +43,9 @@ class Large:
             next_index=self.size,
             stats=msgspec.structs.replace(run.stats, total=self.size),
         )
-        await self.world.store.jobs.create_job(job, run, [], answer=Answer(202, b"{}"), once=None)
+        await self.world.store.jobs.create_job(
+            job, run, [], answer=StoredResponse(202, b"{}"), once=None
+        )
         self.job_id, self.run_id = job.job_id, run.run_id
         return self
 

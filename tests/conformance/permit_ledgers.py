@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from conveyor.dev.permits import MemoryPermits
-from conveyor.ports.permits import Holding, Permits, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.simulation.permits import AtomicLeaseRows, CountThenInsertPermits, LeaseRows
 from conveyor.testing.clock import FakeClock
 from tests.conformance.permit_servers import VirtualRedis, dynamo_permits
@@ -35,7 +35,7 @@ class Bench:
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     sequences: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    async def hold(
+    async def acquire_or_renew(
         self,
         holder: str,
         count: int,
@@ -46,13 +46,13 @@ class Bench:
         job_id: str = JOB,
         limit: int = LIMIT,
         lease: float = LEASE,
-    ) -> Standing:
+    ) -> LedgerState:
         """One call; `before` is what was granted last and `sequence` the next, unless told."""
         key = (job_id, holder)
         if sequence is None:
             sequence = self.sequences.get(key, 0) + 1
         self.sequences[key] = max(sequence, self.sequences.get(key, 0))
-        holding = Holding(
+        holding = LeaseRequest(
             job_id=job_id,
             holder=holder,
             count=count,
@@ -60,18 +60,18 @@ class Bench:
             sequence=sequence,
             wants=wants,
         )
-        standing = await self.permits.hold(holding, limit=limit, lease=lease)
+        standing = await self.permits.acquire_or_renew(holding, limit=limit, lease=lease)
         if standing.granted:
             self.counts[key] = count
         return standing
 
     async def asks(self, holder: str, count: int, *, before: int | None = None) -> bool:
         """Whether a call is granted."""
-        return (await self.hold(holder, count, before=before)).granted
+        return (await self.acquire_or_renew(holder, count, before=before)).granted
 
-    async def look(self, *, job_id: str = JOB, limit: int = LIMIT) -> Standing:
+    async def look(self, *, job_id: str = JOB, limit: int = LIMIT) -> LedgerState:
         """How things stand, asked by one who wants nothing."""
-        return await self.hold("onlooker", 0, job_id=job_id, limit=limit)
+        return await self.acquire_or_renew("onlooker", 0, job_id=job_id, limit=limit)
 
     async def total(self, job_id: str = JOB) -> int:
         """The sum of unexpired counts; of no use while the ledger is closed."""

@@ -12,7 +12,7 @@ import boto3
 import redis
 from botocore.config import Config
 
-from conveyor.ports.permits import Holding, Permits, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.dynamodb.client import Table
@@ -72,9 +72,11 @@ class OwnJobs:
         self._permits = permits
         self._prefix = prefix
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         """One call for one's own job of that name."""
-        own = Holding(
+        own = LeaseRequest(
             job_id=self._prefix + holding.job_id,
             holder=holding.holder,
             count=holding.count,
@@ -82,7 +84,7 @@ class OwnJobs:
             sequence=holding.sequence,
             wants=holding.wants,
         )
-        return await self._permits.hold(own, limit=limit, lease=lease)
+        return await self._permits.acquire_or_renew(own, limit=limit, lease=lease)
 
 
 @cache

@@ -22,7 +22,7 @@ from conveyor.prod.admin.resources import QueuesResource, TableResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.run_rows import Places, RunRecords
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.sqs.queues import SqsQueues
@@ -44,7 +44,7 @@ class Fleet:
         self.queues = SqsQueues(
             aws,
             CLOCK,
-            DynamoGenerations(RunRecords(table, Places(table))),
+            DynamoGenerations(DynamoRunRows(table, RunPlaces(table))),
             self._no_rows,
             environment=options.environment,
         )

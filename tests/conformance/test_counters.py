@@ -34,7 +34,7 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.domain.states import LIVE_RUN_STATES, TERMINAL_TASK_STATES, live_run_status
-from conveyor.ports.tasks import Claim, Claimed, Failed, Undone
+from conveyor.ports.tasks import Claim, Claimed, Failed, Released
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import BindingKind
 from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World
@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
             retry = world.retry(task, burns_attempt=task.index % 2 == 0)
             settled = await world.settle(task, retry)
         else:
-            settled = await world.settle(task, Undone())
+            settled = await world.settle(task, Released())
         if settled.applied:
             assert self.current.pop((task.run_id, task.index), None) == task.claim_number
 

@@ -10,8 +10,8 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunFailure, TaskFailure, TaskStatus
-from conveyor.ports.records import Answer, Jobs, Runs
-from conveyor.ports.tasks import Failed, Finished, Tasks, Undone
+from conveyor.ports.records import Jobs, Runs, StoredResponse
+from conveyor.ports.tasks import Failed, NotClaimable, Released, Tasks
 from tests.conformance.test_dispatchable import named
 from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World
 
@@ -59,9 +59,9 @@ async def submit_an_open_job_without_tasks(world: World) -> AsyncIterator[set[st
 async def submit_twice(world: World) -> AsyncIterator[set[str]]:
     job, run, rows = world.draft(1)
     create = world.store.jobs.create_job
-    await create(job, run, rows, answer=Answer(201, b""), once=None)
+    await create(job, run, rows, answer=StoredResponse(201, b""), once=None)
     yield set()
-    await create(job, run, rows, answer=Answer(201, b""), once=None)
+    await create(job, run, rows, answer=StoredResponse(201, b""), once=None)
 
 
 @case("append_tasks")
@@ -258,7 +258,7 @@ async def claim_what_was_interrupted_too_often(world: World) -> AsyncIterator[se
         await world.claimed(run_id, 0)
         await world.clock.advance(CLAIM_LENGTH / 1_000)
     yield {run_id}
-    assert isinstance(await world.claim(run_id, 0), Finished)
+    assert isinstance(await world.claim(run_id, 0), NotClaimable)
 
 
 @case("release_claim")
@@ -303,7 +303,7 @@ async def settle_in_the_middle(world: World) -> AsyncIterator[set[str]]:
     yield set()
     await world.succeed(run_id, 0)
     await world.fail(run_id, 1)
-    for settlement in (world.retry, lambda task: Undone()):
+    for settlement in (world.retry, lambda task: Released()):
         task = await world.claimed(run_id, 2)
         assert (await world.settle(task, settlement(task))).applied
     assert (await world.run(job_id)).stats.completed == 2

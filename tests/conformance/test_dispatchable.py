@@ -12,7 +12,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import DispatchableRun, RunFailure, Task, TaskStatus
 from conveyor.ports.records import DispatchChange, Jobs, Runs
-from conveyor.ports.tasks import Claimed, Settlement, Undone
+from conveyor.ports.tasks import Claimed, Released, Settlement
 from tests.conformance.bindings import BindingKind
 from tests.conformance.world import CALLER, CLAIM_LENGTH, World
 
@@ -132,7 +132,7 @@ class Walk:
         async with anyio.create_task_group() as group:
             for task in ending:
                 success = self.world.success(task)
-                ways: list[Settlement] = [*[success] * 4, self.world.retry(task), Undone()]
+                ways: list[Settlement] = [*[success] * 4, self.world.retry(task), Released()]
                 group.start_soon(self.world.settle, task, self._random.choice(ways))
 
     async def _close(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus, Spend, TaskFailure
-from conveyor.ports.tasks import Failed, Finished, Settled, Undone
+from conveyor.ports.tasks import Failed, NotClaimable, Released, Settled
 from conveyor.prod.dynamodb.run_rows import Change, RunMoved
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench, settles, writes
@@ -50,9 +50,9 @@ async def work_three_tasks(bench: TableBench, world: World) -> str:
     task = await world.claimed(run_id, 1)
     assert (await world.settle(task, world.retry(task))).applied
     task = await world.claimed(run_id, 1)
-    assert (await world.settle(task, Undone())).applied
+    assert (await world.settle(task, Released())).applied
     assert (await world.fail(run_id, 1)).applied
-    assert await world.claim(run_id, 2) == Finished(RunStatus.COMPLETED)
+    assert await world.claim(run_id, 2) == NotClaimable(RunStatus.COMPLETED)
     return run_id
 
 
@@ -83,7 +83,7 @@ async def test_settlements_that_come_meanwhile_go_with_the_next_addition(
     bench: TableBench, one: World
 ) -> None:
     _, run_id = await one.submit(10)
-    held = bench.seam.hold(additions)
+    held = bench.seam.acquire_or_renew(additions)
     tasks = await asyncio.gather(*(one.claimed(run_id, index) for index in range(10)))
     settling = [asyncio.create_task(one.settle(task, one.success(task))) for task in tasks]
     await held.met.wait()
@@ -108,7 +108,7 @@ async def test_an_addition_that_is_not_answered_is_made_with_the_next(
     assert refused.value.code is ErrorCode.UNAVAILABLE
     assert (await bench.row(run_id)).run.stats.successful == carried_out
     # Delivered again, its message is forgotten: the row has moved.
-    assert await one.claim(run_id, 0) == Finished()
+    assert await one.claim(run_id, 0) == NotClaimable()
     await one.succeed(run_id, 1)
     assert (await bench.row(run_id)).run.stats.successful == 2
     assert (await one.succeed(run_id, 2)).run_status is RunStatus.COMPLETED
@@ -139,7 +139,7 @@ async def test_what_is_pending_is_added_at_the_end(bench: TableBench, one: World
 
 async def test_a_cancelled_settlement_is_counted(bench: TableBench, one: World) -> None:
     _, run_id = await one.submit(1)
-    held = bench.seam.hold(additions)
+    held = bench.seam.acquire_or_renew(additions)
     settling = asyncio.create_task(one.succeed(run_id, 0))
     await held.met.wait()
     settling.cancel()
@@ -156,7 +156,7 @@ async def test_a_close_crossing_the_last_addition_leaves_no_run_hanging(
     bench: TableBench, one: World, first: str
 ) -> None:
     _, run_id = await one.submit(1, closed=False)
-    held = bench.seam.hold(additions)
+    held = bench.seam.acquire_or_renew(additions)
     settling = asyncio.create_task(one.succeed(run_id, 0))
     await held.met.wait()
     if first == "close":

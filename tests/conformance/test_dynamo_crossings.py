@@ -10,8 +10,8 @@ import pytest
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.domain.shards import ONE_SHARD
-from conveyor.ports.records import Answer, ClaimedKey, Once
-from conveyor.prod.dynamodb.run_rows import Place, Places, RunRecords
+from conveyor.ports.records import ClaimedKey, IdempotencyScope, StoredResponse
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces
 from conveyor.prod.dynamodb.schema import run_key
 from conveyor.prod.dynamodb.submitting import Reservation, give_back
 from conveyor.testing.clock import FakeClock
@@ -60,8 +60,8 @@ async def test_an_addition_that_comes_too_late_leaves_nothing(
 
 async def test_an_addition_that_was_given_up_meanwhile_is_not_counted(bench: Bench) -> None:
     job_id, run_id = await bench.world.submit(1, closed=False)
-    records = RunRecords(bench.table, Places(bench.table))
-    place = Place(run_id, job_id, 1, ONE_SHARD)
+    records = DynamoRunRows(bench.table, RunPlaces(bench.table))
+    place = RunPlace(run_id, job_id, 1, ONE_SHARD)
 
     async def give_up() -> None:
         assert await give_back(records, place, Reservation(1, 2), now=bench.world.now)
@@ -73,7 +73,7 @@ async def test_an_addition_that_was_given_up_meanwhile_is_not_counted(bench: Ben
 
 async def test_additions_of_two_processes_both_count(bench: Bench) -> None:
     job_id, run_id = await bench.world.submit(0, closed=False)
-    answers: list[Answer] = []
+    answers: list[StoredResponse] = []
 
     async def add() -> None:
         answers.append(await bench.other.append(job_id, 2))
@@ -91,10 +91,10 @@ async def test_of_two_under_one_key_the_second_answers_for_both(bench: Bench) ->
     await bench.key("add")
 
     async def add() -> None:
-        await bench.other.append(job_id, 2, once=Once("add"))
+        await bench.other.append(job_id, 2, once=IdempotencyScope("add"))
 
     bench.faults.before(DB, TRANSACT, add, nth=2)
-    answer = await bench.world.append(job_id, 2, once=Once("add"))
+    answer = await bench.world.append(job_id, 2, once=IdempotencyScope("add"))
     assert answer.body == b"2 2"
     assert await bench.key("add") == answer
     await bench.nothing_half_added(job_id, run_id, [2, 3])
@@ -108,7 +108,7 @@ async def test_an_addition_whose_key_is_gone_happens_all_the_same(bench: Bench) 
         await bench.release("add")
 
     bench.faults.before(DB, TRANSACT, release, nth=2)
-    assert (await bench.world.append(job_id, 2, once=Once("add"))).body == b"2 0"
+    assert (await bench.world.append(job_id, 2, once=IdempotencyScope("add"))).body == b"2 0"
     await bench.nothing_half_added(job_id, run_id, [0, 1])
     assert await bench.key("add", created_id="NEW") == ClaimedKey("NEW", taken_over=False)
 

@@ -12,7 +12,7 @@ from conveyor.domain.errors import ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.shards import ONE_SHARD
-from conveyor.prod.dynamodb.client import Damaged, Unfit
+from conveyor.prod.dynamodb.client import DamagedRow, UnreadableRow
 from conveyor.prod.dynamodb.schema import (
     EXPORTS,
     INPUTS,
@@ -75,7 +75,7 @@ async def look_at_everything(versions: Versions, now: int) -> set[str]:
     found += [run.run_id for run in await store.sweeping.ended_runs(before=now, after="", limit=9)]
     await store.ingestion.stuck_ingests(before=now)
     await store.runs.deleted_runs()
-    await store.outbox.due_notices(now=now, limit=9)
+    await store.outbox.due_entries(now=now, limit=9)
     await store.exports.unfinished_exports(before=now)
     assert await store.exports.expired_exports(now=now, limit=9) == []
     assert await store.inputs.expired_inputs(now=now, limit=9) == []
@@ -113,10 +113,10 @@ async def test_a_damaged_run_costs_itself_alone(
     assert await store.runs.dispatchable_run(run_id) is None
     assert await store.runs.list_runs(CALLER, job_id, before=None, limit=9) == []
     for act in (world.view(job_id), world.claim(run_id, 0), store.runs.purge_run(run_id)):
-        with pytest.raises(Unfit) as caught:
+        with pytest.raises(UnreadableRow) as caught:
             await act
         if "shape" not in changes:
-            assert isinstance(caught.value, Damaged)
+            assert isinstance(caught.value, DamagedRow)
             assert caught.value.code is ErrorCode.INTERNAL
             assert "damaged" in caught.value.detail
     await world.succeed(other_run, 0)
@@ -137,7 +137,7 @@ async def test_a_damaged_job_costs_itself_alone(
     assert {other_job, other_run} <= found
     assert job_id not in found
     for act in (store.jobs.get_job(CALLER, job_id), store.jobs.find_job(job_id)):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedRow):
             await act
 
 
@@ -156,12 +156,12 @@ async def test_other_damaged_rows_cost_themselves_alone(versions: Versions) -> N
         store.exports.get_export(export.export_id),
         store.exports.begin_export(export.export_id, now=world.now),
     ):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedRow):
             await act
     # This process knows the place already; another reads it.
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRow):
         await versions.older.claim(run_id, 1)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRow):
         await store.tasks.get_task(run_id, first)
     await world.succeed(run_id, 1)
 
@@ -181,7 +181,7 @@ async def test_a_damaged_task_costs_itself_alone(
     await damage(versions, task_key(job_id, run_id, first, ONE_SHARD), **changes)
     await world.clock.advance(DAY / 1_000)
     for act in (world.claim(run_id, 0), store.tasks.get_task(run_id, first)):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedRow):
             await act
     await world.succeed(run_id, 1)
     assert was_told(caplog, f"Job#{job_id} {task_sort_key(run_id, first)}")
@@ -198,7 +198,7 @@ async def test_a_rerun_of_a_damaged_task_says_which_row_it_is(
     await world.succeed(run_id, 0)
     await world.fail(run_id, 1)
     await damage(versions, task_key(job_id, run_id, first, ONE_SHARD), **changes)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRow):
         await world.rerun(job_id, TaskStatus.FAILED)
     assert was_told(caplog, f"Job#{job_id} {task_sort_key(run_id, first)}")
 

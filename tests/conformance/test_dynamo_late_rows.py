@@ -13,7 +13,7 @@ from conveyor.domain.errors import ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.domain.shards import ONE_SHARD
-from conveyor.prod.dynamodb.client import Damaged
+from conveyor.prod.dynamodb.client import DamagedRow
 from conveyor.prod.dynamodb.runs import read_all
 from conveyor.prod.dynamodb.schema import BY_OWNER, every, task_key
 from conveyor.prod.dynamodb.sweeping import PATIENCE
@@ -221,7 +221,7 @@ async def test_a_damaged_row_costs_the_counts_of_its_own_run_alone(
     assert await unsettled(bench) == [run_id]
     for other in (runs[0], runs[2]):
         await bench.exact(*other, "s")
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRow):
         await bench.other.world.store.sweeping.reconcile_run(run_id, now=bench.other.world.now)
     told = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
     assert told

@@ -16,7 +16,7 @@ from conveyor.domain.shards import ONE_SHARD
 from conveyor.http.problems import problem_response
 from conveyor.ports.inputs import JobInput
 from conveyor.ports.records import KeyClaim
-from conveyor.prod.dynamodb.client import RETRY_AFTER, NewerShape
+from conveyor.prod.dynamodb.client import RETRY_AFTER, NewerRow
 from conveyor.prod.dynamodb.schema import (
     INTENTS,
     Key,
@@ -78,7 +78,7 @@ async def untouched(versions: Versions, key: Key, *acts: Awaitable[object]) -> N
     """Each act is refused for an item of a higher shape, and changes nothing of it."""
     before = await versions.item(key)
     for act in acts:
-        with pytest.raises(NewerShape):
+        with pytest.raises(NewerRow):
             await act
         assert await versions.item(key) == before
 
@@ -276,7 +276,7 @@ async def test_leftovers_of_a_higher_shape_do_not_keep_the_others(versions: Vers
 
 
 def test_a_caller_is_sent_to_another_process() -> None:
-    error = NewerShape()
+    error = NewerRow()
     answer = problem_response(error, request_id="R")
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == str(RETRY_AFTER)

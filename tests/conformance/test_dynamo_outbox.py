@@ -11,8 +11,8 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Callback, RunStatus
-from conveyor.domain.run_events import Ending
-from conveyor.ports.outbox import Notice
+from conveyor.domain.run_events import RunFinished
+from conveyor.ports.outbox import OutboxEntry
 from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb.client import Item
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, TIME_TO_LIVE, notice_key
@@ -23,7 +23,7 @@ from tests.conformance.world import CALLER, World
 LEASE = 60_000
 HEARTBEAT = 30_000
 WAITING = Callback("a token")
-ENDING = Ending('{"event_type":"run.stopped"}', "Conveyor.RunStopped")
+ENDING = RunFinished('{"event_type":"run.stopped"}', "Conveyor.RunStopped")
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ async def submit(bench: Bench, *, closed: bool = True) -> tuple[str, str]:
     return await bench.world.submit(1, closed=closed, callback=WAITING)
 
 
-async def take(world: World, run_id: str) -> Notice | None:
+async def take(world: World, run_id: str) -> OutboxEntry | None:
     """Try to lease a notice for a minute."""
-    return await world.store.outbox.lease_notice(run_id, now=world.now, lapses_at=world.now + LEASE)
+    return await world.store.outbox.lease_entry(run_id, now=world.now, lapses_at=world.now + LEASE)
 
 
-async def taken(world: World, run_id: str) -> Notice:
+async def taken(world: World, run_id: str) -> OutboxEntry:
     """Lease a notice for a minute."""
     notice = await take(world, run_id)
     assert notice is not None
@@ -54,12 +54,12 @@ async def say_alive(world: World, run_id: str) -> None:
     """What a worker does of a run that goes on."""
     notice = await taken(world, run_id)
     due_at = world.now + HEARTBEAT
-    await world.store.outbox.put_off_notice(notice, due_at=due_at, attempts=0)
+    await world.store.outbox.reschedule_entry(notice, due_at=due_at, attempts=0)
 
 
 async def due(bench: Bench) -> list[str]:
     """What the other process finds due."""
-    return await bench.other.store.outbox.due_notices(now=bench.world.now, limit=10)
+    return await bench.other.store.outbox.due_entries(now=bench.world.now, limit=10)
 
 
 async def notice_item(bench: Bench, run_id: str) -> Item | None:
@@ -116,13 +116,13 @@ async def test_an_end_is_told_although_every_answer_is_lost_once(bench: Bench, e
     notice = await taken(world, run_id)
     assert notice.run is not None
     assert notice.run.status not in (RunStatus.RUNNING, RunStatus.PENDING)
-    assert await outbox.decide_notice(notice, ENDING, now=world.now)
-    await outbox.put_off_notice(notice, due_at=world.now + 2_000, attempts=1)
+    assert await outbox.fix_payload(notice, ENDING, now=world.now)
+    await outbox.reschedule_entry(notice, due_at=world.now + 2_000, attempts=1)
     assert await due(bench) == []
     await world.clock.advance(2)
     again = await taken(world, run_id)
     assert (again.ending, again.attempts) == (ENDING, 1)
-    await outbox.drop_notice(again)
+    await outbox.drop_entry(again)
     assert await notice_item(bench, run_id) is None
     assert bench.faults.fired >= 8
 
@@ -163,8 +163,8 @@ async def test_what_is_being_told_is_not_hastened_by_a_second_end(bench: Bench) 
     assert bench.faults.fired == 1
     outbox, now = bench.store.outbox, bench.world.now
     notice = await taken(bench.world, run_id)
-    assert await outbox.decide_notice(notice, ENDING, now=now)
-    await outbox.put_off_notice(notice, due_at=now + 2_000, attempts=1)
+    assert await outbox.fix_payload(notice, ENDING, now=now)
+    await outbox.reschedule_entry(notice, due_at=now + 2_000, attempts=1)
     await delete_run(bench.world, job_id, run_id)
 
     assert await due(bench) == []

@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
-from conveyor.ports.tasks import Settled, Undone
+from conveyor.ports.tasks import Released, Settled
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, check, open_bench, settles, writes
 
@@ -48,10 +48,10 @@ async def test_a_claim_that_another_took_meanwhile_is_not_settled(bench: TableBe
     world, other = bench.world(worker="one", patience=PATIENCE), bench.observer()
     _, run_id = await world.submit(1)
     task = await world.claimed(run_id, 0)
-    away = bench.seam.hold(settles)
+    away = bench.seam.acquire_or_renew(settles)
     settling = asyncio.create_task(world.settle(task, world.success(task)))
     await away.met.wait()
-    assert (await other.settle(task, Undone())).applied
+    assert (await other.settle(task, Released())).applied
     assert (await other.succeed(run_id, 0)).applied
     away.gate.set()
     assert await settling == Settled(applied=False, run_status=RunStatus.COMPLETED)
@@ -64,7 +64,7 @@ async def test_patience_ends_and_who_only_undoes_has_none(bench: TableBench) -> 
     task = await world.claimed(run_id, 0)
     bench.seam.be_away(writes, carried_out=False)
     with pytest.raises(ConveyorError):
-        await world.settle(task, Undone())
+        await world.settle(task, Released())
     bench.seam.be_away(settles, carried_out=False, count=1_000)
     settling = asyncio.create_task(world.settle(task, world.success(task)))
     await passed(bench, settling)

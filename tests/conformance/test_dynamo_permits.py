@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.permits import Holding, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import KEPT, DynamoPermits
@@ -79,14 +79,14 @@ class Process:
             self.held = 0
         return self.held
 
-    async def ask(self, change: int = 0, *, limit: int = LIMIT, wants: bool = False) -> Standing:
+    async def ask(self, change: int = 0, *, limit: int = LIMIT, wants: bool = False) -> LedgerState:
         """One call for so many more or fewer."""
         before = self.used
         count = max(0, before + change)
         self.held = min(before, count)
         self._sequence += 1
         asked_at = self.clock.monotonic()
-        holding = Holding(
+        holding = LeaseRequest(
             job_id=self._job_id,
             holder=self.name,
             count=count,
@@ -94,7 +94,7 @@ class Process:
             sequence=self._sequence,
             wants=wants,
         )
-        standing = await self.permits.hold(holding, limit=limit, lease=LEASE)
+        standing = await self.permits.acquire_or_renew(holding, limit=limit, lease=LEASE)
         if standing.granted:
             self._renewed_at = asked_at
             self.held += max(0, count - before)
@@ -298,9 +298,9 @@ async def test_a_write_that_arrives_after_the_next_one_is_refused(late: int, nex
 
 async def test_a_refusal_that_is_no_condition_is_not_hidden() -> None:
     [process] = Fleet(1).processes
-    too_long = Holding(job_id="J" * 3_000, holder="a", count=1, before=0, sequence=1)
+    too_long = LeaseRequest(job_id="J" * 3_000, holder="a", count=1, before=0, sequence=1)
     with pytest.raises(AwsRefused, match="ValidationException"):
-        await process.permits.hold(too_long, limit=1, lease=LEASE)
+        await process.permits.acquire_or_renew(too_long, limit=1, lease=LEASE)
 
 
 async def test_a_row_outlives_its_leases_by_far_and_then_goes_by_itself() -> None:

@@ -11,9 +11,9 @@ import pytest
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import JobStatus, Run, RunFailure, RunStatus
 from conveyor.domain.shards import ONE_SHARD
-from conveyor.ports.records import Answer, ClaimedKey, KeyBusy, Once
+from conveyor.ports.records import ClaimedKey, IdempotencyScope, KeyInUse, StoredResponse
 from conveyor.prod.aws.calls import Parameters
-from conveyor.prod.dynamodb.run_rows import Place
+from conveyor.prod.dynamodb.run_rows import RunPlace
 from conveyor.prod.dynamodb.schema import intent_key, place_key
 from conveyor.testing.aws_faults import ATTEMPTS
 from conveyor.testing.clock import FakeClock
@@ -46,7 +46,7 @@ async def test_a_job_is_made_once(bench: Bench) -> None:
     await bench.key("scope")
     lose_every_answer(bench)
     await bench.store.jobs.create_job(
-        job, run, tasks, answer=Answer(201, b"made"), once=Once("scope")
+        job, run, tasks, answer=StoredResponse(201, b"made"), once=IdempotencyScope("scope")
     )
     # The intent, three batches of rows, the transaction.
     assert bench.faults.fired == 5
@@ -54,14 +54,14 @@ async def test_a_job_is_made_once(bench: Bench) -> None:
     assert (view.job, view.latest_run) == (job, run)
     assert len(await bench.other.rows(run.run_id)) == 60
     assert await bench.intents() == 0
-    assert await bench.key("scope") == Answer(201, b"made")
+    assert await bench.key("scope") == StoredResponse(201, b"made")
 
 
 async def test_tasks_are_added_once(bench: Bench) -> None:
     job_id, run_id = await bench.world.submit(2, closed=False)
     await bench.key("add")
     lose_every_answer(bench)
-    answer = await bench.world.append(job_id, 3, last_batch=True, once=Once("add"))
+    answer = await bench.world.append(job_id, 3, last_batch=True, once=IdempotencyScope("add"))
     # Reserved, written, counted.
     assert bench.faults.fired == 3
     assert answer.body == b"3 2"
@@ -124,7 +124,7 @@ async def test_a_key_is_claimed_by_who_claimed_it(bench: Bench) -> None:
     assert taken == ClaimedKey("FIRST", taken_over=True)
     # Written; refused, taken over, and found to be its own.
     assert bench.faults.fired == 4
-    assert await bench.key("scope", after=LAPSE) == KeyBusy()
+    assert await bench.key("scope", after=LAPSE) == KeyInUse()
     await bench.release("scope", created_id="FIRST", after=LAPSE)
     assert await bench.key("scope", created_id="NEW") == ClaimedKey("NEW", taken_over=False)
 
@@ -133,7 +133,7 @@ async def test_of_many_one_takes_a_lapsed_key_over(bench: Bench) -> None:
     await bench.key("scope", created_id="FIRST")
     claims = await asyncio.gather(*(bench.key("scope", after=LAPSE) for _ in range(10)))
     assert claims.count(ClaimedKey("FIRST", taken_over=True)) == 1
-    assert claims.count(KeyBusy()) == 9
+    assert claims.count(KeyInUse()) == 9
 
 
 # Calls that break off between two steps
@@ -142,7 +142,9 @@ async def test_of_many_one_takes_a_lapsed_key_over(bench: Bench) -> None:
 async def test_a_job_whose_rows_were_cut_off_is_not_there(bench: Bench) -> None:
     job, run, tasks = bench.world.draft(60)
     bench.faults.fail(DB, INSERT, away(), nth=2, times=9)
-    create = bench.store.jobs.create_job(job, run, tasks, answer=Answer(201, b""), once=None)
+    create = bench.store.jobs.create_job(
+        job, run, tasks, answer=StoredResponse(201, b""), once=None
+    )
     await refused(ErrorCode.UNAVAILABLE, create)
     jobs = bench.other.store.jobs
     assert await jobs.find_job(job.job_id) is None
@@ -155,7 +157,9 @@ async def test_a_job_that_was_made_unheard_is_not_made_again(bench: Bench) -> No
     job, run, tasks = bench.world.draft(3)
     bench.faults.vanish(DB, TRANSACT)
     for code in (ErrorCode.UNAVAILABLE, ErrorCode.CONFLICT):
-        create = bench.store.jobs.create_job(job, run, tasks, answer=Answer(201, b""), once=None)
+        create = bench.store.jobs.create_job(
+            job, run, tasks, answer=StoredResponse(201, b""), once=None
+        )
         await refused(code, create)
         assert (await bench.other.view(job.job_id)).latest_run == run
         assert len(await bench.other.rows(run.run_id)) == 3
@@ -164,7 +168,7 @@ async def test_a_job_that_was_made_unheard_is_not_made_again(bench: Bench) -> No
 
 async def test_who_is_too_late_with_a_job_takes_its_rows_back(bench: Bench) -> None:
     job, run, tasks = bench.world.draft(3)
-    place = Place(run.run_id, job.job_id, 1, ONE_SHARD)
+    place = RunPlace(run.run_id, job.job_id, 1, ONE_SHARD)
 
     async def abandon() -> None:
         await bench.table.update(
@@ -175,7 +179,9 @@ async def test_who_is_too_late_with_a_job_takes_its_rows_back(bench: Bench) -> N
         )
 
     bench.faults.before(DB, TRANSACT, abandon)
-    create = bench.store.jobs.create_job(job, run, tasks, answer=Answer(201, b""), once=None)
+    create = bench.store.jobs.create_job(
+        job, run, tasks, answer=StoredResponse(201, b""), once=None
+    )
     await refused(ErrorCode.UNAVAILABLE, create)
     assert await bench.intents() == 0
     assert await bench.table.get(place.task(tasks[0].task_id)) is None
@@ -198,9 +204,11 @@ async def test_tasks_that_were_counted_unheard_stay(bench: Bench) -> None:
     job_id, run_id = await bench.world.submit(0, closed=False)
     await bench.key("add")
     bench.faults.vanish(DB, TRANSACT, nth=2)
-    await refused(ErrorCode.UNAVAILABLE, bench.world.append(job_id, 2, once=Once("add")))
+    await refused(
+        ErrorCode.UNAVAILABLE, bench.world.append(job_id, 2, once=IdempotencyScope("add"))
+    )
     await bench.nothing_half_added(job_id, run_id, [0, 1])
-    assert (await bench.world.append(job_id, 2, once=Once("add"))).body == b"2 0"
+    assert (await bench.world.append(job_id, 2, once=IdempotencyScope("add"))).body == b"2 0"
     await bench.nothing_half_added(job_id, run_id, [0, 1])
 
 

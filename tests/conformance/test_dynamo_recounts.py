@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
-from conveyor.ports.tasks import Held, Settled, Undone
+from conveyor.ports.tasks import ClaimedElsewhere, Released, Settled
 from conveyor.prod.dynamodb.client import Plain
 from conveyor.prod.dynamodb.counters import recount
 from conveyor.testing.clock import FakeClock
@@ -59,7 +59,7 @@ async def test_a_row_that_nobody_knows_to_have_moved_is_recounted(
 
 async def test_a_recount_before_an_addition_counts_its_row(bench: TableBench, one: World) -> None:
     _, run_id = await one.submit(1)
-    held = bench.seam.hold(additions)
+    held = bench.seam.acquire_or_renew(additions)
     settling = asyncio.create_task(one.succeed(run_id, 0))
     await held.met.wait()
     row = await recount(bench.outside, run_id, now=bench.clock.now())
@@ -78,11 +78,11 @@ async def test_a_recount_that_missed_a_row_is_made_again(bench: TableBench, one:
     await one.succeed(run_id, 0)
     task = await one.claimed(run_id, 1)
     await distort(bench, run_id)
-    written = bench.seam.hold(changes)
+    written = bench.seam.acquire_or_renew(changes)
     later = bench.clock.now() + CLAIM_LENGTH
     recounting = asyncio.create_task(recount(bench.records, run_id, now=later))
     await written.met.wait()
-    added = bench.seam.hold(additions)
+    added = bench.seam.acquire_or_renew(additions)
     settling = asyncio.create_task(one.settle(task, one.success(task)))
     await added.met.wait()
     written.gate.set()
@@ -99,7 +99,7 @@ async def test_a_recount_crossed_by_an_addition_counts_again(bench: TableBench, 
     task = await one.claimed(run_id, 1)
     await one.succeed(run_id, 0)
     await distort(bench, run_id)
-    written = bench.seam.hold(changes)
+    written = bench.seam.acquire_or_renew(changes)
     later = bench.clock.now() + CLAIM_LENGTH
     recounting = asyncio.create_task(recount(bench.records, run_id, now=later))
     await written.met.wait()
@@ -154,7 +154,7 @@ async def test_a_recount_leaves_what_is_right_and_what_is_in_work(
     task = await one.claimed(run_id, 1)
     distorted = await bench.row(run_id)
     assert await recount(bench.outside, run_id, now=one.now) == distorted
-    await one.settle(task, Undone())
+    await one.settle(task, Released())
     row = await recount(bench.outside, run_id, now=one.now)
     assert row is not None
     assert row.run.stats == before.run.stats
@@ -171,7 +171,7 @@ async def test_tasks_that_are_only_being_added_are_no_part_of_the_run(
     counted = await recount(bench.outside, run_id, now=one.now)
     assert counted is not None
     assert counted.run.stats.total == 2
-    assert await one.claim(run_id, 2) == Held(one.now + 1_000)
+    assert await one.claim(run_id, 2) == ClaimedElsewhere(one.now + 1_000)
     rows = await one.rows(run_id)
     assert [(row.status, row.claim_number) for row in rows] == [("pending", 0)] * 3
 

@@ -11,7 +11,7 @@ from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.inputs import InputType, JobInput
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.copying import Intent, take_back
-from conveyor.prod.dynamodb.run_rows import Places, RunRecords
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DAY, DB, INSERT, LAPSE, TRANSACT, Bench, open_bench
@@ -74,7 +74,7 @@ async def expiry(bench: Bench, job_id: str, run_id: str) -> Step:
 
 
 async def correction(bench: Bench, job_id: str, run_id: str) -> Step:
-    place = await Places(bench.table).find(run_id)
+    place = await RunPlaces(bench.table).find(run_id)
     assert place is not None
     await bench.table.update(place.key, "SET credits = :n", condition="attribute_exists(pk)", n=7)
     return lambda: bench.store.sweeping.reconcile_run(run_id, now=bench.world.now)
@@ -82,7 +82,7 @@ async def correction(bench: Bench, job_id: str, run_id: str) -> Step:
 
 async def taking_back(bench: Bench, job_id: str, run_id: str) -> Step:
     """Rows whose intent another call has ended meanwhile; the run itself was not made."""
-    place = await Places(bench.table).find(run_id)
+    place = await RunPlaces(bench.table).find(run_id)
     assert place is not None
     # Its own intent is looked for first: that condition is not met, and only then comes the put.
     return lambda: take_back(bench.store.table, Intent(place, "holder", is_first=False))
@@ -131,20 +131,20 @@ async def release(bench: Bench, job_id: str, run_id: str) -> Step:
 
 async def giving_back_lease(bench: Bench, job_id: str, run_id: str) -> Step:
     outbox, now = bench.store.outbox, bench.world.now
-    notice = await outbox.lease_notice(run_id, now=now, lapses_at=now + LAPSE)
+    notice = await outbox.lease_entry(run_id, now=now, lapses_at=now + LAPSE)
     assert notice is not None
-    return lambda: outbox.put_off_notice(notice, due_at=now, attempts=0)
+    return lambda: outbox.reschedule_entry(notice, due_at=now, attempts=0)
 
 
 async def dropping_notice(bench: Bench, job_id: str, run_id: str) -> Step:
     outbox, now = bench.store.outbox, bench.world.now
-    notice = await outbox.lease_notice(run_id, now=now, lapses_at=now + LAPSE)
+    notice = await outbox.lease_entry(run_id, now=now, lapses_at=now + LAPSE)
     assert notice is not None
-    return lambda: outbox.drop_notice(notice)
+    return lambda: outbox.drop_entry(notice)
 
 
 def generations(bench: Bench) -> DynamoGenerations:
-    return DynamoGenerations(RunRecords(bench.store.table, Places(bench.store.table)))
+    return DynamoGenerations(DynamoRunRows(bench.store.table, RunPlaces(bench.store.table)))
 
 
 STEPS: dict[str, Steps] = {
@@ -205,7 +205,7 @@ STEPS: dict[str, Steps] = {
     ),
     "upload": upload,
     "lease a notice": simply(
-        lambda bench, job_id, run_id: bench.store.outbox.lease_notice(
+        lambda bench, job_id, run_id: bench.store.outbox.lease_entry(
             run_id, now=bench.world.now, lapses_at=bench.world.now + LAPSE
         )
     ),

@@ -10,7 +10,7 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import Task
 from conveyor.prod.aws.calls import Parameters
-from conveyor.prod.dynamodb.client import NewerShape
+from conveyor.prod.dynamodb.client import NewerRow
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, Key, place_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, open_bench, writes
@@ -86,7 +86,7 @@ async def test_a_row_of_a_newer_shape_keeps_no_other_claim_from_being_renewed(
         condition="attribute_exists(pk)",
         newer=ROW_SHAPE + 1,
     )
-    with pytest.raises(NewerShape):
+    with pytest.raises(NewerRow):
         await renew(world, tasks)
     assert await ends_of_claims(bench, tasks[1:]) == [2 * CLAIM_LENGTH] * (COUNT - 1)
 
@@ -105,7 +105,7 @@ async def test_a_run_whose_place_cannot_be_read_costs_the_claims_of_no_other(
         condition="attribute_exists(pk)",
         newer=ROW_SHAPE + 1,
     )
-    with pytest.raises(NewerShape):
+    with pytest.raises(NewerRow):
         await renew(other, tasks)
     assert await ends_of_claims(bench, tasks[1:]) == [2 * CLAIM_LENGTH]
 

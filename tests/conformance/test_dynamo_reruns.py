@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus
-from conveyor.ports.records import Answer, Once
+from conveyor.ports.records import IdempotencyScope, StoredResponse
 from conveyor.prod.dynamodb.schema import intent_key, pin_key, place_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
@@ -53,7 +53,7 @@ async def test_a_rerun_is_made_once(bench: Ingests, large_from: int) -> None:
     job_id, source = await bench.other.ended("sffsp")
     await key(bench, "rerun")
     bench.lose_every_answer()
-    once = Once("rerun")
+    once = IdempotencyScope("rerun")
     run_id, told = await bench.one.world.rerun(job_id, F, large_from=large_from, once=once)
     assert told == f"2 2 {source}"
     view = await bench.other.world.view(job_id)
@@ -61,7 +61,7 @@ async def test_a_rerun_is_made_once(bench: Ingests, large_from: int) -> None:
     assert (view.job.run_count, view.job.latest_run_id, view.job.version) == (2, run_id, 2)
     assert (view.latest_run.run_id, view.latest_run.version) == (run_id, 1)
     assert await bench.intents() == 0
-    assert await key(bench, "rerun") == Answer(201, told.encode())
+    assert await key(bench, "rerun") == StoredResponse(201, told.encode())
     assert await bench.table.get(pin_key(job_id, source, run_id)) is not None
     if large_from == 100:
         await bench.exact(job_id, run_id, "spps")
@@ -79,9 +79,9 @@ async def test_a_rerun_that_was_made_unheard_is_answered(bench: Ingests) -> None
     await refused(ErrorCode.UNAVAILABLE, bench.one.world.rerun(job_id, F, run_id=run_id))
     await bench.exact(job_id, run_id, "spp")
     await key(bench, "rerun")
-    again = await bench.one.world.rerun(job_id, F, run_id=run_id, once=Once("rerun"))
+    again = await bench.one.world.rerun(job_id, F, run_id=run_id, once=IdempotencyScope("rerun"))
     assert again == (run_id, f"2 1 {source}")
-    assert await key(bench, "rerun") == Answer(201, again[1].encode())
+    assert await key(bench, "rerun") == StoredResponse(201, again[1].encode())
     assert (await bench.other.world.view(job_id)).job.run_count == 2
     await bench.exact(job_id, run_id, "spp")
 
@@ -187,7 +187,7 @@ async def test_an_answer_that_cannot_be_rendered_leaves_no_row(bench: Ingests) -
     job_id, _ = await bench.other.ended("sff")
     rows = await bench.rows_left(job_id)
 
-    def broken(_made: object) -> Answer:
+    def broken(_made: object) -> StoredResponse:
         raise RuntimeError("rendering failed")
 
     with pytest.raises(RuntimeError, match="rendering"):

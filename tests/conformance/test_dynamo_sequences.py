@@ -146,7 +146,7 @@ async def test_an_addition_that_crosses_it_is_counted_once(
     await one.succeed(run_id, 0)
     task = await one.claimed(run_id, 1)
     await have_been_counted_in(bench, run_id, MOST_SEQUENCES + 1)
-    held = bench.seam.hold(changes)
+    held = bench.seam.acquire_or_renew(changes)
     sweeper = DynamoSweeping(bench.records)
     later = one.now + CLAIM_LENGTH
     forgetting = asyncio.create_task(sweeper.reconcile_run(run_id, now=later))

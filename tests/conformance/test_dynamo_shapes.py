@@ -11,7 +11,7 @@ import pytest
 from conveyor.domain.model import JobStatus, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.exports import ExportStatus
-from conveyor.ports.permits import Holding
+from conveyor.ports.permits import LeaseRequest
 from conveyor.prod.dynamodb.client import Item, Name, rewritten
 from conveyor.prod.dynamodb.permits import DynamoPermits
 from conveyor.prod.dynamodb.schema import export_item_key, job_key, permits_key, run_key, task_key
@@ -159,8 +159,8 @@ async def test_the_counts_of_a_copy_keep_what_a_newer_version_wrote(versions: Ve
 async def test_entries_of_a_ledger_may_have_more_than_is_known(versions: Versions) -> None:
     clock = versions.table.clock
     one, other = (DynamoPermits(versions.table, clock) for _ in range(2))
-    holding = Holding(job_id="JOB", holder="one", count=2, before=0, sequence=1)
-    assert (await one.hold(holding, limit=3, lease=30.0)).granted
+    holding = LeaseRequest(job_id="JOB", holder="one", count=2, before=0, sequence=1)
+    assert (await one.acquire_or_renew(holding, limit=3, lease=30.0)).granted
     key = permits_key("JOB")
     await versions.table.update(
         key,
@@ -169,8 +169,8 @@ async def test_entries_of_a_ledger_may_have_more_than_is_known(versions: Version
         later=Name(LATER),
         kept="kept",
     )
-    more = Holding(job_id="JOB", holder="other", count=2, before=0, sequence=1)
-    refused = await other.hold(more, limit=3, lease=30.0)
+    more = LeaseRequest(job_id="JOB", holder="other", count=2, before=0, sequence=1)
+    refused = await other.acquire_or_renew(more, limit=3, lease=30.0)
     assert (refused.granted, refused.free) == (False, 1)
     assert (await versions.item(key))["entries"]["one"][LATER] == "kept"
 

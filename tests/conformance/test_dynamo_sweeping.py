@@ -14,13 +14,13 @@ from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Job, JobStatus, NewTask, Run, RunStats, RunStatus, TaskSpec
 from conveyor.domain.shards import Shards, ShardScheme
-from conveyor.ports.records import Answer as Stored
 from conveyor.ports.records import Appended
+from conveyor.ports.records import StoredResponse as Stored
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.jobs import DynamoJobs
-from conveyor.prod.dynamodb.run_rows import Place, Places, RunRecords, new_run_item
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces, new_run_item
 from conveyor.prod.dynamodb.schema import (
     INTENTS,
     Key,
@@ -86,7 +86,7 @@ class Bench:
         self.clock = clock
         self.seam = Seam(aws)
         self.table = Table(self.seam, table, clock)
-        records = RunRecords(self.table, Places(self.table))
+        records = DynamoRunRows(self.table, RunPlaces(self.table))
         self.sweeping = DynamoSweeping(records)
         self.jobs = DynamoJobs(records)
 
@@ -131,31 +131,31 @@ class Bench:
         rows: Sequence[int] = (),
         shards: int = 1,
         **attributes: Any,
-    ) -> Place:
+    ) -> RunPlace:
         """Write a run with rows at some indexes."""
         job, run, _ = self.draft(count=len(rows), shards=shards)
         run = structs.replace(run, status=status)
-        place = Place(run.run_id, job.job_id, 1, Shards(shards, ShardScheme.STRIPE))
+        place = RunPlace(run.run_id, job.job_id, 1, Shards(shards, ShardScheme.STRIPE))
         await self.table.put(place.key, {**new_run_item(run, job), **attributes})
         await self.table.put(place_key(run.run_id), place.item())
         await self.rows(place, rows)
         return place
 
-    async def rows(self, place: Place, indexes: Sequence[int]) -> None:
+    async def rows(self, place: RunPlace, indexes: Sequence[int]) -> None:
         """Write rows of a run, whether it exists or not."""
         for index in indexes:
             task_id = ids.task_id(place.run_id, index)
             item = new_task_item(task_id, SPEC, now=self.now)
             await self.table.put(place.task(task_id), item)
 
-    async def intent(self, place: Place) -> Key:
+    async def intent(self, place: RunPlace) -> Key:
         """Write that rows of a run are about to be written."""
         key = intent_key(place.job_id, place.run_id)
         found_by = {"gsi1pk": INTENTS, "gsi1sk": by_time(self.now, place.run_id)}
         await self.table.put(key, {**place.item(), "run_id": place.run_id, **found_by})
         return key
 
-    async def left(self, place: Place) -> list[int]:
+    async def left(self, place: RunPlace) -> list[int]:
         """The indexes of the rows of a run that there are."""
         found: list[int] = []
         for shard in range(place.shards.count):
@@ -183,9 +183,9 @@ async def bench() -> AsyncIterator[Bench]:
     await aws.call("dynamodb", "delete_table", {"TableName": name})
 
 
-def _place(bench: Bench, shards: int) -> Place:
+def _place(bench: Bench, shards: int) -> RunPlace:
     clock = bench.clock
-    return Place(clock.new_id(), clock.new_id(), 1, Shards(shards, ShardScheme.STRIPE))
+    return RunPlace(clock.new_id(), clock.new_id(), 1, Shards(shards, ShardScheme.STRIPE))
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -228,7 +228,9 @@ async def test_who_was_given_up_cannot_make_the_job_any_more(bench: Bench) -> No
         await bench.jobs.create_job(job, run, tasks, answer=Stored(201, b"{}"), once=None)
     assert removed == [1]
     assert await bench.jobs.find_job(job.job_id) is None
-    assert await bench.left(Place(run.run_id, job.job_id, 1, Shards(1, ShardScheme.STRIPE))) == []
+    assert (
+        await bench.left(RunPlace(run.run_id, job.job_id, 1, Shards(1, ShardScheme.STRIPE))) == []
+    )
     assert await bench.sweeping.tidy(now=bench.now) == 0
 
 
@@ -258,7 +260,7 @@ async def test_who_was_given_up_cannot_add_any_more(bench: Bench) -> None:
     with pytest.raises(ConveyorError):
         await add()
     assert removed == [0, 1]
-    place = Place(run.run_id, job.job_id, 1, Shards(1, ShardScheme.STRIPE))
+    place = RunPlace(run.run_id, job.job_id, 1, Shards(1, ShardScheme.STRIPE))
     assert await bench.left(place) == [0, 1]
     # No index is given twice.
     assert (await add()).body == b"5"

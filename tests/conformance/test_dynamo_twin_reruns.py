@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import TaskStatus
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from conveyor.prod.dynamodb.schema import intent_key, place_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import DB, INSERT, Ingests, open_ingests
@@ -52,7 +52,7 @@ async def test_rows_of_the_slower_call_do_not_outlive_a_run_that_was_not_made(
     rows = await bench.rows_left(job_id)
     run_id = bench.one.world.clock.new_id()
 
-    def broken(_made: object) -> Answer:
+    def broken(_made: object) -> StoredResponse:
         raise RuntimeError("rendering failed")
 
     async def fail_meanwhile() -> None:

@@ -15,7 +15,7 @@ from conveyor.prod.dynamodb.schema import FLEET
 from conveyor.prod.startup_checks import (
     BEAT,
     WATCH,
-    Terms,
+    FleetTerms,
     agree,
     change_ledger,
     fingerprint,
@@ -38,7 +38,7 @@ async def table(clock: FakeClock) -> AsyncIterator[Table]:
 
 async def agree_on_ledger(table: Table, kind: str) -> None:
     """Agree as a worker."""
-    await agree(table, Terms(ledger=kind, bucket="bodies"), works=True)
+    await agree(table, FleetTerms(ledger=kind, bucket="bodies"), works=True)
 
 
 async def ledger_kind(table: Table) -> str | None:
@@ -158,7 +158,7 @@ async def test_who_has_another_bucket_is_turned_away_whatever_its_role(
 ) -> None:
     await agree_on_ledger(table, "redis")
     with pytest.raises(ConveyorError) as refused:
-        await agree(table, Terms(ledger="redis", bucket="others"), works=works)
+        await agree(table, FleetTerms(ledger="redis", bucket="others"), works=works)
     assert refused.value.code is ErrorCode.CONFLICT
     assert refused.value.detail == (
         "this fleet keeps its bodies in the bucket bodies and this process is set to others"
@@ -168,14 +168,14 @@ async def test_who_has_another_bucket_is_turned_away_whatever_its_role(
 async def test_an_api_agrees_whatever_its_ledger_and_is_no_sign_of_a_worker(table: Table) -> None:
     await agree_on_ledger(table, "redis")
     before = await fleet_item(table)
-    after = await agree(table, Terms(ledger="dynamodb", bucket="bodies"), works=False)
+    after = await agree(table, FleetTerms(ledger="dynamodb", bucket="bodies"), works=False)
     assert after == before
 
 
 async def test_what_an_older_version_wrote_is_completed(table: Table) -> None:
     await table.put(FLEET, {"shape": 1, "ledger": "redis", "beats": 7})
     item = await agree(
-        table, Terms(ledger="redis", bucket="bodies", secrets=secrets("a")), works=True
+        table, FleetTerms(ledger="redis", bucket="bodies", secrets=secrets("a")), works=True
     )
     assert (item["beats"], item["bucket_name"], item["secrets"]) == (8, "bodies", [*secrets("a")])
 
@@ -185,7 +185,7 @@ async def test_secrets_are_those_of_one_fleet_while_one_is_shared(
     table: Table, works: bool
 ) -> None:
     async def come(*texts: str) -> list[str]:
-        terms = Terms(ledger="redis", bucket="bodies", secrets=secrets(*texts))
+        terms = FleetTerms(ledger="redis", bucket="bodies", secrets=secrets(*texts))
         found: list[str] = (await agree(table, terms, works=works))["secrets"]
         return found
 
@@ -202,9 +202,9 @@ async def test_secrets_are_those_of_one_fleet_while_one_is_shared(
 
 
 async def test_another_last_secret_is_noticed(table: Table) -> None:
-    began = Terms(ledger="redis", bucket="bodies", secrets=secrets("b", "a"))
+    began = FleetTerms(ledger="redis", bucket="bodies", secrets=secrets("b", "a"))
     item = await agree(table, began, works=False)
-    cut = Terms(ledger="redis", bucket="bodies", secrets=secrets("c", "b"))
+    cut = FleetTerms(ledger="redis", bucket="bodies", secrets=secrets("c", "b"))
 
     assert not names_callers_anew(item, began)
     assert names_callers_anew(await agree(table, cut, works=False), cut)
@@ -214,7 +214,7 @@ async def test_bucket_and_secrets_are_changed_while_no_worker_speaks(
     table: Table, clock: FakeClock
 ) -> None:
     await agree_on_ledger(table, "redis")
-    moved = Terms(ledger="redis", bucket="moved", secrets=secrets("new"))
+    moved = FleetTerms(ledger="redis", bucket="moved", secrets=secrets("new"))
     assert await watched(table, clock, partial(rebind, table, moved), seconds=WATCH) is True
     assert not await rebind(table, moved)
     await agree(table, moved, works=True)
@@ -227,7 +227,7 @@ async def test_nothing_is_changed_where_there_is_no_table(clock: FakeClock) -> N
     absent.name = "conveyor-none"
     changes = (
         partial(change_ledger, absent, "redis"),
-        partial(rebind, absent, Terms(ledger="redis", bucket="moved")),
+        partial(rebind, absent, FleetTerms(ledger="redis", bucket="moved")),
     )
     for change in changes:
         with pytest.raises(ConveyorError) as caught:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from conveyor.ports.records import (
-    Answer,
     ClaimedKey,
     Idempotency,
-    KeyBusy,
+    IdempotencyScope,
     KeyClaim,
+    KeyInUse,
     KeyMismatch,
-    Once,
+    StoredResponse,
 )
 from conveyor.testing.clock import FakeClock
 from tests.conformance.world import World
@@ -46,14 +46,14 @@ async def test_a_new_key_is_claimed(idempotency: Idempotency, clock: FakeClock) 
 
 async def test_a_second_request_meets_the_first(idempotency: Idempotency, clock: FakeClock) -> None:
     await claim(idempotency, clock.now())
-    assert await claim(idempotency, clock.now() + LAPSE - 1, created_id="2") == KeyBusy()
+    assert await claim(idempotency, clock.now() + LAPSE - 1, created_id="2") == KeyInUse()
 
 
 async def test_another_body_is_a_mismatch(idempotency: Idempotency, world: World) -> None:
     await claim(idempotency, world.now)
     assert await claim(idempotency, world.now, body=b"other") == KeyMismatch()
     assert await claim(idempotency, world.now + LAPSE, body=b"other") == KeyMismatch()
-    await world.submit(1, once=Once("scope"))
+    await world.submit(1, once=IdempotencyScope("scope"))
     assert await claim(idempotency, world.now, body=b"other") == KeyMismatch()
 
 
@@ -64,14 +64,14 @@ async def test_a_lapsed_claim_is_taken_over_with_its_id(
     await claim(idempotency, now)
     taken = await claim(idempotency, now + LAPSE, created_id="SECOND")
     assert taken == ClaimedKey("FIRST", taken_over=True)
-    assert await claim(idempotency, now + 2 * LAPSE - 1, created_id="THIRD") == KeyBusy()
+    assert await claim(idempotency, now + 2 * LAPSE - 1, created_id="THIRD") == KeyInUse()
 
 
 async def test_an_answer_stands_until_it_expires(idempotency: Idempotency, world: World) -> None:
     now = world.now
     await claim(idempotency, now)
-    await world.submit(1, once=Once("scope"))
-    assert await claim(idempotency, now + DAY - 1) == Answer(201, b"{}")
+    await world.submit(1, once=IdempotencyScope("scope"))
+    assert await claim(idempotency, now + DAY - 1) == StoredResponse(201, b"{}")
     assert await claim(idempotency, now + DAY, created_id="NEW") == ClaimedKey("NEW", False)
 
 
@@ -84,10 +84,10 @@ async def test_a_released_key_is_free_again(idempotency: Idempotency, clock: Fak
 
 async def test_a_release_leaves_an_answer_alone(idempotency: Idempotency, world: World) -> None:
     await claim(idempotency, world.now)
-    await world.submit(1, once=Once("scope"))
+    await world.submit(1, once=IdempotencyScope("scope"))
     await release(idempotency, world.now)
     await release(idempotency, world.now, scope="never claimed")
-    assert await claim(idempotency, world.now) == Answer(201, b"{}")
+    assert await claim(idempotency, world.now) == StoredResponse(201, b"{}")
 
 
 async def test_a_late_release_leaves_the_claims_of_others_alone(
@@ -97,12 +97,12 @@ async def test_a_late_release_leaves_the_claims_of_others_alone(
     await claim(idempotency, now)
     await claim(idempotency, now + LAPSE, created_id="SECOND")
     await release(idempotency, now)
-    assert await claim(idempotency, now + LAPSE, created_id="THIRD") == KeyBusy()
+    assert await claim(idempotency, now + LAPSE, created_id="THIRD") == KeyInUse()
     await release(idempotency, now + LAPSE)
     fresh = await claim(idempotency, now, created_id="FOURTH")
     assert fresh == ClaimedKey("FOURTH", taken_over=False)
     await release(idempotency, now)
-    assert await claim(idempotency, now) == KeyBusy()
+    assert await claim(idempotency, now) == KeyInUse()
 
 
 async def test_of_fifty_at_once_one_goes_on(idempotency: Idempotency, clock: FakeClock) -> None:
@@ -111,4 +111,4 @@ async def test_of_fifty_at_once_one_goes_on(idempotency: Idempotency, clock: Fak
         *(claim(idempotency, now, created_id=str(number)) for number in range(50))
     )
     assert sum(isinstance(one, ClaimedKey) for one in claims) == 1
-    assert claims.count(KeyBusy()) == 49
+    assert claims.count(KeyInUse()) == 49

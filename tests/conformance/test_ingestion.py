@@ -9,7 +9,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import IngestStatus, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import Shards
 from conveyor.ports.ingestion import Ingestion
-from conveyor.ports.tasks import Claimed, Finished
+from conveyor.ports.tasks import Claimed, NotClaimable
 from tests.conformance.large_runs import LAYOUTS, Large
 from tests.conformance.world import CALLER, World, spec
 
@@ -190,7 +190,7 @@ async def test_a_run_whose_rows_cannot_be_written_fails(world: World, ingestion:
     assert (run.status, run.failure_reason) == (RunStatus.FAILED, RunFailure.INGEST_FAILED)
     assert (run.failure_detail, run.stats.total) == ("a chunk is gone", 2)
     assert not run.ingesting
-    assert isinstance(await world.claim(large.run_id, 1), Finished)
+    assert isinstance(await world.claim(large.run_id, 1), NotClaimable)
     _, rerun = await world.rerun(large.job_id)
     assert rerun == f"2 0 {large.run_id}"
 

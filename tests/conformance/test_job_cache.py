@@ -14,7 +14,7 @@ from conveyor.domain.model import Job, JobStatus
 from conveyor.prod.redis.job_cache import KEPT, SHAPE, CachedJobs
 from conveyor.prod.redis.rate_limit import RedisRateLimit
 from conveyor.prod.redis.server import RedisServer
-from conveyor.records.job_templates import Templates
+from conveyor.records.job_templates import JobTemplates
 from conveyor.testing.clock import START, FakeClock
 from tests.conformance.redis_process import RedisProcess
 
@@ -95,8 +95,8 @@ async def test_the_store_is_asked_once_for_all_workers(
 async def test_templates_come_from_the_cache_whole(
     cache: CachedJobs, store: CountedJobs, server: RedisServer
 ) -> None:
-    first = await Templates(cache, SEALER).get("JOB")
-    second = await Templates(CachedJobs(store, server, environment="cache"), SEALER).get("JOB")
+    first = await JobTemplates(cache, SEALER).get("JOB")
+    second = await JobTemplates(CachedJobs(store, server, environment="cache"), SEALER).get("JOB")
     assert first is not None
     assert second is not None
     assert (second.job, second.api_key) == (job(), API_KEY)

@@ -10,7 +10,15 @@ from msgspec import structs
 from conveyor.domain import ids
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import Format, JobStatus, RunStatus
-from conveyor.ports.records import Answer, Appended, ClaimedKey, Idempotency, Jobs, Once, Runs
+from conveyor.ports.records import (
+    Appended,
+    ClaimedKey,
+    Idempotency,
+    IdempotencyScope,
+    Jobs,
+    Runs,
+    StoredResponse,
+)
 from tests.conformance.world import CALLER, World, refused, spec
 
 STRANGER = "another caller"
@@ -42,7 +50,7 @@ async def test_what_is_created_is_read_back_whole(world: World, jobs: Jobs) -> N
         task_shard_count=1,
         sealed_key=b"\x00sealed\xff",
     )
-    await jobs.create_job(job, run, tasks, answer=Answer(201, b""), once=None)
+    await jobs.create_job(job, run, tasks, answer=StoredResponse(201, b""), once=None)
     view = await jobs.get_job(CALLER, job.job_id)
     assert view is not None
     assert view.job == job
@@ -56,11 +64,11 @@ async def test_what_is_created_is_read_back_whole(world: World, jobs: Jobs) -> N
 
 async def test_a_job_id_is_written_once(world: World, jobs: Jobs) -> None:
     job, run, tasks = world.draft(2)
-    await jobs.create_job(job, run, tasks, answer=Answer(201, b""), once=None)
+    await jobs.create_job(job, run, tasks, answer=StoredResponse(201, b""), once=None)
     _, other_run, _ = world.draft(0)
     await refused(
         ErrorCode.CONFLICT,
-        jobs.create_job(job, other_run, [], answer=Answer(201, b""), once=None),
+        jobs.create_job(job, other_run, [], answer=StoredResponse(201, b""), once=None),
     )
     assert (await world.view(job.job_id)).latest_run == run
     assert len(await world.rows(run.run_id)) == 2
@@ -74,7 +82,7 @@ async def test_a_create_that_fails_leaves_nothing(world: World, jobs: Jobs) -> N
     clashing = structs.replace(run, run_id=taken_run)
     await refused(
         ErrorCode.CONFLICT,
-        jobs.create_job(job, clashing, tasks, answer=Answer(201, b""), once=None),
+        jobs.create_job(job, clashing, tasks, answer=StoredResponse(201, b""), once=None),
     )
     assert await jobs.get_job(CALLER, job.job_id) is None
     assert await jobs.find_job(job.job_id) is None
@@ -87,8 +95,8 @@ async def test_the_answer_is_stored_with_the_job(
 ) -> None:
     assert isinstance(await claim_key(world, idempotency, "scope"), ClaimedKey)
     job, run, tasks = world.draft(1)
-    answer = Answer(201, b'{"bytes": "\xff"}')
-    await jobs.create_job(job, run, tasks, answer=answer, once=Once("scope"))
+    answer = StoredResponse(201, b'{"bytes": "\xff"}')
+    await jobs.create_job(job, run, tasks, answer=answer, once=IdempotencyScope("scope"))
     assert await claim_key(world, idempotency, "scope") == answer
 
 
@@ -96,11 +104,13 @@ async def test_an_answered_key_makes_no_second_job(
     world: World, jobs: Jobs, idempotency: Idempotency
 ) -> None:
     await claim_key(world, idempotency, "scope")
-    await world.submit(1, once=Once("scope"))
+    await world.submit(1, once=IdempotencyScope("scope"))
     job, run, tasks = world.draft(1)
     await refused(
         ErrorCode.CONFLICT,
-        jobs.create_job(job, run, tasks, answer=Answer(201, b""), once=Once("scope")),
+        jobs.create_job(
+            job, run, tasks, answer=StoredResponse(201, b""), once=IdempotencyScope("scope")
+        ),
     )
     assert await jobs.get_job(CALLER, job.job_id) is None
 
@@ -126,7 +136,7 @@ async def test_another_callers_job_is_absent(world: World, jobs: Jobs, runs: Run
             last_batch=False,
             max_tasks=10,
             now=now,
-            answer=lambda made: Answer(200, b""),
+            answer=lambda made: StoredResponse(200, b""),
             once=None,
         ),
         runs.rerun(
@@ -137,7 +147,7 @@ async def test_another_callers_job_is_absent(world: World, jobs: Jobs, runs: Run
             window_start=0,
             large_from=10_000,
             now=now,
-            answer=lambda made: Answer(200, b""),
+            answer=lambda made: StoredResponse(200, b""),
             once=None,
         ),
     ):
@@ -239,7 +249,7 @@ async def test_adding_beyond_the_quota_adds_nothing(world: World) -> None:
 async def test_a_last_batch_received_takes_no_more(world: World, jobs: Jobs) -> None:
     job, run, tasks = world.draft(1, closed=False)
     latched = structs.replace(run, last_batch_received=True)
-    await jobs.create_job(job, latched, tasks, answer=Answer(201, b""), once=None)
+    await jobs.create_job(job, latched, tasks, answer=StoredResponse(201, b""), once=None)
     await refused(ErrorCode.LAST_BATCH_RECEIVED, world.append(job.job_id, 1))
 
 
@@ -269,16 +279,16 @@ async def test_a_rerun_closes_the_job_to_more_tasks(world: World, runs: Runs) ->
 async def test_an_add_under_a_key_happens_once(world: World, idempotency: Idempotency) -> None:
     job_id, run_id = await world.submit(0, closed=False)
     await claim_key(world, idempotency, "add")
-    first = await world.append(job_id, 2, once=Once("add"))
+    first = await world.append(job_id, 2, once=IdempotencyScope("add"))
     assert await claim_key(world, idempotency, "add") == first
-    assert await world.append(job_id, 2, once=Once("add")) == first
+    assert await world.append(job_id, 2, once=IdempotencyScope("add")) == first
     assert len(await world.rows(run_id)) == 2
 
 
 async def test_an_answer_that_cannot_be_rendered_undoes_the_add(world: World, jobs: Jobs) -> None:
     job_id, run_id = await world.submit(0, closed=False)
 
-    def broken(made: Appended) -> Answer:
+    def broken(made: Appended) -> StoredResponse:
         raise RuntimeError("rendering failed")
 
     with pytest.raises(RuntimeError, match="rendering"):

@@ -9,7 +9,7 @@ from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest, IngestStatus, RunStatus, TaskFailure, TaskStatus
 from conveyor.domain.shards import Shards
 from conveyor.ports.ingestion import Ingestion
-from conveyor.ports.tasks import Failed, Undone
+from conveyor.ports.tasks import Failed, Released
 from tests.conformance.large_runs import LAYOUTS, Large
 from tests.conformance.world import CALLER, CLAIM_LENGTH, PROBLEM, World
 
@@ -208,7 +208,7 @@ async def test_a_copy_waits_for_the_call_of_a_task_and_no_other(
     assert await replay.make() == f"10 0 {large.run_id}"
 
     assert len(await replay.copy(0, 5) or []) == 5
-    for claimed, settlement in ((undone, Undone()), (done, world.success(done))):
+    for claimed, settlement in ((undone, Released()), (done, world.success(done))):
         with pytest.raises(CallInFlight):
             await replay.copy(5, 10)
         copied = {row.index for row in await world.rows(replay.run_id, shards.count)}

@@ -10,16 +10,16 @@ from msgspec import structs
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Callback, Ingest, IngestStatus, RunFailure, RunStats, RunStatus
-from conveyor.domain.run_events import Ending
-from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Notice, Outbox
-from conveyor.ports.records import Answer
+from conveyor.domain.run_events import RunFinished
+from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Outbox, OutboxEntry
+from conveyor.ports.records import StoredResponse
 from tests.conformance.world import CALLER, World
 
 LEASE = 60_000
 HEARTBEAT = 30_000
 WAITING = Callback("a token that nobody may see")
-DONE = Ending('{"event_type":"run.completed"}')
-STOPPED = Ending('{"event_type":"run.stopped"}', "Conveyor.RunStopped")
+DONE = RunFinished('{"event_type":"run.completed"}')
+STOPPED = RunFinished('{"event_type":"run.stopped"}', "Conveyor.RunStopped")
 
 
 async def submit(world: World, count: int = 1, *, closed: bool = True) -> tuple[str, str]:
@@ -29,24 +29,24 @@ async def submit(world: World, count: int = 1, *, closed: bool = True) -> tuple[
 
 async def due(outbox: Outbox, world: World, *, limit: int = 10) -> list[str]:
     """What is due now."""
-    return await outbox.due_notices(now=world.now, limit=limit)
+    return await outbox.due_entries(now=world.now, limit=limit)
 
 
-async def take(outbox: Outbox, world: World, run_id: str) -> Notice | None:
+async def take(outbox: Outbox, world: World, run_id: str) -> OutboxEntry | None:
     """Try to lease a notice for a minute."""
-    return await outbox.lease_notice(run_id, now=world.now, lapses_at=world.now + LEASE)
+    return await outbox.lease_entry(run_id, now=world.now, lapses_at=world.now + LEASE)
 
 
-async def taken(outbox: Outbox, world: World, run_id: str) -> Notice:
+async def taken(outbox: Outbox, world: World, run_id: str) -> OutboxEntry:
     """Lease a notice for a minute."""
     notice = await take(outbox, world, run_id)
     assert notice is not None
     return notice
 
 
-async def put_off(outbox: Outbox, world: World, notice: Notice, *, attempts: int = 0) -> None:
+async def put_off(outbox: Outbox, world: World, notice: OutboxEntry, *, attempts: int = 0) -> None:
     """Give a notice back until the next heartbeat."""
-    await outbox.put_off_notice(notice, due_at=world.now + HEARTBEAT, attempts=attempts)
+    await outbox.reschedule_entry(notice, due_at=world.now + HEARTBEAT, attempts=attempts)
 
 
 async def advance(world: World, milliseconds: int) -> None:
@@ -62,7 +62,7 @@ async def test_a_job_with_a_callback_has_a_notice_from_the_start(
     assert await due(outbox, world) == [run_id]
     assert (await world.view(job_id)).job.callback == WAITING
     notice = await taken(outbox, world, run_id)
-    assert notice == Notice(
+    assert notice == OutboxEntry(
         job_id=job_id,
         run_id=run_id,
         callback=WAITING,
@@ -75,10 +75,10 @@ async def test_a_job_with_a_callback_has_a_notice_from_the_start(
 async def test_a_submit_that_is_refused_leaves_no_notice(outbox: Outbox, world: World) -> None:
     job, run, tasks = world.draft(1)
     create = world.store.jobs.create_job
-    await create(job, run, tasks, answer=Answer(201, b""), once=None)
+    await create(job, run, tasks, answer=StoredResponse(201, b""), once=None)
     again = structs.replace(job, callback=WAITING)
     with pytest.raises(ConveyorError):
-        await create(again, run, tasks, answer=Answer(201, b""), once=None)
+        await create(again, run, tasks, answer=StoredResponse(201, b""), once=None)
 
     assert await due(outbox, world) == []
 
@@ -94,9 +94,9 @@ async def test_the_longest_due_come_first_and_no_more_than_asked_for(
 
     assert await due(outbox, world, limit=2) == runs[1:3]
     assert await due(outbox, world, limit=4) == runs[1:]
-    await outbox.put_off_notice(leased, due_at=world.now, attempts=0)
+    await outbox.reschedule_entry(leased, due_at=world.now, attempts=0)
     assert await due(outbox, world) == [*runs[1:], runs[0]]
-    assert await outbox.due_notices(now=world.now - 6, limit=10) == []
+    assert await outbox.due_entries(now=world.now - 6, limit=10) == []
 
 
 async def test_a_leased_notice_is_nobody_elses_until_the_lease_lapses(
@@ -113,9 +113,9 @@ async def test_a_leased_notice_is_nobody_elses_until_the_lease_lapses(
     second = await taken(outbox, world, run_id)
 
     assert (first.lease, second.lease) == (world.now, world.now + LEASE)
-    assert not await outbox.decide_notice(first, DONE, now=world.now)
+    assert not await outbox.fix_payload(first, DONE, now=world.now)
     await put_off(outbox, world, first)
-    await outbox.drop_notice(first)
+    await outbox.drop_entry(first)
     await advance(world, LEASE)
     assert await due(outbox, world) == [run_id]
     assert (await taken(outbox, world, run_id)).ending is None
@@ -125,7 +125,7 @@ async def test_a_notice_that_is_not_due_or_not_there_is_not_to_be_had(
     outbox: Outbox, world: World
 ) -> None:
     _, run_id = await submit(world)
-    assert await outbox.lease_notice(run_id, now=world.now - 1, lapses_at=world.now) is None
+    assert await outbox.lease_entry(run_id, now=world.now - 1, lapses_at=world.now) is None
     await put_off(outbox, world, await taken(outbox, world, run_id))
     assert (await due(outbox, world), await take(outbox, world, run_id)) == ([], None)
     assert await take(outbox, world, "another run") is None
@@ -139,15 +139,15 @@ async def test_a_lease_of_a_clock_that_was_set_back_does_not_count(
 ) -> None:
     _, run_id = await submit(world)
     ahead = world.now + LONGEST_LEASE + 1
-    lost = await outbox.lease_notice(run_id, now=ahead - LEASE, lapses_at=ahead)
+    lost = await outbox.lease_entry(run_id, now=ahead - LEASE, lapses_at=ahead)
     assert lost is not None
     # A minute is the most that two clocks may differ by.
     inside = ahead - CLOCKS_APART
-    assert await outbox.lease_notice(run_id, now=world.now, lapses_at=inside) is None
+    assert await outbox.lease_entry(run_id, now=world.now, lapses_at=inside) is None
     assert await due(outbox, world) == [run_id]
     second = await taken(outbox, world, run_id)
-    await outbox.drop_notice(lost)
-    assert await outbox.decide_notice(second, DONE, now=world.now)
+    await outbox.drop_entry(lost)
+    assert await outbox.fix_payload(second, DONE, now=world.now)
 
 
 async def test_how_a_run_ended_is_noted_whatever_becomes_of_it(
@@ -214,7 +214,7 @@ async def test_the_end_of_a_run_makes_its_notice_due(
     await advance(world, 2)
     await end(world, job_id, run_id)
 
-    assert await outbox.due_notices(now=world.now - 1, limit=10) == []
+    assert await outbox.due_entries(now=world.now - 1, limit=10) == []
     assert await due(outbox, world) == [run_id]
     run = (await taken(outbox, world, run_id)).run
     assert run is not None
@@ -241,7 +241,7 @@ async def test_a_run_without_rows_ends_with_its_ingestion(outbox: Outbox, world:
     job, run, _ = world.draft(0, callback=WAITING)
     ingest = Ingest(status=IngestStatus.PENDING, end=0)
     run = structs.replace(run, status=RunStatus.RUNNING, stats=RunStats(total=0), ingest=ingest)
-    await world.store.jobs.create_job(job, run, [], answer=Answer(201, b""), once=None)
+    await world.store.jobs.create_job(job, run, [], answer=StoredResponse(201, b""), once=None)
     await put_off(outbox, world, await taken(outbox, world, run.run_id))
     assert await due(outbox, world) == []
     ended = await world.store.ingestion.finish_ingest(run.run_id, now=world.now)
@@ -254,8 +254,8 @@ async def test_what_was_told_is_not_due_again(outbox: Outbox, world: World) -> N
     job_id, run_id = await submit(world)
     await world.succeed(run_id, 0)
     notice = await taken(outbox, world, run_id)
-    assert await outbox.decide_notice(notice, DONE, now=world.now)
-    await outbox.drop_notice(notice)
+    assert await outbox.fix_payload(notice, DONE, now=world.now)
+    await outbox.drop_entry(notice)
     await world.store.sweeping.expire_run(run_id, now=world.now)
     assert (await world.run(job_id, run_id)).status is RunStatus.DELETED
     assert await due(outbox, world) == []
@@ -264,7 +264,7 @@ async def test_what_was_told_is_not_due_again(outbox: Outbox, world: World) -> N
 async def test_a_rerun_has_no_notice(outbox: Outbox, world: World) -> None:
     job_id, run_id = await submit(world)
     await world.succeed(run_id, 0)
-    await outbox.drop_notice(await taken(outbox, world, run_id))
+    await outbox.drop_entry(await taken(outbox, world, run_id))
     second, _ = await world.rerun(job_id)
     task = await world.claimed(second, 0, task_id=ids.task_id(run_id, 0))
     await world.settle(task, world.success(task))
@@ -285,8 +285,8 @@ async def test_an_end_during_a_delivery_is_due_when_that_is_put_off(
     await advance(world, 2)
     await put_off(outbox, world, notice)
 
-    assert await outbox.due_notices(now=ended_at - 1, limit=10) == []
-    assert await outbox.due_notices(now=ended_at, limit=10) == [run_id]
+    assert await outbox.due_entries(now=ended_at - 1, limit=10) == []
+    assert await outbox.due_entries(now=ended_at, limit=10) == [run_id]
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -307,8 +307,8 @@ async def test_what_is_told_is_settled_once(outbox: Outbox, world: World) -> Non
     _, run_id = await submit(world)
     await world.succeed(run_id, 0)
     notice = await taken(outbox, world, run_id)
-    assert await outbox.decide_notice(notice, DONE, now=world.now)
-    assert not await outbox.decide_notice(notice, STOPPED, now=world.now + 1)
+    assert await outbox.fix_payload(notice, DONE, now=world.now)
+    assert not await outbox.fix_payload(notice, STOPPED, now=world.now + 1)
     decided_at = world.now
     await put_off(outbox, world, notice, attempts=1)
     assert await due(outbox, world) == []
@@ -316,8 +316,8 @@ async def test_what_is_told_is_settled_once(outbox: Outbox, world: World) -> Non
 
     again = await taken(outbox, world, run_id)
     assert (again.ending, again.decided_at, again.attempts) == (DONE, decided_at, 1)
-    assert not await outbox.decide_notice(again, STOPPED, now=world.now)
-    await outbox.drop_notice(again)
+    assert not await outbox.fix_payload(again, STOPPED, now=world.now)
+    await outbox.drop_entry(again)
     await advance(world, LEASE)
     assert await due(outbox, world) == []
     assert await take(outbox, world, run_id) is None
@@ -327,7 +327,7 @@ async def test_a_later_end_does_not_hasten_what_is_being_told(outbox: Outbox, wo
     job_id, run_id = await submit(world)
     await stop(world, job_id, run_id)
     notice = await taken(outbox, world, run_id)
-    assert await outbox.decide_notice(notice, STOPPED, now=world.now)
+    assert await outbox.fix_payload(notice, STOPPED, now=world.now)
     await put_off(outbox, world, notice, attempts=1)
     await delete_run(world, job_id, run_id)
     assert await due(outbox, world) == []
@@ -345,7 +345,7 @@ async def test_a_notice_outlives_its_run_and_its_job(
     job_id, run_id = await submit(world)
     if decided:
         notice = await taken(outbox, world, run_id)
-        assert await outbox.decide_notice(notice, STOPPED, now=world.now)
+        assert await outbox.fix_payload(notice, STOPPED, now=world.now)
         await put_off(outbox, world, notice, attempts=1)
     await delete_job(world, job_id, run_id)
     await purge(world, job_id, run_id)

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from conveyor.ports.permits import Holding, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState
 from tests.conformance.permit_ledgers import JOB, LEASE, LEDGERS, LIMIT, Ledger
 
 USABLE = LEASE - LEASE / 10
@@ -36,9 +36,9 @@ SECONDS = st.sampled_from((0.1, 0.1, 0.5, 3.0, 9.0, 26.5, 29.5))
 class Call:
     """A call on its way; `asked_at` by the clock of its holder."""
 
-    holding: Holding
+    holding: LeaseRequest
     asked_at: float
-    answer: Standing | None = None
+    answer: LedgerState | None = None
 
 
 @dataclass(slots=True)
@@ -64,13 +64,13 @@ class Holder:
         count = max(0, before + change)
         self.permits = min(before, count)
         self.sequence += 1
-        holding = Holding(
+        holding = LeaseRequest(
             job_id=JOB, holder=self.name, count=count, before=before, sequence=self.sequence
         )
         self.waiting = Call(holding, now + self.offset)
         return self.waiting
 
-    def learn(self, call: Call, standing: Standing, now: float) -> None:
+    def learn(self, call: Call, standing: LedgerState, now: float) -> None:
         """Use what was granted, on top of what was not forgotten meanwhile."""
         self.waiting = None
         self.usable(now)
@@ -104,16 +104,16 @@ class Fleet(RuleBasedStateMachine):
         """The ledger's clock."""
         return self.bench.clock.monotonic()
 
-    def answered(self) -> list[tuple[Holder, Call, Standing]]:
+    def answered(self) -> list[tuple[Holder, Call, LedgerState]]:
         """Whose answers are on their way."""
         waiting = [(holder, holder.waiting) for holder in self.fleet.values() if holder.waiting]
         return [(holder, call, call.answer) for holder, call in waiting if call.answer]
 
     def deliver(self, call: Call) -> None:
         """Let the ledger act; its first answer is on its way back."""
-        hold = self.bench.permits.hold(call.holding, limit=LIMIT, lease=LEASE)
+        hold = self.bench.permits.acquire_or_renew(call.holding, limit=LIMIT, lease=LEASE)
 
-        async def act() -> Standing:
+        async def act() -> LedgerState:
             return await hold
 
         standing = self.loop.run(act())

@@ -20,10 +20,10 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
 
 @can_reopen_empty
 async def test_coming_back_empty_grants_nothing_new_for_one_lease(bench: Bench) -> None:
-    await bench.hold("a", 6)
+    await bench.acquire_or_renew("a", 6)
     await bench.come_back_empty()
     assert not await bench.asks("a", 7)
-    standing = await bench.hold("b", 1)
+    standing = await bench.acquire_or_renew("b", 1)
     assert (standing.granted, standing.free, standing.holders) == (False, 0, 0)
     await bench.clock.advance(LEASE - 0.001)
     assert not await bench.asks("b", 1)
@@ -33,12 +33,12 @@ async def test_coming_back_empty_grants_nothing_new_for_one_lease(bench: Bench) 
 
 @can_reopen_empty
 async def test_holders_announce_themselves_and_others_can_take_the_rest(bench: Bench) -> None:
-    await bench.hold("a", 4)
-    await bench.hold("b", 3)
+    await bench.acquire_or_renew("a", 4)
+    await bench.acquire_or_renew("b", 3)
     await bench.come_back_empty()
     await bench.clock.advance(10)
     assert await bench.asks("a", 4)
-    standing = await bench.hold("b", 3)
+    standing = await bench.acquire_or_renew("b", 3)
     assert (standing.granted, standing.free, standing.holders) == (True, 0, 2)
     await bench.clock.advance(20)
     assert not await bench.asks("c", 4)
@@ -47,7 +47,7 @@ async def test_holders_announce_themselves_and_others_can_take_the_rest(bench: B
 
 @can_reopen_empty
 async def test_what_is_given_back_while_closed_is_nobodys_until_it_opens(bench: Bench) -> None:
-    await bench.hold("a", LIMIT)
+    await bench.acquire_or_renew("a", LIMIT)
     await bench.come_back_empty()
     assert await bench.asks("a", 4)
     assert not await bench.asks("a", 5)
@@ -60,22 +60,22 @@ async def test_what_is_given_back_while_closed_is_nobodys_until_it_opens(bench: 
 
 @can_reopen_empty
 async def test_an_announcement_is_believed_above_a_limit_lowered_meanwhile(bench: Bench) -> None:
-    await bench.hold("a", 8)
+    await bench.acquire_or_renew("a", 8)
     await bench.come_back_empty()
-    assert (await bench.hold("a", 8, limit=5)).granted
+    assert (await bench.acquire_or_renew("a", 8, limit=5)).granted
     await bench.clock.advance(LEASE - 1)
-    assert (await bench.hold("a", 8, limit=5)).granted
+    assert (await bench.acquire_or_renew("a", 8, limit=5)).granted
     await bench.clock.advance(1)
-    assert not (await bench.hold("b", 1, limit=5)).granted
+    assert not (await bench.acquire_or_renew("b", 1, limit=5)).granted
 
 
 @can_reopen_empty
 async def test_an_early_late_call_does_not_hide_an_announcement(bench: Bench) -> None:
-    await bench.hold("a", 8, sequence=7)
+    await bench.acquire_or_renew("a", 8, sequence=7)
     await bench.come_back_empty()
-    assert (await bench.hold("a", 2, before=2, sequence=3)).granted
-    assert (await bench.hold("a", 8, before=8, sequence=8)).granted
-    assert not (await bench.hold("a", 1, before=2, sequence=4)).granted
+    assert (await bench.acquire_or_renew("a", 2, before=2, sequence=3)).granted
+    assert (await bench.acquire_or_renew("a", 8, before=8, sequence=8)).granted
+    assert not (await bench.acquire_or_renew("a", 1, before=2, sequence=4)).granted
     await bench.clock.advance(LEASE - 1)
     assert await bench.asks("a", 8)
     await bench.clock.advance(1)
@@ -85,5 +85,5 @@ async def test_an_early_late_call_does_not_hide_an_announcement(bench: Bench) ->
 @over(lambda ledger: ledger.can_reopen_empty and ledger.keeps_wants)
 async def test_a_want_is_taken_down_while_closed(bench: Bench) -> None:
     await bench.come_back_empty()
-    standing = await bench.hold("b", 0, wants=True)
+    standing = await bench.acquire_or_renew("b", 0, wants=True)
     assert (standing.granted, standing.wanting) == (True, 1)

@@ -15,7 +15,7 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import Holding, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.prod.redis.permits import RedisPermits, ledger_key
 from conveyor.prod.redis.server import RedisServer
 from conveyor.testing.clock import FakeClock
@@ -54,18 +54,18 @@ class Holder:
             self.held = 0
         return self.held
 
-    async def ask(self, change: int) -> Standing | None:
+    async def ask(self, change: int) -> LedgerState | None:
         """One call for so many more or fewer; None where there was no answer."""
         before = self.used
         count = max(0, before + change)
         self.held = min(before, count)
         self._sequence += 1
         asked_at = self._clock.monotonic()
-        holding = Holding(
+        holding = LeaseRequest(
             job_id="JOB", holder=self.name, count=count, before=before, sequence=self._sequence
         )
         try:
-            standing = await self._permits.hold(holding, limit=LIMIT, lease=LEASE)
+            standing = await self._permits.acquire_or_renew(holding, limit=LIMIT, lease=LEASE)
         except ConveyorError as error:
             self.errors.append(error.code)
             return None
@@ -178,18 +178,20 @@ class Virtual:
         )
         self._sequence = 0
 
-    async def hold(self, holder: str, count: int, before: int = 0, *, job: str = "JOB") -> Standing:
+    async def acquire_or_renew(
+        self, holder: str, count: int, before: int = 0, *, job: str = "JOB"
+    ) -> LedgerState:
         self._sequence += 1
-        holding = Holding(
+        holding = LeaseRequest(
             job_id=job, holder=holder, count=count, before=before, sequence=self._sequence
         )
-        return await self.permits.hold(holding, limit=LIMIT, lease=LEASE)
+        return await self.permits.acquire_or_renew(holding, limit=LIMIT, lease=LEASE)
 
 
 @pytest.fixture
 async def virtual(redis_process: RedisProcess) -> AsyncIterator[Virtual]:
     opened = Virtual(redis_process)
-    assert not (await opened.hold("first", 1)).granted
+    assert not (await opened.acquire_or_renew("first", 1)).granted
     await opened.clock.advance(LEASE)
     yield opened
     await opened.server.aclose()
@@ -198,36 +200,36 @@ async def virtual(redis_process: RedisProcess) -> AsyncIterator[Virtual]:
 async def test_an_old_snapshot_is_not_believed(
     redis_process: RedisProcess, virtual: Virtual
 ) -> None:
-    assert (await virtual.hold("a", 2)).granted
+    assert (await virtual.acquire_or_renew("a", 2)).granted
     redis_process.command("SAVE")
-    assert (await virtual.hold("a", LIMIT, before=2)).granted
+    assert (await virtual.acquire_or_renew("a", LIMIT, before=2)).granted
     redis_process.kill()
     redis_process.start()
     for _ in range(3):  # turns of the loop, which sees the end of its connections
         await anyio.lowlevel.checkpoint()
     assert redis_process.command("EXISTS", ledger_key("away")) == 1
-    assert not (await virtual.hold("b", 1)).granted
-    assert (await virtual.hold("a", LIMIT, before=LIMIT)).granted
+    assert not (await virtual.acquire_or_renew("b", 1)).granted
+    assert (await virtual.acquire_or_renew("a", LIMIT, before=LIMIT)).granted
     await virtual.clock.advance(LEASE - 0.001)
-    assert not (await virtual.hold("b", 1)).granted
-    assert (await virtual.hold("a", LIMIT, before=LIMIT)).granted
+    assert not (await virtual.acquire_or_renew("b", 1)).granted
+    assert (await virtual.acquire_or_renew("a", LIMIT, before=LIMIT)).granted
     await virtual.clock.advance(0.001)
-    assert not (await virtual.hold("b", 1)).granted
+    assert not (await virtual.acquire_or_renew("b", 1)).granted
 
 
 async def test_a_new_job_waits_for_nothing_where_nothing_was_lost(virtual: Virtual) -> None:
-    await virtual.hold("a", LIMIT)
-    assert (await virtual.hold("a", LIMIT, job="NEW")).granted
+    await virtual.acquire_or_renew("a", LIMIT)
+    assert (await virtual.acquire_or_renew("a", LIMIT, job="NEW")).granted
 
 
 async def test_evicting_the_ledger_closes_it_for_all_jobs(
     redis_process: RedisProcess, virtual: Virtual
 ) -> None:
-    await virtual.hold("a", LIMIT)
+    await virtual.acquire_or_renew("a", LIMIT)
     assert redis_process.command("TTL", ledger_key("away")) == -1
     redis_process.command("DEL", ledger_key("away"))
-    assert not (await virtual.hold("b", 1)).granted
-    assert not (await virtual.hold("b", 1, job="NEW")).granted
+    assert not (await virtual.acquire_or_renew("b", 1)).granted
+    assert not (await virtual.acquire_or_renew("b", 1, job="NEW")).granted
 
 
 async def test_a_clock_that_goes_back_closes_the_ledger(
@@ -236,8 +238,8 @@ async def test_a_clock_that_goes_back_closes_the_ledger(
     earlier = Virtual(redis_process)
     await virtual.clock.advance(10 * LEASE)
     await earlier.clock.advance(5 * LEASE)
-    assert (await virtual.hold("a", 1)).granted
-    standing = await earlier.hold("b", 1)
+    assert (await virtual.acquire_or_renew("a", 1)).granted
+    standing = await earlier.acquire_or_renew("b", 1)
     await earlier.server.aclose()
     assert not standing.granted
 
@@ -246,13 +248,13 @@ async def test_nothing_is_left_of_jobs_that_ended(
     redis_process: RedisProcess, virtual: Virtual
 ) -> None:
     for number in range(50):
-        await virtual.hold("a", 1, job=f"JOB-{number}")
+        await virtual.acquire_or_renew("a", 1, job=f"JOB-{number}")
     fields = redis_process.command("HLEN", ledger_key("away"))
     assert isinstance(fields, int)
     assert fields >= 50
     await virtual.clock.advance(LEASE)
     for number in range(300):
-        await virtual.hold("a", 1, before=int(number > 0))
+        await virtual.acquire_or_renew("a", 1, before=int(number > 0))
     left = redis_process.command("HLEN", ledger_key("away"))
     assert isinstance(left, int)
     assert left <= 10
@@ -262,7 +264,7 @@ async def test_the_script_is_sent_again_to_a_server_that_does_not_know_it(
     redis_process: RedisProcess, virtual: Virtual
 ) -> None:
     redis_process.command("SCRIPT", "FLUSH")
-    assert (await virtual.hold("a", 1)).granted
+    assert (await virtual.acquire_or_renew("a", 1)).granted
 
 
 async def test_a_password_is_in_no_error_and_no_picture(
@@ -275,8 +277,8 @@ async def test_a_password_is_in_no_error_and_no_picture(
         server = RedisServer(url, SystemClock())
         permits = RedisPermits(server, environment="away")
         with pytest.raises(ConveyorError) as caught:
-            await permits.hold(
-                Holding(job_id="JOB", holder="a", count=1, before=0, sequence=1),
+            await permits.acquire_or_renew(
+                LeaseRequest(job_id="JOB", holder="a", count=1, before=0, sequence=1),
                 limit=1,
                 lease=LEASE,
             )

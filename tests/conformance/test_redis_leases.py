@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from conveyor.domain.timestamps import rfc3339
-from conveyor.ports.permits import Holding
+from conveyor.ports.permits import LeaseRequest
 from conveyor.testing.clock import FakeClock
 from tests.conformance.permit_servers import VirtualRedis
 
@@ -29,10 +29,10 @@ class Bench:
     async def grants(self, *, lease: float = LEASE) -> bool:
         """Whether somebody new gets a permit."""
         self._sequence += 1
-        new = Holding(
+        new = LeaseRequest(
             job_id="JOB", holder=f"h{self._sequence}", count=1, before=0, sequence=self._sequence
         )
-        return (await self.redis.permits.hold(new, limit=100, lease=lease)).granted
+        return (await self.redis.permits.acquire_or_renew(new, limit=100, lease=lease)).granted
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError
-from conveyor.ports.permits import Holding
+from conveyor.ports.permits import LeaseRequest
 from conveyor.prod.redis.permits import RedisPermits
 from conveyor.prod.redis.server import RedisServer
 from tests.conformance.redis_process import RedisProcess
@@ -33,8 +33,8 @@ async def test_all_is_done_by_a_socket_that_is_done_by_an_address(place: Path) -
         await server.look()
         await server.put("name", b"value", seconds=60)
         assert await server.get("name") == b"value"
-        holding = Holding(job_id="JOB", holder="a", count=0, before=0, sequence=1)
-        await permits.hold(holding, limit=1, lease=1.0)
+        holding = LeaseRequest(job_id="JOB", holder="a", count=0, before=0, sequence=1)
+        await permits.acquire_or_renew(holding, limit=1, lease=1.0)
     finally:
         await server.aclose()
     assert server.place == str(place)

@@ -13,8 +13,8 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskStatus,
 )
-from conveyor.ports.records import Idempotency, Jobs, Once, Rerun, Runs
-from conveyor.ports.tasks import Finished, Tasks
+from conveyor.ports.records import Idempotency, IdempotencyScope, Jobs, Rerun, Runs
+from conveyor.ports.tasks import NotClaimable, Tasks
 from tests.conformance.world import CALLER, CLAIM_LENGTH, F, P, R, S, World, refused
 
 
@@ -52,7 +52,7 @@ async def test_once_stopped_no_task_can_be_claimed(world: World, runs: Runs) -> 
     await world.clock.advance(1)
     run = await runs.stop_run(CALLER, job_id, now=world.now)
     assert (run.status, run.version, run.updated_at) == (RunStatus.STOPPED, 2, world.now)
-    assert await world.claim(run_id, 0) == Finished()
+    assert await world.claim(run_id, 0) == NotClaimable()
     assert await runs.stop_run(CALLER, job_id, now=world.now + 1) == run
 
 
@@ -314,8 +314,8 @@ async def test_a_rerun_under_a_key_happens_once(world: World, idempotency: Idemp
         lapses_at=world.now + 1,
         expires_at=world.now + 2,
     )
-    _, answer = await world.rerun(job_id, once=Once("rerun"))
-    _, again = await world.rerun(job_id, once=Once("rerun"))
+    _, answer = await world.rerun(job_id, once=IdempotencyScope("rerun"))
+    _, again = await world.rerun(job_id, once=IdempotencyScope("rerun"))
     assert again == answer
     assert (await world.view(job_id)).job.run_count == 2
 

@@ -16,7 +16,7 @@ from conveyor.clock import SystemClock
 from conveyor.dev.binding import open_binding
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Event, EventKind, Format, ResultBody
+from conveyor.domain.model import Event, EventKind, Format, StoredBody
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import export_key, input_key, result_key
 from conveyor.ports.exports import ExportFormat
@@ -194,7 +194,7 @@ async def test_links_to_results_stay_our_own(fleet: Fleet) -> None:
     key = result_key(job_id, run_id, task_id, claim.task.claim_number, 30)
     size = await fleet.binding.blobs.put(key, b"<html>")
     attempt = Event(kind=EventKind.ATTEMPT, attempt=1, started_at=now, ended_at=now)
-    body = ResultBody(key, size, "text/html", Format.HTML)
+    body = StoredBody(key, size, "text/html", Format.HTML)
     await tasks.settle_task(
         run_id, task_id, claim.task.claim_number, Succeeded(attempt, body), now=now
     )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.clock import SystemClock
 from conveyor.domain.api_keys import KEY_LENGTH
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -57,7 +57,7 @@ async def test_every_process_gets_the_same_key(aws: BotoAws, table: Table) -> No
     async def ask(_number: int) -> None:
         found.append(await opened(aws, table, key))
 
-    await side_by_side(ask, range(6))
+    await for_each(ask, range(6))
     assert len(found) == 6
     assert len(set(found)) == 1
     assert len(found[0]) == KEY_LENGTH

@@ -21,7 +21,7 @@ from conveyor.ports.queues import (
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
 from conveyor.prod.sqs.messages import LONGEST_HIDING, handle_of, hiding, receipt_of
 from conveyor.prod.sqs.queues import LONGEST_POLL
-from conveyor.prod.sqs.registry import Remembered
+from conveyor.prod.sqs.registry import RecentlyUsed
 from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion, indexes_of
@@ -248,7 +248,7 @@ async def test_a_reason_may_hold_characters_that_sqs_takes_in_no_message(bench: 
 
 
 def test_what_is_remembered_is_what_was_used_last() -> None:
-    remembered: Remembered[int] = Remembered(most=2)
+    remembered: RecentlyUsed[int] = RecentlyUsed(most=2)
     remembered.put("a", 1)
     remembered.put("b", 2)
     assert remembered.get("a") == 1

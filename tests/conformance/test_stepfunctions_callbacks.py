@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.outbox import Callbacks, NobodyWaits
+from conveyor.ports.outbox import Callbacks, TokenExpired
 from conveyor.prod.admin.checks import Finding, callbacks_problem, tried
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
 from conveyor.prod.stepfunctions import StepFunctionsCallbacks
@@ -35,7 +35,7 @@ async def test_a_success_is_the_output_of_the_state(machine: Machine) -> None:
     assert found["status"] == "SUCCEEDED"
     assert json.loads(found["output"]) == {"run_id": "R", "stats": {"total": 3}}
     for again in all_kinds(callbacks, token):
-        with pytest.raises(NobodyWaits):
+        with pytest.raises(TokenExpired):
             await again()
 
 
@@ -57,7 +57,7 @@ async def test_a_failure_fails_the_state_with_error_and_cause(machine: Machine) 
 
 async def test_nobody_waits_with_a_token_that_is_none(machine: Machine) -> None:
     for call in all_kinds(StepFunctionsCallbacks(machine.aws), TOKEN):
-        with pytest.raises(NobodyWaits):
+        with pytest.raises(TokenExpired):
             await call()
 
 
@@ -78,7 +78,7 @@ class Refuses:
 @pytest.mark.parametrize("code", ["TaskTimedOut", "TaskDoesNotExist", "InvalidToken"])
 async def test_a_token_that_has_had_its_day_is_nobodys(code: str) -> None:
     for call in all_kinds(StepFunctionsCallbacks(Refuses(code)), TOKEN):
-        with pytest.raises(NobodyWaits):
+        with pytest.raises(TokenExpired):
             await call()
 
 

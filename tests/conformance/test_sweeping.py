@@ -14,7 +14,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
-from conveyor.ports.records import Answer, Jobs, Runs
+from conveyor.ports.records import Jobs, Runs, StoredResponse
 from conveyor.ports.sweeping import EndedRun, Sweeping
 from conveyor.ports.tasks import Tasks
 from tests.conformance.bindings import Store
@@ -77,7 +77,7 @@ async def test_runs_without_work_and_runs_that_ingest_are_not_quiet(
     job, run, _ = world.draft(5)
     ingesting = Ingest(status=IngestStatus.PENDING, end=5, chunks=(0,))
     run = msgspec.structs.replace(run, ingest=ingesting)
-    await jobs.create_job(job, run, [], answer=Answer(202, b"{}"), once=None)
+    await jobs.create_job(job, run, [], answer=StoredResponse(202, b"{}"), once=None)
     assert await _quiet(sweeping, world.now + 1) == []
     assert await sweeping.reconcile_run(run.run_id, now=world.now) is RunStatus.RUNNING
     assert (await world.run(job.job_id)).stats.total == 5

@@ -13,13 +13,13 @@ from conveyor.domain.model import EventKind, RunFailure, RunStatus, Spend, TaskF
 from conveyor.ports.records import Jobs, Runs
 from conveyor.ports.tasks import (
     Claimed,
+    ClaimedElsewhere,
     Failed,
-    Finished,
-    Held,
+    NotClaimable,
+    Released,
     Settled,
     Settlement,
     Tasks,
-    Undone,
 )
 from tests.conformance.world import (
     CALLER,
@@ -55,21 +55,21 @@ async def test_a_live_claim_holds_others_off(world: World) -> None:
     _, run_id = await world.submit(1)
     task = await world.claimed(run_id, 0)
     await world.clock.advance(CLAIM_LENGTH / 1_000 - 0.001)
-    assert await world.claim(run_id, 0) == Held(task.claimed_until)
+    assert await world.claim(run_id, 0) == ClaimedElsewhere(task.claimed_until)
 
 
 @pytest.mark.guarantee("G2")
 async def test_of_many_claims_at_once_one_wins(world: World) -> None:
     _, run_id = await world.submit(3)
     claims = await asyncio.gather(*(world.claim(run_id, 0) for _ in range(20)))
-    assert Counter(type(one) for one in claims) == {Claimed: 1, Held: 19}
+    assert Counter(type(one) for one in claims) == {Claimed: 1, ClaimedElsewhere: 19}
 
 
 async def test_a_retry_is_held_until_it_is_due(world: World) -> None:
     _, run_id = await world.submit(1)
     task = await world.claimed(run_id, 0)
     await world.settle(task, world.retry(task, after=5_000))
-    assert await world.claim(run_id, 0) == Held(world.now + 5_000)
+    assert await world.claim(run_id, 0) == ClaimedElsewhere(world.now + 5_000)
     await world.clock.advance(5)
     again = await world.claimed(run_id, 0)
     assert (again.attempts, again.claim_number) == (1, 2)
@@ -82,11 +82,11 @@ async def test_a_task_that_does_not_exist_is_finished(
     world: World, tasks: Tasks, task_id: str
 ) -> None:
     _, run_id = await world.submit(1)
-    assert await world.claim(run_id, 0, task_id=task_id or "gone") == Finished()
+    assert await world.claim(run_id, 0, task_id=task_id or "gone") == NotClaimable()
     assert await tasks.get_task(run_id, task_id) is None
     assert await tasks.task_history(run_id, task_id) is None
     unknown = world.clock.new_id()
-    assert await world.claim(unknown, 0) == Finished()
+    assert await world.claim(unknown, 0) == NotClaimable()
     assert await tasks.get_task(unknown, ids.task_id(unknown, 0)) is None
     assert await tasks.task_history(unknown, ids.task_id(unknown, 0)) is None
 
@@ -96,8 +96,8 @@ async def test_terminal_tasks_are_finished(world: World) -> None:
     await world.succeed(run_id, 0)
     await world.fail(run_id, 1)
     await lapse(world)
-    assert await world.claim(run_id, 0) == Finished()
-    assert await world.claim(run_id, 1) == Finished()
+    assert await world.claim(run_id, 0) == NotClaimable()
+    assert await world.claim(run_id, 1) == NotClaimable()
 
 
 async def test_no_task_of_an_ended_run_can_be_claimed(world: World, jobs: Jobs, runs: Runs) -> None:
@@ -108,7 +108,7 @@ async def test_no_task_of_an_ended_run_can_be_claimed(world: World, jobs: Jobs, 
     deleted, third = await world.submit(1)
     await jobs.delete_job(CALLER, deleted, now=world.now)
     for run_id in (first, second, third):
-        assert await world.claim(run_id, 0) == Finished()
+        assert await world.claim(run_id, 0) == NotClaimable()
 
 
 @pytest.mark.guarantee("G7")
@@ -137,8 +137,8 @@ async def test_one_interruption_too_many_fails_the_task(world: World, tasks: Tas
     for _ in range(MAX_INTERRUPTIONS + 1):
         last = await world.claimed(run_id, 0)
         await lapse(world)
-    assert await world.claim(run_id, 0) == Finished(RunStatus.COMPLETED)
-    assert await world.claim(run_id, 0) == Finished()
+    assert await world.claim(run_id, 0) == NotClaimable(RunStatus.COMPLETED)
+    assert await world.claim(run_id, 0) == NotClaimable()
     run = await world.run(job_id)
     assert run.status is RunStatus.COMPLETED
     assert (run.stats.successful, run.stats.failed) == (1, 1)
@@ -173,9 +173,9 @@ async def test_renewed_claims_hold_longer(world: World, tasks: Tasks) -> None:
         claimed_until=until,
     )
     await lapse(world)
-    assert await world.claim(run_id, 0) == Held(until)
+    assert await world.claim(run_id, 0) == ClaimedElsewhere(until)
     assert isinstance(await world.claim(run_id, 1), Claimed)
-    assert await world.claim(run_id, 2) == Finished()
+    assert await world.claim(run_id, 2) == NotClaimable()
 
 
 async def test_a_renewal_never_shortens_a_claim(world: World, tasks: Tasks) -> None:
@@ -183,7 +183,7 @@ async def test_a_renewal_never_shortens_a_claim(world: World, tasks: Tasks) -> N
     task = await world.claimed(run_id, 0)
     claim = (run_id, task.task_id, task.claim_number)
     await tasks.renew_claims([claim], claimed_until=world.now)
-    assert await world.claim(run_id, 0) == Held(task.claimed_until)
+    assert await world.claim(run_id, 0) == ClaimedElsewhere(task.claimed_until)
     await tasks.renew_claims([], claimed_until=world.now)
 
 
@@ -274,7 +274,7 @@ async def test_a_retry_goes_back_to_pending(world: World, tasks: Tasks, recorded
 async def test_an_undone_claim_leaves_no_trace(world: World, tasks: Tasks) -> None:
     job_id, run_id = await world.submit(1)
     task = await world.claimed(run_id, 0)
-    assert (await world.settle(task, Undone())).applied
+    assert (await world.settle(task, Released())).applied
     row = await tasks.get_task(run_id, task.task_id)
     assert row is not None
     assert (row.status, row.attempts, row.interruptions) == (P, 0, 0)
@@ -287,12 +287,12 @@ async def test_an_undone_claim_leaves_no_trace(world: World, tasks: Tasks) -> No
 
 async def settlements(world: World, run_id: str) -> list[Settlement]:
     task = await world.claimed(run_id, 0)
-    await world.settle(task, Undone())
+    await world.settle(task, Released())
     return [
         world.success(task),
         Failed(world.attempt(task), PROBLEM, TaskFailure.OTHER),
         world.retry(task),
-        Undone(),
+        Released(),
     ]
 
 
@@ -307,7 +307,7 @@ async def test_a_lost_claim_settles_nothing(world: World) -> None:
     for settlement in every:
         assert await world.settle(lost, settlement) == Settled(False, RunStatus.RUNNING)
     assert (await world.run(job_id), await world.rows(run_id)) == before
-    await world.settle(current, Undone())
+    await world.settle(current, Released())
     for settlement in every:
         assert await world.settle(current, settlement) == Settled(False, RunStatus.RUNNING)
 
@@ -337,7 +337,7 @@ async def test_a_late_result_of_a_stopped_run_is_kept(world: World, runs: Runs) 
     assert (run.status, run.version) == (RunStatus.STOPPED, stopped.version)
     assert (run.stats.successful, run.stats.failed) == (1, 1)
     assert [row.status for row in await world.rows(run_id)] == [S, F, P]
-    assert await world.claim(run_id, 2) == Finished()
+    assert await world.claim(run_id, 2) == NotClaimable()
 
 
 @pytest.mark.guarantee("G10")

@@ -18,17 +18,17 @@ from conveyor.domain.model import (
     JobView,
     NewTask,
     Problem,
-    ResultBody,
     Run,
     RunStats,
     RunStatus,
     Spend,
+    StoredBody,
     Task,
     TaskFailure,
     TaskSpec,
     TaskStatus,
 )
-from conveyor.ports.records import Answer, Appended, Once, Rerun
+from conveyor.ports.records import Appended, IdempotencyScope, Rerun, StoredResponse
 from conveyor.ports.tasks import Claim, Claimed, Failed, Retry, Settled, Settlement, Succeeded
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import Store
@@ -95,11 +95,18 @@ class World:
         return job, run, tasks
 
     async def submit(
-        self, count: int, *, closed: bool = True, once: Once | None = None, **fields: Any
+        self,
+        count: int,
+        *,
+        closed: bool = True,
+        once: IdempotencyScope | None = None,
+        **fields: Any,
     ) -> tuple[str, str]:
         """Write a job with a first run of `count` tasks; (job_id, run_id)."""
         job, run, tasks = self.draft(count, closed=closed, **fields)
-        await self.store.jobs.create_job(job, run, tasks, answer=Answer(201, b"{}"), once=once)
+        await self.store.jobs.create_job(
+            job, run, tasks, answer=StoredResponse(201, b"{}"), once=once
+        )
         return job.job_id, run.run_id
 
     async def view(self, job_id: str) -> JobView:
@@ -131,8 +138,8 @@ class World:
         *,
         last_batch: bool = False,
         max_tasks: int = 1_000,
-        once: Once | None = None,
-    ) -> Answer:
+        once: IdempotencyScope | None = None,
+    ) -> StoredResponse:
         """Add tasks; the answer says where the first one went."""
         return await self.store.jobs.append_tasks(
             CALLER,
@@ -152,7 +159,7 @@ class World:
         run_id: str | None = None,
         window_start: int = 0,
         large_from: int = 10_000,
-        once: Once | None = None,
+        once: IdempotencyScope | None = None,
     ) -> tuple[str, str]:
         """Rerun in full, or those in the statuses; the new run and "retried inherited source"."""
         new_id = run_id or self.clock.new_id()
@@ -217,7 +224,7 @@ class World:
 
     def success(self, task: Task) -> Succeeded:
         """A successful end."""
-        body = ResultBody(f"{task.run_id}/{task.task_id}", 42, "text/html; charset=x", Format.HTML)
+        body = StoredBody(f"{task.run_id}/{task.task_id}", 42, "text/html; charset=x", Format.HTML)
         return Succeeded(self.attempt(task), body)
 
     def retry(self, task: Task, *, after: int = 0, burns_attempt: bool = True) -> Retry:
@@ -234,11 +241,11 @@ def spec(index: int) -> TaskSpec:
     )
 
 
-def _appended(made: Appended) -> Answer:
+def _appended(made: Appended) -> StoredResponse:
     assert made.view.latest_run is not None
-    return Answer(200, f"{made.accepted} {made.first_index}".encode())
+    return StoredResponse(200, f"{made.accepted} {made.first_index}".encode())
 
 
-def _rerun(made: Rerun) -> Answer:
+def _rerun(made: Rerun) -> StoredResponse:
     assert made.view.latest_run is not None
-    return Answer(201, f"{made.retried} {made.inherited} {made.rerun_of}".encode())
+    return StoredResponse(201, f"{made.retried} {made.inherited} {made.rerun_of}".encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor.dev.permits import MemoryPermits
-from conveyor.ports.permits import Holding, Permits, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.testing.clock import FakeClock
 from tests.unit.dispatch_world import World
 
@@ -21,11 +21,13 @@ class SlowWay:
         self.slow = ""
         self.arrived: list[tuple[bool, int]] = []
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         late = holding.holder == self.slow and holding.count == holding.before > 0
         if late:
             await self._clock.sleep(DELAY)
-        standing = await self.ledger.hold(holding, limit=limit, lease=lease)
+        standing = await self.ledger.acquire_or_renew(holding, limit=limit, lease=lease)
         if late:
             self.arrived.append((standing.granted, self.ledger.total(holding.job_id)))
         return standing

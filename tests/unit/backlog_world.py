@@ -18,7 +18,7 @@ from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.ports.binding import Binding
 from conveyor.ports.queues import CONTROL_QUEUE, TaskMessage
-from conveyor.ports.tasks import Claim, Finished
+from conveyor.ports.tasks import Claim, NotClaimable
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
 from conveyor.prod.sqs.messages import entry
 from conveyor.prod.sqs.queues import SqsQueues
@@ -153,7 +153,7 @@ class SlowClaims:
     async def claim_task(self, *_: object, **__: object) -> Claim:
         """The task is done by the end of it."""
         await self._clock.sleep(self._seconds)
-        return Finished(None)
+        return NotClaimable(None)
 
     async def release_claim(self, *_: object, **__: object) -> None:
         """Nothing was written."""

@@ -18,7 +18,7 @@ from conveyor.engine.dispatcher import Dispatcher
 from conveyor.engine.planner import LeastInFlight, Polling
 from conveyor.engine.telemetry import LOOK, Telemetry
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
-from conveyor.ports.permits import Holding, Permits, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import Delivery, TaskMessage
 from conveyor.settings import Settings
 from conveyor.testing.clock import FakeClock
@@ -78,10 +78,10 @@ class BrokenLedger:
     def __init__(self, permits: Permits, clock: FakeClock) -> None:
         self._permits = permits
         self.clock = clock
-        self.away: Callable[[Holding], bool] = lambda _holding: False
+        self.away: Callable[[LeaseRequest], bool] = lambda _holding: False
         self.there = self.back = 0.0
         self.rate = 1.0
-        self.asked: list[Holding] = []
+        self.asked: list[LeaseRequest] = []
         self.granted_at = 0.0
 
     @property
@@ -89,13 +89,17 @@ class BrokenLedger:
         """How many calls there were."""
         return len(self.asked)
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         self.asked.append(holding)
         if self.there:
             await self.clock.sleep(self.there)
         if self.away(holding):
             raise ConveyorError(ErrorCode.UNAVAILABLE, "the ledger is away")
-        standing = await self._permits.hold(holding, limit=limit, lease=lease * self.rate)
+        standing = await self._permits.acquire_or_renew(
+            holding, limit=limit, lease=lease * self.rate
+        )
         if standing.granted:
             self.granted_at = self.clock.monotonic()
         if self.back:
@@ -234,13 +238,17 @@ class World:
 
     async def take(self, name: str, count: int, *, limit: int = 100) -> bool:
         """Let somebody from outside take permits."""
-        holding = Holding(job_id=f"job-{name}", holder="other", count=count, before=0, sequence=1)
-        return (await self.permits.hold(holding, limit=limit, lease=1e6)).granted
+        holding = LeaseRequest(
+            job_id=f"job-{name}", holder="other", count=count, before=0, sequence=1
+        )
+        return (await self.permits.acquire_or_renew(holding, limit=limit, lease=1e6)).granted
 
     async def leave(self, name: str, *, limit: int = 100) -> bool:
         """Let them give back what they took."""
-        holding = Holding(job_id=f"job-{name}", holder="other", count=0, before=limit, sequence=2)
-        return (await self.permits.hold(holding, limit=limit, lease=1e6)).granted
+        holding = LeaseRequest(
+            job_id=f"job-{name}", holder="other", count=0, before=limit, sequence=2
+        )
+        return (await self.permits.acquire_or_renew(holding, limit=limit, lease=1e6)).granted
 
     def received(self) -> int:
         """Messages received by all workers."""

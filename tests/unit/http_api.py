@@ -24,9 +24,9 @@ from conveyor.domain.model import (
     EventKind,
     Format,
     Problem,
-    ResultBody,
     Run,
     Spend,
+    StoredBody,
     Task,
     TaskFailure,
 )
@@ -113,7 +113,7 @@ class Api:
         task = await self.claim(run_id, task_id)
         key = result_key(job_id, run_id, task_id, task.claim_number, 30)
         await self.binding.blobs.put(key, body)
-        result = ResultBody(key, len(body), content_type, Format.HTML)
+        result = StoredBody(key, len(body), content_type, Format.HTML)
         await self.settle(task, Succeeded(self.event(task), result))
 
     async def fail(self, run_id: str, task_id: str, problem: Problem | None = None) -> None:

@@ -24,7 +24,7 @@ from conveyor.handlers.ingest import IngestHandler
 from conveyor.ports.blobs import staged_key, staged_prefix
 from conveyor.ports.handler import Outcome
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, IngestMessage
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from conveyor.testing.clock import FakeClock
 
 CALLER = "caller"
@@ -83,7 +83,9 @@ class Ingestion:
             stats=RunStats(total=self.size),
             ingest=Ingest(status=IngestStatus.PENDING, end=self.size, chunks=tuple(chunks)),
         )
-        await self.binding.jobs.create_job(job, run, [], answer=Answer(202, b"{}"), once=None)
+        await self.binding.jobs.create_job(
+            job, run, [], answer=StoredResponse(202, b"{}"), once=None
+        )
 
     def chunk(self, first: int) -> bytes:
         """The lines of one chunk."""

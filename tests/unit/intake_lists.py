@@ -18,27 +18,31 @@ from conveyor.intake.frames import (
     Csv,
     Done,
     Frame,
+    ListSource,
     Refusal,
-    Source,
-    Work,
+    ValidationRequest,
     decode_frame,
 )
 
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
-URLS_WORK = Work(source=Source.URLS, run_id=RUN)
-JSONL_WORK = Work(source=Source.JSONL, run_id=RUN)
-DOCUMENT_WORK = Work(source=Source.DOCUMENT, run_id=RUN)
+URLS_WORK = ValidationRequest(source=ListSource.URLS, run_id=RUN)
+JSONL_WORK = ValidationRequest(source=ListSource.JSONL, run_id=RUN)
+DOCUMENT_WORK = ValidationRequest(source=ListSource.DOCUMENT, run_id=RUN)
 
 _ROWS = msgspec.json.Decoder(list[tuple[str, TaskSpec]])
 
 
-def csv_work(url: int | str = 0, external_id: int | str | None = None, **spec: object) -> Work:
+def csv_work(
+    url: int | str = 0, external_id: int | str | None = None, **spec: object
+) -> ValidationRequest:
     """Work on a CSV file; `spec` as in Csv."""
     fields = {"url": url, "external_id": external_id, **spec}
-    return Work(source=Source.CSV, run_id=RUN, csv=msgspec.convert(fields, Csv))
+    return ValidationRequest(source=ListSource.CSV, run_id=RUN, csv=msgspec.convert(fields, Csv))
 
 
-def with_limits(work: Work, *, rows: int = 100_000, size: int = 52_428_800) -> Work:
+def with_limits(
+    work: ValidationRequest, *, rows: int = 100_000, size: int = 52_428_800
+) -> ValidationRequest:
     """The same work under other limits."""
     return msgspec.structs.replace(work, max_rows=rows, max_bytes=size)
 
@@ -61,7 +65,7 @@ class Slow(io.RawIOBase):
         return self._content.readline()
 
 
-def answer(work: Work, content: bytes, *, step: int = 65_536) -> list[Frame]:
+def answer(work: ValidationRequest, content: bytes, *, step: int = 65_536) -> list[Frame]:
     """The frames that a list gets, its bytes given in steps of a size."""
     out = io.BytesIO()
     child.serve(Slow(msgspec.json.encode(work) + b"\n" + content, step), out)  # type: ignore[arg-type]
@@ -97,12 +101,12 @@ def rows_of(frames: Sequence[Frame]) -> list[TaskSpec]:
     return [spec for _, spec in found]
 
 
-def accepted(work: Work, content: bytes, *, step: int = 65_536) -> list[TaskSpec]:
+def accepted(work: ValidationRequest, content: bytes, *, step: int = 65_536) -> list[TaskSpec]:
     """The tasks of a list that must be good."""
     return rows_of(answer(work, content, step=step))
 
 
-def refused(work: Work, content: bytes, *, step: int = 65_536) -> Refusal:
+def refused(work: ValidationRequest, content: bytes, *, step: int = 65_536) -> Refusal:
     """Why a list is refused, which it must be; nothing follows a refusal."""
     frames = answer(work, content, step=step)
     assert not any(isinstance(frame, Done | Refusal) for frame in frames[:-1])

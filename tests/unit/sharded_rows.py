@@ -12,7 +12,14 @@ import anyio
 
 from conveyor.domain.ids import task_id
 from conveyor.domain.shards import Shards, ShardScheme, fnv32a
-from conveyor.records.sharded_reads import START, Gathered, Read, ShardRead, ShardRows, gather_page
+from conveyor.records.sharded_reads import (
+    START,
+    Read,
+    ShardCursor,
+    ShardRead,
+    ShardRows,
+    merge_page,
+)
 
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 COUNTS = (1, 2, 3, 8, 16, 64)
@@ -105,7 +112,7 @@ class Walk:
     """What a walk over all pages gave."""
 
     indexes: list[int]
-    pages: list[Gathered[Line]]
+    pages: list[ShardCursor[Line]]
 
     @property
     def rows_read(self) -> int:
@@ -130,7 +137,7 @@ async def walk(
     done = Walk([], [])
     positions: tuple[int, ...] = (START,) * rows.shards.count
     while True:
-        page = await gather_page(
+        page = await merge_page(
             read or rows.reader(),
             rows.shards,
             positions,

@@ -20,53 +20,31 @@ from tests.architecture.rules import handlers_with_binding, long_signatures, sha
 from tests.architecture.source import Module, code_lines, import_graph, read_modules
 from tests.architecture.walk import files_one_url_passes
 
-# Each bound may be tightened, and never loosened. The goal stands behind it.
-MOST_FILES = 422  # 260
-LEAST_MEAN_LINES = 78.0  # 120
-MOST_PASSED = 97  # 70
-MOST_LONELY = 77  # 25
-MOST_CYCLES = 2  # 0
-MOST_UPWARD = 0  # 0
-MOST_DYNAMODB = 55  # 22
+# Each bound may be tightened, and never loosened.
+MOST_FILES = 265
+LEAST_MEAN_LINES = 120.0
+MOST_PASSED = 70
+MOST_LONELY = 25
+MOST_CYCLES = 0
+MOST_UPWARD = 0
+MOST_DYNAMODB = 22
 
-KNOWN_SHARED_NAMES = [
-    "Announcer",
-    "Answer",
-    "Call",
-    "Copied",
-    "Copy",
-    "Entry",
-    "Fleet",
-    "Glyphs",
-    "Held",
-    "JobsPage",
-    "Names",
-    "Pace",
-    "Place",
-    "Reruns",
-    "ResultBody",
-    "Services",
-    "Source",
-    "Target",
-    "Trouble",
-    "View",
-    "Work",
-]
+KNOWN_SHARED_NAMES: list[str] = []
 """Names that several public types have today. The goal is an empty list."""
 
 KNOWN_LONG_SIGNATURES = [
     "Discovery.__init__",
     "Dispatcher.__init__",
     "DynamoJobs.append_tasks",
+    "DynamoReruns.rerun",
     "DynamoRuns.rerun",
     "FaultyAws._add",
-    "Fleet.__init__",
-    "Fleet.__init__",
     "Jobs.append_tasks",
     "ReceiveFirstPolicy.__init__",
-    "Reruns.rerun",
     "ReservePolicy.__init__",
+    "RoleFleet.__init__",
     "Runs.rerun",
+    "SimulatedFleet.__init__",
     "SqliteJobs.append_tasks",
     "SqliteRuns.rerun",
     "Table.page",
@@ -82,11 +60,11 @@ KNOWN_LONG_SIGNATURES = [
 KNOWN_WITH_BINDING = [
     "DeleteHandler.__init__",
     "ExportHandler.__init__",
+    "ExportSource.__init__",
     "IngestHandler.__init__",
     "Notifier.__init__",
     "QuietRuns.__init__",
     "Retention.__init__",
-    "Source.__init__",
     "Sweeper.__init__",
     "TaskHandler.__init__",
 ]

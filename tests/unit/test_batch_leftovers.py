@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.aws.calls import LONGEST_PAUSE, ROUNDS, to_the_last
+from conveyor.prod.aws.calls import LONGEST_PAUSE, ROUNDS, retry_unprocessed
 from conveyor.testing.clock import FakeClock
 
 
@@ -28,7 +28,7 @@ async def done(batch: Batch, entries: list[int]) -> FakeClock:
 
     async def work() -> None:
         try:
-            await to_the_last(batch, entries, clock, complaint="a part is left")
+            await retry_unprocessed(batch, entries, clock, complaint="a part is left")
         finally:
             ended.set()
 

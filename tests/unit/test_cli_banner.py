@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from conveyor.roles.banner import Announcer, banner, json_line
+from conveyor.roles.banner import BannerPrinter, banner, json_line
 from conveyor.roles.dev import ServerInfo
 from conveyor.settings import Settings
 
@@ -46,14 +46,14 @@ def test_every_relaxed_rule_is_told() -> None:
 
 
 def test_json_is_one_line_with_what_a_program_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    Announcer(as_json=True).ready(INFO, Settings())
+    BannerPrinter(as_json=True).ready(INFO, Settings())
     shown = capsys.readouterr().out
     assert shown.count("\n") == 1
     assert json.loads(shown) == {"api": API, "pid": 7, "data_dir": "/data", "gateway": "direct"}
 
 
 def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    announcer = Announcer(quiet=True)
+    announcer = BannerPrinter(quiet=True)
     announcer.ready(INFO, Settings())
     announcer.stopping()
     assert capsys.readouterr() == ("", "")
@@ -76,11 +76,11 @@ def test_what_may_be_a_key_in_the_gateway_is_not_shown(gateway: str) -> None:
 def test_a_note_comes_before_the_banner_and_not_among_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Announcer().ready(INFO, Settings(allow_private=True), note="another port")
+    BannerPrinter().ready(INFO, Settings(allow_private=True), note="another port")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "another port"
     assert len(lines) <= 8
-    Announcer(as_json=True).ready(INFO, Settings(), note="another port")
+    BannerPrinter(as_json=True).ready(INFO, Settings(), note="another port")
     shown = capsys.readouterr()
     assert json.loads(shown.out)["api"] == API
     assert shown.err == "another port\n"
@@ -89,7 +89,7 @@ def test_a_note_comes_before_the_banner_and_not_among_json(
 def test_a_server_told_to_end_while_it_starts_does_not_call_itself_ready(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    announcer = Announcer()
+    announcer = BannerPrinter()
     announcer.stopping()
     announcer.ready(INFO, Settings())
     assert capsys.readouterr().out == "stopping\n"
@@ -100,7 +100,7 @@ def test_a_reader_that_left_does_not_end_the_server(monkeypatch: pytest.MonkeyPa
     os.close(reader)
     with os.fdopen(writer, "w", buffering=1) as stream:
         monkeypatch.setattr("sys.stdout", stream)
-        Announcer().ready(INFO, Settings())
+        BannerPrinter().ready(INFO, Settings())
         with pytest.raises(BrokenPipeError):
             stream.flush()
         monkeypatch.setattr("sys.stdout", None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conveyor.client.commands import Target, Terminal
+from conveyor.client.commands import ServerTarget, Terminal
 from conveyor.client.errors import ClientError
 from conveyor.client.export import export_job
 from tests.unit.scripted_server import (
@@ -38,7 +38,7 @@ def completed(server: Script, link: str = "/export?signature=s") -> Answer:
 
 async def exported(server: Script, pace: Pace, out: Path | None, **flags: object) -> int:
     chosen = {"run_id": None, "form": "zip", "force": False, **flags}
-    target = Target(server.origin, KEY, pace)
+    target = ServerTarget(server.origin, KEY, pace)
     return await export_job(target, Terminal(), "J", out=out, **chosen)  # type: ignore[arg-type]
 
 

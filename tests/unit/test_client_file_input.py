@@ -11,8 +11,8 @@ import pytest
 
 from conveyor.client import inputs
 from conveyor.client.errors import ClientError
-from conveyor.client.inputs import CsvOptions, FileType, file_input, opened
-from conveyor.client.options import csv_options
+from conveyor.client.inputs import file_input, opened
+from conveyor.client.options import CsvOptions, FileType, csv_options
 
 NO_CSV = CsvOptions()
 CSV = CsvOptions(header=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.client.download import MAX_NAME, Names, extension, portable, replacing
+from conveyor.client.download import MAX_NAME, FileNames, extension, portable, replacing
 
 ALLOWED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
@@ -65,7 +65,7 @@ def test_long_names_that_differ_at_the_end_stay_apart() -> None:
     )
 )
 def test_no_two_files_share_a_name_where_case_is_ignored(wanted: list[tuple[str, str]]) -> None:
-    names = Names()
+    names = FileNames()
     claimed = [names.claim(text) for text, _suffix in wanted]
     given_out = [names.give(name, wanted[at][1]) for at, name in enumerate(claimed)]
     assert len({name.lower() for name in given_out}) == len(wanted)
@@ -73,7 +73,7 @@ def test_no_two_files_share_a_name_where_case_is_ignored(wanted: list[tuple[str,
 
 
 def test_equal_ids_are_numbered_in_the_order_they_are_claimed() -> None:
-    names = Names()
+    names = FileNames()
     claimed = [names.claim(text) for text in ("a", "A", "a", "b.html", "b.html")]
     assert claimed == ["a", "A-2", "a-3", "b.html", "b-2.html"]
     assert [names.give(name, ".html") for name in reversed(claimed)] == [
@@ -96,7 +96,7 @@ def test_equal_ids_are_numbered_in_the_order_they_are_claimed() -> None:
     ],
 )
 def test_an_extension_is_not_doubled(text: str, suffix: str, name: str) -> None:
-    names = Names()
+    names = FileNames()
     assert names.give(names.claim(text), suffix) == name
 
 

@@ -7,8 +7,8 @@ import io
 import pytest
 
 from conveyor.client.progress import (
+    BarGlyphs,
     BarView,
-    Glyphs,
     LineView,
     Rate,
     describe,
@@ -145,7 +145,9 @@ def test_a_terminal_that_cannot_draw_gets_lines(
 
 
 def drawn(state: RunReply, *, width: int, rate: float = 10.0) -> str:
-    return run_line(state, rate, state=describe(state), width=width, glyphs=Glyphs("#", "-")).plain
+    return run_line(
+        state, rate, state=describe(state), width=width, glyphs=BarGlyphs("#", "-")
+    ).plain
 
 
 def test_the_bar_fills_the_room_and_leaves_out_what_has_none() -> None:
@@ -190,7 +192,7 @@ def test_a_bar_in_ascii_is_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_failures_are_red() -> None:
     def styles(state: RunReply) -> set[str]:
-        text = run_line(state, 1.0, state="running", width=100, glyphs=Glyphs())
+        text = run_line(state, 1.0, state="running", width=100, glyphs=BarGlyphs())
         return {str(span.style) for span in text.spans}
 
     assert "red" not in styles(run(9))

@@ -7,7 +7,13 @@ import io
 import pytest
 
 from conveyor.client.output import size
-from conveyor.client.progress import BarMeter, Glyphs, LineMeter, meter_for, transfer_line
+from conveyor.client.progress import (
+    BarGlyphs,
+    BarTransferView,
+    LineTransferView,
+    meter_for,
+    transfer_line,
+)
 
 
 class Clock:
@@ -39,7 +45,7 @@ def test_sizes(number: int, text: str) -> None:
 
 def test_what_is_quick_says_nothing_and_what_is_not_a_line_every_three_seconds() -> None:
     clock, stream = Clock(), io.StringIO()
-    with LineMeter(stream, clock) as meter:
+    with LineTransferView(stream, clock) as meter:
         meter.begin("sending a.csv", 10_000)
         for tenth in range(1, 70):
             clock.now = 100 + tenth / 10
@@ -56,7 +62,7 @@ def test_what_is_quick_says_nothing_and_what_is_not_a_line_every_three_seconds()
         "checking a.csv: for 5.6 s",
     ]
     quick = io.StringIO()
-    with LineMeter(quick, clock) as meter:
+    with LineTransferView(quick, clock) as meter:
         meter.begin("sending a.csv", 10)
         meter.move(10)
     assert quick.getvalue() == ""
@@ -69,17 +75,21 @@ class Screen(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("kind", "meter"), [("dumb", LineMeter), ("xterm", BarMeter)])
+@pytest.mark.parametrize(
+    ("kind", "meter"), [("dumb", LineTransferView), ("xterm", BarTransferView)]
+)
 def test_a_terminal_that_cannot_draw_gets_lines(
     monkeypatch: pytest.MonkeyPatch, kind: str, meter: type
 ) -> None:
     monkeypatch.setenv("TERM", kind)
     assert type(meter_for(Screen(), Clock())) is meter
-    assert type(meter_for(io.StringIO(), Clock())) is LineMeter
+    assert type(meter_for(io.StringIO(), Clock())) is LineTransferView
 
 
 def drawn(done: int, *, width: int, rate: float = 10_000.0, total: int = 100_000) -> str:
-    return transfer_line("sending a", done, total, rate, width=width, glyphs=Glyphs("#", "-")).plain
+    return transfer_line(
+        "sending a", done, total, rate, width=width, glyphs=BarGlyphs("#", "-")
+    ).plain
 
 
 def test_the_bar_fills_the_room_and_leaves_out_what_has_none() -> None:
@@ -104,7 +114,7 @@ def test_the_bar_shows_a_step_and_is_gone_after_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     clock, stream = Clock(), Screen()
-    with BarMeter(stream, clock) as meter:
+    with BarTransferView(stream, clock) as meter:
         meter.begin("sending a.csv", 4_000)
         clock.now += 2
         meter.move(2_000)

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused
-from conveyor.client.inputs import CsvOptions, FileType, OpenInput, file_input, opened
+from conveyor.client.inputs import OpenInput, file_input, opened
+from conveyor.client.options import CsvOptions, FileType
 from conveyor.client.submit import PIECE_BYTES, JobOptions, submit_file
 from tests.unit.scripted_server import KEY, RUN, Answer, Script, asked, ok, problem
 

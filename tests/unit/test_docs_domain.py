@@ -14,7 +14,7 @@ from conveyor.domain.model import RunFailure, TaskFailure
 from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS, TASK_TRANSITIONS
 from conveyor.gateway import problems
 from conveyor.gateway.fake import Behaviour
-from conveyor.gateway.http_client import Trouble
+from conveyor.gateway.http_client import TransportTrouble
 from tests.unit.spec_document import SPEC, name, names, section, table, tables
 
 STATUS = re.compile(r"\d{3}|any other")
@@ -58,7 +58,7 @@ def test_every_reason_in_the_roll_up_has_its_verdicts() -> None:
 
 def test_what_breaks_a_scrape_has_the_verdict_told() -> None:
     failures = [
-        *map(problems.transport_failure, Trouble),
+        *map(problems.transport_failure, TransportTrouble),
         problems.corrupt_body(),
         problems.too_large(1),
         problems.too_many_codings(),

@@ -27,7 +27,7 @@ from conveyor.engine.telemetry import METRICS, LoopLag, Telemetry
 from conveyor.prod.aws.calls import CallStats
 from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
-from conveyor.prod.dynamodb.run_rows import REASON, Place, new_notice_item, new_run_item
+from conveyor.prod.dynamodb.run_rows import REASON, RunPlace, new_outbox_item, new_run_item
 from conveyor.prod.dynamodb.schema import INDEXES, PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
 from conveyor.prod.dynamodb.submitting import intent_item
 from conveyor.prod.dynamodb.task_rows import new_task_item
@@ -73,14 +73,14 @@ def test_the_attributes_of_new_items_stand() -> None:
         rerun_of="SOURCE",
         ingest=Ingest(status=IngestStatus.PENDING, end=1),
     )
-    place = Place("RUN", "JOB", 1, Shards(1))
+    place = RunPlace("RUN", "JOB", 1, Shards(1))
     made = {
         "job": job_item(JobRow(job, 1)),
         "run": new_run_item(run, job),
         "task of a job in one shard": new_task_item("TASK", TaskSpec("http://a.test/"), now=1),
         "place": place.item(),
         "intent": intent_item(place, now=1),
-        "notice": new_notice_item(run, Callback("TOKEN")),
+        "notice": new_outbox_item(run, Callback("TOKEN")),
     }
     described = {item: one.attributes.keys() | OF_EVERY_ITEM.keys() for item, one in ITEMS.items()}
     described["run"] = described["run"] - {f"{REASON}REASON"} | {f"{REASON}{TaskFailure.TIMEOUT}"}

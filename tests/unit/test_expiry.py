@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Format, ResultBody, Task, TaskSpec, TaskStatus
+from conveyor.domain.model import Format, StoredBody, Task, TaskSpec, TaskStatus
 from conveyor.ports.tasks import Tasks
 from conveyor.records.expiry import READS_AT_A_TIME, Expiry
 
@@ -51,7 +51,7 @@ def _task(index: int, updated_at: int, *, source: str | None = None) -> Task:
         status=TaskStatus.SUCCESSFUL,
         created_at=0,
         updated_at=updated_at,
-        result=ResultBody("key", 1, "text/html", Format.HTML),
+        result=StoredBody("key", 1, "text/html", Format.HTML),
         source_run_id=source,
     )
 

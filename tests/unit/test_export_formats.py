@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 from conveyor.domain import ids
 from conveyor.domain.export_rows import Exported, decoded, neutral
-from conveyor.domain.model import Format, Problem, ResultBody, Task, TaskSpec, TaskStatus
+from conveyor.domain.model import Format, Problem, StoredBody, Task, TaskSpec, TaskStatus
 from conveyor.handlers import export_parquet
 from conveyor.handlers.export_parquet import parquet_pieces
 from conveyor.handlers.export_writers import CSV_COLUMNS, csv_pieces, jsonl_pieces, zip_pieces
@@ -55,7 +55,7 @@ def row(
         status=status,
         created_at=START,
         updated_at=START,
-        result=ResultBody("key", size, content_type, body_format) if ended else None,
+        result=StoredBody("key", size, content_type, body_format) if ended else None,
         error=PROBLEM if status is TaskStatus.FAILED else None,
     )
     return Exported(task, bytes_of_body if ended and not gone else None)

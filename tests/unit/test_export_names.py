@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.domain import ids
-from conveyor.domain.export_rows import EXTENSIONS, MANIFEST, Names, UseCounts
+from conveyor.domain.export_rows import EXTENSIONS, MANIFEST, ArchiveNames, UseCounts
 from conveyor.domain.model import Format
 
 RUN_ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
@@ -44,7 +44,7 @@ external_ids = st.one_of(
 
 def named(external: list[str | None], extension: str = "html") -> list[str]:
     """The names of rows with these external ids."""
-    names = Names()
+    names = ArchiveNames()
     return [
         names.name(ids.task_id(RUN_ID, index), external_id, extension)
         for index, external_id in enumerate(external)
@@ -99,7 +99,7 @@ def test_an_external_id_does_not_take_the_name_of_another_task() -> None:
 
 def test_task_ids_beyond_those_that_need_no_memory_are_unique_too() -> None:
     far = ids.task_id(RUN_ID, 1 << 26)
-    names = Names()
+    names = ArchiveNames()
     assert names.name("0" * 26, far, "html") == f"{far}.html"
     assert names.name(far, None, "html") == f"{far} (2).html"
 
@@ -122,7 +122,7 @@ def test_uses_are_counted(keys: list[int]) -> None:
 
 @pytest.mark.slow
 def test_a_name_costs_few_bytes_of_memory() -> None:
-    names, count = Names(), 50_000
+    names, count = ArchiveNames(), 50_000
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.domain.model import TaskFailure
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.http_client import HttpEngine, Lookup, TransportError, Trouble
+from conveyor.gateway.http_client import HttpClient, Lookup, TransportError, TransportTrouble
 from conveyor.gateway.targets import is_public
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
 from conveyor.testing.clock import FakeClock
@@ -130,11 +130,11 @@ async def test_a_name_is_resolved_once_and_connected_to_as_it_was_checked(
         asked.append(host)
         return [STANDS_FOR_PUBLIC if len(asked) == 1 else "127.0.0.1"]
 
-    engine = HttpEngine(connections=1, admits=STANDS_FOR_PUBLIC.__eq__, lookup=lookup)
+    engine = HttpClient(connections=1, admits=STANDS_FOR_PUBLIC.__eq__, lookup=lookup)
     url = f"http://rebind.test:{port_of(server)}/t/x"
     with pytest.raises(TransportError) as caught:
         await engine.send("GET", url, headers={}, body=None, timeout=5.0)
-    assert (asked, caught.value.trouble) == (["rebind.test"], Trouble.UNREACHABLE)
+    assert (asked, caught.value.trouble) == (["rebind.test"], TransportTrouble.UNREACHABLE)
     await engine.aclose()
     assert server.connections == 0
 
@@ -147,8 +147,8 @@ async def test_a_name_that_turns_private_is_refused_when_it_is_resolved_again(
     async def lookup(host: str, port: int) -> list[str]:
         return next(answers)
 
-    def fresh() -> HttpEngine:
-        return HttpEngine(connections=1, admits=STANDS_FOR_PUBLIC.__eq__, lookup=lookup)
+    def fresh() -> HttpClient:
+        return HttpClient(connections=1, admits=STANDS_FOR_PUBLIC.__eq__, lookup=lookup)
 
     url = f"http://rebind.test:{port_of(server)}/t/x"
     troubles = []
@@ -157,7 +157,7 @@ async def test_a_name_that_turns_private_is_refused_when_it_is_resolved_again(
             await engine.send("GET", url, headers={}, body=None, timeout=5.0)
         troubles.append(caught.value.trouble)
         await engine.aclose()
-    assert troubles == [Trouble.UNREACHABLE, Trouble.REFUSED]
+    assert troubles == [TransportTrouble.UNREACHABLE, TransportTrouble.REFUSED]
     assert server.connections == 0
 
 
@@ -171,12 +171,12 @@ async def test_the_peer_is_checked_before_a_byte_is_sent(server: GatewayServer) 
         peers.append(address)
         return next(answers)
 
-    engine = HttpEngine(connections=1, admits=admits, lookup=always("127.0.0.1"))
+    engine = HttpClient(connections=1, admits=admits, lookup=always("127.0.0.1"))
     with pytest.raises(TransportError) as caught:
         await engine.send(
             "GET", f"http://a.test:{port_of(server)}/t/x", headers={}, body=None, timeout=5.0
         )
-    assert caught.value.trouble is Trouble.REFUSED
+    assert caught.value.trouble is TransportTrouble.REFUSED
     assert peers == ["127.0.0.1", "127.0.0.1"]
     await engine.aclose()
     assert server.hits.total == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import Shards, ShardScheme
-from conveyor.records.sharded_reads import START, ShardRead, ShardRows, gather_page, stream
+from conveyor.records.sharded_reads import START, ShardRead, ShardRows, merge_page, stream
 from tests.unit.sharded_rows import LAYOUTS, Line, ShardedRows, Walk, walk
 
 PROPERTY = settings(database=None, max_examples=60)
@@ -164,13 +164,13 @@ async def test_a_round_asks_all_shards_at_once_and_no_shard_that_has_no_part() -
     rows = ShardedRows(Shards(8), range(100))
     read = rows.reader()
 
-    page = await gather_page(read, rows.shards, (START,) * 8, 24, end=100)
+    page = await merge_page(read, rows.shards, (START,) * 8, 24, end=100)
     assert rows.at_once == 8
     assert [query.limit for query in rows.queries] == [3] * 8
     assert (page.rounds, page.rows_read) == (1, 24)
 
     rows.queries.clear()
-    page = await gather_page(read, rows.shards, page.positions, 3, end=100)
+    page = await merge_page(read, rows.shards, page.positions, 3, end=100)
     assert [(query.shard, query.limit) for query in rows.queries] == [(0, 1), (1, 1), (2, 1)]
     assert page.positions == (24, 25, 26, 19, 20, 21, 22, 23)
 
@@ -179,12 +179,12 @@ async def test_a_round_asks_all_shards_at_once_and_no_shard_that_has_no_part() -
 async def test_one_shard_is_one_plain_query(most_read: int | None) -> None:
     rows = ShardedRows(Shards(1), range(10))
 
-    page = await gather_page(rows.reader(), rows.shards, (2,), 4, end=10, most_read=most_read)
+    page = await merge_page(rows.reader(), rows.shards, (2,), 4, end=10, most_read=most_read)
 
     assert rows.queries == [ShardRead(0, 2, 4, most_read)]
     assert [row.index for row in page.rows] == [3, 4, 5, 6]
     assert (page.positions, page.more, page.rows_read, page.rounds) == ((6,), True, 4, 1)
-    last = await gather_page(rows.reader(), rows.shards, (5,), 4, end=10, most_read=most_read)
+    last = await merge_page(rows.reader(), rows.shards, (5,), 4, end=10, most_read=most_read)
     assert (last.more, last.rows_read) == (False, 4)
 
 
@@ -251,9 +251,9 @@ async def test_a_match_waits_for_a_shard_that_was_cut_off_below_it() -> None:
     rows = ShardedRows(Shards(2), range(8))
     read = rows.reader({4, 5}.__contains__)
 
-    first = await gather_page(read, rows.shards, (START, START), 10, end=8, most_read=5)
+    first = await merge_page(read, rows.shards, (START, START), 10, end=8, most_read=5)
     assert (first.rows, first.more) == ([], True)
-    second = await gather_page(read, rows.shards, first.positions, 10, end=8, most_read=8)
+    second = await merge_page(read, rows.shards, first.positions, 10, end=8, most_read=8)
     assert [row.index for row in second.rows] == [4, 5]
     assert not second.more
 
@@ -302,6 +302,6 @@ async def test_a_failed_query_fails_as_itself(shards: Shards) -> None:
         return ShardRows([], None, 0)
 
     with pytest.raises(ConveyorError, match="the disk is full"):
-        await gather_page(read, shards, (START,) * shards.count, 100)
+        await merge_page(read, shards, (START,) * shards.count, 100)
     with pytest.raises(ConveyorError, match="the disk is full"):
         _ = [row async for row in stream(read, shards, piece=100)]

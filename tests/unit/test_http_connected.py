@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.http.request import ClientGone, WhileConnected, read_body
+from conveyor.http.request import ClientGone, ConnectionGuard, read_body
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ async def test_work_goes_on_while_the_client_is_there() -> None:
     async def work() -> int:
         return 7
 
-    connected = WhileConnected(Request({"type": "http"}, receive))
+    connected = ConnectionGuard(Request({"type": "http"}, receive))
 
     assert await connected(work) == 7
     with pytest.raises(ConveyorError, match="no"):
@@ -53,7 +53,7 @@ async def test_work_is_given_up_where_the_client_hangs_up() -> None:
             ended.append("cancelled")
 
     with pytest.raises(ClientGone):
-        await WhileConnected(Request({"type": "http"}, receive))(work)
+        await ConnectionGuard(Request({"type": "http"}, receive))(work)
     assert ended == ["cancelled"]
 
 

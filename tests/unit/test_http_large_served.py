@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from conveyor.service import task_lists
-from conveyor.service.list_validation import Stager
+from conveyor.service.list_validation import ListValidator
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.disk import files_below
 from tests.unit.large_api import children, large_body, tasks_of
@@ -136,7 +136,7 @@ def held_children(gate: Path) -> Iterator[Callable[[], None]]:
             stack.callback(os.close, os.open(gate, os.O_RDWR))
 
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(task_lists, "Stager", partial(Stager, command=command))
+        patch.setattr(task_lists, "Stager", partial(ListValidator, command=command))
         try:
             yield let_go
         finally:

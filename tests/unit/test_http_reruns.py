@@ -17,8 +17,8 @@ from conveyor.domain.model import Task, TaskStatus
 from conveyor.handlers.ingest import HELD_PAUSE, IngestHandler
 from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import CONTROL_QUEUE, run_queue
-from conveyor.ports.records import Answer
-from conveyor.ports.tasks import Undone
+from conveyor.ports.records import StoredResponse
+from conveyor.ports.tasks import Released
 from tests.unit.http_api import PAGE, Api, open_api, problem_of
 
 DAY = 86_400.0
@@ -156,7 +156,7 @@ async def test_a_rerun_waits_for_calls_in_flight(api: Api) -> None:
         group.start_soon(ask)
         await until_asleep(api)
         assert not answers
-        await api.settle(claimed, Undone())
+        await api.settle(claimed, Released())
         await api.clock.advance(1)
 
     assert answers[0].json()["retried_tasks"] == 2
@@ -197,7 +197,7 @@ async def test_a_rerun_waits_for_calls_in_flight_in_every_shard(api: Api) -> Non
         group.start_soon(ask)
         await until_asleep(api)
         assert not answers
-        await api.settle(claimed, Undone())
+        await api.settle(claimed, Released())
         await api.clock.advance(1)
 
     assert answers[0].json()["retried_tasks"] == 3
@@ -214,7 +214,7 @@ async def test_waiting_for_calls_in_flight_asks_the_store_a_few_times(
     await api.client.post(f"/v1/jobs/{job['job_id']}/stop")
     looks: Counter[str] = Counter()
 
-    async def make(*args: Any, **named: Any) -> Answer:
+    async def make(*args: Any, **named: Any) -> StoredResponse:
         looks["reruns"] += 1
         return await real_rerun(*args, **named)
 
@@ -237,7 +237,7 @@ async def test_waiting_for_calls_in_flight_asks_the_store_a_few_times(
             await until_asleep(api)
             # Just before each look the call ends that is looked at.
             if held:
-                await api.settle(held.pop(0), Undone())
+                await api.settle(held.pop(0), Released())
             await api.clock.advance(0.05)
 
     assert answers[0].status_code == 201
@@ -265,7 +265,7 @@ async def test_a_large_rerun_waits_for_no_call(tmp_path: Path) -> None:
             assert await api.tasks_of(run_id) == []
             assert await enqueued(api, run_id) == set()
             await api.clock.advance(HELD_PAUSE)
-        await api.settle(claimed, Undone())
+        await api.settle(claimed, Released())
         await ingested(api, ingest)
         assert len(await api.tasks_of(run_id)) == 3
         assert len(await enqueued(api, run_id)) == 3

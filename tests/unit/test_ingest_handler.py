@@ -33,7 +33,7 @@ from conveyor.ports.queues import (
     TaskMessage,
     run_queue,
 )
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from conveyor.testing.clock import FakeClock
 from tests.unit.ingest_world import CALLER, LINE, Ingestion, large_run
 
@@ -140,7 +140,7 @@ async def rerun(large: Ingestion) -> str:
         window_start=0,
         large_from=1,
         now=0,
-        answer=lambda _made: Answer(202, b"{}"),
+        answer=lambda _made: StoredResponse(202, b"{}"),
         once=None,
     )
     return again
@@ -312,7 +312,7 @@ async def test_one_frozen_in_the_middle_wakes_up_to_nothing(large: Ingestion) ->
 
 
 async def _settle_all(large: Ingestion) -> None:
-    from conveyor.domain.model import Event, EventKind, Format, ResultBody
+    from conveyor.domain.model import Event, EventKind, Format, StoredBody
     from conveyor.ports.tasks import Claimed, Succeeded
 
     tasks = large.binding.tasks
@@ -327,7 +327,7 @@ async def _settle_all(large: Ingestion) -> None:
         )
         assert isinstance(claim, Claimed)
         event = Event(kind=EventKind.ATTEMPT, attempt=1, started_at=0, ended_at=0)
-        body = ResultBody(f"body/{index}", 1, "text/html", Format.HTML)
+        body = StoredBody(f"body/{index}", 1, "text/html", Format.HTML)
         await tasks.settle_task(
             large.run_id, task_id, claim.task.claim_number, Succeeded(event, body), now=0
         )

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.engine.delivery import TRIES, insist
-from conveyor.ports.handler import ACKNOWLEDGE, CalledInVain, Outcome
+from conveyor.engine.delivery import TRIES, retry_in_place
+from conveyor.ports.handler import ACKNOWLEDGE, Outcome, ResultLost
 from conveyor.testing.clock import FakeClock
 
 AWAY = ConveyorError(ErrorCode.UNAVAILABLE, "the store is away")
@@ -41,7 +41,7 @@ async def outcome(work: Work, *, keeps: Callable[[], bool] = lambda: True) -> Ou
     found: list[Outcome] = []
 
     async def act() -> None:
-        found.append(await insist(work, clock, receives=1, keeps=keeps, away=work.away))
+        found.append(await retry_in_place(work, clock, receives=1, keeps=keeps, away=work.away))
 
     async with anyio.create_task_group() as group:
         group.start_soon(act)
@@ -64,7 +64,7 @@ async def test_what_stays_away_is_given_up() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        CalledInVain(ErrorCode.UNAVAILABLE, "the store of bodies is away"),
+        ResultLost(ErrorCode.UNAVAILABLE, "the store of bodies is away"),
         ConveyorError(ErrorCode.INTERNAL, "a record is damaged"),
     ],
     ids=["costs a call", "does not pass"],

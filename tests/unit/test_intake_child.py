@@ -15,7 +15,7 @@ import pytest
 
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import TaskSpec
-from conveyor.intake.frames import Chunk, Done, Refusal, Work
+from conveyor.intake.frames import Chunk, Done, Refusal, ValidationRequest
 from tests.unit.intake_lists import (
     DOCUMENT_WORK,
     URLS_WORK,
@@ -39,7 +39,7 @@ print(ended.returncode, peak * (1 if sys.platform == "darwin" else 1024))
 """
 
 
-def given(work: Work, content: bytes) -> bytes:
+def given(work: ValidationRequest, content: bytes) -> bytes:
     """What the child is to read."""
     return msgspec.json.encode(work) + b"\n" + content
 

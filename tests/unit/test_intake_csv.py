@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conveyor.domain.errors import ErrorCode, InvalidTask, InvalidTaskReason
 from conveyor.domain.model import TaskSpec
 from conveyor.intake.csv_file import MAX_RECORD
-from conveyor.intake.frames import Work
+from conveyor.intake.frames import ValidationRequest
 from tests.unit.intake_lists import accepted, csv_work, refused, with_limits
 
 A, B, C = "http://a.example/", "http://b.example/", "http://c.example/"
@@ -42,7 +42,7 @@ def names(count: int) -> bytes:
         (csv_work("b", header=True), f"a,a,b\n1,2,{A}\n1,2,{B}\n"),
     ],
 )
-def test_what_is_read(work: Work, content: str) -> None:
+def test_what_is_read(work: ValidationRequest, content: str) -> None:
     for step in (1, 7, 65_536):
         assert accepted(work, content.encode(), step=step) == [TaskSpec(A), TaskSpec(B)]
 
@@ -120,7 +120,7 @@ def test_the_same_column_may_be_both() -> None:
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_its_place(
-    work: Work, content: str, detail: str
+    work: ValidationRequest, content: str, detail: str
 ) -> None:
     for step in (1, 65_536):
         refusal = refused(work, content.encode(), step=step)

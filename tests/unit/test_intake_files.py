@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
 from conveyor.domain.model import TaskBody, TaskSpec
 from conveyor.intake.child import read_file
-from conveyor.intake.frames import Frame, Work
+from conveyor.intake.frames import Frame, ValidationRequest
 from conveyor.intake.lines import MAX_LINE_BYTES
 from tests.unit.intake_lists import (
     JSONL_WORK,
@@ -39,7 +39,7 @@ EVERY_KIND = pytest.mark.parametrize(("work", "content"), KINDS, ids=["urls", "j
 
 
 @EVERY_KIND
-def test_every_kind_is_read_in_steps_of_every_size(work: Work, content: str) -> None:
+def test_every_kind_is_read_in_steps_of_every_size(work: ValidationRequest, content: str) -> None:
     for plain in (content.encode(), ("\ufeff" + content.replace("\n", "\r\n\r\n")).encode()):
         for packed in (plain, gzip.compress(plain)):
             for step in range(1, len(packed) + 2):
@@ -58,7 +58,9 @@ def test_every_kind_is_read_in_steps_of_every_size(work: Work, content: str) -> 
         ("utf-32-be", "UTF-32 (big-endian)"),
     ],
 )
-def test_other_encodings_are_named(work: Work, content: str, encoding: str, name: str) -> None:
+def test_other_encodings_are_named(
+    work: ValidationRequest, content: str, encoding: str, name: str
+) -> None:
     plain = content.encode(encoding)
     big_endian_mark = ("\ufeff" + content).encode(encoding)
     for file in (plain, big_endian_mark, gzip.compress(plain)):
@@ -69,7 +71,9 @@ def test_other_encodings_are_named(work: Work, content: str, encoding: str, name
 
 
 @EVERY_KIND
-def test_bytes_that_are_no_text_are_told_with_their_line(work: Work, content: str) -> None:
+def test_bytes_that_are_no_text_are_told_with_their_line(
+    work: ValidationRequest, content: str
+) -> None:
     many = content.encode() * 5_000
     for step in (5, 65_536):
         assert (
@@ -83,7 +87,7 @@ def test_bytes_that_are_no_text_are_told_with_their_line(work: Work, content: st
 
 
 @EVERY_KIND
-def test_a_line_is_bounded(work: Work, content: str) -> None:
+def test_a_line_is_bounded(work: ValidationRequest, content: str) -> None:
     limit = f"longer than {MAX_LINE_BYTES:,} bytes"
     long = b"x" * (MAX_LINE_BYTES + 1)
     for file in (long, long + b"\n", long * 3):
@@ -95,7 +99,7 @@ def test_a_line_is_bounded(work: Work, content: str) -> None:
 
 
 @EVERY_KIND
-def test_the_content_is_bounded_packed_or_not(work: Work, content: str) -> None:
+def test_the_content_is_bounded_packed_or_not(work: ValidationRequest, content: str) -> None:
     plain = content.encode()
     exact = with_limits(work, size=len(plain))
     assert accepted(exact, plain) == accepted(exact, gzip.compress(plain)) == TWO
@@ -217,7 +221,7 @@ def test_a_bad_json_line(line: str, reason: str, value: str | None) -> None:
 
 
 def test_json_lines_meet_the_params_of_their_job() -> None:
-    work = Work(
+    work = ValidationRequest(
         source=JSONL_WORK.source, run_id=JSONL_WORK.run_id, job_params={"js_render": "true"}
     )
     line = json.dumps({"url": A, "method": "POST", "body": "x"}).encode()
@@ -227,7 +231,7 @@ def test_json_lines_meet_the_params_of_their_job() -> None:
 
 
 @pytest.mark.parametrize("work", [URLS_WORK, csv_work()])
-def test_the_limit_on_rows_holds_for_every_kind(work: Work) -> None:
+def test_the_limit_on_rows_holds_for_every_kind(work: ValidationRequest) -> None:
     few = with_limits(work, rows=2)
     assert len(accepted(few, f"{A}\n\n{A}\n".encode())) == 2
     assert refused(few, f"{A}\n{A}\n{A}".encode()).detail == (
@@ -262,7 +266,7 @@ def blocks(line: str, rows: int) -> Iterator[bytes]:
     ],
     ids=["csv", "multi-line csv", "urls", "jsonl", "bad csv"],
 )
-def test_memory_does_not_grow_with_the_file(work: Work, line: str, good: bool) -> None:
+def test_memory_does_not_grow_with_the_file(work: ValidationRequest, line: str, good: bool) -> None:
     peaks = []
     for rows in (12_000, 36_000):
         counted: list[int] = []

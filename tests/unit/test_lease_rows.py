@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.permits import Holding, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.simulation.permits import AtomicLeaseRows, CountThenInsertPermits, LeaseRows
 from conveyor.testing.clock import FakeClock
 
@@ -29,13 +29,13 @@ class Costs:
         if self.down:
             raise ConveyorError(ErrorCode.UNAVAILABLE, "the store is down")
 
-    async def hold(self, holder: str, count: int, *, before: int) -> Standing:
+    async def acquire_or_renew(self, holder: str, count: int, *, before: int) -> LedgerState:
         self.permits.calls.clear()
-        holding = Holding(job_id="job", holder=holder, count=count, before=before, sequence=1)
-        return await self.permits.hold(holding, limit=3, lease=30)
+        holding = LeaseRequest(job_id="job", holder=holder, count=count, before=before, sequence=1)
+        return await self.permits.acquire_or_renew(holding, limit=3, lease=30)
 
     async def cost(self, holder: str, count: int, *, before: int) -> dict[str, int]:
-        await self.hold(holder, count, before=before)
+        await self.acquire_or_renew(holder, count, before=before)
         return dict(self.permits.calls)
 
 
@@ -50,14 +50,14 @@ async def test_growing_costs_a_count_and_an_insert_unless_it_is_one_call(kind: K
 @BOTH
 async def test_being_refused_costs_one_call(kind: Kind) -> None:
     costs = Costs(kind)
-    await costs.hold("a", 3, before=0)
+    await costs.acquire_or_renew("a", 3, before=0)
     assert await costs.cost("b", 1, before=0) == REFUSAL[kind]
 
 
 @BOTH
 async def test_renewing_and_giving_back_cost_one_call(kind: Kind) -> None:
     costs = Costs(kind)
-    await costs.hold("a", 3, before=0)
+    await costs.acquire_or_renew("a", 3, before=0)
     assert await costs.cost("a", 3, before=3) == {"renew": 1}
     assert await costs.cost("a", 2, before=3) == {"renew": 1}
     assert await costs.cost("a", 0, before=2) == {"delete": 1}
@@ -67,7 +67,7 @@ async def test_renewing_and_giving_back_cost_one_call(kind: Kind) -> None:
 @BOTH
 async def test_renewing_what_has_lapsed_is_growing_again(kind: Kind) -> None:
     costs = Costs(kind)
-    await costs.hold("a", 3, before=0)
+    await costs.acquire_or_renew("a", 3, before=0)
     await costs.clock.advance(30)
     assert await costs.cost("a", 3, before=3) == {"renew": 1} | GROWTH[kind]
 
@@ -84,17 +84,17 @@ async def test_every_store_call_pauses_once(kind: Kind) -> None:
 @BOTH
 async def test_a_store_that_does_not_answer_changes_nothing(kind: Kind) -> None:
     costs = Costs(kind)
-    await costs.hold("a", 2, before=0)
+    await costs.acquire_or_renew("a", 2, before=0)
     costs.down = True
     for count in (3, 2, 1, 0):
         with pytest.raises(ConveyorError):
-            await costs.hold("a", count, before=2)
+            await costs.acquire_or_renew("a", count, before=2)
     assert costs.permits.total("job") == 2
 
 
 @BOTH
 async def test_wants_and_sequences_are_not_known(kind: Kind) -> None:
     costs = Costs(kind)
-    holding = Holding(job_id="job", holder="a", count=1, before=0, sequence=1, wants=True)
-    standings = [await costs.permits.hold(holding, limit=3, lease=30) for _ in range(2)]
+    holding = LeaseRequest(job_id="job", holder="a", count=1, before=0, sequence=1, wants=True)
+    standings = [await costs.permits.acquire_or_renew(holding, limit=3, lease=30) for _ in range(2)]
     assert [(standing.granted, standing.wanting) for standing in standings] == [(True, 0)] * 2

@@ -13,7 +13,7 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import export_key, input_key, result_key, staged_key
 from conveyor.ports.inputs import InputType, JobInput
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, IngestMessage, Message
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from conveyor.testing.clock import FakeClock
 
 
@@ -51,7 +51,7 @@ async def _large_job(binding: Binding, clock: FakeClock, *, status: IngestStatus
         ingest=Ingest(status=status, end=1, chunks=(0,)),
     )
     job = msgspec.structs.replace(job, latest_run_id=run.run_id)
-    await binding.jobs.create_job(job, run, [], answer=Answer(202, b"{}"), once=None)
+    await binding.jobs.create_job(job, run, [], answer=StoredResponse(202, b"{}"), once=None)
     await binding.blobs.put(staged_key(run.job_id, run.run_id, 0), b"[]\n")
     return run
 

@@ -174,8 +174,8 @@ async def test_a_look_ends_though_nothing_can_be_leased(
         raise ConveyorError(ErrorCode.UNAVAILABLE, "the disk is full")
 
     class Full:
-        due_notices = waiting.api.binding.outbox.due_notices
-        lease_notice = staticmethod(full)
+        due_entries = waiting.api.binding.outbox.due_entries
+        lease_entry = staticmethod(full)
 
     binding = dataclasses.replace(waiting.binding, outbox=cast(Any, Full()))
     await Notifier(binding, waiting.api.clock, observer=waiting, heartbeat=HEARTBEAT).deliver()
@@ -264,7 +264,7 @@ async def test_a_worker_lost_in_the_middle_is_followed_by_another(
         raise ConveyorError(ErrorCode.UNAVAILABLE, "the store is away")
 
     with monkeypatch.context() as away:
-        away.setattr(waiting.api.binding.outbox, "decide_notice", die, raising=False)
+        away.setattr(waiting.api.binding.outbox, "fix_payload", die, raising=False)
         assert await waiting.look() == []
     assert await waiting.look(after=LEASE - 1) == []
     assert [told[0] for told in await waiting.look(after=2)] == ["success"]
@@ -275,10 +275,10 @@ async def test_two_workers_tell_one_end_once(waiting: Waiting) -> None:
     await waiting.api.drain(job)
     outbox, now = waiting.api.binding.outbox, waiting.api.clock.now()
     run_id = job["latest_run"]["run_id"]
-    held = await outbox.lease_notice(run_id, now=now, lapses_at=now + 60_000)
+    held = await outbox.lease_entry(run_id, now=now, lapses_at=now + 60_000)
     assert held is not None
     assert await waiting.look() == []
-    await outbox.put_off_notice(held, due_at=now, attempts=0)
+    await outbox.reschedule_entry(held, due_at=now, attempts=0)
     assert len(await waiting.look()) == 1
 
 

@@ -14,7 +14,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus
 from conveyor.engine.planner import CONTROL_SLOTS
-from conveyor.handlers.delete import MOST_LONG, PAUSE, REST, ROWS_A_STEP, DeleteHandler, Pace
+from conveyor.handlers.delete import MOST_LONG, PAUSE, REST, ROWS_A_STEP, DeleteHandler, Throttle
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import export_prefix, run_prefix, staged_prefix
 from conveyor.ports.handler import ACKNOWLEDGE
@@ -110,7 +110,7 @@ async def waiting(api: Api) -> list[DeleteMessage]:
 
 async def test_a_full_step_is_followed_by_a_rest_of_a_multiple_of_it() -> None:
     clock = FakeClock()
-    pace = Pace(clock)
+    pace = Throttle(clock)
     left = [10, 10, 3]
 
     async def remove(size: int) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conveyor.ports.permits import Holding
+from conveyor.ports.permits import LeaseRequest
 from conveyor.prod.dynamodb.client import Item
-from conveyor.prod.dynamodb.permits import MOST_REMOVED, Entry, Plan, Watch
+from conveyor.prod.dynamodb.permits import MOST_REMOVED, LeaseRow, Plan, Watch
 
 LEASE = 30_000
 
@@ -13,7 +13,7 @@ def row(counts: dict[str, int], *, stamp: str = "s", generation: str = "g") -> I
     return {
         "generation": generation,
         "entries": {
-            holder: Entry(
+            holder: LeaseRow(
                 count=count, sequence=5, wants=False, lease=LEASE, stamp=f"{stamp}{holder}"
             ).attributes()
             for holder, count in counts.items()
@@ -21,8 +21,8 @@ def row(counts: dict[str, int], *, stamp: str = "s", generation: str = "g") -> I
     }
 
 
-def asks(count: int, *, holder: str = "me", sequence: int = 6) -> Holding:
-    return Holding(job_id="JOB", holder=holder, count=count, before=0, sequence=sequence)
+def asks(count: int, *, holder: str = "me", sequence: int = 6) -> LeaseRequest:
+    return LeaseRequest(job_id="JOB", holder=holder, count=count, before=0, sequence=sequence)
 
 
 def test_lapsed_entries_that_one_write_cannot_remove_are_counted() -> None:

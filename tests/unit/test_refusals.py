@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.http.middleware import Failures, RequestId
+from conveyor.http.middleware import ProblemResponses, RequestId
 from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.calls import (
     AWAY_FOR,
@@ -23,7 +23,7 @@ from conveyor.prod.aws.calls import (
     CallStats,
     Parameters,
 )
-from conveyor.prod.aws.refusals import DeployedAws, NotDeployed, told
+from conveyor.prod.aws.refusals import DeployedAws, NotDeployed, describe
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.startup_checks import start
@@ -127,7 +127,7 @@ async def test_what_nobody_dealt_with_is_unavailable_to_callers_and_told_in_the_
     async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
         raise refused
 
-    transport = httpx.ASGITransport(app=RequestId(Failures(app), clock=FakeClock()))
+    transport = httpx.ASGITransport(app=RequestId(ProblemResponses(app), clock=FakeClock()))
     async with httpx.AsyncClient(transport=transport, base_url="http://a.test") as client:
         answer = await client.get("/v1/jobs")
     assert answer.status_code == 503
@@ -156,7 +156,7 @@ def test_who_runs_the_fleet_is_told_which_service_refuses_which_operation(
 ) -> None:
     refused = AwsRefused(word, message, asked=("s3", "head_bucket"))
 
-    assert told(refused) == f"s3 refuses head_bucket: {why}"
+    assert describe(refused) == f"s3 refuses head_bucket: {why}"
 
 
 @pytest.mark.parametrize("code", ["InvalidAction", "400"])

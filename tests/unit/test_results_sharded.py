@@ -24,7 +24,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.ports.ingestion import StagedRows
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from conveyor.ports.tasks import TaskPage
 from conveyor.records.sharded_reads import all_tasks
 from tests.unit.http_api import KEY, Api, open_api, problem_of
@@ -74,7 +74,7 @@ async def made(
     )
     written = 0 if ingest else count
     tasks = [NewTask(index, ids.task_id(run_id, index), spec(index)) for index in range(written)]
-    await api.binding.jobs.create_job(job, run, tasks, answer=Answer(201, b"{}"), once=None)
+    await api.binding.jobs.create_job(job, run, tasks, answer=StoredResponse(201, b"{}"), once=None)
     return job_id, run_id
 
 

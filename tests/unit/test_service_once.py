@@ -10,13 +10,13 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, Run, RunStatus
-from conveyor.ports.records import Answer
-from conveyor.service.idempotency import KeyedRequest, OnceOnly, Ticket
+from conveyor.ports.records import StoredResponse
+from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest
 from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import KEY, Api, open_api
 
 REQUEST = KeyedRequest("scope", b"fingerprint")
-ANSWER = Answer(201, b"made")
+ANSWER = StoredResponse(201, b"made")
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 @pytest.fixture
-def once(api: Api) -> OnceOnly:
-    return OnceOnly(api.binding.idempotency, api.clock, claim=60, ttl=86_400)
+def once(api: Api) -> IdempotentRequests:
+    return IdempotentRequests(api.binding.idempotency, api.clock, claim=60, ttl=86_400)
 
 
 class Maker:
@@ -40,9 +40,9 @@ class Maker:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self.tickets: list[Ticket] = []
+        self.tickets: list[IdempotencyClaim] = []
 
-    async def __call__(self, ticket: Ticket) -> Answer:
+    async def __call__(self, ticket: IdempotencyClaim) -> StoredResponse:
         self.tickets.append(ticket)
         run_id = self._api.clock.new_id()
         job = Job(
@@ -74,13 +74,13 @@ class HeldMaker(Maker):
         self.entered = anyio.Event()
         self.leave = anyio.Event()
 
-    async def __call__(self, ticket: Ticket) -> Answer:
+    async def __call__(self, ticket: IdempotencyClaim) -> StoredResponse:
         self.entered.set()
         await self.leave.wait()
         return await super().__call__(ticket)
 
 
-async def test_work_without_a_key_is_done_each_time(api: Api, once: OnceOnly) -> None:
+async def test_work_without_a_key_is_done_each_time(api: Api, once: IdempotentRequests) -> None:
     make = Maker(api)
 
     given = [await once.answer(None, make) for _ in range(2)]
@@ -98,8 +98,10 @@ async def test_work_without_a_key_is_done_each_time(api: Api, once: OnceOnly) ->
         ConveyorError(ErrorCode.CONFLICT, "no"),
     ],
 )
-async def test_a_failure_frees_the_key(api: Api, once: OnceOnly, failure: Exception) -> None:
-    async def fail(_ticket: Ticket) -> Answer:
+async def test_a_failure_frees_the_key(
+    api: Api, once: IdempotentRequests, failure: Exception
+) -> None:
+    async def fail(_ticket: IdempotencyClaim) -> StoredResponse:
         raise failure
 
     make = Maker(api)
@@ -112,11 +114,11 @@ async def test_a_failure_frees_the_key(api: Api, once: OnceOnly, failure: Except
     assert not make.tickets[0].taken_over
 
 
-async def test_a_cancelled_request_finishes_its_work(api: Api, once: OnceOnly) -> None:
+async def test_a_cancelled_request_finishes_its_work(api: Api, once: IdempotentRequests) -> None:
     make = Maker(api)
     begun = anyio.Event()
 
-    async def slow(ticket: Ticket) -> Answer:
+    async def slow(ticket: IdempotencyClaim) -> StoredResponse:
         begun.set()
         await anyio.lowlevel.checkpoint()
         return await make(ticket)
@@ -132,11 +134,11 @@ async def test_a_cancelled_request_finishes_its_work(api: Api, once: OnceOnly) -
 
 
 async def test_a_slow_request_that_was_overtaken_gives_the_answer_of_the_other(
-    api: Api, once: OnceOnly
+    api: Api, once: IdempotentRequests
 ) -> None:
     make = Maker(api)
 
-    async def slow(ticket: Ticket) -> Answer:
+    async def slow(ticket: IdempotencyClaim) -> StoredResponse:
         api.clock.shift(61)
         given = await once.answer(REQUEST, make)
         assert not given.replayed
@@ -156,11 +158,11 @@ async def test_a_slow_request_that_was_overtaken_gives_the_answer_of_the_other(
 
 @pytest.mark.slow
 async def test_a_slow_request_that_fails_leaves_the_claim_of_who_overtook_it(
-    api: Api, once: OnceOnly
+    api: Api, once: IdempotentRequests
 ) -> None:
     make = HeldMaker(api)
 
-    async def slow(_ticket: Ticket) -> Answer:
+    async def slow(_ticket: IdempotencyClaim) -> StoredResponse:
         api.clock.shift(61)
         group.start_soon(once.answer, REQUEST, make)
         await make.entered.wait()
@@ -178,13 +180,13 @@ async def test_a_slow_request_that_fails_leaves_the_claim_of_who_overtook_it(
 
 
 async def test_a_slow_request_does_not_free_the_claim_of_who_overtook_it_by_another_clock(
-    api: Api, once: OnceOnly
+    api: Api, once: IdempotentRequests
 ) -> None:
     ahead = FakeClock(start=api.clock.now() + 30_000, seed=1)
-    other = OnceOnly(api.binding.idempotency, ahead, claim=60, ttl=86_400)
+    other = IdempotentRequests(api.binding.idempotency, ahead, claim=60, ttl=86_400)
     make = HeldMaker(api)
 
-    async def slow(_ticket: Ticket) -> Answer:
+    async def slow(_ticket: IdempotencyClaim) -> StoredResponse:
         for clock in (api.clock, ahead):
             clock.shift(40)
         group.start_soon(other.answer, REQUEST, make)
@@ -202,16 +204,16 @@ async def test_a_slow_request_does_not_free_the_claim_of_who_overtook_it_by_anot
 
 
 @pytest.mark.guarantee("G14")
-async def test_what_a_lost_answer_made_is_found_again(api: Api, once: OnceOnly) -> None:
+async def test_what_a_lost_answer_made_is_found_again(api: Api, once: IdempotentRequests) -> None:
     make = Maker(api)
 
-    async def without_storing(ticket: Ticket) -> Answer:
+    async def without_storing(ticket: IdempotencyClaim) -> StoredResponse:
         api.clock.shift(61)
-        await make(Ticket(ticket.created_id))
+        await make(IdempotencyClaim(ticket.created_id))
         raise RuntimeError("killed before the answer was stored")
 
-    async def found(ticket: Ticket) -> Answer:
-        return Answer(201, ticket.created_id.encode())
+    async def found(ticket: IdempotencyClaim) -> StoredResponse:
+        return StoredResponse(201, ticket.created_id.encode())
 
     with pytest.raises(RuntimeError):
         await once.answer(REQUEST, without_storing, found=found)

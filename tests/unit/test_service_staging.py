@@ -17,12 +17,12 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.intake.frames import Chunk, Done, Head, Source, Work
-from conveyor.service.list_validation import CHILDREN, ESTIMATE_AFTER, Pieces, Stager
+from conveyor.intake.frames import Chunk, Done, Head, ListSource, ValidationRequest
+from conveyor.service.list_validation import CHILDREN, ESTIMATE_AFTER, ListValidator, Pieces
 from conveyor.testing.clock import FakeClock
 
 RUN = "01K00000000000000000000000"
-WORK = Work(source=Source.DOCUMENT, run_id=RUN)
+WORK = ValidationRequest(source=ListSource.DOCUMENT, run_id=RUN)
 PIECE = b"x" * 65_536
 DEADLINE = 30.0
 
@@ -71,15 +71,15 @@ class Children:
         self._clock = clock
         self.frames: list[Head | Chunk] = []
 
-    def stager(self, script: str, *, max_seconds: float = 20.0) -> Stager:
+    def stager(self, script: str, *, max_seconds: float = 20.0) -> ListValidator:
         source = PRELUDE + script.replace("\\\\", "\\")
         command = [sys.executable, "-c", source, str(self._directory)]
-        return Stager(self._clock, max_seconds=max_seconds, command=command)
+        return ListValidator(self._clock, max_seconds=max_seconds, command=command)
 
     async def sink(self, frame: Head | Chunk) -> None:
         self.frames.append(frame)
 
-    async def run(self, stager: Stager, pieces: Pieces, *, total: int | None = None) -> Done:
+    async def run(self, stager: ListValidator, pieces: Pieces, *, total: int | None = None) -> Done:
         size = sum(map(len, pieces)) if isinstance(pieces, list) else 0
         return await stager.stage(WORK, pieces, total=total or size, sink=self.sink)
 
@@ -123,7 +123,7 @@ class Fed:
 
 
 async def refusal(
-    children: Children, stager: Stager, pieces: Pieces, *, total: int | None = None
+    children: Children, stager: ListValidator, pieces: Pieces, *, total: int | None = None
 ) -> ConveyorError:
     with pytest.raises(ConveyorError) as caught:
         await children.run(stager, pieces, total=total)
@@ -171,7 +171,7 @@ async def test_a_child_that_breaks_off(children: Children, script: str) -> None:
 
 
 async def test_a_child_that_cannot_be_started(clock: FakeClock) -> None:
-    stager = Stager(clock, max_seconds=20, command=["/nowhere/python"])
+    stager = ListValidator(clock, max_seconds=20, command=["/nowhere/python"])
 
     with pytest.raises(ConveyorError) as caught:
         await stager.stage(WORK, [b"{}"], total=2, sink=Children(Path(), clock).sink)
@@ -315,13 +315,13 @@ def test_a_directory_in_which_the_server_runs_cannot_change_the_child(tmp_path: 
     program = (
         "import anyio, sys\n"
         "from conveyor.clock import SystemClock\n"
-        "from conveyor.intake.frames import Source, Work\n"
-        "from conveyor.service.list_validation import Stager\n"
+        "from conveyor.intake.frames import ListSource, ValidationRequest\n"
+        "from conveyor.service.list_validation import ListValidator\n"
         "async def sink(frame): print(type(frame).__name__)\n"
         "async def main():\n"
         '    body = b\'{"tasks": [{"url": "https://a.test/"}]}\'\n'
-        f"    work = Work(source=Source.DOCUMENT, run_id={RUN!r})\n"
-        "    stager = Stager(SystemClock(), max_seconds=20)\n"
+        f"    work = ValidationRequest(source=ListSource.DOCUMENT, run_id={RUN!r})\n"
+        "    stager = ListValidator(SystemClock(), max_seconds=20)\n"
         "    print(await stager.stage(work, [body], total=len(body), sink=sink))\n"
         "anyio.run(main)\n"
     )

@@ -6,21 +6,21 @@ Every mistake that a docstring names makes its test fail when it is put back.
 from __future__ import annotations
 
 from conveyor.engine.lanes import Lane
-from conveyor.engine.reserve import IDLE_AFTER, Share
-from conveyor.ports.permits import Standing
+from conveyor.engine.reserve import IDLE_AFTER, JobLease
+from conveyor.ports.permits import LedgerState
 from conveyor.ports.queues import Delivery, TaskMessage
 
 
-def share_with_a_lane(*, permits: int) -> tuple[Share, Lane]:
+def share_with_a_lane(*, permits: int) -> tuple[JobLease, Lane]:
     lane = Lane(queue="run-a", run_id="a", job_id="job", limit=100, priority=5)
-    share = Share("job", 100)
+    share = JobLease("job", 100)
     share.lanes.append(lane)
     share.permits = permits
     return share, lane
 
 
-def standing(*, holders: int, wanting: int) -> Standing:
-    return Standing(granted=True, free=0, holders=holders, wanting=wanting)
+def standing(*, holders: int, wanting: int) -> LedgerState:
+    return LedgerState(granted=True, free=0, holders=holders, wanting=wanting)
 
 
 def test_permits_that_messages_at_hand_will_use_are_kept() -> None:

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError
-from conveyor.ports.permits import Holding
+from conveyor.ports.permits import LeaseRequest
 from conveyor.simulation.latency import Latency
 from conveyor.simulation.link import Gate
 from conveyor.simulation.permits import (
@@ -15,8 +15,8 @@ from conveyor.simulation.permits import (
     LEDGER,
     PERMIT_STORES,
     TIMEOUT,
+    LedgerReach,
     PermitService,
-    Reach,
     SimulatedPermits,
 )
 from conveyor.simulation.process import SimulatedClock
@@ -32,12 +32,12 @@ def _service(place: Place, kind: str, *, latency: Latency = QUICK) -> PermitServ
     return PermitService(clock, latency, kind=kind, lease=LEASE, seed=0)
 
 
-def _holding(holder: str, count: int, *, before: int = 0, sequence: int = 1) -> Holding:
-    return Holding(job_id=JOB, holder=holder, count=count, before=before, sequence=sequence)
+def _holding(holder: str, count: int, *, before: int = 0, sequence: int = 1) -> LeaseRequest:
+    return LeaseRequest(job_id=JOB, holder=holder, count=count, before=before, sequence=sequence)
 
 
-async def _ask(permits: SimulatedPermits, holding: Holding, *, limit: int = 10) -> bool:
-    return (await permits.hold(holding, limit=limit, lease=LEASE)).granted
+async def _ask(permits: SimulatedPermits, holding: LeaseRequest, *, limit: int = 10) -> bool:
+    return (await permits.acquire_or_renew(holding, limit=limit, lease=LEASE)).granted
 
 
 @pytest.mark.parametrize("kind", PERMIT_STORES)
@@ -73,9 +73,9 @@ def test_some_calls_to_a_ledger_in_trouble_are_applied_all_the_same() -> None:
 @pytest.mark.parametrize("kind", PERMIT_STORES)
 def test_a_worker_that_is_cut_off_gets_no_answer_and_the_others_do(kind: str) -> None:
     async def main(place: Place) -> None:
-        service, reach = _service(place, kind), Reach()
+        service, reach = _service(place, kind), LedgerReach()
         cut_off = SimulatedPermits(service, place.link(Gate()), reach)
-        other = SimulatedPermits(service, place.link(Gate(), process="w2"), Reach())
+        other = SimulatedPermits(service, place.link(Gate(), process="w2"), LedgerReach())
         reach.cut_off += 1
         heard = 0
         for number in range(40):

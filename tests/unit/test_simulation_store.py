@@ -21,17 +21,17 @@ from conveyor.domain.model import (
     JobStatus,
     NewTask,
     Problem,
-    ResultBody,
     Run,
     RunFailure,
     RunStats,
     RunStatus,
     Spend,
+    StoredBody,
     TaskFailure,
     TaskSpec,
 )
-from conveyor.ports.records import Answer, Jobs, Runs
-from conveyor.ports.tasks import Failed, Retry, Settlement, Succeeded, Tasks, Undone
+from conveyor.ports.records import Jobs, Runs, StoredResponse
+from conveyor.ports.tasks import Failed, Released, Retry, Settlement, Succeeded, Tasks
 from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Gate, Link, Trace
 from conveyor.simulation.store import (
@@ -115,7 +115,7 @@ async def _submit(ports: Ports, run_id: str) -> None:
         NewTask(index, task_id(run_id, index), TaskSpec(url=f"https://a.example/{index}"))
         for index in range(TASKS)
     ]
-    await ports.jobs.create_job(job, run, tasks, answer=Answer(201, b"{}"), once=None)
+    await ports.jobs.create_job(job, run, tasks, answer=StoredResponse(201, b"{}"), once=None)
 
 
 class Script:
@@ -180,14 +180,14 @@ class Script:
             ended_at=self.now,
             spend=Spend(1, 0.25),
         )
-        body = ResultBody(f"blob/{name}", 3, "text/html", Format.HTML)
+        body = StoredBody(f"blob/{name}", 3, "text/html", Format.HTML)
         return self.draw.choice(
             (
                 Succeeded(event, body),
                 Failed(event, PROBLEM, TaskFailure.TIMEOUT),
                 Retry(event, self.now + 10_000, burns_attempt=self.draw.random() < 0.5),
                 Retry(event, self.now),
-                Undone(),
+                Released(),
             )
         )
 
@@ -297,7 +297,7 @@ async def test_an_ending_is_counted_once_and_work_in_vain_apart() -> None:
         )
     success = Succeeded(
         Event(kind=EventKind.ATTEMPT, attempt=1, started_at=START, ended_at=START),
-        ResultBody("key", 1, "text/html", Format.HTML),
+        StoredBody("key", 1, "text/html", Format.HTML),
     )
     for number in (1, 2, 2):
         await ports.tasks.settle_task(RUNS[0], name, number, success, now=script.now)

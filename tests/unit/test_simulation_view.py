@@ -6,15 +6,16 @@ import io
 
 from rich.console import Console
 
-from conveyor.cli.simulate import LINE_INTERVAL, WaitingLine
 from conveyor.simulation.view import (
     ASCII,
     CAP,
     FIGURES,
+    LINE_INTERVAL,
     PERMITS,
     POLICY,
     WIDTH,
     WORKERS,
+    WaitingLine,
     bars,
     brief,
     groups,

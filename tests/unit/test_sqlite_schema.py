@@ -74,7 +74,7 @@ async def test_an_older_file_is_upgraded_in_place(path: Path, version: int) -> N
     world = World(store, FakeClock())
     new_job, new_run = await world.submit(1, callback=Callback("a token"))
     await store.runs.stop_run(CALLER, new_job, now=world.now)
-    assert await store.outbox.due_notices(now=world.now, limit=10) == [new_run]
+    assert await store.outbox.due_entries(now=world.now, limit=10) == [new_run]
     await store.aclose()
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (len(STEPS),)

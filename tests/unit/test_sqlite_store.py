@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.dev.sqlite import SqliteStore, claims, open_store, tasks
-from conveyor.dev.sqlite import rows as inserts
+from conveyor.dev.sqlite import SqliteStore, claims, open_store, rows, tasks
 from conveyor.dev.sqlite.rows import MOST_ROWS, KeyStatement, RowsStatement
 from conveyor.dev.sqlite.tasks import UNFINISHED, page_sql
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Callback, RunStatus, TaskStatus
-from conveyor.ports.records import Answer
-from conveyor.ports.tasks import Claimed, Held
+from conveyor.ports.records import StoredResponse
+from conveyor.ports.tasks import Claimed, ClaimedElsewhere
 from conveyor.testing.clock import FakeClock
 from tests.conformance.world import CALLER, World
 
@@ -164,7 +163,7 @@ async def test_a_full_disk_is_unavailable_and_passes(store: SqliteStore, world: 
     await store.database.write(lambda writer: limit(writer, 1))
     job, run, tasks = world.draft(5_000)
     results = await asyncio.gather(
-        store.jobs.create_job(job, run, tasks, answer=Answer(201, b""), once=None),
+        store.jobs.create_job(job, run, tasks, answer=StoredResponse(201, b""), once=None),
         write_key(store, "small"),
         return_exceptions=True,
     )
@@ -174,7 +173,7 @@ async def test_a_full_disk_is_unavailable_and_passes(store: SqliteStore, world: 
     assert results[1] is None
     assert await store.jobs.find_job(job.job_id) is None
     await store.database.write(lambda writer: limit(writer, 1_000_000))
-    await store.jobs.create_job(job, run, tasks, answer=Answer(201, b""), once=None)
+    await store.jobs.create_job(job, run, tasks, answer=StoredResponse(201, b""), once=None)
     assert len(await world.rows(run.run_id)) == 5_000
 
 
@@ -196,7 +195,7 @@ async def test_everything_is_there_after_a_restart(path: Path) -> None:
     await store.aclose()
     world.store = await open_store(path, now=clock.now())
     assert (await world.view(job_id), await world.rows(run_id)) == before
-    assert isinstance(await world.claim(run_id, 1), Held)
+    assert isinstance(await world.claim(run_id, 1), ClaimedElsewhere)
     await world.store.aclose()
 
 
@@ -222,15 +221,15 @@ async def test_a_boot_voids_the_claims_of_live_runs(store: SqliteStore, world: W
 async def test_a_boot_ends_the_leases_of_notices(store: SqliteStore, world: World) -> None:
     _, run_id = await world.submit(1, callback=Callback("a token"))
     outbox, now = store.outbox, world.now
-    earlier = await outbox.lease_notice(run_id, now=now, lapses_at=now + 60_000)
+    earlier = await outbox.lease_entry(run_id, now=now, lapses_at=now + 60_000)
     assert earlier is not None
-    assert await outbox.due_notices(now=now, limit=1) == []
+    assert await outbox.due_entries(now=now, limit=1) == []
     await store.void_claims(now)
 
-    assert await outbox.due_notices(now=now, limit=1) == [run_id]
-    assert await outbox.lease_notice(run_id, now=now, lapses_at=now + 60_001) is not None
-    await outbox.drop_notice(earlier)
-    assert await outbox.due_notices(now=now + 60_001, limit=1) == [run_id]
+    assert await outbox.due_entries(now=now, limit=1) == [run_id]
+    assert await outbox.lease_entry(run_id, now=now, lapses_at=now + 60_001) is not None
+    await outbox.drop_entry(earlier)
+    assert await outbox.due_entries(now=now + 60_001, limit=1) == [run_id]
 
 
 @pytest.mark.guarantee("G18")
@@ -259,7 +258,7 @@ STATUS_SETS: list[frozenset[TaskStatus] | None] = [
 ]
 MANY_ROWS = [
     statement.sql(MOST_ROWS)
-    for module in (inserts, claims, claims, tasks)
+    for module in (rows, claims, tasks)
     for statement in vars(module).values()
     if isinstance(statement, KeyStatement | RowsStatement)
 ]

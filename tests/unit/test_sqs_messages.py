@@ -25,7 +25,7 @@ from conveyor.prod.sqs.messages import (
     NOT_BEFORE,
     OF_ANOTHER_KIND,
     OF_ANOTHER_VERSION,
-    Unreadable,
+    UnreadableMessage,
     entry,
     read,
     seconds_early,
@@ -77,7 +77,7 @@ def test_whatever_comes_is_a_message_or_told_to_be_none(
 ) -> None:
     raw = received(body, at)
     message = read(raw)
-    if isinstance(message, Unreadable):
+    if isinstance(message, UnreadableMessage):
         assert message.reason
         return
     assert 0 <= seconds_early(raw, now=NOW) < 10**18
@@ -120,4 +120,4 @@ def test_what_is_sent_is_read_again_and_no_sooner_than_it_may_be(
 def test_why_it_is_none_is_said_and_nothing_of_it_shown(
     body: str, at: dict[str, Any] | None, reason: str
 ) -> None:
-    assert read(received(body, at)) == Unreadable(reason)
+    assert read(received(body, at)) == UnreadableMessage(reason)

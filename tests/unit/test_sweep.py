@@ -17,7 +17,7 @@ from conveyor.handlers import sweep as sweep_quiet
 from conveyor.handlers import sweep as sweep_retention
 from conveyor.handlers.sweep import DELETE_PATIENCE
 from conveyor.ports.queues import DeleteMessage, IngestMessage, Message, run_queue
-from conveyor.ports.records import Answer
+from conveyor.ports.records import StoredResponse
 from tests.unit.http_api import Api, open_api
 from tests.unit.sweep_world import DAY, INTERVAL, QUIET, run_id_of, slot_of, sweep_over
 
@@ -164,7 +164,7 @@ async def test_a_stuck_ingestion_is_sent_again_once_a_quiet_period(api: Api) -> 
         stats=RunStats(total=5),
         ingest=Ingest(status=IngestStatus.PENDING, end=5, chunks=(0,)),
     )
-    await api.binding.jobs.create_job(job, run, [], answer=Answer(202, b"{}"), once=None)
+    await api.binding.jobs.create_job(job, run, [], answer=StoredResponse(202, b"{}"), once=None)
     sweep = sweep_over(api)
     await sweep.look(after=QUIET - 1)
     assert sweep.outbox.sent == []

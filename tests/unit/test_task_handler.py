@@ -17,15 +17,15 @@ from conveyor.domain.api_keys import KeySealer
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.engine.telemetry import Telemetry
-from conveyor.handlers.retry_policy import Backoff
+from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler, TaskOptions
 from conveyor.ports.blobs import BodyRefused
 from conveyor.ports.gateway import ScrapeRequest, Success
-from conveyor.ports.handler import ACKNOWLEDGE, CalledInVain, Outcome
+from conveyor.ports.handler import ACKNOWLEDGE, Outcome, ResultLost
 from conveyor.ports.queues import Delivery, TaskMessage, run_queue
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.aws.refusals import NotDeployed
-from conveyor.records.job_templates import Templates
+from conveyor.records.job_templates import JobTemplates
 from tests.unit.http_api import Api, open_api
 
 MAX_INTERRUPTIONS = 4
@@ -74,9 +74,9 @@ def handler_over(
     return TaskHandler(
         binding,
         gateway,
-        Templates(binding.jobs, KeySealer([binding.root_secret])),
+        JobTemplates(binding.jobs, KeySealer([binding.root_secret])),
         clock,
-        backoff=Backoff(clock, base=1.0, cap=1.0, rate_limit_deadline=1.0),
+        backoff=RetryPolicy(clock, base=1.0, cap=1.0, rate_limit_deadline=1.0),
         observer=telemetry or Telemetry(),
         options=TaskOptions(
             worker="worker",
@@ -252,13 +252,13 @@ async def test_a_body_that_cannot_be_kept_costs_one_call_and_no_attempt(
     api: Api, away: ConveyorError
 ) -> None:
     gateway, handler, delivery = await work_unkept(api, away)
-    with pytest.raises(CalledInVain):
+    with pytest.raises(ResultLost):
         await handler.handle(delivery, calm)
     for _ in range(9):
         with pytest.raises(ConveyorError) as caught:
             await handler.handle(delivery, calm)
         assert caught.value.code is ErrorCode.UNAVAILABLE
-        assert not isinstance(caught.value, CalledInVain)
+        assert not isinstance(caught.value, ResultLost)
     assert len(gateway.calls) == 1
     assert isinstance(delivery.message, TaskMessage)
     [task] = await api.tasks_of(delivery.message.run_id)
@@ -268,7 +268,7 @@ async def test_a_body_that_cannot_be_kept_costs_one_call_and_no_attempt(
 async def test_a_trial_is_made_now_and_then_and_a_body_that_is_kept_ends_it(api: Api) -> None:
     gateway, handler, delivery = await work_unkept(api, UNKEPT[0])
     for calls in (1, 2):
-        with pytest.raises(CalledInVain):
+        with pytest.raises(ResultLost):
             await handler.handle(delivery, calm)
         assert len(gateway.calls) == calls
         await api.clock.advance(FIRST_PAUSE * 2 ** (calls - 1))
@@ -280,7 +280,7 @@ async def test_a_trial_is_made_now_and_then_and_a_body_that_is_kept_ends_it(api:
 async def test_a_store_that_refuses_one_body_alone_keeps_others(api: Api) -> None:
     gateway, handler, delivery = await work_unkept(api, UNKEPT[0])
     unkept = cast(Any, handler._binding.blobs)
-    with pytest.raises(CalledInVain):
+    with pytest.raises(ResultLost):
         await handler.handle(delivery, calm)
     await api.clock.advance(FIRST_PAUSE)
     unkept._error = BodyRefused("too large")
@@ -288,7 +288,7 @@ async def test_a_store_that_refuses_one_body_alone_keeps_others(api: Api) -> Non
     await api.clock.advance(5.0)
     unkept._error = UNKEPT[0]
     for calls in (3, 4):
-        with pytest.raises(CalledInVain):
+        with pytest.raises(ResultLost):
             await handler.handle(delivery, calm)
         assert len(gateway.calls) == calls
         await api.clock.advance(FIRST_PAUSE)

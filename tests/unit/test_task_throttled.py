@@ -13,12 +13,12 @@ import pytest
 from conveyor.domain.api_keys import KeySealer
 from conveyor.domain.model import Problem, TaskFailure, TaskStatus
 from conveyor.engine.telemetry import Telemetry
-from conveyor.handlers.retry_policy import Backoff
+from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import PATIENCE, TaskHandler, TaskOptions
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.queues import Delivery, TaskMessage
-from conveyor.records.job_templates import Templates
+from conveyor.records.job_templates import JobTemplates
 from tests.unit.http_api import Api, open_api
 
 DEADLINE = 3_600.0
@@ -86,9 +86,9 @@ class Work:
         return TaskHandler(
             binding,
             self.gateway,
-            Templates(binding.jobs, KeySealer([binding.root_secret])),
+            JobTemplates(binding.jobs, KeySealer([binding.root_secret])),
             clock,
-            backoff=Backoff(clock, base=0.1, cap=1.0, rate_limit_deadline=DEADLINE),
+            backoff=RetryPolicy(clock, base=0.1, cap=1.0, rate_limit_deadline=DEADLINE),
             observer=self.telemetry,
             options=TaskOptions(
                 worker="worker",

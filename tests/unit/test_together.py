@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.aio.concurrency import each_alone, raised_alone, side_by_side
+from conveyor.aio.concurrency import for_each, for_each_collect, unwrap
 
 
 class Calls:
@@ -32,11 +32,11 @@ class Calls:
         self.ended.append(number)
 
 
-@pytest.mark.parametrize(("at_a_time", "most"), [(None, 9), (1, 1), (4, 4), (20, 9)])
+@pytest.mark.parametrize(("limit", "most"), [(None, 9), (1, 1), (4, 4), (20, 9)])
 @pytest.mark.parametrize("alone", [False, True])
-async def test_so_many_are_made_at_a_time(alone: bool, at_a_time: int | None, most: int) -> None:
+async def test_so_many_are_made_at_a_time(alone: bool, limit: int | None, most: int) -> None:
     calls = Calls(together=most)
-    await (each_alone if alone else side_by_side)(calls, range(9), at_a_time=at_a_time)
+    await (for_each_collect if alone else for_each)(calls, range(9), limit=limit)
 
     assert sorted(calls.ended) == list(range(9))
     assert calls.most == most
@@ -44,8 +44,8 @@ async def test_so_many_are_made_at_a_time(alone: bool, at_a_time: int | None, mo
 
 async def test_no_arguments_are_no_call() -> None:
     calls = Calls(together=1)
-    await side_by_side(calls, [])
-    await each_alone(calls, [], at_a_time=3)
+    await for_each(calls, [])
+    await for_each_collect(calls, [], limit=3)
 
     assert calls.begun == []
 
@@ -53,7 +53,7 @@ async def test_no_arguments_are_no_call() -> None:
 async def test_the_first_that_raises_ends_the_others_and_is_raised_as_it_was() -> None:
     calls = Calls(together=3, fail=(2,))
     with pytest.raises(LookupError, match="2"):
-        await side_by_side(calls, range(9), at_a_time=3)
+        await for_each(calls, range(9), limit=3)
 
     assert 2 not in calls.ended
     assert len(calls.begun) < 9
@@ -73,7 +73,7 @@ async def test_of_those_that_are_alone_all_are_made_and_the_first_in_order_is_ra
         ended.append(number)
 
     with pytest.raises(LookupError, match="1"):
-        await each_alone(call, range(6))
+        await for_each_collect(call, range(6))
     assert sorted(ended) == [0, 2, 3, 5]
 
 
@@ -85,6 +85,6 @@ async def test_of_nested_groups_the_innermost_failure_is_raised() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(fail)
 
-    with pytest.raises(LookupError, match="inner"), raised_alone():
+    with pytest.raises(LookupError, match="inner"), unwrap():
         async with anyio.create_task_group() as group:
             group.start_soon(nested)

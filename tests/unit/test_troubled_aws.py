@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.prod.aws.calls import Answer, Parameters
-from conveyor.testing.aws_faults import CALM, Trouble, TroubledAws
+from conveyor.testing.aws_faults import CALM, AwsTrouble, TroubledAws
 from conveyor.testing.chaos_role import ClockAhead
 from conveyor.testing.clock import START, FakeClock
 
@@ -37,9 +37,9 @@ class Instant(FakeClock):
         """At once."""
 
 
-async def troubles(seed: str, *, rate: float = 0.05, calls: int = 400) -> list[Trouble]:
+async def troubles(seed: str, *, rate: float = 0.05, calls: int = 400) -> list[AwsTrouble]:
     """What happens to so many calls, half of them sends and half inserts."""
-    told: list[Trouble] = []
+    told: list[AwsTrouble] = []
     aws = TroubledAws(Counting(), Instant(), seed=seed, rate=rate, tell=told.append)
     for _ in range(calls // 2):
         with suppress(ConveyorError):
@@ -63,7 +63,7 @@ async def test_every_kind_happens() -> None:
 
 
 async def test_messages_are_late_or_never_sent() -> None:
-    below, told = Counting(), list[Trouble]()
+    below, told = Counting(), list[AwsTrouble]()
     aws = TroubledAws(below, Instant(), seed="one", rate=1.0, tell=told.append)
     for _ in range(CALM):
         await aws.call("sqs", "send_message_batch", SEND)

@@ -16,7 +16,7 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
-from conveyor.handlers.retry_policy import RECORDED, Backoff, attempt_event
+from conveyor.handlers.retry_policy import RECORDED, RetryPolicy, attempt_event
 from conveyor.ports.gateway import ScrapeFailed
 from conveyor.ports.tasks import Failed, Retry
 from conveyor.testing.clock import FakeClock
@@ -53,8 +53,8 @@ def judge(
 ) -> Failed | Retry:
     task = make_task(clock, attempts=attempts)
     event = attempt_event(task, started_at=clock.now(), ended_at=clock.now(), failure=failure)
-    rules = Backoff(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
-    return rules.judge(failure, task, make_job(), event=event, receives=receives)
+    rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+    return rules.decide(failure, task, make_job(), event=event, receives=receives)
 
 
 @pytest.mark.parametrize(("attempts", "low", "high"), [(0, 500, 1500), (1, 1000, 3000)])
@@ -95,13 +95,13 @@ async def test_a_throttled_call_burns_no_attempt_until_its_deadline() -> None:
     clock = FakeClock()
     failure = ScrapeFailed(PROBLEM, TaskFailure.OTHER, retryable=True, burns_attempt=False)
     task = make_task(clock, attempts=2)
-    rules = Backoff(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+    rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
 
     def verdict() -> Failed | Retry:
         event = Event(
             kind=EventKind.ATTEMPT, attempt=3, started_at=clock.now(), ended_at=clock.now()
         )
-        return rules.judge(failure, task, make_job(), event=event, receives=9)
+        return rules.decide(failure, task, make_job(), event=event, receives=9)
 
     early = verdict()
     assert isinstance(early, Retry)
@@ -131,7 +131,7 @@ def test_of_refusals_for_load_the_first_are_written_down_and_all_that_cost_somet
     )
     now = clock.now()
     event = Event(kind=EventKind.ATTEMPT, attempt=1, started_at=now, ended_at=now, spend=spend)
-    rules = Backoff(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
-    verdict = rules.judge(failure, make_task(clock), make_job(), event=event, receives=receives)
+    rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+    verdict = rules.decide(failure, make_task(clock), make_job(), event=event, receives=receives)
     assert isinstance(verdict, Retry)
     assert verdict.recorded is recorded

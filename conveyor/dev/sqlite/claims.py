@@ -22,8 +22,8 @@ from conveyor.dev.sqlite.rows import (
     MOST_ROWS,
     SUCCESSFUL,
     UNFINISHED,
+    KeyRange,
     KeyStatement,
-    Place,
     RowsStatement,
     counts_from,
     index_of,
@@ -44,14 +44,14 @@ from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.ports.tasks import (
     Claim,
     Claimed,
+    ClaimedElsewhere,
     Failed,
-    Finished,
-    Held,
+    NotClaimable,
+    Released,
     Retry,
     Settled,
     Settlement,
     Succeeded,
-    Undone,
 )
 
 _SELECT = KeyStatement(
@@ -85,10 +85,10 @@ NOTHING = Spend()
 
 
 @dataclass(slots=True)
-class LiveRun:
+class RunDelta:
     """One run inside one transaction. The name says what it is for: it may have ended."""
 
-    place: Place
+    place: KeyRange
     status: RunStatus
     updated_at: int
     total: int
@@ -143,14 +143,14 @@ class LiveRun:
             self.moved = True
 
 
-def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[str, LiveRun]:
+def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[str, RunDelta]:
     """The runs that exist, by id."""
     wanted = list(run_ids)
-    runs: dict[str, LiveRun] = {}
+    runs: dict[str, RunDelta] = {}
     for start in range(0, len(wanted), MOST_ROWS):
         for row in _SELECT.execute(connection, wanted[start : start + MOST_ROWS]):
-            runs[row[0]] = LiveRun(
-                place=Place(row[1], Shards(row[13], ShardScheme(row[14]))),
+            runs[row[0]] = RunDelta(
+                place=KeyRange(row[1], Shards(row[13], ShardScheme(row[14]))),
                 status=RunStatus(row[2]),
                 updated_at=row[3],
                 total=row[4],
@@ -166,7 +166,7 @@ def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[st
     return runs
 
 
-def write_runs(connection: sqlite3.Connection, runs: Iterable[LiveRun]) -> None:
+def write_runs(connection: sqlite3.Connection, runs: Iterable[RunDelta]) -> None:
     """Write the counters of those that changed, and the states of those that moved on."""
     changed = [run for run in runs if run.changed]
     if not changed:
@@ -177,7 +177,7 @@ def write_runs(connection: sqlite3.Connection, runs: Iterable[LiveRun]) -> None:
         _MOVE.execute(connection, moved)
 
 
-def _counters(run: LiveRun) -> tuple[object, ...]:
+def _counters(run: RunDelta) -> tuple[object, ...]:
     return (
         run.place.run_no,
         run.updated_at,
@@ -355,7 +355,7 @@ def _move(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim | Set
         if isinstance(move, ClaimMove):
             row = candidates.get(key)
             if run is None or row is None or row.task_id != move.task_id:
-                results.append(Finished())
+                results.append(NotClaimable())
             else:
                 results.append(_claim(move, run, row, writes))
         elif run is None or run.status is RunStatus.DELETED:
@@ -367,7 +367,7 @@ def _move(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim | Set
     return results
 
 
-def _key(run: LiveRun | None, move: Move) -> int:
+def _key(run: RunDelta | None, move: Move) -> int:
     """Where the task's rows lie; -1, where none do, for a task that cannot exist."""
     index = None if run is None else index_of(move.task_id)
     return -1 if run is None or index is None else run.place.key(move.task_id, index)
@@ -398,19 +398,19 @@ def _select(
     return {} if text is None else {row.task_key: row for row in decoder.decode(f"[{text}]")}
 
 
-def _claim(move: ClaimMove, run: LiveRun, row: _Candidate, writes: _Writes) -> Claim:
+def _claim(move: ClaimMove, run: RunDelta, row: _Candidate, writes: _Writes) -> Claim:
     if not run.live or row.state != UNFINISHED:
-        return Finished()
+        return NotClaimable()
     interruptions = row.interruptions
     if row.claimed:
         if row.claimed_until > move.now:
-            return Held(row.claimed_until)
+            return ClaimedElsewhere(row.claimed_until)
         interruptions += 1
         _interrupt(move, run, row, writes)
         if interruptions > move.max_interruptions:
-            return Finished(run.status)
+            return NotClaimable(run.status)
     elif row.not_before > move.now:
-        return Held(row.not_before)
+        return ClaimedElsewhere(row.not_before)
     number = row.claim_number + 1
     writes.claims.append((row.task_key, number, move.now, move.claimed_until, move.worker))
     return Claimed(
@@ -431,7 +431,7 @@ def _claim(move: ClaimMove, run: LiveRun, row: _Candidate, writes: _Writes) -> C
     )
 
 
-def _interrupt(move: ClaimMove, run: LiveRun, row: _Candidate, writes: _Writes) -> None:
+def _interrupt(move: ClaimMove, run: RunDelta, row: _Candidate, writes: _Writes) -> None:
     """Write a lapsed claim to the history; one too many ends the task."""
     interruptions = row.interruptions + 1
     too_many = interruptions > move.max_interruptions
@@ -445,13 +445,13 @@ def _interrupt(move: ClaimMove, run: LiveRun, row: _Candidate, writes: _Writes) 
         run.fail(TaskFailure.OTHER, move.now)
 
 
-def _settle(move: SettleMove, run: LiveRun, row: _Held | None, writes: _Writes) -> Settled:
+def _settle(move: SettleMove, run: RunDelta, row: _Held | None, writes: _Writes) -> Settled:
     if row is None or row.task_id != move.task_id or row.claim_number != move.claim_number:
         return Settled(applied=False, run_status=run.status)
     settlement = move.settlement
     now, key = move.now, row.task_key
     state, attempts, not_before = UNFINISHED, row.attempts, row.not_before
-    if not isinstance(settlement, Undone):
+    if not isinstance(settlement, Released):
         event = settlement.event
         result = error = failure = None
         if isinstance(settlement, Succeeded):

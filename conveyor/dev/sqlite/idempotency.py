@@ -8,10 +8,19 @@ from __future__ import annotations
 import sqlite3
 
 from conveyor.dev.sqlite.database import Database
-from conveyor.ports.records import Answer, ClaimedKey, KeyBusy, KeyClaim, KeyMismatch, Once
+from conveyor.ports.records import (
+    ClaimedKey,
+    IdempotencyScope,
+    KeyClaim,
+    KeyInUse,
+    KeyMismatch,
+    StoredResponse,
+)
 
 
-def stored_answer(connection: sqlite3.Connection, once: Once | None) -> Answer | None:
+def stored_answer(
+    connection: sqlite3.Connection, once: IdempotencyScope | None
+) -> StoredResponse | None:
     """The answer that stands under a key already: its work is done and must not be done again."""
     if once is None:
         return None
@@ -19,10 +28,12 @@ def stored_answer(connection: sqlite3.Connection, once: Once | None) -> Answer |
         "SELECT status, body FROM idempotency_keys WHERE scope = ? AND status IS NOT NULL",
         (once.scope,),
     ).fetchone()
-    return None if row is None else Answer(*row)
+    return None if row is None else StoredResponse(*row)
 
 
-def store_answer(connection: sqlite3.Connection, once: Once | None, answer: Answer) -> None:
+def store_answer(
+    connection: sqlite3.Connection, once: IdempotencyScope | None, answer: StoredResponse
+) -> None:
     """Keep an answer under its key."""
     if once is not None:
         connection.execute(
@@ -72,9 +83,9 @@ class SqliteIdempotency:
             if known != fingerprint:
                 return KeyMismatch()
             if status is not None:
-                return Answer(status, body)
+                return StoredResponse(status, body)
             if lapsed_at > now:
-                return KeyBusy()
+                return KeyInUse()
             connection.execute(
                 "UPDATE idempotency_keys SET lapses_at = ?, expires_at = ? WHERE scope = ?",
                 (lapses_at, expires_at, scope),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlite3
 
 from conveyor.dev.sqlite.database import Database
-from conveyor.dev.sqlite.rerun import Copy
-from conveyor.dev.sqlite.rows import INDEX_BITS, Place
+from conveyor.dev.sqlite.rerun import RunCopy
+from conveyor.dev.sqlite.rows import INDEX_BITS, KeyRange
 from conveyor.dev.sqlite.states import (
     count_rows,
     find_job,
@@ -98,7 +98,7 @@ class SqliteIngestion:
             place, source = _place(connection, run_id), find_place(connection, run.rerun_of)
             if source is None:
                 raise not_found("run")
-            made = Copy(source, run.rerun_of, place, run.ingest.statuses)
+            made = RunCopy(source, run.rerun_of, place, run.ingest.statuses)
             _copy(connection, run, made, max(first_index, run.ingest.next_index), end_index, now)
             connection.execute(_MOVE, (end_index, now, place.run_no))
             count = end_index - first_index
@@ -161,14 +161,14 @@ def _live_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
     return run if run is not None and run.ingesting and run.status in LIVE_RUN_STATES else None
 
 
-def _place(connection: sqlite3.Connection, run_id: str) -> Place:
+def _place(connection: sqlite3.Connection, run_id: str) -> KeyRange:
     place = find_place(connection, run_id)
     assert place is not None  # the run was just read
     return place
 
 
 def _copy(
-    connection: sqlite3.Connection, run: Run, copy: Copy, first: int, end: int, now: int
+    connection: sqlite3.Connection, run: Run, copy: RunCopy, first: int, end: int, now: int
 ) -> None:
     """Copy what of a stretch lies behind the checkpoint."""
     if first >= end:

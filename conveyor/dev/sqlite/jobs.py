@@ -26,7 +26,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, TaskSpec
 from conveyor.domain.shards import shards_of
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
-from conveyor.ports.records import Answer, Appended, Once
+from conveyor.ports.records import Appended, IdempotencyScope, StoredResponse
 
 
 class SqliteJobs:
@@ -36,7 +36,13 @@ class SqliteJobs:
         self._database = database
 
     async def create_job(
-        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+        self,
+        job: Job,
+        run: Run,
+        tasks: Sequence[NewTask],
+        *,
+        answer: StoredResponse,
+        once: IdempotencyScope | None,
     ) -> None:
         """Write job, first run, every task and, under `once`, the answer."""
 
@@ -85,12 +91,12 @@ class SqliteJobs:
         last_batch: bool,
         max_tasks: int,
         now: int,
-        answer: Callable[[Appended], Answer],
-        once: Once | None,
-    ) -> Answer:
+        answer: Callable[[Appended], StoredResponse],
+        once: IdempotencyScope | None,
+    ) -> StoredResponse:
         """Add tasks to the first run of an open job; with `last_batch`, close the job too."""
 
-        def append(connection: sqlite3.Connection) -> Answer:
+        def append(connection: sqlite3.Connection) -> StoredResponse:
             earlier = stored_answer(connection, once)
             if earlier is not None:
                 return earlier

@@ -10,8 +10,8 @@ from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.rows import callback_from, to_json
 from conveyor.dev.sqlite.states import find_run
 from conveyor.domain.model import Job, Run, RunStatus
-from conveyor.domain.run_events import Ending
-from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Notice
+from conveyor.domain.run_events import RunFinished
+from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, OutboxEntry
 
 _DUE = """
     SELECT run_id FROM notices
@@ -33,7 +33,7 @@ _PUT_OFF = """
 """
 """A notice whose run has ended untold keeps its time, which is that of the end."""
 
-_endings = msgspec.json.Decoder(Ending)
+_endings = msgspec.json.Decoder(RunFinished)
 
 
 class SqliteOutbox:
@@ -42,16 +42,16 @@ class SqliteOutbox:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def due_notices(self, *, now: int, limit: int) -> list[str]:
+    async def due_entries(self, *, now: int, limit: int) -> list[str]:
         """The run ids of notices that are due by `now`, the longest due first."""
         values = {"now": now, "most": now + LONGEST_LEASE, "limit": limit}
         rows = await self._database.read(lambda reader: reader.execute(_DUE, values).fetchall())
         return [run_id for (run_id,) in rows]
 
-    async def lease_notice(self, run_id: str, *, now: int, lapses_at: int) -> Notice | None:
+    async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
         """Take a notice for one delivery; None where it is not to be had."""
 
-        def lease(connection: sqlite3.Connection) -> Notice | None:
+        def lease(connection: sqlite3.Connection) -> OutboxEntry | None:
             values = {
                 "run_id": run_id,
                 "now": now,
@@ -63,7 +63,7 @@ class SqliteOutbox:
 
         return await self._database.write(lease)
 
-    async def decide_notice(self, notice: Notice, ending: Ending, *, now: int) -> bool:
+    async def fix_payload(self, notice: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
         """Settle what is told; False where the lease was lost, or that was settled before."""
         values = (to_json(ending), now, notice.run_id, notice.lease)
         return await self._database.write(
@@ -77,7 +77,7 @@ class SqliteOutbox:
             )
         )
 
-    async def put_off_notice(self, notice: Notice, *, due_at: int, attempts: int) -> None:
+    async def reschedule_entry(self, notice: OutboxEntry, *, due_at: int, attempts: int) -> None:
         """Give the lease back; due at `due_at`, or at once where its run has ended untold."""
         values = {
             "run_id": notice.run_id,
@@ -87,7 +87,7 @@ class SqliteOutbox:
         }
         await self._database.write(lambda connection: connection.execute(_PUT_OFF, values))
 
-    async def drop_notice(self, notice: Notice) -> None:
+    async def drop_entry(self, notice: OutboxEntry) -> None:
         """Remove a notice. Without effect where the lease was lost."""
         values = (notice.run_id, notice.lease)
         await self._database.write(
@@ -106,13 +106,13 @@ def insert_notice(connection: sqlite3.Connection, job: Job, run: Run) -> None:
         )
 
 
-def _leased(connection: sqlite3.Connection, run_id: str) -> Notice:
+def _leased(connection: sqlite3.Connection, run_id: str) -> OutboxEntry:
     job_id, callback, lease, ended_as, ending, decided_at, attempts = connection.execute(
         "SELECT job_id, callback, leased_until, ended_as, ending, decided_at, attempts "
         "FROM notices WHERE run_id = ?",
         (run_id,),
     ).fetchone()
-    return Notice(
+    return OutboxEntry(
         job_id=job_id,
         run_id=run_id,
         callback=callback_from(callback),

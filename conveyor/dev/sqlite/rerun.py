@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from conveyor.dev.sqlite.idempotency import store_answer, stored_answer
-from conveyor.dev.sqlite.rows import INDEX_BITS, INDEX_MASK, Place, insert_run
+from conveyor.dev.sqlite.rows import INDEX_BITS, INDEX_MASK, KeyRange, insert_run
 from conveyor.dev.sqlite.states import (
     count_rows,
     find_place,
@@ -34,7 +34,7 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.ports.records import Answer, Once, Rerun
+from conveyor.ports.records import IdempotencyScope, Rerun, StoredResponse
 
 _MATCHES = {
     TaskStatus.PENDING: "(t.state = 0 AND c.task_key IS NULL)",
@@ -75,7 +75,7 @@ _HELD = """
 _LATE = f"SELECT count(*) {_SOURCE} AND t.state > 0 AND t.updated_at >= :since AND ({{matching}})"
 
 
-class Copied(NamedTuple):
+class RowsCopied(NamedTuple):
     """How many rows were written that start afresh, and how many that were inherited."""
 
     retried: int
@@ -83,17 +83,17 @@ class Copied(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class RunCopy:
     """From where to where, and which rows start afresh; None as statuses: all of them."""
 
-    source: Place
+    source: KeyRange
     source_id: str
-    target: Place
+    target: KeyRange
     statuses: frozenset[TaskStatus] | None
 
     def run(
         self, connection: sqlite3.Connection, *, first_index: int, end_index: int, now: int
-    ) -> Copied:
+    ) -> RowsCopied:
         """Copy the rows with an index from `first_index` below `end_index`."""
         matching = self._matching
         retried = inherited = 0
@@ -112,7 +112,7 @@ class Copy:
                 kept = connection.execute(_COPY_INHERITED.format(matching=matching), values)
                 inherited += kept.rowcount
                 connection.execute(_COPY_ENDINGS.format(matching=matching), values)
-        return Copied(retried, inherited)
+        return RowsCopied(retried, inherited)
 
     def held(
         self, connection: sqlite3.Connection, *, first_index: int, end_index: int, now: int
@@ -180,15 +180,15 @@ class _Source:
     """The run that is replayed, and where its rows lie."""
 
     run: Run
-    place: Place
+    place: KeyRange
 
 
 def make_rerun(
     connection: sqlite3.Connection,
     request: RerunRequest,
-    answer: Callable[[Rerun], Answer],
-    once: Once | None,
-) -> Answer:
+    answer: Callable[[Rerun], StoredResponse],
+    once: IdempotencyScope | None,
+) -> StoredResponse:
     """Make the run, unless it exists, and render its answer. Raises as the port says."""
     earlier = stored_answer(connection, once)
     if earlier is not None:
@@ -264,13 +264,13 @@ def _make(
 ) -> None:
     run = _new_run(request, source, sequence, RunStats())
     place = insert_run(connection, run, source.place.shards)
-    copy = Copy(source.place, source.run.run_id, place, request.statuses)
+    copy = RunCopy(source.place, source.run.run_id, place, request.statuses)
     retried = inherited = 0
     for start in range(0, source.run.next_index, _CHUNK):
         copied = copy.run(connection, first_index=start, end_index=start + _CHUNK, now=request.now)
         retried += copied.retried
         inherited += copied.inherited
-    _refuse_empty(Copied(retried, inherited))
+    _refuse_empty(RowsCopied(retried, inherited))
     write_counts(connection, place, count_rows(connection, place))
     connection.execute(
         "UPDATE runs SET next_index = ?, inherited = ? WHERE run_no = ?",
@@ -304,19 +304,21 @@ def _plan(
     )
 
 
-def _counters(statuses: frozenset[TaskStatus] | None, stats: RunStats) -> tuple[Copied, RunStats]:
+def _counters(
+    statuses: frozenset[TaskStatus] | None, stats: RunStats
+) -> tuple[RowsCopied, RunStats]:
     """What the copies will be, told by the source's counters alone. They do not tell pending tasks
     from those that were left under a claim: who asks for one kind gets the number of both, until
     the rows are copied."""
     if statuses is None:
-        return Copied(stats.total, 0), RunStats(total=stats.total)
+        return RowsCopied(stats.total, 0), RunStats(total=stats.total)
     unfinished = {TaskStatus.PENDING, TaskStatus.PROCESSING} & statuses
     retried = stats.total - stats.completed if unfinished else 0
     retried += stats.successful if TaskStatus.SUCCESSFUL in statuses else 0
     retried += stats.failed if TaskStatus.FAILED in statuses else 0
     successful = 0 if TaskStatus.SUCCESSFUL in statuses else stats.successful
     failed = 0 if TaskStatus.FAILED in statuses else stats.failed
-    return Copied(retried, successful + failed), RunStats(
+    return RowsCopied(retried, successful + failed), RunStats(
         total=retried + successful + failed,
         successful=successful,
         failed=failed,
@@ -324,12 +326,12 @@ def _counters(statuses: frozenset[TaskStatus] | None, stats: RunStats) -> tuple[
     )
 
 
-def _refuse_empty(copied: Copied) -> None:
+def _refuse_empty(copied: RowsCopied) -> None:
     if not copied.retried:
         raise ConveyorError(ErrorCode.NO_MATCHING_TASKS, "the latest run has no such task")
 
 
-def _end_of_rows(connection: sqlite3.Connection, place: Place) -> int:
+def _end_of_rows(connection: sqlite3.Connection, place: KeyRange) -> int:
     """One more than the highest index."""
     last = -1
     for shard in range(place.shards.count):

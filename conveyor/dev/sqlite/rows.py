@@ -37,16 +37,16 @@ from conveyor.domain.model import (
     JobView,
     NewTask,
     Problem,
-    ResultBody,
     Run,
     RunFailure,
     RunStats,
     RunStatus,
     Spend,
+    StoredBody,
     Task,
     TaskSpec,
 )
-from conveyor.domain.run_events import Ending
+from conveyor.domain.run_events import RunFinished
 from conveyor.domain.shards import Shards
 
 MOST_ROWS = 64
@@ -157,7 +157,7 @@ _encoder = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KeyRange:
     """Where the rows of a run lie.
 
     A run owns as many consecutive numbers as it has shards. A row's key is the number of its shard,
@@ -197,7 +197,14 @@ def index_of(task_id: str) -> int | None:
 
 
 def to_json(
-    record: TaskSpec | ResultBody | Problem | Event | Ingest | Callback | Ending | dict[str, Any],
+    record: TaskSpec
+    | StoredBody
+    | Problem
+    | Event
+    | Ingest
+    | Callback
+    | RunFinished
+    | dict[str, Any],
 ) -> str:
     """A record as the text of a column."""
     return _encoder.encode(record).decode()
@@ -246,7 +253,7 @@ def insert_job(connection: sqlite3.Connection, job: Job) -> None:
     connection.execute(f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({marks})", values)
 
 
-def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> Place:
+def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> KeyRange:
     """Write a new run; its place. Raises sqlite3.IntegrityError where its id is taken."""
     stats = run.stats
     ingest = run.ingest
@@ -290,7 +297,7 @@ def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> Plac
             "UPDATE sqlite_sequence SET seq = ? WHERE name = 'runs'",
             (cursor.lastrowid + shards.count - 1,),
         )
-    return Place(cursor.lastrowid, shards)
+    return KeyRange(cursor.lastrowid, shards)
 
 
 def job_from(row: tuple[Any, ...]) -> Job:
@@ -380,7 +387,7 @@ _INSERT = RowsStatement(
 
 
 def insert_tasks(
-    connection: sqlite3.Connection, place: Place, tasks: Iterable[NewTask], *, now: int
+    connection: sqlite3.Connection, place: KeyRange, tasks: Iterable[NewTask], *, now: int
 ) -> None:
     """Write pending rows. Raises sqlite3.IntegrityError where an index is taken."""
     rows = _rows(place, tasks, now)
@@ -388,6 +395,8 @@ def insert_tasks(
         _INSERT.execute(connection, part)
 
 
-def _rows(place: Place, tasks: Iterable[NewTask], now: int) -> Iterator[tuple[int, int, str, str]]:
+def _rows(
+    place: KeyRange, tasks: Iterable[NewTask], now: int
+) -> Iterator[tuple[int, int, str, str]]:
     for task in tasks:
         yield place.key(task.task_id, task.index), now, task.task_id, to_json(task.spec)

@@ -20,7 +20,7 @@ from conveyor.dev.sqlite.states import (
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import DispatchableRun, Run, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.ports.records import Answer, DispatchChange, Once, Rerun
+from conveyor.ports.records import DispatchChange, IdempotencyScope, Rerun, StoredResponse
 
 _OF_CALLER = f"{SELECT_RUN} JOIN jobs USING (job_id) WHERE jobs.caller = ? AND jobs.job_id = ?"
 _DISPATCH_COLUMNS = "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at"
@@ -123,9 +123,9 @@ class SqliteRuns:
         window_start: int,
         large_from: int,
         now: int,
-        answer: Callable[[Rerun], Answer],
-        once: Once | None,
-    ) -> Answer:
+        answer: Callable[[Rerun], StoredResponse],
+        once: IdempotencyScope | None,
+    ) -> StoredResponse:
         """Make the new run `run_id` from the latest one, and close the job."""
         request = RerunRequest(caller, job_id, run_id, statuses, window_start, large_from, now)
         return await self._database.write(

@@ -2,8 +2,8 @@
 
 `user_version` counts the steps taken. A new file takes all of them, so the steps are the schema.
 
-`tasks`, `claims` and `histories` share one key (see `rows.Place`), so that the rows of a shard lie
-side by side in submission order; a run owns as many consecutive numbers as it has shards. What
+`tasks`, `claims` and `histories` share one key (see `rows.KeyRange`), so that the rows of a shard
+lie side by side in submission order; a run owns as many consecutive numbers as it has shards. What
 changes often is kept apart from what is large: claiming touches a row of `claims` alone, and a
 history is written when an attempt has ended.
 """

@@ -17,7 +17,7 @@ from conveyor.dev.sqlite.rows import (
     SELECT_VIEW,
     SUCCESSFUL,
     UNFINISHED,
-    Place,
+    KeyRange,
     job_from,
     run_from,
     to_json,
@@ -54,7 +54,7 @@ class RowCounts(msgspec.Struct, frozen=True):
         return self.unfinished + self.successful + self.failed
 
 
-def count_rows(connection: sqlite3.Connection, place: Place) -> RowCounts:
+def count_rows(connection: sqlite3.Connection, place: KeyRange) -> RowCounts:
     """Count the rows of a run, by an index alone where they did not fail."""
     counts = dict.fromkeys((UNFINISHED, SUCCESSFUL, FAILED), 0)
     reasons: dict[str, int] = {}
@@ -68,7 +68,7 @@ def count_rows(connection: sqlite3.Connection, place: Place) -> RowCounts:
     return RowCounts(counts[UNFINISHED], counts[SUCCESSFUL], counts[FAILED], reasons)
 
 
-def write_counts(connection: sqlite3.Connection, place: Place, counts: RowCounts) -> None:
+def write_counts(connection: sqlite3.Connection, place: KeyRange, counts: RowCounts) -> None:
     """Make them the counters of the run."""
     connection.execute(
         "UPDATE runs SET total = ?, successful = ?, failed = ?, failure_reasons = ? "
@@ -131,12 +131,12 @@ def find_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
     return None if row is None else run_from(row)
 
 
-def find_place(connection: sqlite3.Connection, run_id: str) -> Place | None:
+def find_place(connection: sqlite3.Connection, run_id: str) -> KeyRange | None:
     """Where the rows of a run lie; None where there is no such run."""
     row = connection.execute(
         "SELECT run_no, shard_count, shard_scheme FROM runs WHERE run_id = ?", (run_id,)
     ).fetchone()
-    return None if row is None else Place(row[0], Shards(row[1], ShardScheme(row[2])))
+    return None if row is None else KeyRange(row[0], Shards(row[1], ShardScheme(row[2])))
 
 
 def move_job(connection: sqlite3.Connection, job: Job, status: JobStatus, *, now: int) -> bool:

@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from conveyor.dev.sqlite.database import Database
-from conveyor.dev.sqlite.rows import Place
+from conveyor.dev.sqlite.rows import KeyRange
 from conveyor.dev.sqlite.states import (
     RowCounts,
     count_rows,
@@ -163,7 +163,7 @@ class _Verdict:
     """Where a run stands and where it should. Without `counts` it is to be left as it is."""
 
     run: Run
-    place: Place
+    place: KeyRange
     counts: RowCounts | None
     status: RunStatus
 

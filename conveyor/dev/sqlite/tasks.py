@@ -20,7 +20,7 @@ from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.rows import (
     TASK_EXTRAS,
     TASK_JSON,
-    Place,
+    KeyRange,
     RowsStatement,
     events_from,
     index_of,
@@ -99,7 +99,7 @@ class References:
 
 
 def merged_references(
-    reader: sqlite3.Connection, place: Place, sql: str, *, after: int, limit: int
+    reader: sqlite3.Connection, place: KeyRange, sql: str, *, after: int, limit: int
 ) -> References:
     """At most `limit` references out of every shard of a run, in order of their index.
 
@@ -299,7 +299,7 @@ class SqliteTasks:
         self._database.rows_returned += returned
 
 
-def _is_last(reader: sqlite3.Connection, run_id: str, index: int, place: Place) -> bool:
+def _is_last(reader: sqlite3.Connection, run_id: str, index: int, place: KeyRange) -> bool:
     """Whether nothing can follow a row in its shard, told by the run without reading on."""
     (next_index,) = reader.execute(
         "SELECT next_index FROM runs WHERE run_id = ?", (run_id,)
@@ -308,7 +308,7 @@ def _is_last(reader: sqlite3.Connection, run_id: str, index: int, place: Place) 
     return bool(index + (place.shards.count if striped else 1) >= next_index)
 
 
-def _scrub(connection: sqlite3.Connection, place: Place, limit: int) -> int:
+def _scrub(connection: sqlite3.Connection, place: KeyRange, limit: int) -> int:
     low, high = place.all
     (last,) = connection.execute(
         "SELECT max(task_key) FROM (SELECT task_key FROM tasks "

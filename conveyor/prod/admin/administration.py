@@ -8,7 +8,7 @@ from typing import Protocol, Self, TypeVar
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import Holding
+from conveyor.ports.permits import LeaseRequest
 from conveyor.prod.admin.checks import (
     MADE,
     Finding,
@@ -17,12 +17,12 @@ from conveyor.prod.admin.checks import (
     clock_problem,
     queues_problem,
     rows_problem,
-    told,
     tried,
 )
 from conveyor.prod.admin.resources import NO_TABLE, BucketResource, QueuesResource, TableResource
 from conveyor.prod.aws.boto import BotoAws, open_clients
 from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.aws.refusals import describe
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.permits import RedisPermits
@@ -116,7 +116,7 @@ class Administration:
         try:
             changed = await resource.ensure()
         except AwsRefused as refused:
-            text = f"{resource.what}: {told(refused)}"
+            text = f"{resource.what}: {describe(refused)}"
             raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None
         if changed in ("", MADE):
             return f"{changed or 'there':<8}{resource.what}"
@@ -164,7 +164,7 @@ class Administration:
         except AwsRefused as refused:
             if refused.word == NO_TABLE:
                 return
-            raise ConveyorError(ErrorCode.UNAVAILABLE, told(refused)) from None
+            raise ConveyorError(ErrorCode.UNAVAILABLE, describe(refused)) from None
         if not nobody:
             raise ConveyorError(
                 ErrorCode.CONFLICT,
@@ -184,7 +184,7 @@ class Administration:
             item = await fleet_item(self._table)
         except AwsRefused as refused:
             if refused.word != NO_TABLE:
-                raise ConveyorError(ErrorCode.UNAVAILABLE, told(refused)) from None
+                raise ConveyorError(ErrorCode.UNAVAILABLE, describe(refused)) from None
             item = None
         bucket = None if item is None else item.get("bucket_name")
         if bucket not in (None, self._options.bucket):
@@ -230,8 +230,8 @@ class Administration:
         server = RedisServer(self._options.redis_url, self._clock)
         permits = RedisPermits(server, environment=self._options.environment)
         try:
-            await permits.hold(
-                Holding(job_id="check", holder="check", count=0, before=0, sequence=1),
+            await permits.acquire_or_renew(
+                LeaseRequest(job_id="check", holder="check", count=0, before=0, sequence=1),
                 limit=1,
                 lease=self._options.permit_lease,
             )
@@ -254,4 +254,4 @@ async def _plainly(call: Awaitable[T]) -> T:
     try:
         return await call
     except AwsRefused as refused:
-        raise ConveyorError(ErrorCode.UNAVAILABLE, told(refused)) from None
+        raise ConveyorError(ErrorCode.UNAVAILABLE, describe(refused)) from None

@@ -18,7 +18,7 @@ from typing import Any
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws, AwsRefused
-from conveyor.prod.aws.refusals import told as told
+from conveyor.prod.aws.refusals import describe
 from conveyor.prod.dynamodb.client import Table, tag_all
 from conveyor.prod.dynamodb.schema import BY_DISPATCH, BY_OWNER, FLEET, TIME_TO_LIVE, Key
 from conveyor.prod.sqs.registry import prefix
@@ -48,7 +48,7 @@ async def tried(what: str, attempt: Callable[[], Awaitable[str | None]]) -> Find
     try:
         return Finding(what, await attempt())
     except AwsRefused as refused:
-        return Finding(what, told(refused))
+        return Finding(what, describe(refused))
     except ConveyorError as error:
         return Finding(what, error.detail)
 
@@ -123,7 +123,7 @@ async def _insert_problem(aws: Aws, table: Table, key: Key, item: dict[str, Any]
         if error := response.get("Error"):
             code = str(error.get("Code", ""))
             asked = ("dynamodb", "PartiQLInsert")
-            return told(AwsRefused(code, str(error.get("Message", "")), asked=asked))
+            return describe(AwsRefused(code, str(error.get("Message", "")), asked=asked))
     return None
 
 

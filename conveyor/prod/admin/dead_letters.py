@@ -29,12 +29,12 @@ from conveyor.ports.queues import (
 )
 from conveyor.prod.aws.boto import BotoAws, open_clients
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.aws.refusals import told
+from conveyor.prod.aws.refusals import describe
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.run_rows import Places, RunRecords
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.options import ProdOptions
-from conveyor.prod.sqs.messages import NOT_BEFORE, Unreadable, read
+from conveyor.prod.sqs.messages import NOT_BEFORE, UnreadableMessage, read
 from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.sqs.registry import NO_QUEUE, prefix
 
@@ -50,7 +50,7 @@ class Letter:
     first."""
 
     letter_id: str
-    message: Message | Unreadable
+    message: Message | UnreadableMessage
     age: float
     receipt: str
 
@@ -59,14 +59,14 @@ class Letter:
         """Why it was given up, where that can be told: a message that SQS moved, because it was
         received too often, carries no reason."""
         message = self.message
-        tells = IngestMessage | ExportMessage | Unreadable
+        tells = IngestMessage | ExportMessage | UnreadableMessage
         return message.reason if isinstance(message, tells) else ""
 
     @property
     def about(self) -> str:
         """Its kind and the ids in it."""
         message = self.message
-        if isinstance(message, Unreadable):
+        if isinstance(message, UnreadableMessage):
             return "cannot be read"
         kind = type(message).__name__.removesuffix("Message").lower()
         part = getattr(message, "task_id", "") or getattr(message, "export_id", "")
@@ -142,7 +142,7 @@ class DeadLetters:
 
     async def _send_back(self, letter: Letter) -> str | None:
         message = letter.message
-        if isinstance(message, Unreadable):
+        if isinstance(message, UnreadableMessage):
             return message.reason
         if isinstance(message, IngestMessage | ExportMessage):
             message = msgspec.structs.replace(message, reason="")
@@ -207,13 +207,13 @@ async def open_dead_letters(options: ProdOptions, clock: Clock) -> DeadLetters:
     except AwsRefused as refused:
         await aws.aclose()
         absent = "does not exist: conveyor admin init makes it"
-        text = absent if refused.word in NO_QUEUE else f"is not found: {told(refused)}"
+        text = absent if refused.word in NO_QUEUE else f"is not found: {describe(refused)}"
         raise ConveyorError(ErrorCode.UNAVAILABLE, f"the queue {name} {text}") from None
     except BaseException:
         await aws.aclose()
         raise
     table = Table(aws, options.table, clock)
-    records = RunRecords(table, Places(table))
+    records = DynamoRunRows(table, RunPlaces(table))
     queues = SqsQueues(
         aws, clock, DynamoGenerations(records), _no_rows, environment=options.environment
     )

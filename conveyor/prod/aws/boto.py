@@ -161,7 +161,7 @@ class BotoAws:
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
         """A link to S3; see `Aws.presign`."""
         try:
-            if not outlasts(self._credentials, seconds):
+            if not credentials_outlast(self._credentials, seconds):
                 raise ShortLived(seconds)
             link: str = self._clients["s3"].generate_presigned_url(
                 operation, Params=dict(parameters), ExpiresIn=seconds
@@ -233,7 +233,7 @@ async def open_aws(options: AwsOptions, clock: Clock, *services: str) -> BotoAws
     return BotoAws(clients, options, clock, credentials=credentials)
 
 
-def outlasts(credentials: Credentials | None, seconds: int) -> bool:
+def credentials_outlast(credentials: Credentials | None, seconds: int) -> bool:
     """Whether credentials, renewed where they are about to end, last for so many seconds more."""
     if not isinstance(credentials, RefreshableCredentials):
         return True

@@ -62,7 +62,7 @@ LONGEST_PAUSE = 5.0
 Entry = TypeVar("Entry")
 
 
-async def to_the_last(
+async def retry_unprocessed(
     call: Callable[[list[Entry]], Awaitable[list[Entry]]],
     entries: list[Entry],
     clock: Clock,

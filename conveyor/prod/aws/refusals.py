@@ -50,7 +50,7 @@ class NotDeployed(ConveyorError):
         self.problem = problem
 
 
-def told(refused: AwsRefused) -> str:
+def describe(refused: AwsRefused) -> str:
     """A refusal in one line for whoever runs the fleet: who refuses what, and why."""
     service, operation = refused.asked
     return f"{service} refuses {operation}: {_why(refused)}"

@@ -19,18 +19,25 @@ from conveyor.domain.states import TERMINAL_TASK_STATES
 from conveyor.ports.tasks import (
     Claim,
     Claimed,
+    ClaimedElsewhere,
     Failed,
-    Finished,
-    Held,
+    NotClaimable,
+    Released,
     Retry,
     Settlement,
     Succeeded,
-    Undone,
 )
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Plain, Table, Unfit, changed_too_often, met
+from conveyor.prod.dynamodb.client import (
+    Item,
+    Plain,
+    Table,
+    UnreadableRow,
+    changed_too_often,
+    condition_met,
+)
 from conveyor.prod.dynamodb.counters import Counters, Delta
-from conveyor.prod.dynamodb.run_rows import TRIES, Place, RunReads, RunRow
+from conveyor.prod.dynamodb.run_rows import TRIES, RunPlace, RunReads, RunRow
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import (
     ClaimState,
@@ -77,10 +84,10 @@ async def settle_row(
                 continue
             if not refused.is_condition:
                 raise
-            found = met(refused)
+            found = condition_met(refused)
             # Carried out before, if its own token is there; only the answer was lost.
             return found is not None and was_moved_by(found, token)
-        except Unfit:
+        except UnreadableRow:
             raise
         except ConveyorError:
             if table.clock.monotonic() >= deadline:
@@ -99,7 +106,7 @@ def delta_of(settlement: Settlement, *, now: int) -> Delta | None:
             return Delta(now, failed=1, failure=failure, spend=event.spend)
         case Retry(event):
             return Delta(now, spend=event.spend)
-        case Undone():
+        case Released():
             return None
 
 
@@ -117,7 +124,7 @@ class _Move(NamedTuple):
     @classmethod
     def of(cls, settlement: Settlement, token: str, *, begins_anew: bool) -> Self:
         """The move of a settlement; `begins_anew`: with a history of its event alone."""
-        if isinstance(settlement, Undone):
+        if isinstance(settlement, Released):
             return cls([], {"status": str(TaskStatus.PENDING)}, token)
         sets, values = _ends(settlement)
         if not isinstance(settlement, Retry) or settlement.recorded:
@@ -186,7 +193,7 @@ _RELEASE = "SET #status = :pending, claimed_until = :zero, moved_by = :undone RE
 class ClaimCall(NamedTuple):
     """One call of `claim_task`, and the token that it writes under."""
 
-    place: Place
+    place: RunPlace
     key: Key
     worker: str
     now: int
@@ -208,20 +215,20 @@ class Claims:
         item = await self._take(call)
         for _ in range(TRIES):
             if item is None:
-                return Finished()
+                return NotClaimable()
             seen = read_claim(item)
             own = seen.moved_by == call.token
             if seen.status in TERMINAL_TASK_STATES:
-                return await self._gave_up(call) if own else Finished()
+                return await self._gave_up(call) if own else NotClaimable()
             if own:
                 return await self._begin(call, item)
             row = await self._live(call.place)
             if row is None:
-                return Finished()
+                return NotClaimable()
             processing = seen.status is TaskStatus.PROCESSING
             until = seen.claimed_until if processing else seen.not_before
             if until > call.now:
-                return Held(until)
+                return ClaimedElsewhere(until)
             item = await self._take_over(call, seen) if processing else await self._take(call)
         raise changed_too_often()
 
@@ -267,9 +274,9 @@ class Claims:
             undone=self._table.clock.new_id(),
             zero=0,
         )
-        return Finished() if row is None else Held(call.now + NOT_YET)
+        return NotClaimable() if row is None else ClaimedElsewhere(call.now + NOT_YET)
 
-    async def _live(self, place: Place) -> RunRow | None:
+    async def _live(self, place: RunPlace) -> RunRow | None:
         """The run as it is after this call; None where none of its tasks may be worked."""
         row = await self._reads.fresh(place)
         if row is None or not row.live:
@@ -319,13 +326,13 @@ class Claims:
             raise
         return found
 
-    async def _gave_up(self, call: ClaimCall) -> Finished:
+    async def _gave_up(self, call: ClaimCall) -> NotClaimable:
         """This call ended the task: account for it."""
         delta = Delta(call.now, failed=1, failure=TaskFailure.OTHER)
         epoch = self._counters.epoch(call.place)
         assert epoch is not None  # the run was seen before the task was ended
         settled = await self._counters.add(call.place, delta, epoch=epoch)
-        return Finished(settled.run_status)
+        return NotClaimable(settled.run_status)
 
     async def _write(
         self, call: ClaimCall, update: str, condition: str, **values: Plain
@@ -336,7 +343,7 @@ class Claims:
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            return met(refused)
+            return condition_met(refused)
 
     async def _attempt(self, key: Key, update: str, condition: str, **values: Plain) -> None:
         """A write of which it does not matter whether its condition was met."""

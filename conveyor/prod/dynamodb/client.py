@@ -12,11 +12,11 @@ row that lacks one is read with the default, and who rewrites a row leaves alone
 know. So rows are changed by updates that name what they set, and JSON texts by `rewritten`.
 
 **A row of a higher shape** means something else. It is neither interpreted nor written here:
-`Table` refuses it with `NewerShape` wherever it meets one, and lets no write pass over it. Lists of
+`Table` refuses it with `NewerRow` wherever it meets one, and lets no write pass over it. Lists of
 many things leave it out, so that all others are still found.
 
 **A damaged row**, of a shape that is known, lacks something or holds something else than it should.
-What reads rows is marked `whole`: it raises `Damaged` then, and the log is told which row it is.
+What reads rows is marked `whole`: it raises `DamagedRow` then, and the log is told which row it is.
 Lists leave it out like one of a higher shape, by `readable`.
 
 What ends at a time of its own: found by that time, and removed by DynamoDB itself a day later,
@@ -35,10 +35,10 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
-from conveyor.prod.aws.calls import Aws, AwsRefused, to_the_last
+from conveyor.prod.aws.calls import Aws, AwsRefused, retry_unprocessed
 from conveyor.prod.dynamodb.schema import (
     BY_DISPATCH,
     END,
@@ -136,11 +136,11 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.encode
 
 
-class Unfit(ConveyorError):
+class UnreadableRow(ConveyorError):
     """A row that this process neither interprets nor writes."""
 
 
-class Damaged(Unfit):
+class DamagedRow(UnreadableRow):
     """A row is not what this version, or one before it, wrote."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Damaged(Unfit):
         )
 
 
-class NewerShape(Unfit):
+class NewerRow(UnreadableRow):
     """A row was written by a later version, in a shape that this one does not know."""
 
     def __init__(self) -> None:
@@ -167,23 +167,23 @@ def is_newer(item: Mapping[str, Any]) -> bool:
 
 
 def refuse_newer(item: Mapping[str, Any]) -> None:
-    """Raise NewerShape where this version does not know an untagged item."""
+    """Raise NewerRow where this version does not know an untagged item."""
     if is_newer(item):
-        raise NewerShape
+        raise NewerRow
 
 
-def known(items: list[dict[str, Any]], *, known_only: bool) -> list[dict[str, Any]]:
-    """Items of shapes that this version knows, with `known_only`; else all, or NewerShape."""
+def supported_fields(items: list[dict[str, Any]], *, known_only: bool) -> list[dict[str, Any]]:
+    """Items of shapes that this version knows, with `known_only`; else all, or NewerRow."""
     if not any(map(is_newer, items)):
         return items
     if not known_only:
-        raise NewerShape
+        raise NewerRow
     return [item for item in items if not is_newer(item)]
 
 
 def whole(read: Callable[P, T]) -> Callable[P, T]:
-    """Marks what makes a record of an untagged item, one of its arguments: it raises Damaged, and
-    says so in the log, where that cannot be done."""
+    """Mark a function that makes a record of an untagged item, one of its arguments: it logs and
+    raises DamagedRow where the item lacks what the record needs."""
 
     @wraps(read)
     def checked(*args: P.args, **named: P.kwargs) -> T:
@@ -192,7 +192,7 @@ def whole(read: Callable[P, T]) -> Callable[P, T]:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             item = next(one for one in args if isinstance(one, dict))
             _tell_damaged(item, error)
-            raise Damaged from error
+            raise DamagedRow from error
 
     return checked
 
@@ -210,7 +210,7 @@ def readable(read: Callable[[dict[str, Any]], T], items: Iterable[dict[str, Any]
     for item in items:
         try:
             found.append(read(item))
-        except Damaged:
+        except DamagedRow:
             continue
     return found
 
@@ -260,7 +260,7 @@ class Table:
     that name, as where it is a word of DynamoDB's own; for another attribute where `one` is given
     as a `Name`.
 
-    Whatever reads or writes single items, or a partition, raises NewerShape where it meets an item
+    Whatever reads or writes single items, or a partition, raises NewerRow where it meets an item
     of a shape that this version does not know: see `shapes`.
     """
 
@@ -303,7 +303,7 @@ class Table:
             return undone
 
         # What moves within an index while that is read is found twice, and a batch takes it once.
-        await side_by_side(get, _pieces([*dict.fromkeys(keys)], MOST_GET))
+        await for_each(get, _pieces([*dict.fromkeys(keys)], MOST_GET))
         return found
 
     async def put(
@@ -451,7 +451,9 @@ class Table:
             keys = f"{PARTITION_KEY}, {SORT_KEY}"
             parameters["ProjectionExpression"] = f"{keys}, {projection}, {SHAPE}"
         answer = await self.call("query", **parameters)
-        items = known([untag_all(item) for item in answer["Items"]], known_only=known_only)
+        items = supported_fields(
+            [untag_all(item) for item in answer["Items"]], known_only=known_only
+        )
         return Page(items, answer["ScannedCount"], answer.get("LastEvaluatedKey"))
 
     async def pages(self, partition: str, **query: Any) -> AsyncIterator[Page]:
@@ -504,7 +506,7 @@ class Table:
             undone: list[dict[str, Any]] = answer.get("UnprocessedItems", {}).get(self.name, [])
             return undone
 
-        await side_by_side(delete, _pieces(keys, MOST_DELETE))
+        await for_each(delete, _pieces(keys, MOST_DELETE))
 
     async def _write(self, operation: str, **parameters: Any) -> dict[str, Any]:
         """A conditional write. A refusal by an item of a newer shape says nothing else of it."""
@@ -519,7 +521,7 @@ class Table:
         call: Callable[[list[dict[str, Any]]], Awaitable[list[dict[str, Any]]]],
         entries: list[dict[str, Any]],
     ) -> None:
-        await to_the_last(call, entries, self.clock, complaint=UNDONE)
+        await retry_unprocessed(call, entries, self.clock, complaint=UNDONE)
 
 
 def keys_of(items: Sequence[Item]) -> list[Key]:
@@ -527,7 +529,7 @@ def keys_of(items: Sequence[Item]) -> list[Key]:
     return [Key(item[PARTITION_KEY], item[SORT_KEY]) for item in items]
 
 
-def met(refused: AwsRefused) -> Item | None:
+def condition_met(refused: AwsRefused) -> Item | None:
     """The item that a condition met, untagged; None where there was none."""
     return None if not refused.item else untag_all(refused.item)
 
@@ -586,7 +588,7 @@ def _placeholders(given: Mapping[str, Given], *expressions: str) -> dict[str, An
 
 
 def _refuse_newer(*items: Mapping[str, Tagged] | None) -> None:
-    """Raise NewerShape where one of the items that a refusal returned is of such a shape."""
+    """Raise NewerRow where one of the items that a refusal returned is of such a shape."""
     for item in items:
         if item and SHAPE in item:
             refuse_newer({SHAPE: untag(item[SHAPE])})

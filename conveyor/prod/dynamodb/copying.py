@@ -17,15 +17,15 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain import ids
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import TaskSpec, TaskStatus
 from conveyor.domain.states import TERMINAL_TASK_STATES
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Table, met, whole
+from conveyor.prod.dynamodb.client import Item, Table, condition_met, whole
 from conveyor.prod.dynamodb.counters import Counts
-from conveyor.prod.dynamodb.run_rows import Place, RunRow
+from conveyor.prod.dynamodb.run_rows import RunPlace, RunRow
 from conveyor.prod.dynamodb.schema import (
     END,
     SORT_KEY,
@@ -72,13 +72,13 @@ async def refuse_live_claims(table: Table, row: RunRow, *, now: int) -> None:
             for item in page.items:
                 raise CallInFlight(row.run.run_id, item[SORT_KEY].removeprefix(begin))
 
-    await side_by_side(look, range(row.shards.count))
+    await for_each(look, range(row.shards.count))
 
 
 @whole
 def is_held(item: Item, now: int) -> bool:
     """Whether a task's item, of which `status` and `claimed_until` were read, is under a claim that
-    has not lapsed. Raises Damaged."""
+    has not lapsed. Raises DamagedRow."""
     if item["status"] != TaskStatus.PROCESSING:
         return False
     until: int = item["claimed_until"]
@@ -113,7 +113,7 @@ class Rows:
 
     @whole
     def add(self, item: Item) -> None:
-        """Take one row more into account. Raises Damaged."""
+        """Take one row more into account. Raises DamagedRow."""
         index = ids.task_index(item["task_id"])
         self.end = max(self.end, index + 1)
         if item["status"] not in TERMINAL_TASK_STATES:
@@ -127,7 +127,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Copied:
+class ItemsCopied:
     """What a copy meant to write, and what of it was not there before, as far as the answers tell.
 
     `rows` tells how the run's rows are only where everything was inserted. `held` is a task of the
@@ -146,18 +146,18 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class ItemCopy:
     """From which run into which, and which rows start afresh; None as statuses: all of them."""
 
     table: Table
     source: RunRow
-    target: Place
+    target: RunPlace
     statuses: frozenset[TaskStatus] | None
 
-    async def run(self, *, first: int, end: int, now: int) -> Copied:
+    async def run(self, *, first: int, end: int, now: int) -> ItemsCopied:
         """Copy the rows with an index from `first` below `end`, every shard at once, each up to
         the page that has a row under a live claim."""
-        copied = Copied()
+        copied = ItemsCopied()
         names = _FRESH if self.statuses is None else _WITH_ENDS
 
         async def copy(shard: int) -> None:
@@ -174,14 +174,14 @@ class Copy:
                 copied.keys += [key for key, _ in items]
                 copied.inserted += await insert_items(self.table, items)
 
-        await side_by_side(copy, range(self.source.shards.count))
+        await for_each(copy, range(self.source.shards.count))
         copied.rows.references.sort()
         return copied
 
     @whole
     def _row(self, item: Item, now: int) -> Item | None:
         """The row that comes of one of the source's; None where that is left out. Raises
-        Damaged."""
+        DamagedRow."""
         index = ids.task_index(item["task_id"])
         # What was only being added when the source ended is no part of it.
         if index >= self.source.run.next_index or not self.source.holds(index):
@@ -193,7 +193,7 @@ class Copy:
         return None
 
 
-async def rows_of(table: Table, place: Place, *, first: int, end: int) -> Rows:
+async def rows_of(table: Table, place: RunPlace, *, first: int, end: int) -> Rows:
     """The rows of a run with an index from `first` below `end`, as they are."""
     rows = Rows()
 
@@ -202,7 +202,7 @@ async def rows_of(table: Table, place: Place, *, first: int, end: int) -> Rows:
             for item in found:
                 rows.add(item)
 
-    await side_by_side(read, range(place.shards.count))
+    await for_each(read, range(place.shards.count))
     rows.references.sort()
     return rows
 
@@ -213,7 +213,7 @@ def fresh_item(task_id: str, spec: str, *, now: int) -> Item:
 
 
 async def _stretch(
-    table: Table, place: Place, shard: int, names: Sequence[str], *, first: int, end: int
+    table: Table, place: RunPlace, shard: int, names: Sequence[str], *, first: int, end: int
 ) -> AsyncIterator[list[Item]]:
     if first >= end:
         return
@@ -232,7 +232,7 @@ _OWN = f"{INTENDED} AND #holder = :holder"
 class Intent(NamedTuple):
     """That one call, `holder`, writes the rows of a run that lies at `place`."""
 
-    place: Place
+    place: RunPlace
     holder: str
     is_first: bool
 
@@ -242,7 +242,7 @@ class Intent(NamedTuple):
         return intent_key(self.place.job_id, self.place.run_id)
 
 
-async def intend(table: Table, place: Place, source: RunRow, *, holder: str, now: int) -> Intent:
+async def intend(table: Table, place: RunPlace, source: RunRow, *, holder: str, now: int) -> Intent:
     """Take on the writing of a run's rows.
 
     What was written of another source is removed first. Raises ConveyorError(unavailable) where
@@ -273,7 +273,7 @@ async def intend(table: Table, place: Place, source: RunRow, *, holder: str, now
     except AwsRefused as refused:
         if not refused.is_condition:
             raise
-        there = met(refused)
+        there = condition_met(refused)
         if there is None or there.get("holder") != holder or "abandoned" in there:
             raise busy() from None
         # It was written, and its answer lost.
@@ -289,7 +289,7 @@ async def write(
     now: int,
 ) -> Rows:
     """Copy the source's rows; the rows that there are then. Raises CallInFlight."""
-    copy = Copy(table, source, intent.place, statuses)
+    copy = ItemCopy(table, source, intent.place, statuses)
     end = source.run.next_index
     copied = await copy.run(first=0, end=end, now=now)
     if copied.held is not None:
@@ -320,7 +320,7 @@ async def take_back(table: Table, intent: Intent) -> bool:
     except AwsRefused as refused:
         if not refused.is_condition:
             raise
-        there = met(refused)
+        there = condition_met(refused)
         if there is None:
             return await _take_back_late(table, intent, token)
         if there.get("abandoned") != token:
@@ -345,7 +345,7 @@ async def _take_back_late(table: Table, intent: Intent, token: str) -> bool:
     except AwsRefused as refused:
         if not refused.is_condition:
             raise
-        there = met(refused)
+        there = condition_met(refused)
         if there is None or there.get("abandoned") != token:
             return False
     is_made = await table.get(place_key(place.run_id)) is not None

@@ -35,21 +35,21 @@ from typing import Any, NamedTuple
 import anyio
 import msgspec
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_index
 from conveyor.domain.model import RunStats, RunStatus, Spend, TaskFailure, TaskStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.ports.tasks import Settled
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Name, Plain, changed_too_often, met, whole
+from conveyor.prod.dynamodb.client import Item, Name, Plain, changed_too_often, condition_met, whole
 from conveyor.prod.dynamodb.run_rows import (
     REASON,
     TRIES,
     Change,
-    Place,
+    DynamoRunRows,
     RunMoved,
-    RunRecords,
+    RunPlace,
     RunRow,
     counters,
     read_run_row,
@@ -71,19 +71,19 @@ class Recounted(NamedTuple):
     done: bool
 
 
-async def recount(records: RunRecords, run_id: str, *, now: int) -> RunRow | None:
+async def recount(records: DynamoRunRows, run_id: str, *, now: int) -> RunRow | None:
     """Set a run's counters to what its rows say where they disagree, or where too many processes
     have counted, and let its status follow; the row then, None where it is gone.
 
     A run that is ingesting or deleted, or that has a task under a live claim, is left as it is.
-    Raises ConveyorError(unavailable) where the run changes faster than it is counted, Damaged where
-    one of its rows cannot be counted.
+    Raises ConveyorError(unavailable) where the run changes faster than it is counted, DamagedRow
+    where one of its rows cannot be counted.
     """
     place = await records.places.find(run_id)
     return None if place is None else (await recount_at(records, place, now=now)).row
 
 
-async def recount_at(records: RunRecords, place: Place, *, now: int) -> Recounted:
+async def recount_at(records: DynamoRunRows, place: RunPlace, *, now: int) -> Recounted:
     """`recount` by a run's place."""
     for _ in range(TRIES):
         row = await records.read_at(place)
@@ -151,7 +151,7 @@ class _Counted(NamedTuple):
 
 @whole
 def _read_counted(item: Item) -> _Counted:
-    """Of a task's item. Raises Damaged."""
+    """Of a task's item. Raises DamagedRow."""
     row = msgspec.convert(item, _TaskRow)
     spent = [_spent.decode(text).spend for text in row.events]
     if not all(spend.cost.is_finite() for spend in spent):
@@ -189,8 +189,8 @@ class _Tally:
         )
 
 
-async def _count(records: RunRecords, row: RunRow, now: int) -> RunStats | None:
-    """Count every shard at once; None where a task is under a live claim. Raises Damaged."""
+async def _count(records: DynamoRunRows, row: RunRow, now: int) -> RunStats | None:
+    """Count every shard at once; None where a task is under a live claim. Raises DamagedRow."""
     place, tally = row.place, _Tally()
     query: dict[str, Any] = {
         "begins_with": task_sort_key(place.run_id, ""),
@@ -209,7 +209,7 @@ async def _count(records: RunRecords, row: RunRow, now: int) -> RunStats | None:
                     tally.add(one)
 
     try:
-        await side_by_side(count, range(place.shards.count))
+        await for_each(count, range(place.shards.count))
     except _LiveClaim:
         return None
     return tally.stats()
@@ -315,13 +315,13 @@ class IngestRow(NamedTuple):
         return 0 if ingest is None else ingest.next_index
 
 
-async def find_ingest_row(records: RunRecords, run_id: str) -> IngestRow | None:
+async def find_ingest_row(records: DynamoRunRows, run_id: str) -> IngestRow | None:
     """A run by its id, strongly read; None where there is none."""
     place = await records.places.find(run_id)
     return None if place is None else await ingest_row_at(records, place)
 
 
-async def ingest_row_at(records: RunRecords, place: Place) -> IngestRow | None:
+async def ingest_row_at(records: DynamoRunRows, place: RunPlace) -> IngestRow | None:
     """A run by its place, strongly read."""
     item = await records.table.get(place.key)
     return None if item is None else read_ingest_row(item)
@@ -413,7 +413,7 @@ class _Addition:
 class _RunCounters:
     """What this process knows of a run's counters, and has yet to add to them."""
 
-    place: Place
+    place: RunPlace
     epoch: int | None = None
     updated_at: int = 0
     began: float = float("-inf")
@@ -434,7 +434,7 @@ class Counters:
     the beginnings of two additions to one run, at least.
     """
 
-    def __init__(self, records: RunRecords, *, worker: str, flush_interval: float) -> None:
+    def __init__(self, records: DynamoRunRows, *, worker: str, flush_interval: float) -> None:
         self._records = records
         self._clock = records.table.clock
         self._worker = worker
@@ -450,14 +450,14 @@ class Counters:
         run.epoch = max(run.epoch or 0, row.counter_epoch)
         run.updated_at = max(run.updated_at, row.run.updated_at)
 
-    def epoch(self, place: Place) -> int | None:
+    def epoch(self, place: RunPlace) -> int | None:
         """The latest epoch seen; None where the run's row has not been seen yet.
 
         To be taken before a task's row is moved, and given to `add` after that.
         """
         return self._run(place).epoch
 
-    async def add(self, place: Place, delta: Delta, *, epoch: int) -> Settled:
+    async def add(self, place: RunPlace, delta: Delta, *, epoch: int) -> Settled:
         """Account for a row that was moved; returns once that is on the run's row.
 
         Not applied where the run is deleted. Raises ConveyorError(unavailable) where the addition
@@ -470,7 +470,7 @@ class Counters:
         self._start(run)
         return await waiting.answer
 
-    def doubt(self, place: Place) -> None:
+    def doubt(self, place: RunPlace) -> None:
         """Have a run recounted soon: a row of it may have been moved, and nobody knows."""
         run = self._run(place)
         run.recount_due = True
@@ -483,7 +483,7 @@ class Counters:
             run.wake.set()
         await asyncio.gather(*(run.worker for run in self._runs.values() if run.worker is not None))
 
-    def _run(self, place: Place) -> _RunCounters:
+    def _run(self, place: RunPlace) -> _RunCounters:
         run = self._runs.get(place.run_id)
         if run is None:
             run = self._runs[place.run_id] = _RunCounters(place)
@@ -575,7 +575,7 @@ class Counters:
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            found = met(refused)
+            found = condition_met(refused)
             if found is None or found["status"] == RunStatus.DELETED:
                 run.addition = None
                 _answer(addition.parts, Settled(applied=False, run_status=None))
@@ -592,7 +592,7 @@ class Counters:
         run.failures = 0
         _answer_moved(addition.parts, before=row.run.status, after=after.run.status)
 
-    async def _write(self, place: Place, addition: _Addition, now: int) -> dict[str, Plain]:
+    async def _write(self, place: RunPlace, addition: _Addition, now: int) -> dict[str, Plain]:
         adds = _sum([part.delta for part in addition.parts])
         update = _UPDATE + "".join(f", #{name} :add_{name}" for name in adds)
         values = {f"add_{name}": value for name, value in adds.items()}

@@ -21,7 +21,7 @@ from conveyor.prod.dynamodb.client import (
     rewritten,
     whole,
 )
-from conveyor.prod.dynamodb.run_rows import TRIES, Place, RunRecords
+from conveyor.prod.dynamodb.run_rows import TRIES, DynamoRunRows, RunPlace
 from conveyor.prod.dynamodb.schema import (
     BY_DISPATCH,
     EXPORTS,
@@ -40,7 +40,7 @@ _export = msgspec.json.Decoder(Export)
 class DynamoExports:
     """The exports port. A run's exports are removed with it: see `deleting`."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._table = records.table
         self._places = records.places
 
@@ -155,7 +155,7 @@ class DynamoExports:
             return after
         raise changed_too_often()
 
-    def _run_stands(self, place: Place) -> dict[str, Any]:
+    def _run_stands(self, place: RunPlace) -> dict[str, Any]:
         """The condition that a run is neither deleted nor gone."""
         return self._table.check_part(
             place.key,

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from conveyor.ports.records import Answer, ClaimedKey, KeyBusy, KeyClaim, KeyMismatch, Once
+from conveyor.ports.records import (
+    ClaimedKey,
+    IdempotencyScope,
+    KeyClaim,
+    KeyInUse,
+    KeyMismatch,
+    StoredResponse,
+)
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Table, changed_too_often, met
+from conveyor.prod.dynamodb.client import Item, Table, changed_too_often, condition_met
 from conveyor.prod.dynamodb.run_rows import TRIES
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, Key, idempotency_key
 
 
-class Answers:
+class StoredResponses:
     """Answers under idempotency keys."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
 
-    async def look(self, once: Once | None) -> Answer | Once | None:
+    async def look(self, once: IdempotencyScope | None) -> StoredResponse | IdempotencyScope | None:
         """What stands under a key, strongly read: its answer, if its work is done already; else the
         key itself, for `parts`; None where no key was given, or there is none (any more)."""
         if once is None:
@@ -30,7 +37,7 @@ class Answers:
             return None
         return once if (answer := read_answer(item)) is None else answer
 
-    def parts(self, once: Once | None, answer: Answer) -> list[dict[str, Any]]:
+    def parts(self, once: IdempotencyScope | None, answer: StoredResponse) -> list[dict[str, Any]]:
         """What a transaction has to hold so that the answer stands under its key, or nothing of it
         happens: that is refused where the key is gone or answered. Look again then."""
         if once is None:
@@ -46,10 +53,10 @@ class Answers:
         ]
 
 
-def read_answer(item: Item) -> Answer | None:
+def read_answer(item: Item) -> StoredResponse | None:
     """The answer that a key's item holds."""
     status = item.get("answer_status")
-    return None if status is None else Answer(status, item["answer_body"])
+    return None if status is None else StoredResponse(status, item["answer_body"])
 
 
 class DynamoIdempotency:
@@ -96,7 +103,7 @@ class DynamoIdempotency:
             if (answer := read_answer(found)) is not None:
                 return answer
             if found["lapses_at"] > now:
-                return KeyBusy()
+                return KeyInUse()
             if await self._take_over(key, found, claim):
                 return ClaimedKey(found["created_id"], taken_over=True)
         raise changed_too_often()
@@ -121,7 +128,7 @@ class DynamoIdempotency:
         try:
             await self._table.put(key, fresh, condition=condition, now=now)
         except AwsRefused as refused:
-            found = met(refused)
+            found = condition_met(refused)
             if not refused.is_condition or found is None:
                 raise
             return found

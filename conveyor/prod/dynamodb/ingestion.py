@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import structs
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import CallInFlight, not_found
 from conveyor.domain.model import RunFailure, RunStatus
 from conveyor.domain.states import live_run_status
@@ -30,12 +30,12 @@ from conveyor.prod.dynamodb.client import (
     Item,
     Plain,
     changed_too_often,
+    condition_met,
     keys_of,
-    met,
     readable,
     rewritten,
 )
-from conveyor.prod.dynamodb.copying import Copied, Copy, fresh_item, rows_of
+from conveyor.prod.dynamodb.copying import ItemCopy, ItemsCopied, fresh_item, rows_of
 from conveyor.prod.dynamodb.counters import (
     Counts,
     IngestRow,
@@ -48,9 +48,9 @@ from conveyor.prod.dynamodb.counters import (
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
-    Place,
+    DynamoRunRows,
     RunMoved,
-    RunRecords,
+    RunPlace,
     RunRow,
     read_run_row,
 )
@@ -82,7 +82,7 @@ class Written(NamedTuple):
     inserted: list[Key]
 
 
-async def finish(records: RunRecords, run_id: str, *, now: int) -> RunStatus | None:
+async def finish(records: DynamoRunRows, run_id: str, *, now: int) -> RunStatus | None:
     """Latch; see `Ingestion.finish_ingest`. Raises ValueError where rows of a live run are not
     written yet."""
     place = await records.places.find(run_id)
@@ -105,7 +105,7 @@ async def finish(records: RunRecords, run_id: str, *, now: int) -> RunStatus | N
     raise changed_too_often()
 
 
-async def too_late(records: RunRecords, place: Place, written: Written, *, now: int) -> bool:
+async def too_late(records: DynamoRunRows, place: RunPlace, written: Written, *, now: int) -> bool:
     """Set right what was written when the checkpoint could not be moved; whether the run goes on
     ingesting, so that the caller may look again."""
     for _ in range(TRIES):
@@ -137,7 +137,7 @@ def _is_certain(row: RunRow) -> bool:
     return row.live or ingest.next_index >= ingest.end
 
 
-async def _written(records: RunRecords, known: IngestRow) -> Counts:
+async def _written(records: DynamoRunRows, known: IngestRow) -> Counts:
     """The rows that a run has."""
     run, live = known.row.run, known.row.live
     assert run.ingest is not None
@@ -151,7 +151,7 @@ async def _written(records: RunRecords, known: IngestRow) -> Counts:
     return rows.counts
 
 
-async def _count(records: RunRecords, place: Place) -> int:
+async def _count(records: DynamoRunRows, place: RunPlace) -> int:
     counted: list[int] = []
 
     async def count(shard: int) -> None:
@@ -159,7 +159,7 @@ async def _count(records: RunRecords, place: Place) -> int:
         begin = task_sort_key(place.run_id, "")
         counted.append(await records.table.count(partition, begins_with=begin))
 
-    await side_by_side(count, range(place.shards.count))
+    await for_each(count, range(place.shards.count))
     return sum(counted)
 
 
@@ -192,7 +192,7 @@ class _Moved(NamedTuple):
 class DynamoIngestion:
     """The ingestion port."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
 
@@ -288,17 +288,17 @@ class DynamoIngestion:
         ]
         return sorted(stuck, key=lambda names: names[1])
 
-    async def _copy(self, known: IngestRow, first: int, end: int, now: int) -> Copied:
+    async def _copy(self, known: IngestRow, first: int, end: int, now: int) -> ItemsCopied:
         run = known.row.run
         assert run.ingest is not None
         assert run.rerun_of is not None
         source = await self._records.read(run.rerun_of)
         if source is None:
             raise not_found("run")
-        copy = Copy(self._table, source, known.row.place, run.ingest.statuses)
+        copy = ItemCopy(self._table, source, known.row.place, run.ingest.statuses)
         return await copy.run(first=first, end=end, now=now)
 
-    async def _refuse(self, known: IngestRow, copied: Copied, now: int) -> None:
+    async def _refuse(self, known: IngestRow, copied: ItemsCopied, now: int) -> None:
         """Raise CallInFlight, unless the run has come to its end. What was copied is found again by
         the next try, or counted by the end that is still to come."""
         assert copied.held is not None
@@ -308,7 +308,7 @@ class DynamoIngestion:
             raise CallInFlight(run.rerun_of or "", copied.held)
         await too_late(self._records, place, Written(copied.keys, copied.inserted), now=now)
 
-    async def _references(self, place: Place, first: int, end: int) -> list[tuple[int, str]]:
+    async def _references(self, place: RunPlace, first: int, end: int) -> list[tuple[int, str]]:
         """Those of a stretch that was copied before which are still to be worked."""
         if first >= end:
             return []
@@ -354,7 +354,7 @@ class DynamoIngestion:
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            found = met(refused)
+            found = condition_met(refused)
             if found is None:
                 return _Moved(done=False, row=None)
             # Carried out before, if its own token is there; only the answer was lost.
@@ -362,7 +362,7 @@ class DynamoIngestion:
         return _Moved(done=True, row=read_ingest_row(item))
 
 
-def _staged_items(place: Place, rows: StagedRows, now: int) -> list[tuple[Key, Item]]:
+def _staged_items(place: RunPlace, rows: StagedRows, now: int) -> list[tuple[Key, Item]]:
     """The rows of a stretch. A spec stays the text that it is."""
     return [
         (place.task(task_id), fresh_item(task_id, bytes(spec).decode(), now=now))

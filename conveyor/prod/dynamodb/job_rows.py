@@ -20,13 +20,20 @@ from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
     Table,
-    Unfit,
+    UnreadableRow,
     changed_too_often,
     readable,
     rewritten,
     whole,
 )
-from conveyor.prod.dynamodb.run_rows import TRIES, Change, Place, RunRecords, RunRow, read_run_row
+from conveyor.prod.dynamodb.run_rows import (
+    TRIES,
+    Change,
+    DynamoRunRows,
+    RunPlace,
+    RunRow,
+    read_run_row,
+)
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, Key, caller_jobs, job_key, run_key
 
 _job = msgspec.json.Decoder(Job)
@@ -61,7 +68,7 @@ def job_item(row: JobRow) -> Item:
 
 @whole
 def read_job_row(item: Item) -> JobRow:
-    """A job from its item. Raises Damaged."""
+    """A job from its item. Raises DamagedRow."""
     text, sequence = item["job"], item["latest_run_sequence"]
     if type(sequence) is not int:
         raise TypeError("latest_run_sequence")
@@ -99,7 +106,7 @@ def _changing(row: JobRow) -> Item:
     }
 
 
-class View(NamedTuple):
+class JobAndRun(NamedTuple):
     """A job and its latest run; None where every run was deleted."""
 
     job: JobRow
@@ -111,14 +118,14 @@ class View(NamedTuple):
         return JobView(self.job.job, None if self.run is None else self.run.run)
 
 
-class Views:
+class JobReads:
     """Reads jobs, strongly.
 
     A job and its run are read one after the other. Every change of a job that shows on its run
     moves both in one transaction: where the run tells of such a change, the job is read again.
     """
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
 
@@ -127,7 +134,7 @@ class Views:
         item = await self._table.get(job_key(job_id))
         return None if item is None else read_job_row(item)
 
-    async def find(self, caller: str, job_id: str) -> View | None:
+    async def find(self, caller: str, job_id: str) -> JobAndRun | None:
         """A caller's job with its latest run."""
         job = await self.job(job_id)
         for _ in range(TRIES):
@@ -135,14 +142,14 @@ class Views:
                 return None
             run = await self._latest(job)
             if _agree(job, run):
-                return View(job, _standing(run))
+                return JobAndRun(job, _standing(run))
             again = await self.job(job_id)
             if again is not None and again.job.version == job.job.version:
-                return View(job, _standing(run))
+                return JobAndRun(job, _standing(run))
             job = again
         raise changed_too_often()
 
-    async def need(self, caller: str, job_id: str) -> View:
+    async def need(self, caller: str, job_id: str) -> JobAndRun:
         """`find`. Raises ConveyorError(not_found)."""
         view = await self.find(caller, job_id)
         if view is None:
@@ -156,14 +163,14 @@ class Views:
             raise ConveyorError(ErrorCode.NO_PRIOR_RUN, "the job has no run that is not deleted")
         return run
 
-    async def many(self, caller: str, job_ids: Sequence[str]) -> list[View]:
+    async def many(self, caller: str, job_ids: Sequence[str]) -> list[JobAndRun]:
         """Those of the jobs that are the caller's, in the order given; without those of a newer
         shape, or damaged ones, or with a run of such."""
         items = await self._table.get_many([job_key(job_id) for job_id in job_ids])
         found = [items[key] for key in map(job_key, job_ids) if key in items]
         jobs = {row.job.job_id: row for row in readable(read_job_row, found)}
         runs = await self._table.get_many(list(_latest_keys(jobs.values())))
-        views: list[View | None] = []
+        views: list[JobAndRun | None] = []
         for job_id, job in jobs.items():
             if job.job.caller != caller:
                 continue
@@ -171,9 +178,9 @@ class Views:
                 run = await self._read(runs.get(run_key(job_id, job.latest_run_sequence)))
                 certain = _agree(job, run)
                 views.append(
-                    View(job, _standing(run)) if certain else await self.find(caller, job_id)
+                    JobAndRun(job, _standing(run)) if certain else await self.find(caller, job_id)
                 )
-            except Unfit:
+            except UnreadableRow:
                 continue
         return [view for view in views if view is not None]
 
@@ -210,7 +217,7 @@ def _agree(job: JobRow, run: RunRow | None) -> bool:
 class Closing:
     """Closes jobs."""
 
-    def __init__(self, records: RunRecords, views: Views) -> None:
+    def __init__(self, records: DynamoRunRows, views: JobReads) -> None:
         self._records = records
         self._views = views
 
@@ -233,10 +240,10 @@ class Closing:
             run = (
                 None if view.run is None else await settled(self._records, view.run.place, now=now)
             )
-            return View(after, run).public
+            return JobAndRun(after, run).public
         raise changed_too_often()
 
-    def _parts(self, view: View, now: int) -> tuple[list[dict[str, Any]], JobRow]:
+    def _parts(self, view: JobAndRun, now: int) -> tuple[list[dict[str, Any]], JobRow]:
         after = closed(view.job, now=now)
         parts = [job_part(self._records.table, view.job, after)]
         if view.run is not None:
@@ -249,7 +256,7 @@ def closed(job: JobRow, *, now: int) -> JobRow:
     return moved(job, now=now, status=JobStatus.CLOSED)
 
 
-async def settled(records: RunRecords, place: Place, *, now: int) -> RunRow | None:
+async def settled(records: DynamoRunRows, place: RunPlace, *, now: int) -> RunRow | None:
     """A run whose end was just made possible, with the status that its counters give it: they may
     have moved since that was decided. None where it is gone."""
     row = await records.read_at(place)

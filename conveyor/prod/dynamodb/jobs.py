@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, TaskSpec
-from conveyor.ports.records import Answer, Appended, Once
-from conveyor.prod.dynamodb.idempotency import Answers
-from conveyor.prod.dynamodb.job_rows import Closing, Views
-from conveyor.prod.dynamodb.run_rows import RunRecords
-from conveyor.prod.dynamodb.runs import Deleting
+from conveyor.ports.records import Appended, IdempotencyScope, StoredResponse
+from conveyor.prod.dynamodb.idempotency import StoredResponses
+from conveyor.prod.dynamodb.job_rows import Closing, JobReads
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows
+from conveyor.prod.dynamodb.runs import Deletion
 from conveyor.prod.dynamodb.schema import BY_OWNER, END, INDEXES, caller_jobs
-from conveyor.prod.dynamodb.submitting import Addition, Appending, Submitting
+from conveyor.prod.dynamodb.submitting import Addition, JobCreator, TaskAppender
 
 MOST_LISTED = 1_000
 """Jobs of the index that one query touches."""
@@ -21,17 +21,23 @@ JOB_ID = INDEXES[BY_OWNER][1]
 class DynamoJobs:
     """The jobs port."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._table = records.table
-        self._views = Views(records)
-        answers = Answers(records.table)
-        self._submitting = Submitting(records, answers)
-        self._appending = Appending(records, self._views, answers)
+        self._views = JobReads(records)
+        answers = StoredResponses(records.table)
+        self._submitting = JobCreator(records, answers)
+        self._appending = TaskAppender(records, self._views, answers)
         self._closing = Closing(records, self._views)
-        self._deleting = Deleting(records, self._views)
+        self._deleting = Deletion(records, self._views)
 
     async def create_job(
-        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+        self,
+        job: Job,
+        run: Run,
+        tasks: Sequence[NewTask],
+        *,
+        answer: StoredResponse,
+        once: IdempotencyScope | None,
     ) -> None:
         """Write job, first run, every task and, under `once`, the answer."""
         await self._submitting.create(job, run, tasks, answer=answer, once=once)
@@ -84,9 +90,9 @@ class DynamoJobs:
         last_batch: bool,
         max_tasks: int,
         now: int,
-        answer: Callable[[Appended], Answer],
-        once: Once | None,
-    ) -> Answer:
+        answer: Callable[[Appended], StoredResponse],
+        once: IdempotencyScope | None,
+    ) -> StoredResponse:
         """Add tasks to the first run of an open job; with `last_batch`, close the job too."""
         return await self._appending.append(
             Addition(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conveyor.domain.run_events import Ending
-from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Notice
+from conveyor.domain.run_events import RunFinished
+from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, OutboxEntry
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, keys_of, met, readable, whole
-from conveyor.prod.dynamodb.run_rows import RunRecords, ending_text, read_notice
+from conveyor.prod.dynamodb.client import Item, condition_met, keys_of, readable, whole
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, encode_run_event, read_outbox_item
 from conveyor.prod.dynamodb.schema import BY_DISPATCH, END, OUTBOX, by_time, notice_key
 
 HELD = "leased_until = :lease"
@@ -22,11 +22,11 @@ NOT_ENDED_UNTOLD = "(attribute_not_exists(ended_at) OR attribute_exists(ending))
 class DynamoOutbox:
     """The outbox port. A lease is known by its instant: no later one has the same."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
 
-    async def due_notices(self, *, now: int, limit: int) -> list[str]:
+    async def due_entries(self, *, now: int, limit: int) -> list[str]:
         """The run ids of notices that are due by `now`, the longest due first.
 
         The index tells where to look, as late as it is; whether they are leased, the items do.
@@ -47,7 +47,7 @@ class DynamoOutbox:
         found.sort()
         return [one.run_id for one in found[:limit]]
 
-    async def lease_notice(self, run_id: str, *, now: int, lapses_at: int) -> Notice | None:
+    async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
         """Take a notice for one delivery; None where it is not to be had."""
         token = self._table.clock.new_id()
         try:
@@ -70,11 +70,11 @@ class DynamoOutbox:
         # back.
         row = await self._records.read(run_id)
         run = None if row is None else (await self._records.shown(row)).run
-        return read_notice(item, run)
+        return read_outbox_item(item, run)
 
-    async def decide_notice(self, notice: Notice, ending: Ending, *, now: int) -> bool:
+    async def fix_payload(self, notice: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
         """Settle what is told; False where the lease was lost, or that was settled before."""
-        text = ending_text(ending)
+        text = encode_run_event(ending)
         try:
             await self._table.update(
                 notice_key(notice.run_id),
@@ -94,7 +94,7 @@ class DynamoOutbox:
             )
         return True
 
-    async def put_off_notice(self, notice: Notice, *, due_at: int, attempts: int) -> None:
+    async def reschedule_entry(self, notice: OutboxEntry, *, due_at: int, attempts: int) -> None:
         """Give the lease back; due at `due_at`, or at its end where its run has ended untold."""
         try:
             await self._give_back(
@@ -110,7 +110,7 @@ class DynamoOutbox:
             except AwsRefused as lost:
                 _met(lost)
 
-    async def drop_notice(self, notice: Notice) -> None:
+    async def drop_entry(self, notice: OutboxEntry) -> None:
         """Remove a notice. Without effect where the lease was lost."""
         try:
             await self._table.delete(notice_key(notice.run_id), condition=HELD, lease=notice.lease)
@@ -118,7 +118,7 @@ class DynamoOutbox:
             _met(refused)
 
     async def _give_back(
-        self, notice: Notice, condition: str, *, due_at: int, attempts: int
+        self, notice: OutboxEntry, condition: str, *, due_at: int, attempts: int
     ) -> None:
         await self._table.update(
             notice_key(notice.run_id),
@@ -153,4 +153,4 @@ def _met(refused: AwsRefused) -> Item | None:
     """The item that a condition met. Raises any other refusal."""
     if not refused.is_condition:
         raise refused
-    return met(refused)
+    return condition_met(refused)

@@ -46,16 +46,24 @@ from typing import Any
 import msgspec
 
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import Holding, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Given, Item, Name, Table, changed_too_often, met, whole
+from conveyor.prod.dynamodb.client import (
+    Given,
+    Item,
+    Name,
+    Table,
+    changed_too_often,
+    condition_met,
+    whole,
+)
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, TIME_TO_LIVE, Key, permits_key
 
 MOST_REMOVED = 40
 """Lapsed entries that one write removes: an expression has a bounded length."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     """What one holder has. `stamp` is the write that it comes from; `lease` in milliseconds."""
 
     count: int
@@ -70,9 +78,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @whole
-def _read(item: Item) -> tuple[str | None, dict[str, Entry]]:
-    """The generation and the entries of a row. Raises Damaged."""
-    return item["generation"], msgspec.convert(item["entries"], dict[str, Entry])
+def _read(item: Item) -> tuple[str | None, dict[str, LeaseRow]]:
+    """The generation and the entries of a row. Raises DamagedRow."""
+    return item["generation"], msgspec.convert(item["entries"], dict[str, LeaseRow])
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -92,7 +100,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.generation: str | None = None
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, LeaseRow] = {}
         self._since: dict[str, float] = {}
 
     def learn(self, item: Item | None, now: float) -> None:
@@ -110,7 +118,7 @@ class Watch:
         entry = self.entries.get(holder)
         return entry is not None and now < self._since[holder] + entry.lease / 1_000
 
-    def plan(self, holding: Holding, limit: int, now: float) -> Plan | None:
+    def plan(self, holding: LeaseRequest, limit: int, now: float) -> Plan | None:
         """What has to be written so that a call is granted; None where it is refused."""
         own = self.entries.get(holding.holder)
         live = own if self.is_live(holding.holder, now) else None
@@ -135,10 +143,10 @@ class Watch:
             return None
         return Plan(stamp, self.generation, removed)
 
-    def standing(self, *, granted: bool, limit: int, now: float) -> Standing:
+    def standing(self, *, granted: bool, limit: int, now: float) -> LedgerState:
         """How things stand by what was seen last."""
         live = [entry for holder, entry in self.entries.items() if self.is_live(holder, now)]
-        return Standing(
+        return LedgerState(
             granted=granted,
             free=max(0, limit - sum(entry.count for entry in live)),
             holders=sum(entry.count > 0 for entry in live),
@@ -164,7 +172,9 @@ class DynamoPermits:
         self._name = clock.token(8).hex()
         self._writes = 0
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
 
         Raises ValueError where `holding.count` is below zero; ConveyorError(unavailable) where the
@@ -189,13 +199,15 @@ class DynamoPermits:
             except AwsRefused as refused:
                 if not refused.is_condition:
                     raise
-                item, fresh = met(refused), True
+                item, fresh = condition_met(refused), True
             watch.learn(item, self._clock.monotonic())
             if watch.entries.get(holding.holder) == entry:
                 return self._standing(watch, limit, granted=True)
         raise changed_too_often()
 
-    async def _write(self, key: Key, holder: str, entry: Entry, plan: Plan, watch: Watch) -> Item:
+    async def _write(
+        self, key: Key, holder: str, entry: LeaseRow, plan: Plan, watch: Watch
+    ) -> Item:
         """Carry out a plan; the row afterwards. Raises AwsRefused with the row that it met."""
         expires = self._clock.now() // 1_000 + KEPT
         if watch.generation is None:
@@ -229,9 +241,9 @@ class DynamoPermits:
             condition += f" AND #entries.#gone{number}.#stamp = :stamp{number}"
         return await self._table.update(key, update, condition=condition, **values)
 
-    def _entry(self, holding: Holding, lease: float) -> Entry:
+    def _entry(self, holding: LeaseRequest, lease: float) -> LeaseRow:
         self._writes += 1
-        return Entry(
+        return LeaseRow(
             count=holding.count,
             sequence=holding.sequence,
             wants=holding.wants,
@@ -249,5 +261,5 @@ class DynamoPermits:
             self._watched.move_to_end(job_id)
         return watch
 
-    def _standing(self, watch: Watch, limit: int, *, granted: bool) -> Standing:
+    def _standing(self, watch: Watch, limit: int, *, granted: bool) -> LedgerState:
         return watch.standing(granted=granted, limit=limit, now=self._clock.monotonic())

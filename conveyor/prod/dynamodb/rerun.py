@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import (
     Ingest,
@@ -28,7 +28,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
-from conveyor.ports.records import Answer, Once, Rerun
+from conveyor.ports.records import IdempotencyScope, Rerun, StoredResponse
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import Item, Table, changed_too_often, rewritten
 from conveyor.prod.dynamodb.copying import (
@@ -41,9 +41,16 @@ from conveyor.prod.dynamodb.copying import (
     write,
 )
 from conveyor.prod.dynamodb.counters import Counts, recount_at
-from conveyor.prod.dynamodb.idempotency import Answers
-from conveyor.prod.dynamodb.job_rows import JobRow, View, Views, job_part, moved
-from conveyor.prod.dynamodb.run_rows import TRIES, Change, Place, RunRecords, RunRow, new_run_item
+from conveyor.prod.dynamodb.idempotency import StoredResponses
+from conveyor.prod.dynamodb.job_rows import JobAndRun, JobReads, JobRow, job_part, moved
+from conveyor.prod.dynamodb.run_rows import (
+    TRIES,
+    Change,
+    DynamoRunRows,
+    RunPlace,
+    RunRow,
+    new_run_item,
+)
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, SORT_KEY, Key, pin_key, place_key
 from conveyor.prod.dynamodb.submitting import ABSENT
 
@@ -52,27 +59,27 @@ MOST_PINS = 80
 PIN: Item = {"shape": ROW_SHAPE}
 
 
-class Source(NamedTuple):
+class RerunSource(NamedTuple):
     """A job as it was read, and its latest run, which is replayed."""
 
     job: JobRow
     run: RunRow
 
-    def place(self, run_id: str) -> Place:
+    def place(self, run_id: str) -> RunPlace:
         """Where the next run of the job lies."""
-        return Place(run_id, self.job.job.job_id, self.job.job.run_count + 1, self.run.shards)
+        return RunPlace(run_id, self.job.job.job_id, self.job.job.run_count + 1, self.run.shards)
 
 
 class NewRun(NamedTuple):
     """A run to be made of a source, its rows as they are, or will be, and whom it draws on."""
 
-    source: Source
+    source: RerunSource
     run: Run
     counts: Counts
     pinned: Sequence[str]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RunPlace:
         """Where it will lie."""
         return self.source.place(self.run.run_id)
 
@@ -90,7 +97,7 @@ class NewRun(NamedTuple):
 
 
 def new_run(
-    source: Source,
+    source: RerunSource,
     run_id: str,
     counts: Counts,
     *,
@@ -156,7 +163,7 @@ async def pin_beforehand(table: Table, new: NewRun) -> None:
     async def pin(key: Key) -> None:
         await table.put(key, PIN)
 
-    await side_by_side(pin, _pins(new)[MOST_PINS:])
+    await for_each(pin, _pins(new)[MOST_PINS:])
 
 
 def parts_of(table: Table, new: NewRun) -> list[dict[str, Any]]:
@@ -198,14 +205,14 @@ class _Request:
     window_start: int
     large_from: int
     now: int
-    answer: Callable[[Rerun], Answer]
-    once: Once | None
+    answer: Callable[[Rerun], StoredResponse]
+    once: IdempotencyScope | None
 
 
-class Reruns:
+class DynamoReruns:
     """Makes reruns."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
 
     async def rerun(
@@ -218,9 +225,9 @@ class Reruns:
         window_start: int,
         large_from: int,
         now: int,
-        answer: Callable[[Rerun], Answer],
-        once: Once | None,
-    ) -> Answer:
+        answer: Callable[[Rerun], StoredResponse],
+        once: IdempotencyScope | None,
+    ) -> StoredResponse:
         """Make the run, unless it exists, and render its answer; see `Runs.rerun`."""
         request = _Request(
             caller=caller,
@@ -246,22 +253,22 @@ class Reruns:
 class _Call:
     """One call of `rerun`. It writes rows under one intent, whatever number of tries it takes."""
 
-    def __init__(self, records: RunRecords, request: _Request) -> None:
+    def __init__(self, records: DynamoRunRows, request: _Request) -> None:
         self._records = records
         self._table = records.table
-        self._views = Views(records)
-        self._answers = Answers(records.table)
+        self._views = JobReads(records)
+        self._answers = StoredResponses(records.table)
         self._request = request
         self._holder = records.table.clock.new_id()
         self._intent: Intent | None = None
         self._is_overtaken = False
         self._end = 0
 
-    async def make(self) -> Answer:
+    async def make(self) -> StoredResponse:
         request = self._request
         for _ in range(TRIES):
             once = await self._answers.look(request.once)
-            if isinstance(once, Answer):
+            if isinstance(once, StoredResponse):
                 return once
             view = await self._views.need(request.caller, request.job_id)
             there = await self._records.read(request.run_id)
@@ -303,7 +310,9 @@ class _Call:
             return None
         return Change(unsettled=True, sets={"next_index": max(row.run.next_index, self._end)})
 
-    async def _tell(self, view: View, there: RunRow, once: Once | None) -> Answer:
+    async def _tell(
+        self, view: JobAndRun, there: RunRow, once: IdempotencyScope | None
+    ) -> StoredResponse:
         """Answer for a run that exists already."""
         if there.run.job_id != self._request.job_id:
             raise ConveyorError(ErrorCode.CONFLICT, "the run exists already, of another job")
@@ -312,7 +321,7 @@ class _Call:
             await self._table.transact(parts, token=self._table.clock.new_id())
         return answer
 
-    async def _prepare(self, view: View) -> NewRun:
+    async def _prepare(self, view: JobAndRun) -> NewRun:
         """The run as it is to be made, its rows written where it is a small one."""
         request = self._request
         source = await self._source(view)
@@ -340,7 +349,7 @@ class _Call:
             now=request.now,
         )
 
-    async def _plan(self, source: Source) -> NewRun:
+    async def _plan(self, source: RerunSource) -> NewRun:
         """The run with the counters that it will have. It pins all that it may draw from: its
         source until its rows are copied, and what the source draws from."""
         request, row = self._request, source.run
@@ -355,7 +364,7 @@ class _Call:
             source, request.run_id, counts, end=end, pinned=pinned, now=request.now, ingest=ingest
         )
 
-    async def _source(self, view: View) -> Source:
+    async def _source(self, view: JobAndRun) -> RerunSource:
         """The latest run, if it can be replayed."""
         request, row = self._request, view.run
         if row is None:
@@ -372,9 +381,9 @@ class _Call:
                 ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED,
                 "the latest run is too old for a partial rerun",
             )
-        return Source(view.job, row)
+        return RerunSource(view.job, row)
 
-    async def _commit(self, new: NewRun, once: Once | None) -> Answer:
+    async def _commit(self, new: NewRun, once: IdempotencyScope | None) -> StoredResponse:
         """Make the run. Raises AwsRefused where something has moved since it was read."""
         view = JobView(new.job().job, new.run)
         answer = self._request.answer(_described(view, new.run, new.counts.inherited))

@@ -43,10 +43,10 @@ from conveyor.domain.model import (
     RunStatus,
     Spend,
 )
-from conveyor.domain.run_events import Ending
+from conveyor.domain.run_events import RunFinished
 from conveyor.domain.shards import Shards, ShardScheme, shards_of
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
-from conveyor.ports.outbox import Notice
+from conveyor.ports.outbox import OutboxEntry
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.client import (
@@ -55,7 +55,7 @@ from conveyor.prod.dynamodb.client import (
     Plain,
     Table,
     changed_too_often,
-    met,
+    condition_met,
     readable,
     whole,
 )
@@ -75,7 +75,7 @@ from conveyor.prod.dynamodb.schema import (
 MOST_REMEMBERED = 10_000
 
 
-class Place(msgspec.Struct, frozen=True):
+class RunPlace(msgspec.Struct, frozen=True):
     """The job and number of a run, and the shards of its rows."""
 
     run_id: str
@@ -104,21 +104,21 @@ class Place(msgspec.Struct, frozen=True):
 
 
 @whole
-def read_place(item: Item) -> Place:
-    """A place from an item that has it, and the run's id. Raises Damaged."""
+def read_place(item: Item) -> RunPlace:
+    """A place from an item that has it, and the run's id. Raises DamagedRow."""
     shards = {"count": item["shard_count"], "scheme": item["shard_scheme"]}
     place = {name: item[name] for name in ("run_id", "job_id", "run_sequence")}
-    return msgspec.convert({**place, "shards": shards}, Place)
+    return msgspec.convert({**place, "shards": shards}, RunPlace)
 
 
-class Places:
+class RunPlaces:
     """Finds places by run ids."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._known: OrderedDict[str, Place] = OrderedDict()
+        self._known: OrderedDict[str, RunPlace] = OrderedDict()
 
-    async def find(self, run_id: str) -> Place | None:
+    async def find(self, run_id: str) -> RunPlace | None:
         """The place of a run; None where there is no such run.
 
         A run that was purged may be found a while longer: its row tells.
@@ -134,7 +134,7 @@ class Places:
         self.remember(place)
         return place
 
-    def remember(self, place: Place) -> None:
+    def remember(self, place: RunPlace) -> None:
         """Keep a place that was just made or found."""
         self._known[place.run_id] = place
         if len(self._known) > MOST_REMEMBERED:
@@ -196,9 +196,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     calls_back: bool = False
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RunPlace:
         """Where its rows lie."""
-        return Place(self.run.run_id, self.run.job_id, self.run.run_sequence, self.shards)
+        return RunPlace(self.run.run_id, self.run.job_id, self.run.run_sequence, self.shards)
 
     @property
     def live(self) -> bool:
@@ -303,7 +303,7 @@ def index_keys(
 
 @whole
 def read_run_row(item: Item) -> RunRow:
-    """A run from its item. Raises Damaged."""
+    """A run from its item. Raises DamagedRow."""
     for names, kind in ((_TEXTS, str), (_NUMBERS, int)):
         for name in names:
             if type(item[name]) is not kind:
@@ -391,7 +391,8 @@ async def runs_of(
     known_only: bool = False,
 ) -> AsyncIterator[RunRow]:
     """Every run of a job, tombstones included, with a run_sequence below `below`; so many a query
-    as `limit` says. Raises Unfit where one is of a newer shape, or damaged, or leaves it out."""
+    as `limit` says. Raises UnreadableRow where one is of a newer shape or damaged, or leaves it
+    out."""
     first, last = run_key(job_id, 0), run_key(job_id, 10**10 - 1)
     if below is not None:
         last = run_key(job_id, max(below - 1, 0))
@@ -404,11 +405,11 @@ async def runs_of(
 
 
 _callback = msgspec.json.Decoder(Callback)
-_ending = msgspec.json.Decoder(Ending)
+_ending = msgspec.json.Decoder(RunFinished)
 _log = logging.getLogger("conveyor.records")
 
 
-def new_notice_item(run: Run, callback: Callback) -> Item:
+def new_outbox_item(run: Run, callback: Callback) -> Item:
     """The notice of a new run, due at once."""
     return {
         "shape": ROW_SHAPE,
@@ -422,16 +423,16 @@ def new_notice_item(run: Run, callback: Callback) -> Item:
     }
 
 
-def ending_text(ending: Ending) -> str:
+def encode_run_event(ending: RunFinished) -> str:
     """An ending as an attribute."""
     return _encode(ending).decode()
 
 
 @whole
-def read_notice(item: Item, run: Run | None) -> Notice:
-    """A leased notice from its item, with its run. Raises Damaged."""
+def read_outbox_item(item: Item, run: Run | None) -> OutboxEntry:
+    """A leased notice from its item, with its run. Raises DamagedRow."""
     ending = item.get("ending")
-    return Notice(
+    return OutboxEntry(
         job_id=item["job_id"],
         run_id=item["run_id"],
         callback=_callback.decode(item["callback"]),
@@ -444,7 +445,7 @@ def read_notice(item: Item, run: Run | None) -> Notice:
     )
 
 
-async def hasten(table: Table, run_id: str, *, ended_as: RunStatus, ended_at: int) -> None:
+async def make_due(table: Table, run_id: str, *, ended_as: RunStatus, ended_at: int) -> None:
     """Make a notice due at the end of its run, and note what that was, unless it is told or that
     was done before. The end itself is written: what fails here fails nobody."""
     try:
@@ -505,10 +506,10 @@ class Expression(NamedTuple):
     values: dict[str, Given]
 
 
-class RunRecords:
+class DynamoRunRows:
     """The rows of runs."""
 
-    def __init__(self, table: Table, places: Places) -> None:
+    def __init__(self, table: Table, places: RunPlaces) -> None:
         self.table = table
         self.places = places
 
@@ -517,7 +518,7 @@ class RunRecords:
         place = await self.places.find(run_id)
         return None if place is None else await self.read_at(place)
 
-    async def read_at(self, place: Place) -> RunRow | None:
+    async def read_at(self, place: RunPlace) -> RunRow | None:
         """A run by its place, strongly read."""
         item = await self.table.get(place.key)
         return None if item is None else read_run_row(item)
@@ -531,7 +532,7 @@ class RunRecords:
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            found = met(refused)
+            found = condition_met(refused)
             if found is None or found.get("moved_by") != token:
                 raise RunMoved from None
             # It was carried out, and its answer lost.
@@ -546,7 +547,7 @@ class RunRecords:
         after whatever may have ended it. `change` does; who uses `part` has to."""
         if row.calls_back and not row.live:
             run = row.run
-            await hasten(self.table, run.run_id, ended_as=run.status, ended_at=row.ended_at)
+            await make_due(self.table, run.run_id, ended_as=run.status, ended_at=row.ended_at)
 
     def part(self, row: RunRow, change: Change, *, now: int) -> dict[str, Any]:
         """A change as a part of a transaction."""
@@ -667,12 +668,12 @@ Reading = asyncio.Task[RunRow | None]
 class RunReads:
     """Fresh reads of runs. Belongs to one event loop."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._waiting: dict[str, Reading] = {}
         self._under_way: dict[str, Reading] = {}
 
-    async def fresh(self, place: Place) -> RunRow | None:
+    async def fresh(self, place: RunPlace) -> RunRow | None:
         """The run as it was at some moment after this call; None where it is gone."""
         reading = self._waiting.get(place.run_id)
         if reading is None:
@@ -682,7 +683,7 @@ class RunReads:
         # One waiter that is cancelled must not take the read away from the others.
         return await asyncio.shield(reading)
 
-    async def _read(self, place: Place) -> RunRow | None:
+    async def _read(self, place: RunPlace) -> RunRow | None:
         before = self._under_way.get(place.run_id)
         if before is not None:
             await asyncio.wait([before])

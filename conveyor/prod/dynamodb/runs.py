@@ -20,30 +20,30 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import DispatchableRun, JobStatus, Run, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.states import LIVE_RUN_STATES, RUN_TRANSITIONS
-from conveyor.ports.records import Answer, DispatchChange, Once, Rerun
+from conveyor.ports.records import DispatchChange, IdempotencyScope, Rerun, StoredResponse
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
     Table,
-    Unfit,
+    UnreadableRow,
     changed_too_often,
+    condition_met,
     keys_of,
-    met,
     readable,
     whole,
 )
-from conveyor.prod.dynamodb.job_rows import JobRow, Views, job_part, moved
-from conveyor.prod.dynamodb.rerun import Reruns
+from conveyor.prod.dynamodb.job_rows import JobReads, JobRow, job_part, moved
+from conveyor.prod.dynamodb.rerun import DynamoReruns
 from conveyor.prod.dynamodb.run_rows import (
     PIECE,
     TRIES,
     Change,
+    DynamoRunRows,
     RunMoved,
-    RunRecords,
     RunRow,
     dependants,
     read_run_row,
@@ -68,10 +68,10 @@ MOST_RUNS = 99
 DELETED = Change(status=RunStatus.DELETED)
 
 
-class Deleting:
+class Deletion:
     """Deletes jobs and runs."""
 
-    def __init__(self, records: RunRecords, views: Views) -> None:
+    def __init__(self, records: DynamoRunRows, views: JobReads) -> None:
         self._records = records
         self._table = records.table
         self._views = views
@@ -177,21 +177,21 @@ class Deleting:
         return found
 
 
-async def bury(records: RunRecords, row: RunRow, *, now: int) -> None:
+async def bury(records: DynamoRunRows, row: RunRow, *, now: int) -> None:
     """Turn a run to `deleted` and let its job's latest run be the newest other one, in one
     transaction under the versions of both. One try; raises RunMoved."""
     await _bury(records, row, now=now, last_takes_job=False)
 
 
-async def delete_ended(records: RunRecords, row: RunRow, *, now: int) -> None:
+async def delete_ended(records: DynamoRunRows, row: RunRow, *, now: int) -> None:
     """`bury`, with its job too where no other run of it is left."""
     await _bury(records, row, now=now, last_takes_job=True)
 
 
-async def _bury(records: RunRecords, row: RunRow, *, now: int, last_takes_job: bool) -> None:
+async def _bury(records: DynamoRunRows, row: RunRow, *, now: int, last_takes_job: bool) -> None:
     table = records.table
     parts = [records.part(row, DELETED, now=now)]
-    job = await Views(records).job(row.run.job_id)
+    job = await JobReads(records).job(row.run.job_id)
     if job is not None:
         other = await _newest_other(table, row)
         fields: dict[str, Any] = {"latest_run_id": None if other is None else other.run.run_id}
@@ -209,7 +209,7 @@ async def _bury(records: RunRecords, row: RunRow, *, now: int, last_takes_job: b
     await _tell_end(records, row, now=now)
 
 
-async def _tell_end(records: RunRecords, row: RunRow, *, now: int) -> None:
+async def _tell_end(records: DynamoRunRows, row: RunRow, *, now: int) -> None:
     """Tell the end of a run whose row, as it was before, has just been turned to `deleted`: its
     first end, also where whoever brought that about did not come to tell it."""
     run = structs.replace(row.run, status=RunStatus.DELETED) if row.live else row.run
@@ -236,7 +236,7 @@ class DynamoGenerations:
     """Generations of the queues of runs. Moves without the run's version: no decision about the run
     hangs on it."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
 
@@ -267,7 +267,7 @@ class DynamoGenerations:
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            return _read(met(refused), token=token)
+            return _read(condition_met(refused), token=token)
         return _read(item, token=token)
 
 
@@ -281,10 +281,10 @@ def _read(item: Item | None, *, token: str = "") -> Generation:
     )
 
 
-class Dispatch:
+class DispatchReads:
     """The discovering part of the runs port."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
 
     async def dispatchable_runs(self) -> list[DispatchableRun]:
@@ -311,7 +311,7 @@ class Dispatch:
         damaged one, is none of this process's."""
         try:
             row = await self._records.read(run_id)
-        except Unfit:
+        except UnreadableRow:
             return None
         if row is None or row.run.status is not RunStatus.RUNNING or row.run.paused:
             return None
@@ -326,7 +326,7 @@ async def read_all(table: Table, partitions: list[str], **query: Any) -> list[It
         async for page in table.pages(partition, **query):
             found.extend(page.items)
 
-    await side_by_side(read, partitions)
+    await for_each(read, partitions)
     return found
 
 
@@ -353,7 +353,7 @@ def _dispatchable(row: RunRow) -> DispatchableRun:
 class Tombstones:
     """The rows of deleted runs."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
 
@@ -399,12 +399,12 @@ def _of_index(item: Item) -> tuple[str, str]:
 class DynamoRuns:
     """The runs port."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
-        self._views = Views(records)
-        self._deleting = Deleting(records, self._views)
-        self._dispatch = Dispatch(records)
-        self._reruns = Reruns(records)
+        self._views = JobReads(records)
+        self._deleting = Deletion(records, self._views)
+        self._dispatch = DispatchReads(records)
+        self._reruns = DynamoReruns(records)
         self._tombstones = Tombstones(records)
 
     async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
@@ -470,9 +470,9 @@ class DynamoRuns:
         window_start: int,
         large_from: int,
         now: int,
-        answer: Callable[[Rerun], Answer],
-        once: Once | None,
-    ) -> Answer:
+        answer: Callable[[Rerun], StoredResponse],
+        once: IdempotencyScope | None,
+    ) -> StoredResponse:
         """Make the new run `run_id` from the latest one, and close the job."""
         return await self._reruns.rerun(
             caller,

@@ -13,7 +13,7 @@ from conveyor.prod.dynamodb.ingestion import DynamoIngestion
 from conveyor.prod.dynamodb.inputs import DynamoInputs
 from conveyor.prod.dynamodb.jobs import DynamoJobs
 from conveyor.prod.dynamodb.outbox import DynamoOutbox
-from conveyor.prod.dynamodb.run_rows import Places, RunRecords
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoRuns
 from conveyor.prod.dynamodb.sweeping import DynamoSweeping
 from conveyor.prod.dynamodb.tasks import DynamoTasks
@@ -65,7 +65,7 @@ async def open_store(
     included, has the same name. `flush_interval` in seconds, and so is `patience`: for how long the
     end of a task is tried again where the table is away."""
     place = Table(aws, table, clock)
-    records = RunRecords(place, Places(place))
+    records = DynamoRunRows(place, RunPlaces(place))
     return DynamoStore(
         table=place,
         jobs=DynamoJobs(records),

@@ -24,24 +24,24 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from conveyor.aio.keyed_locks import Turns
+from conveyor.aio.keyed_locks import KeyedLocks
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, RunStatus, TaskSpec
 from conveyor.domain.shards import shards_of
 from conveyor.domain.states import live_run_status
-from conveyor.ports.records import Answer, Appended, Once
+from conveyor.ports.records import Appended, IdempotencyScope, StoredResponse
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import Given, Item, Name, changed_too_often, untag_all
-from conveyor.prod.dynamodb.idempotency import Answers
-from conveyor.prod.dynamodb.job_rows import JobRow, Views, closed, job_item, job_part, settled
+from conveyor.prod.dynamodb.idempotency import StoredResponses
+from conveyor.prod.dynamodb.job_rows import JobReads, JobRow, closed, job_item, job_part, settled
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
-    Place,
-    RunRecords,
+    DynamoRunRows,
+    RunPlace,
     RunRow,
-    new_notice_item,
+    new_outbox_item,
     new_run_item,
     read_run_row,
 )
@@ -107,7 +107,7 @@ def refuse_excess(row: RunRow, count: int, *, max_tasks: int) -> None:
 
 
 async def reserve(
-    records: RunRecords, row: RunRow, count: int, *, max_tasks: int
+    records: DynamoRunRows, row: RunRow, count: int, *, max_tasks: int
 ) -> tuple[Reservation, RunRow] | None:
     """Take the next indexes of a run; its row with them. None where it takes no tasks any more.
 
@@ -145,7 +145,7 @@ async def reserve(
 
 
 async def give_back(
-    records: RunRecords, place: Place, reservation: Reservation, *, now: int
+    records: DynamoRunRows, place: RunPlace, reservation: Reservation, *, now: int
 ) -> bool:
     """Undo an addition that has not been counted; False where it has been, or somebody else undoes
     it.
@@ -161,7 +161,7 @@ async def give_back(
     return True
 
 
-async def forget(records: RunRecords, place: Place, reservation: Reservation) -> None:
+async def forget(records: DynamoRunRows, place: RunPlace, reservation: Reservation) -> None:
     """What is left to do for an addition that is marked as given up."""
     task_ids = ids.task_ids(place.run_id, reservation.start, reservation.size)
     await remove_untouched(records.table, [place.task(task_id) for task_id in task_ids])
@@ -177,7 +177,9 @@ async def forget(records: RunRecords, place: Place, reservation: Reservation) ->
             raise
 
 
-async def _give_up(records: RunRecords, row: RunRow, reservation: Reservation, *, now: int) -> bool:
+async def _give_up(
+    records: DynamoRunRows, row: RunRow, reservation: Reservation, *, now: int
+) -> bool:
     def decision(known: RunRow) -> Change | None:
         if not reservation.stands(known):
             return None
@@ -215,8 +217,8 @@ class Addition:
     last_batch: bool
     max_tasks: int
     now: int
-    answer: Callable[[Appended], Answer]
-    once: Once | None
+    answer: Callable[[Appended], StoredResponse]
+    once: IdempotencyScope | None
 
 
 class _Open(NamedTuple):
@@ -224,34 +226,34 @@ class _Open(NamedTuple):
 
     job: JobRow
     run: RunRow
-    once: Once | None
+    once: IdempotencyScope | None
 
 
 class _Step(NamedTuple):
     """What counting an addition writes, the run's row first, and the answer that goes with it."""
 
     parts: list[dict[str, Any]]
-    answer: Answer
+    answer: StoredResponse
 
 
 class _Answered(Exception):
     """Another call under the same key did it first."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: StoredResponse) -> None:
         super().__init__()
         self.answer = answer
 
 
-class Appending:
+class TaskAppender:
     """Adds tasks. Adders of one run in this process take turns where they would only collide."""
 
-    def __init__(self, records: RunRecords, views: Views, answers: Answers) -> None:
+    def __init__(self, records: DynamoRunRows, views: JobReads, answers: StoredResponses) -> None:
         self._records = records
         self._views = views
         self._answers = answers
-        self._turns = Turns()
+        self._locks = KeyedLocks()
 
-    async def append(self, addition: Addition) -> Answer:
+    async def append(self, addition: Addition) -> StoredResponse:
         """Add tasks; see `Jobs.append_tasks`."""
         try:
             found = await self._open(addition)
@@ -262,9 +264,9 @@ class Appending:
         except _Answered as earlier:
             return earlier.answer
 
-    async def _add(self, addition: Addition, found: _Open) -> Answer:
+    async def _add(self, addition: Addition, found: _Open) -> StoredResponse:
         place = found.run.place
-        turn = self._turns.of(place.run_id)
+        turn = self._locks.lock(place.run_id)
         async with turn:
             reservation, found = await self._reserve(addition, found)
         try:
@@ -285,7 +287,7 @@ class Appending:
             found = await self._open(addition)
         raise changed_too_often()
 
-    async def _undo(self, place: Place, reservation: Reservation, now: int) -> None:
+    async def _undo(self, place: RunPlace, reservation: Reservation, now: int) -> None:
         """What fails here is found by the sweeper."""
         try:
             await give_back(self._records, place, reservation, now=now)
@@ -298,7 +300,7 @@ class Appending:
     async def _open(self, addition: Addition) -> _Open:
         """The job as it takes tasks. Raises _Answered; ConveyorError where it takes none."""
         standing = await self._answers.look(addition.once)
-        if isinstance(standing, Answer):
+        if isinstance(standing, StoredResponse):
             raise _Answered(standing)
         view = await self._views.need(addition.caller, addition.job_id)
         if view.job.job.status is not JobStatus.OPEN or view.run is None:
@@ -308,7 +310,7 @@ class Appending:
 
     async def _count(
         self, addition: Addition, found: _Open, reservation: Reservation | None
-    ) -> Answer:
+    ) -> StoredResponse:
         """Make what was written a part of the run, and close the job where that was asked for."""
         table = self._records.table
         for _ in range(TRIES):
@@ -378,7 +380,7 @@ def _change(before: Run, after: Run, reservation: Reservation | None) -> Change:
     return change._replace(removes=["#reserved.#mark"], values={"mark": Name(reservation.mark)})
 
 
-def _rows(place: Place, reservation: Reservation, addition: Addition) -> list[tuple[Key, Item]]:
+def _rows(place: RunPlace, reservation: Reservation, addition: Addition) -> list[tuple[Key, Item]]:
     task_ids = ids.task_ids(place.run_id, reservation.start, reservation.size)
     return [
         (place.task(task_id), new_task_item(task_id, spec, now=addition.now))
@@ -390,20 +392,26 @@ ABSENT = "attribute_not_exists(pk)"
 INTENDED = "attribute_exists(pk) AND attribute_not_exists(abandoned)"
 
 
-class Submitting:
+class JobCreator:
     """Makes jobs."""
 
-    def __init__(self, records: RunRecords, answers: Answers) -> None:
+    def __init__(self, records: DynamoRunRows, answers: StoredResponses) -> None:
         self._table = records.table
         self._places = records.places
         self._answers = answers
 
     async def create(
-        self, job: Job, run: Run, tasks: Sequence[NewTask], *, answer: Answer, once: Once | None
+        self,
+        job: Job,
+        run: Run,
+        tasks: Sequence[NewTask],
+        *,
+        answer: StoredResponse,
+        once: IdempotencyScope | None,
     ) -> None:
         """Write job, first run, every task and, under `once`, the answer; see `Jobs.create_job`."""
         once = await self._open(once)
-        place = Place(run.run_id, job.job_id, run.run_sequence, shards_of(job))
+        place = RunPlace(run.run_id, job.job_id, run.run_sequence, shards_of(job))
         rows = [
             (place.task(task.task_id), new_task_item(task.task_id, task.spec, now=run.created_at))
             for task in tasks
@@ -431,15 +439,15 @@ class Submitting:
                 return
         raise changed_too_often()
 
-    async def _open(self, once: Once | None) -> Once | None:
+    async def _open(self, once: IdempotencyScope | None) -> IdempotencyScope | None:
         """A key that stands unanswered. Raises ConveyorError(conflict) where it is answered."""
         standing = await self._answers.look(once)
-        if isinstance(standing, Answer):
+        if isinstance(standing, StoredResponse):
             raise ConveyorError(ErrorCode.CONFLICT, "the request has been answered already")
         return standing
 
     def _parts(
-        self, job: Job, run: Run, place: Place, *, is_intended: bool
+        self, job: Job, run: Run, place: RunPlace, *, is_intended: bool
     ) -> list[dict[str, Any]]:
         table = self._table
         row = job_item(JobRow(job, run.run_sequence))
@@ -454,11 +462,11 @@ class Submitting:
         if is_intended:
             parts.append(table.delete_part(_intent(place), condition=INTENDED))
         if job.callback is not None:
-            notice = new_notice_item(run, job.callback)
+            notice = new_outbox_item(run, job.callback)
             parts.append(table.put_part(notice_key(run.run_id), notice))
         return parts
 
-    async def _take_back(self, place: Place, rows: Sequence[Key]) -> None:
+    async def _take_back(self, place: RunPlace, rows: Sequence[Key]) -> None:
         """Remove what was written for a run that is not to be; where this very run is there, made
         by another call, the rows are its own."""
         if not rows:
@@ -469,7 +477,7 @@ class Submitting:
         await self._table.delete(_intent(place))
 
 
-def intent_item(place: Place, *, now: int) -> Item:
+def intent_item(place: RunPlace, *, now: int) -> Item:
     """That the rows of a run are being written since `now`."""
     return {
         **place.item(),
@@ -479,7 +487,7 @@ def intent_item(place: Place, *, now: int) -> Item:
     }
 
 
-def _intent(place: Place) -> Key:
+def _intent(place: RunPlace) -> Key:
     return intent_key(place.job_id, place.run_id)
 
 

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.ports.sweeping import EndedRun, QuietRun
@@ -32,19 +32,19 @@ from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Table,
     Tagged,
-    Unfit,
+    UnreadableRow,
     changed_too_often,
+    condition_met,
     keys_of,
-    met,
     readable,
 )
 from conveyor.prod.dynamodb.counters import is_crowded, recount, recount_at
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
-    Place,
+    DynamoRunRows,
     RunMoved,
-    RunRecords,
+    RunPlace,
     RunRow,
     dependants,
     read_place,
@@ -82,7 +82,7 @@ _DUE = (
 
 
 def due_rows(
-    table: Table, place: Place, *, after: int, piece: int, now: int
+    table: Table, place: RunPlace, *, after: int, piece: int, now: int
 ) -> AsyncIterator[Reference]:
     """Rows that could be worked now, of all shards in order, with an index above `after`."""
     wanted = {
@@ -115,7 +115,7 @@ async def ended_keys(table: Table, *, after: str, piece: int) -> AsyncIterator[l
 
     last: Key | None = None
     while True:
-        await side_by_side(read, [part for part in parts if not part.entries and not part.done])
+        await for_each(read, [part for part in parts if not part.entries and not part.done])
         ready: list[Key] = []
         while filled := [part for part in parts if part.entries]:
             # One that ran dry may go on with an id that comes before all others.
@@ -151,7 +151,7 @@ _log = logging.getLogger("conveyor.records")
 class Leftovers:
     """Finds what was left behind and removes it."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
         self._looked_at: int | None = None
@@ -295,7 +295,7 @@ class Leftovers:
             ):
                 found.extend(keys_of(page.items))
 
-        await side_by_side(find, [*every("active"), *every("idle")])
+        await for_each(find, [*every("active"), *every("idle")])
         return found
 
 
@@ -304,7 +304,7 @@ async def _alone(what: str, step: Awaitable[bool]) -> bool:
     A row that is not for this process stays as it is, and was told where it was met."""
     try:
         return await step
-    except Unfit:
+    except UnreadableRow:
         return False
     except ConveyorError as error:
         _log.warning("%s failed: %s", what, error)
@@ -314,7 +314,7 @@ async def _alone(what: str, step: Awaitable[bool]) -> bool:
 class Ends:
     """Looks at the ends of runs. What it finds left behind, it tells `leftovers`."""
 
-    def __init__(self, records: RunRecords, leftovers: Leftovers) -> None:
+    def __init__(self, records: DynamoRunRows, leftovers: Leftovers) -> None:
         self._records = records
         self._leftovers = leftovers
 
@@ -326,7 +326,7 @@ class Ends:
             ended_at = row.run.updated_at
             try:
                 drawing = await self._drawing(row)
-            except Unfit:
+            except UnreadableRow:
                 return
             for other in drawing:
                 if not _has_ended(other):
@@ -345,7 +345,7 @@ class Ends:
         for row in rows:
             if row.reserved or row.given_up:
                 self._leftovers.run_with_additions(row.place.key)
-        await side_by_side(
+        await for_each(
             look,
             [
                 row
@@ -399,7 +399,7 @@ before a clock was set back, and counts for nothing."""
 class DynamoSweeping:
     """The sweeping port."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
         self._leftovers = Leftovers(records)
@@ -422,7 +422,7 @@ class DynamoSweeping:
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            found = met(refused)
+            found = condition_met(refused)
             # It was carried out, and its answer lost.
             return found is not None and found["claimed_by"] == token
         return True
@@ -435,7 +435,7 @@ class DynamoSweeping:
             async for page in self._table.pages(partition, index=BY_DISPATCH):
                 found.extend(keys_of(page.items))
 
-        await side_by_side(find, every("active"))
+        await for_each(find, every("active"))
         items = await self._table.get_many(found)
         quiet = [
             QuietRun(row.run.job_id, row.run.run_id, row.run.updated_at)
@@ -493,7 +493,7 @@ class DynamoSweeping:
         """Turn an ended run to `deleted`, and its job too where no other run of it is left."""
         try:
             return await self._ends.expire(run_id, now=now)
-        except Unfit:
+        except UnreadableRow:
             return []
 
     async def tidy(self, *, now: int) -> int:
@@ -508,7 +508,7 @@ class DynamoSweeping:
             await self._table.update(
                 place.key, f"SET {attribute} = :yes", condition="attribute_exists(pk)", yes=True
             )
-        except Unfit:
+        except UnreadableRow:
             return
         except AwsRefused as refused:
             if not refused.is_condition:

@@ -19,21 +19,21 @@ from typing import Any
 
 import msgspec
 
-from conveyor.aio.concurrency import side_by_side
+from conveyor.aio.concurrency import for_each
 from conveyor.domain import ids
 from conveyor.domain.ids import task_index
 from conveyor.domain.model import (
     Event,
     Problem,
-    ResultBody,
+    StoredBody,
     Task,
     TaskFailure,
     TaskSpec,
     TaskStatus,
 )
-from conveyor.prod.aws.calls import AwsRefused, to_the_last
+from conveyor.prod.aws.calls import AwsRefused, retry_unprocessed
 from conveyor.prod.dynamodb.client import UNDONE, Item, Page, Table, keys_of, tag, untag_all, whole
-from conveyor.prod.dynamodb.run_rows import Place
+from conveyor.prod.dynamodb.run_rows import RunPlace
 from conveyor.prod.dynamodb.schema import (
     END,
     PARTITION_KEY,
@@ -47,7 +47,7 @@ from conveyor.records.sharded_reads import ShardRead, ShardRows, stream
 
 _encode = msgspec.json.encode
 _spec = msgspec.json.Decoder(TaskSpec)
-_result = msgspec.json.Decoder(ResultBody)
+_result = msgspec.json.Decoder(StoredBody)
 _problem = msgspec.json.Decoder(Problem)
 _event = msgspec.json.Decoder(Event)
 
@@ -121,7 +121,7 @@ def inherited_item(source: Item, source_run_id: str, *, now: int) -> Item:
 
 @whole
 def read_task(run_id: str, item: Item) -> Task:
-    """A task from its item. Raises Damaged."""
+    """A task from its item. Raises DamagedRow."""
     row = msgspec.convert(item, _TaskRow)
     return Task(
         run_id=run_id,
@@ -145,13 +145,13 @@ def read_task(run_id: str, item: Item) -> Task:
 
 @whole
 def read_claim(item: Item) -> ClaimState:
-    """The state of a task's claim, from its item. Raises Damaged."""
+    """The state of a task's claim, from its item. Raises DamagedRow."""
     return msgspec.convert(item, ClaimState)
 
 
 @whole
 def read_events(item: Item) -> list[Event]:
-    """The history of a task from its item, oldest first. Raises Damaged."""
+    """The history of a task from its item, oldest first. Raises DamagedRow."""
     return [_event.decode(text) for text in item["events"]]
 
 
@@ -166,7 +166,7 @@ def was_moved_by(item: Item, token: str) -> bool:
     return item.get("moved_by") == token or any(token in text for text in item["events"])
 
 
-def to_text(record: TaskSpec | ResultBody | Problem | Event) -> str:
+def to_text(record: TaskSpec | StoredBody | Problem | Event) -> str:
     """A record as one JSON text: what no condition looks at."""
     return _encode(record).decode()
 
@@ -184,7 +184,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 async def references(
     table: Table,
-    place: Place,
+    place: RunPlace,
     wanted: Mapping[str, Any],
     *,
     after: int,
@@ -214,7 +214,7 @@ async def references(
         yield row
 
 
-async def rows_after(table: Table, place: Place, shard: int, index: int, **query: Any) -> Page:
+async def rows_after(table: Table, place: RunPlace, shard: int, index: int, **query: Any) -> Page:
     """One query of a shard's rows behind an index; arguments as of `Table.page`."""
     low = ids.encode_index(min(index + 1, ids.MAX_INDEX))
     return await table.page(
@@ -269,7 +269,7 @@ async def insert_items(table: Table, items: Sequence[tuple[Key, Item]]) -> list[
         await _insert(table, some, inserted)
 
     pieces = [items[start : start + MOST_INSERT] for start in range(0, len(items), MOST_INSERT)]
-    await side_by_side(insert, pieces, at_a_time=MOST_CALLS)
+    await for_each(insert, pieces, limit=MOST_CALLS)
     return [key for key, _ in items if key in inserted]
 
 
@@ -283,7 +283,7 @@ async def remove_untouched(table: Table, keys: Sequence[Key]) -> None:
             if not refused.is_condition:
                 raise
 
-    await side_by_side(remove, keys, at_a_time=MOST_CALLS)
+    await for_each(remove, keys, limit=MOST_CALLS)
 
 
 async def _insert(table: Table, items: Sequence[tuple[Key, Item]], inserted: set[Key]) -> None:
@@ -301,7 +301,7 @@ async def _insert(table: Table, items: Sequence[tuple[Key, Item]], inserted: set
                 raise AwsRefused(error["Code"], error.get("Message", ""), asked=asked)
         return undone
 
-    await to_the_last(call, list(items), table.clock, complaint=UNDONE)
+    await retry_unprocessed(call, list(items), table.clock, complaint=UNDONE)
 
 
 def _statement(table: Table, key: Key, item: Item) -> dict[str, object]:
@@ -313,7 +313,7 @@ def _statement(table: Table, key: Key, item: Item) -> dict[str, object]:
     }
 
 
-async def remove_rows(table: Table, place: Place) -> None:
+async def remove_rows(table: Table, place: RunPlace) -> None:
     """Remove every row of a run, whatever it is."""
 
     async def remove(shard: int) -> None:
@@ -322,4 +322,4 @@ async def remove_rows(table: Table, place: Place) -> None:
         async for page in table.pages(partition, begins_with=prefix, keys_only=True):
             await table.delete_many(keys_of(page.items))
 
-    await side_by_side(remove, range(place.shards.count))
+    await for_each(remove, range(place.shards.count))

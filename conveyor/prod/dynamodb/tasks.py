@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
-from conveyor.aio.concurrency import each_alone, side_by_side
+from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain import ids
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme
 from conveyor.domain.states import TERMINAL_TASK_STATES
-from conveyor.ports.tasks import Claim, Finished, Settled, Settlement, TaskPage, Undone
+from conveyor.ports.tasks import Claim, NotClaimable, Released, Settled, Settlement, TaskPage
 from conveyor.prod.dynamodb.claims import ClaimCall, Claims, delta_of, settle_row
 from conveyor.prod.dynamodb.client import Item, Table, keys_of
 from conveyor.prod.dynamodb.counters import Counters
-from conveyor.prod.dynamodb.run_rows import Place, RunReads, RunRecords
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunReads
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import (
     MOST_TOUCHED,
@@ -52,7 +52,7 @@ class TaskPages:
         self._reads = reads
         self._next_indexes: dict[str, int] = {}
 
-    async def one(self, place: Place, task_id: str) -> Item | None:
+    async def one(self, place: RunPlace, task_id: str) -> Item | None:
         """One row, strongly read; None for a text that is no task id."""
         if not ids.is_task_id(task_id):
             return None
@@ -63,7 +63,7 @@ class TaskPages:
 
     async def page(
         self,
-        place: Place,
+        place: RunPlace,
         shard: int,
         statuses: frozenset[TaskStatus],
         *,
@@ -99,7 +99,7 @@ class TaskPages:
             return TaskPage(tasks, None, read)
         return TaskPage(tasks, tasks[-1].index if len(tasks) == limit else at, read)
 
-    async def unfinished(self, place: Place, after: int, limit: int) -> list[tuple[int, str]]:
+    async def unfinished(self, place: RunPlace, after: int, limit: int) -> list[tuple[int, str]]:
         """References of rows that are not terminal; see `Tasks.unfinished_after`."""
         found: list[tuple[int, str]] = []
         async for row in references(
@@ -115,7 +115,7 @@ class TaskPages:
                 break
         return found
 
-    async def scrub(self, place: Place, limit: int) -> int:
+    async def scrub(self, place: RunPlace, limit: int) -> int:
         """Remove at most `limit` rows, about as many of each shard; how many went, 0 only where
         none is left."""
         found: list[Key] = []
@@ -125,12 +125,12 @@ class TaskPages:
             page = await rows_after(self._table, place, shard, -1, limit=share, keys_only=True)
             found.extend(keys_of(page.items))
 
-        await side_by_side(find, range(place.shards.count))
+        await for_each(find, range(place.shards.count))
         del found[limit:]
         await self._table.delete_many(found)
         return len(found)
 
-    async def _may_follow(self, place: Place, index: int) -> bool:
+    async def _may_follow(self, place: RunPlace, index: int) -> bool:
         """Whether a shard may have a row behind this one of it."""
         step = place.shards.count if place.shards.scheme is ShardScheme.STRIPE else 1
         if index + step < self._next_indexes.get(place.run_id, 0):
@@ -167,7 +167,7 @@ class DynamoTasks:
     """
 
     def __init__(
-        self, records: RunRecords, *, worker: str, flush_interval: float, patience: float = 0.0
+        self, records: DynamoRunRows, *, worker: str, flush_interval: float, patience: float = 0.0
     ) -> None:
         self._table = records.table
         self._patience = patience
@@ -200,7 +200,7 @@ class DynamoTasks:
         """Claim a pending task, or one whose claim has lapsed, of a live run."""
         found = await self._find(run_id, task_id)
         if found is None:
-            return Finished()
+            return NotClaimable()
         token = self._table.clock.new_id()
         return await self._claims.claim(
             ClaimCall(*found, worker, now, claimed_until, max_interruptions, token)
@@ -224,7 +224,7 @@ class DynamoTasks:
             if found is not None:
                 await self._claims.renew(found[1], claim_number, claimed_until=claimed_until)
 
-        await each_alone(renew, claims)
+        await for_each_collect(renew, claims)
 
     async def settle_task(
         self, run_id: str, task_id: str, claim_number: int, settlement: Settlement, *, now: int
@@ -243,7 +243,7 @@ class DynamoTasks:
             epoch = self._counters.epoch(place)
             assert epoch is not None  # the run was just seen
         # Who only undoes a claim goes on to something else, or ends.
-        patience = 0.0 if isinstance(settlement, Undone) else self._patience
+        patience = 0.0 if isinstance(settlement, Released) else self._patience
         try:
             applied = await settle_row(
                 self._table, key, claim_number, settlement, now=now, patience=patience
@@ -312,14 +312,14 @@ class DynamoTasks:
         """Add to the counters what is pending, if the store can be reached. No call may follow."""
         await self._counters.aclose()
 
-    async def _find(self, run_id: str, task_id: str) -> tuple[Place, Key] | None:
+    async def _find(self, run_id: str, task_id: str) -> tuple[RunPlace, Key] | None:
         """Where a task's row lies; None where it cannot exist."""
         place = await self._places.find(run_id)
         if place is None or not ids.is_task_id(task_id):
             return None
         return place, place.task(task_id)
 
-    async def _status(self, place: Place) -> RunStatus | None:
+    async def _status(self, place: RunPlace) -> RunStatus | None:
         """Where a run stands, read after this call; None where it is gone or deleted."""
         row = await self._reads.fresh(place)
         if row is None or row.run.status is RunStatus.DELETED:

@@ -13,7 +13,7 @@ import msgspec
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Job
-from conveyor.ports.records import FindsJobs
+from conveyor.ports.records import JobLookup
 from conveyor.prod.redis.server import RedisServer
 
 KEPT = 900
@@ -35,7 +35,7 @@ class CachedJobs:
     is asked as if there were no cache.
     """
 
-    def __init__(self, jobs: FindsJobs, server: RedisServer, *, environment: str) -> None:
+    def __init__(self, jobs: JobLookup, server: RedisServer, *, environment: str) -> None:
         self._jobs = jobs
         self._server = server
         self._prefix = f"conveyor:{environment}:job:{SHAPE}:"

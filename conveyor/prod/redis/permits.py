@@ -39,7 +39,7 @@ import math
 from collections.abc import Callable
 
 from conveyor.domain.timestamps import rfc3339
-from conveyor.ports.permits import Holding, Standing
+from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.prod.redis.server import RedisServer, Script
 
 HOLD = Script("""
@@ -125,7 +125,9 @@ class RedisPermits:
         self._instant = instant
         self._opens_at = 0
 
-    async def hold(self, holding: Holding, *, limit: int, lease: float) -> Standing:
+    async def acquire_or_renew(
+        self, holding: LeaseRequest, *, limit: int, lease: float
+    ) -> LedgerState:
         """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
 
         Raises ValueError where `holding.count` is below zero; ConveyorError(unavailable) where the
@@ -148,7 +150,7 @@ class RedisPermits:
             "" if self._instant is None else self._instant(),
         )
         self._tell(int(opens_at))
-        return Standing(granted=bool(granted), free=free, holders=holders, wanting=wanting)
+        return LedgerState(granted=bool(granted), free=free, holders=holders, wanting=wanting)
 
     def _tell(self, opens_at: int) -> None:
         """Say once of each time that the ledger is closed how long it will be."""

@@ -16,11 +16,18 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from conveyor.aio.concurrency import raised_alone
+from conveyor.aio.concurrency import unwrap
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import BodyRefused, Content, checked_key, checked_prefix
 from conveyor.ports.clock import Clock
-from conveyor.prod.aws.calls import Answer, AnswerBody, Aws, AwsRefused, ShortLived, to_the_last
+from conveyor.prod.aws.calls import (
+    Answer,
+    AnswerBody,
+    Aws,
+    AwsRefused,
+    ShortLived,
+    retry_unprocessed,
+)
 
 PIECE = 256 * 1024
 """Most bytes in a piece that is read."""
@@ -30,7 +37,7 @@ NO_OBJECT = frozenset({"404", "NoSuchKey", "NotFound"})
 REPLACED = frozenset({"412", "PreconditionFailed", "416", "InvalidRange"}) | NO_OBJECT
 
 
-class Reading:
+class ObjectReader:
     """The pieces of a body, the first of them in hand. Made by `open_body`."""
 
     def __init__(self, aws: Aws, where: dict[str, str], answer: Answer) -> None:
@@ -107,7 +114,7 @@ class Reading:
             body.close()
 
 
-async def open_body(aws: Aws, where: dict[str, str]) -> Reading | None:
+async def open_body(aws: Aws, where: dict[str, str]) -> ObjectReader | None:
     """The body at a bucket and key; None where there is none. Raises AwsRefused."""
     try:
         answer = await aws.call("s3", "get_object", where)
@@ -115,7 +122,7 @@ async def open_body(aws: Aws, where: dict[str, str]) -> Reading | None:
         if refused.word in NO_OBJECT:
             return None
         raise
-    reading = Reading(aws, where, answer)
+    reading = ObjectReader(aws, where, answer)
     await reading.begin()
     return reading
 
@@ -127,7 +134,7 @@ SAME_SIZE = 4_000
 CONTENT_TYPE = "application/octet-stream"
 
 
-class Parts:
+class MultipartUpload:
     """One upload in parts. `turns` bounds the parts in flight of all uploads of a process.
 
     `token` is a text of this upload alone, by which it is known again once it is whole.
@@ -159,7 +166,7 @@ class Parts:
             )
         self._upload_id = begun["UploadId"]
         try:
-            with raised_alone():
+            with unwrap():
                 async with anyio.create_task_group() as group:
                     size = await self._send_all(group, head, rest)
             await self._complete()
@@ -308,7 +315,7 @@ class S3Blobs:
         else:
             head, rest = await _head(content), content
         if len(head) > PART:
-            parts = Parts(self._aws, where, self._turns, token=self._clock.new_id())
+            parts = MultipartUpload(self._aws, where, self._turns, token=self._clock.new_id())
             return await parts.put(head, rest)
         await self._aws.call(
             "s3", "put_object", {**where, "Body": head, "ContentType": CONTENT_TYPE}
@@ -401,7 +408,9 @@ class S3Blobs:
                     )
             return [error["Key"] for error in errors]
 
-        await to_the_last(call, keys, self._clock, complaint="s3 leaves a part of what is deleted")
+        await retry_unprocessed(
+            call, keys, self._clock, complaint="s3 leaves a part of what is deleted"
+        )
 
     def _where(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": checked_key(key)}

@@ -26,12 +26,12 @@ from typing import Any, get_args
 
 import msgspec
 
-from conveyor.aio.concurrency import each_alone, side_by_side
+from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import DEAD_LETTER_QUEUE, MAX_BATCH, MESSAGE_VERSION, Message
-from conveyor.prod.aws.calls import Aws, to_the_last
-from conveyor.prod.sqs.registry import Addresses, Remembered
+from conveyor.prod.aws.calls import Aws, retry_unprocessed
+from conveyor.prod.sqs.registry import QueueRegistry, RecentlyUsed
 
 LONGEST_HIDING = 43_200
 """Seconds after its receipt in which SQS may hide a message."""
@@ -96,7 +96,7 @@ async def in_batches(
         await _call(aws, clock, operation, url, some, void)
 
     pieces = [entries[start : start + MAX_BATCH] for start in range(0, len(entries), MAX_BATCH)]
-    await (each_alone if apart else side_by_side)(call, pieces, at_a_time=MOST_CALLS)
+    await (for_each_collect if apart else for_each)(call, pieces, limit=MOST_CALLS)
 
 
 async def _call(
@@ -122,7 +122,9 @@ async def _call(
         return [one for one in left if one["Id"] not in done]
 
     numbered = [{**one, "Id": str(number)} for number, one in enumerate(entries)]
-    await to_the_last(make, numbered, clock, complaint=f"sqs leaves a part of {operation} undone")
+    await retry_unprocessed(
+        make, numbered, clock, complaint=f"sqs leaves a part of {operation} undone"
+    )
 
 
 NOT_BEFORE = "not_before"
@@ -143,7 +145,7 @@ _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 _id = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 
-class Unreadable(msgspec.Struct, frozen=True):
+class UnreadableMessage(msgspec.Struct, frozen=True):
     """What was received and is no message to this version, and why: in a clause that shows nothing
     of it."""
 
@@ -182,26 +184,26 @@ def entry(message: Message, *, delay: float, now: int) -> dict[str, Any]:
     return made
 
 
-def read(received: dict[str, Any]) -> Message | Unreadable:
+def read(received: dict[str, Any]) -> Message | UnreadableMessage:
     """The message in what was received. Anybody with the right to may have sent anything; one of
     another version a process of that version understands."""
     body = received["Body"]
     try:
         about = msgspec.json.decode(body, type=_Any)
         if about.version > MESSAGE_VERSION:
-            return Unreadable(OF_ANOTHER_VERSION)
+            return UnreadableMessage(OF_ANOTHER_VERSION)
         if about.type not in _KINDS:
-            return Unreadable(OF_ANOTHER_KIND)
+            return UnreadableMessage(OF_ANOTHER_KIND)
         message = _decoder.decode(body)
     except (ValueError, RecursionError):
-        return Unreadable(NO_MESSAGE)
+        return UnreadableMessage(NO_MESSAGE)
     ids = (getattr(message, name) for name in message.__struct_fields__ if name.endswith("_id"))
     if not all(map(_id.fullmatch, ids)):
-        return Unreadable(NO_IDS)
+        return UnreadableMessage(NO_IDS)
     try:
         _not_before(received)
     except (KeyError, ValueError):
-        return Unreadable(NO_INSTANT)
+        return UnreadableMessage(NO_INSTANT)
     return message
 
 
@@ -225,14 +227,14 @@ _log = logging.getLogger("conveyor.queues")
 class UnreadableMessages:
     """Tells of each once, and gives up those that nobody can read. Belongs to one event loop."""
 
-    def __init__(self, aws: Aws, clock: Clock, addresses: Addresses) -> None:
+    def __init__(self, aws: Aws, clock: Clock, addresses: QueueRegistry) -> None:
         self._aws = aws
         self._clock = clock
         self._addresses = addresses
-        self._told: Remembered[bool] = Remembered()
+        self._told: RecentlyUsed[bool] = RecentlyUsed()
 
     async def deal_with(
-        self, queue: str, found: Sequence[tuple[dict[str, Any], Unreadable]]
+        self, queue: str, found: Sequence[tuple[dict[str, Any], UnreadableMessage]]
     ) -> None:
         """Deal with messages of a queue, each as it was received. One that cannot be given up now
         comes again, as it stays where it is."""

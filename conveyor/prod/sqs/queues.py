@@ -21,7 +21,7 @@ from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.sqs.messages import (
     LONGEST_HIDING,
     NOT_BEFORE,
-    Unreadable,
+    UnreadableMessage,
     UnreadableMessages,
     entry,
     handle_of,
@@ -33,10 +33,10 @@ from conveyor.prod.sqs.messages import (
 )
 from conveyor.prod.sqs.registry import (
     NO_QUEUE,
-    Addresses,
     Generations,
     Made,
-    Remembered,
+    QueueRegistry,
+    RecentlyUsed,
     refusal,
     run_of,
 )
@@ -55,13 +55,13 @@ class _Known(NamedTuple):
     asked_at: float
 
 
-class Depths:
+class QueueDepths:
     """The last known depths."""
 
     def __init__(self, aws: Aws, clock: Clock) -> None:
         self._aws = aws
         self._clock = clock
-        self._known: Remembered[_Known] = Remembered()
+        self._known: RecentlyUsed[_Known] = RecentlyUsed()
 
     def of(self, queue: str) -> int:
         """The depth when it was last asked, however long ago; 0 for a queue that never was."""
@@ -143,10 +143,10 @@ class SqsQueues:
         self._aws = aws
         self._clock = clock
         self._unfinished = unfinished
-        self._addresses = Addresses(
+        self._addresses = QueueRegistry(
             aws, clock, generations, environment=environment, max_receives=max_receives
         )
-        self._depths = Depths(aws, clock)
+        self._depths = QueueDepths(aws, clock)
         self._free_polls = long_polls
         self._unreadable = UnreadableMessages(aws, clock, self._addresses)
 
@@ -312,7 +312,7 @@ class SqsQueues:
         early: dict[str, float] = {}
         for receipt, one in received.items():
             message = read(one)
-            if isinstance(message, Unreadable):
+            if isinstance(message, UnreadableMessage):
                 unreadable.append((one, message))
             elif seconds := seconds_early(one, now=now):
                 early[receipt] = seconds

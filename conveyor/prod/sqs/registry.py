@@ -85,7 +85,7 @@ MOST = 10_000
 Value = TypeVar("Value")
 
 
-class Remembered(Generic[Value]):
+class RecentlyUsed(Generic[Value]):
     """Values by name. One that was not used for long may be forgotten, so it must be findable
     again."""
 
@@ -152,7 +152,7 @@ class _Known:
     made_at: float = -math.inf
 
 
-class Addresses:
+class QueueRegistry:
     """Finds, makes and removes queues; remembers where they were found."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Addresses:
         self._generations = generations
         self._environment = environment
         self._max_receives = max_receives
-        self._remembered: Remembered[_Known] = Remembered()
+        self._remembered: RecentlyUsed[_Known] = RecentlyUsed()
         self._dead_letters = ""
 
     async def find(self, queue: str) -> str:

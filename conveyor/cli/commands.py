@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conveyor.client.inputs import FileType
-from conveyor.client.options import csv_options, parameters
+from conveyor.client.options import FileType, csv_options, parameters
 from conveyor.client.program import Failure, Interruption
 
 if TYPE_CHECKING:
-    from conveyor.client.commands import Target, Terminal
+    from conveyor.client.commands import ServerTarget, Terminal
     from conveyor.client.inputs import OpenInput
     from conveyor.client.submit import JobOptions
     from conveyor.settings import InvalidSetting
 
-Work = Callable[["Target", "Terminal"], Awaitable[int]]
+Work = Callable[["ServerTarget", "Terminal"], Awaitable[int]]
 
 
 def run_client(work: Work, server: str | None, api_key: str | None) -> int:
@@ -26,22 +25,22 @@ def run_client(work: Work, server: str | None, api_key: str | None) -> int:
     import anyio
 
     target = target_of(server, api_key)
-    with told() as terminal:
+    with report_error() as terminal:
         return anyio.run(_awaited, work, target, terminal)
 
 
-async def _awaited(work: Work, target: Target, terminal: Terminal) -> int:
+async def _awaited(work: Work, target: ServerTarget, terminal: Terminal) -> int:
     return await work(target, terminal)
 
 
-def target_of(server: str | None, api_key: str | None, *, lasts: bool = True) -> Target:
+def target_of(server: str | None, api_key: str | None, *, lasts: bool = True) -> ServerTarget:
     """The server and the key that flags or the environment name; see Target for `lasts`."""
-    from conveyor.client.commands import Target
+    from conveyor.client.commands import ServerTarget
     from conveyor.clock import SystemClock
     from conveyor.settings import client_environment
 
     environment = client_environment()
-    return Target(
+    return ServerTarget(
         server or environment.server,
         api_key or environment.api_key,
         SystemClock(),
@@ -51,7 +50,7 @@ def target_of(server: str | None, api_key: str | None, *, lasts: bool = True) ->
 
 
 @contextmanager
-def told() -> Iterator[Terminal]:
+def report_error() -> Iterator[Terminal]:
     """A terminal for a command, whose errors are told as one line each."""
     from conveyor.client.commands import Terminal
     from conveyor.client.errors import ClientError, InvalidTasks
@@ -116,7 +115,7 @@ def unfit(error: InvalidSetting, flags: Mapping[str, Any]) -> click.ClickExcepti
 
 
 @contextmanager
-def in_one_line(flags: Mapping[str, Any] | None = None) -> Iterator[None]:
+def errors_as_one_line(flags: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Whatever ends a server, a role or its administration is told in one line."""
     from conveyor.settings import InvalidSetting
 
