@@ -75,8 +75,6 @@ def _described(operation: Operation) -> dict[str, Any]:
         ],
         "responses": _responses(operation),
     }
-    if operation.note:
-        described["description"] = operation.note
     if operation.body is not None:
         described["requestBody"] = {
             "required": True,
