@@ -1,1 +1,1 @@
-"""Pure rules and words of Conveyor: no input, no output, no clock."""
+"""The rules and records of Conveyor. Pure: no input, no output, no clock."""

@@ -1,11 +1,9 @@
-"""Derived keys, and the sealing of callers' API keys. Pure: nonces are passed in.
+"""Derives keys, seals callers' API keys and hashes them. Pure: nonces are passed in.
 
-The API seals a key when a job is submitted, a worker opens it when it calls the gateway; both
-derive what they need from the same root secrets.
-
-Hashes that stand for API keys where keys must not stand.
-
-Keys are long and random, so a fast hash gives none of them away, and each request can afford it.
+The API seals a key when a job is submitted and a worker opens it when it calls the gateway; both
+derive their keys from the same root secrets. A hash stands for an API key where the key itself must
+not be stored. API keys are long and random, so a fast hash is safe and cheap enough for every
+request.
 """
 
 from __future__ import annotations
@@ -28,25 +26,24 @@ _HEX_SECRET = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def derive_key(root_secret: bytes, label: str) -> bytes:
-    """The 32-byte key for one purpose: HKDF-SHA256 of the root secret, apart for each label."""
+    """Derive the 32-byte key for one purpose: HKDF-SHA256 of the root secret under `label`."""
     info = b"conveyor:" + label.encode()
     return HKDF(algorithm=SHA256(), length=KEY_LENGTH, salt=None, info=info).derive(root_secret)
 
 
 def secret_bytes(text: str) -> bytes:
-    """What a root secret given as text stands for: 64 hexadecimal digits mean the bytes they
-    spell."""
+    """Convert a root secret from text: 64 hexadecimal digits are decoded, other text is encoded."""
     return bytes.fromhex(text) if _HEX_SECRET.fullmatch(text) else text.encode()
 
 
 class UnsealError(Exception):
-    """A sealed key that none of the secrets opens, or that belongs to another caller."""
+    """No secret opens a sealed key, or the key belongs to another caller."""
 
 
 class KeySealer:
-    """Seals API keys with AES-256-GCM under the first of the root secrets, opens under any.
+    """Seals API keys with AES-256-GCM under the first root secret; opens them under any.
 
-    A sealed key is bound to its caller: copied to another caller's job it does not open.
+    A sealed key is bound to its caller: copied to another caller's job, it does not open.
     """
 
     def __init__(self, root_secrets: Sequence[bytes]) -> None:
@@ -55,13 +52,13 @@ class KeySealer:
         self._ciphers = [AESGCM(derive_key(secret, "sealing")) for secret in root_secrets]
 
     def seal(self, api_key: str, *, caller: str, nonce: bytes) -> bytes:
-        """The encrypted key. `nonce` is NONCE_LENGTH unpredictable bytes, never used twice."""
+        """Encrypt a key. `nonce` is NONCE_LENGTH unpredictable bytes, never used twice."""
         if len(nonce) != NONCE_LENGTH:
             raise ValueError(f"a nonce has {NONCE_LENGTH} bytes")
         return nonce + self._ciphers[0].encrypt(nonce, api_key.encode(), caller.encode())
 
     def unseal(self, job: Job) -> str:
-        """The API key that a job was submitted with. Raises UnsealError."""
+        """Decrypt the API key that a job was submitted with. Raises UnsealError."""
         nonce, box = job.sealed_key[:NONCE_LENGTH], job.sealed_key[NONCE_LENGTH:]
         if len(nonce) == NONCE_LENGTH:
             for cipher in self._ciphers:
@@ -79,15 +76,15 @@ _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
 
 def key_hash(api_key: str) -> str:
-    """`sha256:` and the SHA-256 of a key in hexadecimal."""
+    """Return `sha256:` and the SHA-256 of a key in hexadecimal."""
     return f"sha256:{hashlib.sha256(api_key.encode()).hexdigest()}"
 
 
 def is_valid_key(api_key: str) -> bool:
-    """Whether a request may carry a key: printable ASCII without spaces, not too long."""
+    """Return whether a request may carry a key: printable ASCII without spaces, not too long."""
     return _CARRIED.fullmatch(api_key) is not None
 
 
 def is_key_hash(text: str) -> bool:
-    """Whether a text is such a hash, in lower or upper case."""
+    """Return whether a text has the form of `key_hash`, in lower or upper case."""
     return _HASH.fullmatch(text) is not None

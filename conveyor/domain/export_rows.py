@@ -1,9 +1,8 @@
-"""One row of a run as an export tells it: a line of the manifest, or a row with its body.
+"""Rows of an export and the names of its files.
 
-Names of files in an archive: unique and usable on every system, whatever the ids are.
-
-Unique means: also where case is folded. A name is the external id where there is one, else the task
-id, and an extension. Which row gets which name depends on the order of the rows alone.
+A row is a line of the manifest, or a row with its body inside. File names are unique, even where
+case is folded, and valid on every system, whatever the ids are: the external id if there is one,
+else the task id, and an extension. Names depend only on the order of the rows.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from conveyor.domain import ids
 from conveyor.domain.model import Format, Problem, Task
 
 MANIFEST = "manifest.jsonl"
-"""The name of the list of all rows, which no body gets."""
+"""The name of the list of all rows; no body gets it."""
 
 MAX_STEM = 128
 
@@ -35,32 +34,32 @@ EXTENSIONS = {
 _NOT_PORTABLE = re.compile(r"[^A-Za-z0-9._-]")
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|(?:com|lpt)[0-9])(?:\.|\Z)", re.IGNORECASE)
 _FEW_TASKS = 1 << 25
-"""Task ids below this index are unique without being remembered. It lies below what the time in a
-ULID looks like as an index, so that ULIDs as external ids stay as they are."""
+"""Task ids below this index are unique without being remembered. The index lies below any that a
+ULID's time decodes to, so ULIDs as external ids stay as they are."""
 
 
 class ArchiveNames:
-    """Gives out names. Remembers 8 bytes of hash and a count for each, not the names."""
+    """Gives out names; remembers 8 bytes of hash and a count for each, not the names."""
 
     def __init__(self) -> None:
         self._uses = UseCounts()
         self._uses.add(_hash(MANIFEST))
 
     def name(self, task_id: str, external_id: str | None, extension: str) -> str:
-        """The name of the next body."""
+        """Return the name of the next body."""
         if external_id is None and _is_low(task_id):
             return f"{task_id}.{extension}"
         stem = portable_stem(task_id if external_id is None else external_id)
         if _is_low(stem.upper()):
             stem = f"_{stem}"
         uses = self._uses.add(_hash(f"{stem}.{extension}"))
-        # No stem holds a space, so that a name with a number is no other row's name without one.
+        # No stem holds a space, so a numbered name never equals another row's unnumbered one.
         return f"{stem}.{extension}" if uses == 1 else f"{stem} ({uses}).{extension}"
 
 
 def portable_stem(text: str) -> str:
-    """The text as the beginning of a file's name: letters, digits, dots, dashes and underscores
-    only, no dot at either end, no dash at the beginning, no name of a device of Windows."""
+    """Turn a text into the beginning of a file name: only letters, digits, dots, dashes and
+    underscores, no dot at either end, no leading dash, no Windows device name."""
     stem = _NOT_PORTABLE.sub("_", text[:MAX_STEM]).rstrip(".")
     if not stem or stem.startswith((".", "-")) or _DEVICE.match(stem):
         return f"_{stem}"
@@ -68,14 +67,14 @@ def portable_stem(text: str) -> str:
 
 
 class UseCounts:
-    """How often each 64-bit key was added: 12 bytes a slot, at most two thirds of them taken."""
+    """Counts additions of 64-bit keys: 12 bytes a slot, at most two thirds of the slots taken."""
 
     def __init__(self) -> None:
         self._used = 0
         self._make(1_024)
 
     def add(self, key: int) -> int:
-        """Count a key; how often it has been counted by now."""
+        """Count a key; return its count so far."""
         slot = self._slot(key)
         if self._counts[slot] == 0:
             self._used += 1
@@ -117,13 +116,13 @@ def _hash(name: str) -> int:
 
 
 EXPIRED = "expired"
-"""The status of a row whose body is past its retention, or is not there any more."""
+"""The status of a row whose body is past its retention or gone."""
 
 TEXT, BASE64 = "text", "base64"
-"""What `body_encoding` says of a body that stands inside a row."""
+"""The values of `body_encoding` for a body inside a row."""
 
 _CHARSET = re.compile(r";\s*charset\s*=\s*\"?([A-Za-z0-9._:-]+)", re.IGNORECASE)
-# Python knows encodings that are no character sets, some of them slow enough to be a weapon.
+# Python also knows codecs that are not character sets, some slow enough for an attack.
 _KNOWN_CHARSETS = re.compile(
     r"ascii|utf-8|utf-16|utf-16-[bl]e|utf-32|utf-32-[bl]e|iso8859-\d+|cp125\d|koi8-[rut]|mac-roman"
     r"|shift_jis|cp932|euc_jp|iso2022_jp|gb2312|gbk|gb18030|big5|big5hkscs|euc_kr|cp949|tis-620"
@@ -132,8 +131,11 @@ _FORMULA = frozenset("=+-@\t\r\n＝＋－＠")  # spreadsheets read the wide one
 
 
 class ExportRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One row. `status` is a task's, or `expired`; `file` is the body's name in an archive, `size`
-    its bytes; where bodies stand inside rows, `body` is its text, or base64 of its bytes."""
+    """One row of an export.
+
+    `status` is a task's, or `expired`. `file` is the body's name in an archive and `size` its
+    bytes; where bodies stand inside rows, `body` is the text, or base64 of the bytes.
+    """
 
     task_id: str
     external_id: str | None = None
@@ -149,7 +151,7 @@ class ExportRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """A task and the pieces of its body; None as body where there is none to be given."""
+    """A task and the pieces of its body; the body is None where none can be given."""
 
     task: Task
     body: tuple[bytes, ...] | None
@@ -162,7 +164,7 @@ def export_row(
     body: str | None = None,
     body_encoding: str | None = None,
 ) -> ExportRow:
-    """The row of one task."""
+    """Build the row of one task."""
     task, result = exported.task, exported.task.result
     status = task.status.value
     if result is not None and exported.body is None:
@@ -183,7 +185,7 @@ def export_row(
 
 
 def inline_row(exported: Exported) -> ExportRow:
-    """The row of one task with its body inside."""
+    """Build the row of one task with its body inside."""
     result = exported.task.result
     if exported.body is None or result is None:
         return export_row(exported)
@@ -195,8 +197,10 @@ def inline_row(exported: Exported) -> ExportRow:
 
 
 def decoded(body: bytes, content_type: str) -> str | None:
-    """The text of a body under the charset of its content type, UTF-8 where that names none; None
-    where it is no such text, or the charset is not known."""
+    """Decode a body by the charset of its content type, UTF-8 by default.
+
+    Returns None where the body is not text in it, or the charset is unknown.
+    """
     named = _CHARSET.search(content_type)
     try:
         charset = codecs.lookup(named[1] if named else "utf-8").name
@@ -206,6 +210,5 @@ def decoded(body: bytes, content_type: str) -> str | None:
 
 
 def neutral(cell: str) -> str:
-    """A cell that no spreadsheet takes for a formula: one that begins like a formula gets an
-    apostrophe in front."""
+    """Prefix a cell with an apostrophe if a spreadsheet would read it as a formula."""
     return f"'{cell}" if cell[:1] in _FORMULA else cell

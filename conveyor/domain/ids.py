@@ -1,9 +1,8 @@
-"""Task ids: deterministic, so that a redelivered write finds its rows; ordered, so that reading by
-id is reading in submission order.
+"""Task ids: deterministic, so that a redelivered write finds its rows, and ordered by submission.
 
 A task id has 26 characters of Crockford's alphabet, like a ULID: seven hold the index in base 32,
-nineteen are hexadecimal digits of sha256("run_id:index"). A rerun carries task ids over, so the
-second part need not match the run that a row stands in.
+nineteen are hexadecimal digits of sha256("run_id:index"). A rerun keeps task ids, so the second
+part need not match the run of the row.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ _PAIRS = [high + low for high in ALPHABET for low in ALPHABET]
 
 
 def is_ulid(text: str) -> bool:
-    """Whether the text is a canonical ULID, as job, run, export and key ids are."""
+    """Return whether the text is a canonical ULID, as job, run, export and key ids are."""
     return _ULID.fullmatch(text) is not None
 
 
 def is_task_id(text: str) -> bool:
-    """Whether the text has the form of a task id."""
+    """Return whether the text has the form of a task id."""
     return _TASK_ID.fullmatch(text) is not None
 
 
 def task_id(run_id: str, index: int) -> str:
-    """The id of the task at `index` (from 0) of a run. Raises ValueError beyond MAX_INDEX."""
+    """Return the id of the task at `index` (from 0) of a run. Raises ValueError beyond
+    MAX_INDEX."""
     if not 0 <= index <= MAX_INDEX:
         raise ValueError(f"task index out of range: {index}")
     digest = hashlib.sha256(f"{run_id}:{index}".encode()).hexdigest()
@@ -42,7 +42,7 @@ def task_id(run_id: str, index: int) -> str:
 
 
 def task_ids(run_id: str, first_index: int, count: int) -> list[str]:
-    """The ids of `count` tasks from `first_index` on: task_id of each, but faster.
+    """Return the ids of `count` tasks from `first_index` on, faster than by `task_id`.
 
     Raises ValueError beyond MAX_INDEX.
     """
@@ -61,7 +61,7 @@ def task_ids(run_id: str, first_index: int, count: int) -> list[str]:
 
 
 def encode_index(index: int) -> str:
-    """An index as seven letters that sort as the numbers do."""
+    """Encode an index as seven letters that sort in the order of the numbers."""
     return (
         ALPHABET[index >> 30 & 31]
         + _PAIRS[index >> 20 & 1023]
@@ -71,7 +71,8 @@ def encode_index(index: int) -> str:
 
 
 def task_index(text: str) -> int:
-    """The index that a task id carries. Raises ValueError where the text is not a task id."""
+    """Decode the index that a task id carries. Raises ValueError where the text is not a task
+    id."""
     if not is_task_id(text):
         raise ValueError("not a task id")
     index = 0

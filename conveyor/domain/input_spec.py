@@ -1,4 +1,4 @@
-"""The document that asks for a slot: what file will come, and how it is to be read."""
+"""The document that asks for a slot for a file: the type of the file and how to read it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import shorten
 
 MAX_COLUMN = 16_383
-"""The highest index of a column, the first being 0."""
+"""The highest index of a column, from 0."""
 MAX_COLUMN_NAME = 1_024
 
 _LINE_BREAKS = "\r\n\x00"
@@ -19,7 +19,7 @@ _COLUMNS = ("url", "external_id")
 
 
 class InputType(StrEnum):
-    """What a file holds: CSV under a spec, one JSON task a line, or one URL a line."""
+    """The content of a file: CSV under a spec, one JSON task a line, or one URL a line."""
 
     CSV = "csv"
     JSONL = "jsonl"
@@ -27,7 +27,7 @@ class InputType(StrEnum):
 
 
 class CsvSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How a CSV file is read. `url` and `external_id` name columns, by header or by index from
+    """The way to read a CSV file. `url` and `external_id` name columns, by header or by index from
     0."""
 
     url: int | str
@@ -38,15 +38,15 @@ class CsvSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputRequest(msgspec.Struct, frozen=True):
-    """A slot to make; `csv` is there for CSV files, and only for these."""
+    """A slot to make; only CSV files have `csv`."""
 
     type: InputType
     csv: CsvSpec | None = None
 
 
 def parse_input(document: object) -> InputRequest:
-    """The slot that a document asks for. Null is absent; members that are not known are ignored,
-    but for those of `csv.fields`.
+    """Parse the request for a slot. Null counts as absent; unknown members are ignored, except in
+    `csv.fields`.
 
     Raises ConveyorError(invalid_argument), naming the member.
     """

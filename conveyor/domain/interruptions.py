@@ -1,4 +1,4 @@
-"""What a lapsed claim leaves in the history of its task, whichever store writes it."""
+"""The event of a lapsed claim in the history of its task, the same for every store."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ INTERRUPTED = Problem(
 
 
 def interruption(*, attempts: int, claimed_at: int, now: int) -> Event:
-    """The event of a claim that was taken at `claimed_at`, after so many attempts, and was found
-    lapsed `now`; milliseconds since 1970. It is no attempt, and carries the number of the next."""
+    """Build the event of a claim taken at `claimed_at`, after `attempts` attempts, and found lapsed
+    at `now`; times in milliseconds since 1970.
+
+    It counts as no attempt and carries the number of the next.
+    """
     return Event(
         kind=EventKind.INTERRUPTION,
         attempt=attempts + 1,

@@ -50,7 +50,7 @@ class Format(StrEnum):
 
 
 class TaskFailure(StrEnum):
-    """The coarse reason of a failed task, rolled up in a run's `stats.failure_reasons`."""
+    """The coarse reason of a task's failure, summed up in a run's `stats.failure_reasons`."""
 
     AUTH_FAILED = "auth_failed"
     BLOCKED = "blocked"
@@ -62,7 +62,8 @@ class TaskFailure(StrEnum):
 
 
 class RunFailure(StrEnum):
-    """What ends a whole run: an account-level cause, or a list of tasks that cannot be written."""
+    """The cause that fails a whole run: an account-level one, or a list of tasks that cannot be
+    written."""
 
     INSUFFICIENT_CREDITS = "insufficient_credits"
     SUBSCRIPTION_INACTIVE = "subscription_inactive"
@@ -71,7 +72,7 @@ class RunFailure(StrEnum):
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An RFC 9457 document as stored with a task: what went wrong with one attempt."""
+    """An RFC 9457 document stored with a task: the error of one attempt."""
 
     code: str
     title: str
@@ -92,14 +93,14 @@ class Spend(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TaskBody(msgspec.Struct, frozen=True):
-    """A POST body: the text to send, and the Content-Type that goes with it."""
+    """A POST body: the text to send, and its Content-Type."""
 
     content: str
     content_type: str
 
 
 class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a caller asked for one URL; never changes after submit, carried over by a rerun."""
+    """A caller's request for one URL; never changes after submit, and a rerun copies it."""
 
     url: str
     external_id: str | None = None
@@ -110,9 +111,9 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Callback(msgspec.Struct, frozen=True):
-    """Who waits for the end of a job's first run: a state machine, by its task token.
+    """The state machine waiting for the end of a job's first run, named by its task token.
 
-    Whoever has the token can end that task: it is a secret, and not shown by `repr`.
+    Whoever has the token can end that task: it is a secret, and `repr` does not show it.
     """
 
     task_token: str
@@ -152,18 +153,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IngestStatus(StrEnum):
-    """Whether the rows of a large run are still being written: pending → done."""
+    """The progress of writing a large run's rows: pending → done."""
 
     PENDING = "pending"
     DONE = "done"
 
 
 class Ingest(msgspec.Struct, frozen=True, kw_only=True):
-    """How the rows of a large run come into being, and how far that is.
+    """The way the rows of a large run are written, and the progress.
 
-    The run will have indexes below `end`; rows below `next_index` have been written. A submit's
-    rows are staged in chunks, whose first indexes `chunks` names; a rerun has none and copies the
-    rows of `Run.rerun_of`: those of `statuses` afresh (None: all), other terminal ones as they are.
+    The run will have indexes below `end`; rows below `next_index` have been written. A submit
+    stages its rows in chunks, named in `chunks` by their first indexes. A rerun has no chunks and
+    copies the rows of `Run.rerun_of`: rows of `statuses` afresh (None: all), other terminal ones as
+    they are.
     """
 
     status: IngestStatus
@@ -184,15 +186,15 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def completed(self) -> int:
-        """Tasks that reached their end."""
+        """Return the number of ended tasks."""
         return self.successful + self.failed
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One drain of a job.
 
-    `next_index` is the index that the next added task gets; `rerun_of` names the run replayed.
-    `ingest` is set on runs whose rows are not written by the request that makes them.
+    `next_index` is the index of the next added task; `rerun_of` names the run replayed. `ingest` is
+    set on runs whose rows are written after the request that makes them.
     """
 
     run_id: str
@@ -214,7 +216,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ingesting(self) -> bool:
-        """Whether further rows are still being written."""
+        """Return whether further rows are still being written."""
         return self.ingest is not None and self.ingest.status is IngestStatus.PENDING
 
 
@@ -226,7 +228,7 @@ class JobView(msgspec.Struct, frozen=True):
 
 
 class NewTask(msgspec.Struct, frozen=True):
-    """A task about to be written: where it stands, its id, what it asks."""
+    """A task to be written: its index, its id, its spec."""
 
     index: int
     task_id: str
@@ -234,7 +236,7 @@ class NewTask(msgspec.Struct, frozen=True):
 
 
 class StoredBody(msgspec.Struct, frozen=True):
-    """Where a stored body lies and how to serve it; `content_type` keeps its charset."""
+    """The place of a stored body and how to serve it; `content_type` keeps its charset."""
 
     blob_key: str
     size: int
@@ -245,8 +247,8 @@ class StoredBody(msgspec.Struct, frozen=True):
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One URL in one run.
 
-    `attempts` counts attempts that used up a try, `interruptions` claims that lapsed.
-    `claim_number` grows with each claim and fences off whoever held an earlier one; `claimed_until`
+    `attempts` counts the attempts that used up a try, `interruptions` the lapsed claims.
+    `claim_number` grows with each claim and fences off holders of earlier ones; `claimed_until`
     bounds the current claim. `not_before` delays the next attempt. `source_run_id` is set on
     inherited rows.
     """
@@ -277,8 +279,7 @@ class EventKind(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a task's history. `attempt` is the attempt made, or the one interrupted, from
-    1."""
+    """One line of a task's history. `attempt` is the attempt made or interrupted, from 1."""
 
     kind: EventKind
     attempt: int
@@ -289,7 +290,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What the dispatcher needs to know of a run that may have work; no secret, no URL.
+    """The dispatcher's view of a run that may have work; holds no secret and no URL.
 
     `created_at` is in milliseconds.
     """

@@ -44,7 +44,7 @@ KNOWN: dict[str, str] = {
     "response_type": "`markdown`, `plaintext`, `pdf`, in any case",
     "outputs": _TEXT,
 }
-"""Every param, and what it takes. Any JSON scalar is taken, and stored as its JSON text."""
+"""Every param and the values it takes. Any JSON scalar is accepted, and stored as its JSON text."""
 SWITCHES = frozenset(name for name, takes in KNOWN.items() if takes == _SWITCH)
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -58,10 +58,10 @@ _RESPONSE_FORMATS = {
 
 
 def normalize(raw: object) -> dict[str, str]:
-    """Params as stored: every value text, `custom_headers` canonical JSON.
+    """Return params as stored: every value text, `custom_headers` canonical JSON.
 
-    Raises Refused with the key at fault as its value: `unknown_param`, `invalid_param_value`, or
-    `invalid_argument` where the whole is no object.
+    Raises Refused with the offending key as its value: `unknown_param`, `invalid_param_value`, or
+    `invalid_argument` where `raw` is not an object.
     """
     if raw is None:
         return {}
@@ -81,12 +81,12 @@ def normalize(raw: object) -> dict[str, str]:
 
 
 def merge(job: Mapping[str, str], task: Mapping[str, str] | None) -> dict[str, str]:
-    """The params of one task: its own over the job's, key by key."""
+    """Merge the params of one task: its own replace the job's, key by key."""
     return {**job, **task} if task else dict(job)
 
 
 def check_combination(params: Mapping[str, str]) -> None:
-    """Refuse merged params that exclude one another: `mode` chooses rendering and proxy itself.
+    """Refuse merged params that exclude each other: `mode` chooses rendering and proxy itself.
 
     Raises Refused(invalid_param_value).
     """
@@ -97,7 +97,7 @@ def check_combination(params: Mapping[str, str]) -> None:
 
 
 def conflict_with_post(params: Mapping[str, str]) -> str | None:
-    """The first of the merged params that a POST cannot be combined with, or None."""
+    """Return the first of the merged params that a POST cannot be combined with, or None."""
     for key in ("js_render", "json_response"):
         if is_on(params, key):
             return key
@@ -105,7 +105,7 @@ def conflict_with_post(params: Mapping[str, str]) -> str | None:
 
 
 def implied_format(params: Mapping[str, str]) -> Format:
-    """The form of the body that a scrape with these params gives."""
+    """Return the form of the body that a scrape with these params gives."""
     response_format = _RESPONSE_FORMATS.get(params.get("response_type", "").lower())
     if response_format is not None:
         return response_format
@@ -119,7 +119,7 @@ def implied_format(params: Mapping[str, str]) -> Format:
 
 
 def is_on(params: Mapping[str, str], key: str) -> bool:
-    """Whether a switch is set: `true` in any case."""
+    """Return whether a switch is set: `true` in any case."""
     return params.get(key, "").lower() == "true"
 
 
@@ -136,7 +136,7 @@ def _text(key: str, value: object) -> str:
 
 
 def _checked(key: str, text: str) -> str:
-    """The text, where the contract allows it; most params are free text for the scraper."""
+    """Return the text if the contract allows it; most params are free text for the scraper."""
     if key in SWITCHES:
         allowed = text.lower() in ("true", "false")
     elif key == "mode":

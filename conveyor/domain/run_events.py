@@ -1,4 +1,4 @@
-"""How a run ended, as it is told to those who wait for it."""
+"""The event that reports the end of a run to its subscribers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from conveyor.domain.timestamps import rfc3339
 SCHEMA = "1"
 """The version of the event."""
 MOST_CAUSE = 32_768
-"""Characters that the cause of a failure may have (Step Functions, SendTaskFailure)."""
+"""Maximum characters in the cause of a failure (Step Functions, SendTaskFailure)."""
 
 
 class RunFinished(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is told of a run's end: the event as a JSON text and, unless the run was completed, the
-    name of the error."""
+    """The event of a run's end as JSON text and, unless the run was completed, the name of the
+    error."""
 
     event: str
     error: str = ""
@@ -35,8 +35,8 @@ class EventStats(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The event of a run's end.
 
-    `event_type` is run.completed, run.failed, run.stopped or run.deleted. What is no longer known,
-    because the run is gone, is left out.
+    `event_type` is run.completed, run.failed, run.stopped or run.deleted. Fields that are no longer
+    known, because the run is gone, are left out.
     """
 
     schema: str
@@ -63,8 +63,11 @@ def build_run_event(
     event_id: str,
     now: int,
 ) -> RunFinished:
-    """What is told of a run that has ended: as what, where that was noted, else as it stands; one
-    that is gone was deleted."""
+    """Build the event of an ended run.
+
+    `ended_as` is the noted end; without it the run's present status counts. A run that is gone was
+    deleted.
+    """
     status = ended_as or (RunStatus.DELETED if run is None else run.status)
     event = RunEvent(
         schema=SCHEMA,

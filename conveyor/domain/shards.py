@@ -1,7 +1,7 @@
-"""Shards: into how many partitions a run's rows go, and which row lies in which.
+"""Shards: the number of partitions for a run's rows, and the partition of each row.
 
 Count and scheme are decided at submit and pinned on the job: every reader and writer uses the
-job's, never today's setting.
+job's, never the current setting.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _FNV_OFFSET, _FNV_PRIME, _FNV_MASK = 0x811C9DC5, 0x01000193, 0xFFFFFFFF
 
 
 class ShardScheme(StrEnum):
-    """How a row's shard follows from its id.
+    """The function from a row's id to its shard.
 
-    `stripe`: the index that the id carries, modulo the count; neighbours lie in neighbouring
-    shards. `fnv32a`: the id's 32-bit FNV-1a hash, modulo the count.
+    `stripe`: the index in the id, modulo the count; neighbours lie in neighbouring shards.
+    `fnv32a`: the id's 32-bit FNV-1a hash, modulo the count.
     """
 
     STRIPE = "stripe"
@@ -39,7 +39,7 @@ class Shards(msgspec.Struct, frozen=True):
     scheme: ShardScheme = ShardScheme.STRIPE
 
     def of(self, task_id: str, index: int) -> int:
-        """The shard of a task, from 0; `index` is the one that its id carries."""
+        """Return the shard of a task, from 0; `index` is the one in its id."""
         if self.count == 1:
             return 0
         if self.scheme is ShardScheme.STRIPE:
@@ -51,7 +51,7 @@ ONE_SHARD = Shards()
 
 
 def fnv32a(text: str) -> int:
-    """The 32-bit FNV-1a hash of a text's bytes."""
+    """Return the 32-bit FNV-1a hash of a text's bytes."""
     value = _FNV_OFFSET
     for byte in text.encode():
         value = (value ^ byte) * _FNV_PRIME & _FNV_MASK
@@ -59,17 +59,20 @@ def fnv32a(text: str) -> int:
 
 
 def write_units(row_bytes: int) -> int:
-    """What writing a row of so many bytes costs, in write units."""
+    """Return the write units for a row of `row_bytes` bytes."""
     return max(1, -(-row_bytes // WRITE_UNIT))
 
 
 def layout(shards: Shards, *, large: bool, is_open: bool, units: int) -> Shards:
-    """The layout of a new job. `shards` is for those that it pays for: large ones, open ones, and
-    small ones heavy in bytes, of more than 2,000 write units."""
+    """Choose the layout of a new job.
+
+    Large jobs, open jobs and small jobs heavy in bytes (more than 2,000 write units) get `shards`;
+    all others get one partition.
+    """
     pays = large or is_open or units > MOST_UNITS_IN_ONE_SHARD
     return shards if pays and shards.count > 1 else ONE_SHARD
 
 
 def shards_of(job: Job) -> Shards:
-    """The layout that is pinned on a job."""
+    """Return the layout pinned on a job."""
     return Shards(job.task_shard_count, ShardScheme(job.shard_scheme))

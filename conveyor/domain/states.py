@@ -1,4 +1,4 @@
-"""The transition tables: the one place that says which state may follow which."""
+"""The transition tables: which state may follow which. No other module says so."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ TERMINAL_TASK_STATES = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
 
 
 def live_run_status(stats: RunStats, *, job_closed: bool, ingesting: bool = False) -> RunStatus:
-    """Where a live run stands, told by its counters.
+    """Derive the status of a live run from its counters.
 
     `job_closed` says that no task can come any more, `ingesting` that rows of the total are still
-    being written. Every writer that can be the last one (a settled task, a close, a last batch)
-    decides with this function on the counters that its own write returned, so that two of them
-    crossing never leave a run hanging.
+    being written. Every writer that may be the last one (of a settled task, a close, a last batch)
+    decides with this function on the counters that its own write returned, so that two crossing
+    writers never leave a run hanging.
     """
     if ingesting or stats.completed < stats.total:
         return RunStatus.RUNNING

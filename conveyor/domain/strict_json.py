@@ -1,7 +1,7 @@
-"""Reading one JSON document from a caller, strictly.
+"""Reads one JSON document from a caller, strictly.
 
-Wherever readers of JSON differ (duplicate keys, lone surrogates, NaN, numbers that no double holds,
-a byte order mark), the document is refused rather than read one way of several.
+Refuses a document that JSON readers understand differently: duplicate keys, lone surrogates, NaN,
+numbers too large for a double, a byte order mark.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from conveyor.domain.text_rules import shorten
 
 MAX_DEPTH = 32
 MAX_CONTAINERS = 2_000_000
-"""Objects and lists in one document, brackets within strings counted with them: a legal document of
-the largest size can hold ten times as many, and would hold up everybody while it is read."""
+"""Maximum objects and lists in one document, counting brackets within strings: a legal document of
+the largest size can hold ten times as many, and reading it would hold up everybody."""
 MAX_DIGITS = 308
-"""Whole numbers of more digits may not fit a double."""
+"""Longer whole numbers may not fit a double."""
 
 _SEARCHED_FOR_POSITION = 65_536
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -33,10 +33,10 @@ _LONE_SURROGATE = re.compile(
 
 
 def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> object:
-    """The value of a UTF-8 JSON document: dict, list, str, int, float, bool or None.
+    """Decode a UTF-8 JSON document: dict, list, str, int, float, bool or None.
 
-    Raises ConveyorError(invalid_argument) for anything else; the sentence names the place, or the
-    key or number at fault, and never repeats the document at length.
+    Raises ConveyorError(invalid_argument) for anything else; the detail names the place, or the
+    offending key or number, and never repeats the document at length.
     """
     if body.startswith(_BYTE_ORDER_MARK):
         _refuse("starts with a byte order mark; send plain UTF-8 without one")
@@ -61,10 +61,10 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> object:
 
 
 def _depth(body: bytes) -> int:
-    """How deep brackets nest outside strings.
+    """Return how deep brackets nest outside strings.
 
-    Exact up to the first syntax error, which is as far as the decoder goes: so it never nests
-    deeper than this says, and needs no guard of its own against deep recursion.
+    Exact up to the first syntax error. The decoder reads no further than that, so it never nests
+    deeper than the result and needs no guard of its own against deep recursion.
     """
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -74,8 +74,8 @@ def _depth(body: bytes) -> int:
 
 
 def _where_too_deep(text: str, max_depth: int) -> str:
-    """The place where the nesting goes too deep, if it lies near the start: a caller must not be
-    able to make the search long."""
+    """Describe the place where the nesting goes too deep, if it lies near the start: a caller must
+    not be able to make the search long."""
     depth = 0
     for match in _STRING_OR_BRACKET.finditer(text, 0, _SEARCHED_FOR_POSITION):
         token = match[0]

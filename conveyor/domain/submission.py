@@ -1,6 +1,6 @@
-"""The documents that create a job and add tasks to one, checked as a whole.
+"""Parses the documents that create a job or add tasks to one, and checks them as a whole.
 
-One task as a caller sends it, checked and brought into its stored form.
+Each task is checked and brought into its stored form.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_ROW_BYTES = 131_072
 
 
 def parse_task(raw: object, index: int, job_params: Mapping[str, str]) -> TaskSpec | InvalidTask:
-    """The task at `index` of a list, or the first reason why it is refused.
+    """Parse the task at `index` of a list, or return the first reason to refuse it.
 
-    Fields that are not known are ignored, and null is the same as absent, so that newer clients can
-    send tasks to older servers. `job_params` are the job's params, normalized.
+    Unknown fields are ignored and null counts as absent, so that newer clients can send tasks to
+    older servers. `job_params` are the job's params, normalized.
     """
     try:
         return _spec(raw, job_params)
@@ -81,7 +81,7 @@ def _method(raw: object) -> str:
 
 
 def _body(raw: object, method: str) -> TaskBody | None:
-    """The body to send. A refusal never repeats it."""
+    """Return the body to send. A refusal never repeats it."""
     if raw is None:
         return None
     if method != "POST":
@@ -116,12 +116,12 @@ def _refuse_large(spec: TaskSpec) -> None:
 
 MAX_NAME = 100
 MAX_TASK_TOKEN = 2_048
-"""Characters that Step Functions takes as a task token."""
+"""Maximum characters of a task token (Step Functions)."""
 _TASK_TOKEN = re.compile(f"[!-~]{{1,{MAX_TASK_TOKEN}}}")
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How many tasks one request, and one open job, may bring."""
+    """Maximum numbers of tasks in one request, and in one open job."""
 
     max_inline_tasks: int = 100_000
     max_add_tasks: int = 10_000
@@ -132,7 +132,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A job to create.
 
     `type` is regular or scheduled. `force_async` is the field `async`. The `has_…` flags and
-    `file_input_id` only say that the caller asked for it: what stands there is not read here.
+    `file_input_id` only say that the caller asked for the feature: its content is not read here.
     """
 
     type: str
@@ -162,9 +162,9 @@ class AddRequest(msgspec.Struct, frozen=True):
 
 
 def parse_job(document: object, limits: Limits) -> JobRequest:
-    """The job that a submit asks for. Fields that are not known are ignored, null is absent.
+    """Parse a submit. Unknown fields are ignored, null counts as absent.
 
-    Raises ConveyorError(invalid_argument), naming the field, or with every bad task listed;
+    Raises ConveyorError: invalid_argument, naming the field, or with every bad task listed;
     quota_exceeded for more tasks than an open job may hold; file_input_unsupported_for_job_type.
     """
     fields = _fields(document)
@@ -198,7 +198,7 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
 
 
 def parse_add(document: object, limits: Limits, job_params: Mapping[str, str]) -> AddRequest:
-    """The tasks to add to a job whose params are `job_params`. Raises as parse_job does."""
+    """Parse tasks to add to a job whose params are `job_params`. Raises as parse_job does."""
     fields = _fields(document)
     tasks = _list(fields, "tasks")
     if not tasks:
@@ -210,7 +210,7 @@ def parse_add(document: object, limits: Limits, job_params: Mapping[str, str]) -
 
 
 def _submitted(fields: dict[str, Any], limits: Limits, *, is_open: bool) -> list[Any]:
-    """The task list of a submit, after every rule on how many and from where."""
+    """Return the task list of a submit, after checking every rule on its length and source."""
     tasks = _list(fields, "tasks")
     has_file = fields.get("file_input_id") is not None
     if has_file and tasks:
@@ -255,7 +255,7 @@ def _fields(document: object) -> dict[str, Any]:
 
 
 def _choice(fields: dict[str, Any], name: str, words: tuple[str, ...]) -> str:
-    """One of the words; the first where the field is absent."""
+    """Return the value of a field, one of `words`; the first where the field is absent."""
     value = fields.get(name)
     if value is None:
         return words[0]
@@ -312,7 +312,7 @@ def _is_present(fields: dict[str, Any], name: str) -> bool:
 
 
 def _callback(fields: dict[str, Any]) -> Callback | None:
-    """The error never quotes the token."""
+    """Parse the callback. The error never quotes the token."""
     if not _is_present(fields, "callback"):
         return None
     token = fields["callback"].get("task_token")

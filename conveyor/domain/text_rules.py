@@ -1,4 +1,5 @@
-"""Rules that jobs, tasks and params share on text, and how refused text may be shown again."""
+"""Rules on text that jobs, tasks and params share, and the form in which errors show refused
+text."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _AUTHORITY = re.compile(
 
 
 class Refused(Exception):
-    """A value that breaks a rule: the stable reason, and what may be shown of the value."""
+    """A value breaks a rule: the stable reason, and the part of the value that errors may show."""
 
     def __init__(self, reason: InvalidTaskReason, value: str | None = None) -> None:
         super().__init__(reason)
@@ -30,7 +31,7 @@ class Refused(Exception):
 
 
 def shorten(text: str, *, limit: int = MAX_SHOWN) -> str:
-    """At most `limit` characters of the text, those that do not print escaped."""
+    """Return at most `limit` characters of the text, with unprintable ones escaped."""
     shown = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text[: limit + 1]
@@ -39,8 +40,11 @@ def shorten(text: str, *, limit: int = MAX_SHOWN) -> str:
 
 
 def quoted(value: object) -> str:
-    """What an error may repeat of a refused JSON value: a scalar, shortened, without the
-    credentials of a URL; of an object or array only its kind."""
+    """Return the form in which an error may repeat a refused JSON value.
+
+    A scalar is shortened, and loses the credentials of a URL; an object or array gives only its
+    kind.
+    """
     match value:
         case str():
             return shorten(mask_credentials(value))
@@ -57,10 +61,10 @@ def quoted(value: object) -> str:
 
 
 def mask_credentials(url: str) -> str:
-    """The URL with its user and password replaced by `***`.
+    """Replace the user and password of a URL by `***`.
 
-    Where the text is no URL of the usual form, everything up to the last `@` goes: whoever mistyped
-    a URL may have a password anywhere in it.
+    Where the text is not a URL of the usual form, everything up to the last `@` goes: a mistyped
+    URL may hold a password anywhere.
     """
     if "@" not in url:
         return url
@@ -73,20 +77,20 @@ def mask_credentials(url: str) -> str:
 
 
 def has_control(text: str) -> bool:
-    """Whether the text holds a control character, tab and line feed included."""
+    """Return whether the text holds a control character, tab and line feed included."""
     return not text.isprintable() and _CONTROL.search(text) is not None
 
 
 def is_external_id(value: object) -> bool:
-    """Whether the value is 1 to 128 of the characters A-Z a-z 0-9 . _ -"""
+    """Return whether the value is 1 to 128 of the characters A-Z a-z 0-9 . _ -"""
     return isinstance(value, str) and _EXTERNAL_ID.fullmatch(value) is not None
 
 
 def metadata(raw: object) -> dict[str, str] | None:
-    """Caller's metadata, checked; None where there is none.
+    """Check a caller's metadata and return it; None if empty or absent.
 
-    At most 20 keys of 1 to 128 characters, none a control character; values text of at most 1,024.
-    Raises Refused.
+    Allows at most 20 keys of 1 to 128 characters without control characters; values are text of at
+    most 1,024. Raises Refused.
     """
     if raw is None:
         return None

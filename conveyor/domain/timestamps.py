@@ -1,4 +1,4 @@
-"""Instants as the wire writes them: RFC 3339, UTC, with milliseconds."""
+"""Writes instants as the wire does: RFC 3339, UTC, with milliseconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 def rfc3339(milliseconds: int) -> str:
-    """Milliseconds since the epoch as in 2026-01-31T12:00:00.000Z."""
+    """Format milliseconds since the epoch, as 2026-01-31T12:00:00.000Z."""
     seconds, rest = divmod(milliseconds, 1_000)
     return f"{_to_the_second(seconds)}.{rest:03d}Z"
 

@@ -1,24 +1,24 @@
-"""A bucket of tokens: full at first, one token a request, refilled at a steady rate."""
+"""A token bucket: full at first, refilled at a steady rate; each request takes one token."""
 
 from __future__ import annotations
 
 import msgspec
 
 ROUNDING = 1e-9
-"""A token may be short by this much: what was waited for is then really there."""
+"""Tolerance for a missing part of a token, so that a caller who waited finds it there."""
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """`tokens` that were in it at `at`, in seconds of any clock."""
+    """The `tokens` in the bucket at `at`, in seconds of any clock."""
 
     tokens: float
     at: float
 
 
 def take(bucket: Bucket | None, now: float, *, rate: float, burst: int) -> tuple[Bucket, float]:
-    """The bucket after a request, and 0.0 where it got a token, else the seconds until one is in.
+    """Take one token; return the bucket, and 0.0, or the seconds until a token is in.
 
-    `rate` in tokens a second, `burst` tokens at most; None is a full bucket.
+    `rate` is in tokens a second, `burst` the most tokens it holds; None is a full bucket.
     """
     tokens = float(burst)
     if bucket is not None:

@@ -1,7 +1,7 @@
-"""Which target URLs are accepted. The text is never changed: a URL goes back exactly as it came.
+"""The rules for target URLs. They never change the text: a URL goes back exactly as it came.
 
-Clients read it back as pydantic's AnyUrl, so pydantic-core's own parser is the judge; a few rules
-are stricter than it, none is laxer.
+Clients read it back as pydantic's AnyUrl, so pydantic-core's own parser decides; a few rules are
+stricter than it, none is laxer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ MAX_LENGTH = 2_048
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NO_AUTHORITY = ("/", "\\", "?", "#")
-# Names of lower-case ASCII labels, the last of letters only: no number, no punycode, no user, so
-# that nothing is left for the parser to judge; then printable ASCII that JSON need not escape.
+# Names of lower-case ASCII labels, the last of letters only (no number, no punycode, no user),
+# which need no parser; then printable ASCII that JSON need not escape.
 _PLAIN_URL = (
     r"https?://(?:(?!xn--)[a-z0-9][a-z0-9-]*+\.)++(?!xn--)[a-z]{2,}+"
     r"(?::(?:[1-5][0-9]{4}|[0-9]{1,4})(?![0-9]))?(?:[/?#][!#-\[\]-~]*+)?"
@@ -27,9 +27,9 @@ _PLAIN_LINES = re.compile(rf"(?:{_PLAIN_URL}\n)*+")
 
 
 def check(url: str) -> InvalidTaskReason | None:
-    """Why a URL is refused, or None where it is accepted.
+    """Return the reason to refuse a URL, or None to accept it.
 
-    Whether a host can exist is not asked: what no resolver can hold fails when it is fetched.
+    Does not check that the host can exist: an impossible one fails when it is fetched.
     """
     if len(url) > MAX_LENGTH:
         return InvalidTaskReason.URL_TOO_LONG
@@ -52,9 +52,9 @@ def check(url: str) -> InvalidTaskReason | None:
 
 
 def are_plain(urls: Sequence[str]) -> bool:
-    """Whether all of the URLs are of the usual simple form, which `check` accepts.
+    """Return whether all URLs have the usual simple form, which `check` accepts.
 
-    A quick answer for many at once; False says nothing about any of them.
+    A quick check of many at once; False says nothing about any one of them.
     """
     text = "\n".join((*urls, ""))
     return (
