@@ -11,17 +11,17 @@ from ulid import ULID
 
 
 class SystemClock:
-    """The clock port over the machine's clocks."""
+    """Implements the clock port over the machine's clocks."""
 
     def __init__(self) -> None:
         self._random = random.SystemRandom()
 
     def now(self) -> int:
-        """Milliseconds since the epoch, UTC."""
+        """Return milliseconds since the epoch, UTC."""
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary origin; never goes back."""
+        """Return seconds from an arbitrary origin; never goes back."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
@@ -29,13 +29,13 @@ class SystemClock:
         await anyio.sleep(max(seconds, 0.0))
 
     def new_id(self) -> str:
-        """A new ULID for the present instant."""
+        """Return a new ULID for the present instant."""
         return str(ULID())
 
     def random(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
         return self._random.random()
 
     def token(self, length: int) -> bytes:
-        """Unpredictable bytes."""
+        """Return unpredictable bytes."""
         return os.urandom(length)

@@ -1,7 +1,4 @@
-"""`conveyor-dev --demo`: a server, a small site, and a job over all of it.
-
-A job from URLs to files, shown as it goes: what the demonstration runs.
-"""
+"""`conveyor-dev --demo`: a server, a small site, and a job that scrapes the site into files."""
 
 from __future__ import annotations
 
@@ -30,11 +27,11 @@ from conveyor.settings import Settings, from_environment
 RESULTS = "demo-results"
 
 Job = Callable[[str, Mapping[str, str], Path, BannerPrinter], Awaitable[None]]
-"""What is shown: takes the API's address, URLs by name, a directory and where to say things."""
+"""The job to show; takes the API's address, URLs by name, a directory and a banner to print to."""
 
 
 def run_demo(flags: Mapping[str, Any], announcer: BannerPrinter, job: Job) -> int:
-    """Serve until told to stop, and once ready run the job over the site; the exit code.
+    """Serve until stopped, and once ready run the job over the site; return the exit code.
 
     Raises ConveyorError where the server cannot start.
     """
@@ -54,8 +51,8 @@ def run_demo(flags: Mapping[str, Any], announcer: BannerPrinter, job: Job) -> in
 
 
 def _settings(flags: Mapping[str, Any]) -> tuple[Settings, str | None]:
-    """The flags, with the site's loopback address allowed and another port if 9000 is taken; and
-    what to say of that once the server is ready."""
+    """Return the flags as settings, with the site's loopback address allowed and another port if
+    9000 is taken, and a message about the port to print once the server is ready."""
     wanted = {**flags, "allow_private": True}
     settings = from_environment(**wanted)
     if flags["port"] is None and _is_taken(settings.host, settings.port):
@@ -77,7 +74,7 @@ def _is_taken(host: str, port: int) -> bool:
 
 
 class _Demonstration:
-    """The job, run as any client would, on an event loop beside the server's."""
+    """Runs the job as any client would, on an event loop beside the server's."""
 
     def __init__(self, threads: ExitStack, site: str, job: Job, announcer: BannerPrinter) -> None:
         self._threads = threads
@@ -88,7 +85,7 @@ class _Demonstration:
         self._is_over = False
 
     def start(self, info: ServerInfo) -> None:
-        """Begin, unless it was stopped already; returns at once."""
+        """Start the job, unless it was stopped already; return at once."""
         if self._is_over:
             return
         # Not before: a signal that comes while the server starts finds no thread to wait for.
@@ -99,7 +96,7 @@ class _Demonstration:
         self._under_way.add_done_callback(self._tell)
 
     def stop(self) -> None:
-        """Give up what is not done."""
+        """Cancel the rest of the job."""
         self._is_over = True
         if self._under_way is not None:
             self._under_way.cancel()
@@ -128,7 +125,7 @@ async def tour(
 ) -> None:
     """Scrape the URLs, named by their external ids, into a folder of `directory` for the job.
 
-    Progress goes to the stream, where there is one. Raises ClientError.
+    Shows progress on the stream, if there is one. Raises ClientError.
     """
     tasks = [
         SourcedTask(body={"url": url, "external_id": name}, source=name)

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 CHARSETS = {".sjis.html": "Shift_JIS", ".cp1251.html": "windows-1251", ".latin1.html": "iso-8859-1"}
-"""Pages that are not UTF-8 say so in their names."""
+"""Charsets of pages that are not UTF-8, by the ending of the file name."""
 
 MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -27,14 +27,14 @@ MEDIA_TYPES = {
 
 
 def pages() -> dict[str, bytes]:
-    """Every file of the site by its name, sorted."""
+    """Return every file of the site by its name, sorted."""
     folder: Traversable = files("conveyor") / "demo" / "pages"
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     return {name: (folder / name).read_bytes() for name in names if not name.startswith(".")}
 
 
 def content_type(name: str) -> str:
-    """The Content-Type of a file of the site, its charset included."""
+    """Return the Content-Type of a file of the site, its charset included."""
     for suffix, charset in CHARSETS.items():
         if name.endswith(suffix):
             return f"text/html; charset={charset}"
@@ -43,7 +43,7 @@ def content_type(name: str) -> str:
 
 @contextmanager
 def serve_site(host: str = "127.0.0.1") -> Iterator[str]:
-    """Serve the site on a free port; gives its origin, such as `http://127.0.0.1:40123`."""
+    """Serve the site on a free port; yields its origin, such as `http://127.0.0.1:40123`."""
     server = _Site((host, 0), _Handler)
     server.pages = pages()
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
@@ -63,7 +63,7 @@ class _Site(ThreadingHTTPServer):
     pages: dict[str, bytes]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A visitor that hung up is not worth a traceback."""
+        """Ignore a client that hung up: it is not worth a traceback."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -84,4 +84,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The demonstration has its own output."""
+        """Log nothing: the demonstration has its own output."""

@@ -1,4 +1,4 @@
-"""`python -m conveyor.intake`: check one list, as the first line of the input says."""
+"""`python -m conveyor.intake`: check one list, described by the first line of the input."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""The child process from its first byte to its last.
+"""The child process: reads a JSON document or an uploaded file, checks it and emits rows.
 
-It may refuse a list before having read it to its end, and then ends: whoever still writes to it
-meets a broken pipe. It ends silently, too, when nobody reads what it says any more.
-
-An uploaded file: unpacked, decoded, and read as what it is said to be.
-
-The JSON document of a submit: checked as a whole, then brought into rows.
+A document is checked as a whole before its first row; a file is unpacked, decoded and read as the
+type it was declared to be. The child may refuse a list before reading all of it, and then exits:
+the writer meets a broken pipe. It also exits silently when nobody reads its output any more.
 """
 
 from __future__ import annotations
@@ -39,10 +36,10 @@ from conveyor.intake.rows import FileTasks, RowWriter
 def read_file(
     blocks: Iterator[bytes], work: ValidationRequest, emit: Callable[[Frame], None]
 ) -> Done:
-    """Emit the Chunks of the file whose bytes `blocks` are; memory does not grow with its size.
+    """Emit the Chunks of the file in `blocks`, in memory that does not grow with its size.
 
-    Raises ConveyorError: invalid_argument, with the first 100 bad tasks listed where tasks are bad;
-    payload_too_large. What was emitted before is void then.
+    Raises ConveyorError: invalid_argument, listing the first 100 bad tasks if tasks are bad;
+    payload_too_large. The chunks emitted before are void then.
     """
     pieces = text_pieces(unpacked(blocks, max_bytes=work.max_bytes))
     tasks = FileTasks(RowWriter(work.run_id, emit), max_rows=work.max_rows)
@@ -63,7 +60,7 @@ _STEP = 500
 def read_document(
     read: Callable[[], bytes], work: ValidationRequest, emit: Callable[[Frame], None]
 ) -> Done:
-    """Emit the Head and the Chunks of the document that `read` gives.
+    """Emit the Head and the Chunks of the document that `read` returns.
 
     Raises ConveyorError as parse_job does, before anything is emitted.
     """
@@ -77,7 +74,7 @@ def read_document(
 
 
 def _checked(read: Callable[[], bytes], work: ValidationRequest) -> JobRequest:
-    # No name here for the bytes and the raw document, or they would lie in memory for longer.
+    # Names for the bytes and the raw document would keep them in memory for longer.
     return parse_job(decode(read()), work.limits)
 
 
@@ -85,24 +82,24 @@ BLOCK_BYTES = 65_536
 
 
 def main() -> int:
-    """Serve standard input and output; the exit code is 0 whenever there was somebody to answer."""
-    # An interrupt from a terminal reaches all of a server's processes: it is the server that ends
-    # this one with its request. Collecting cycles would find none, and cost a tenth of the time.
+    """Serve standard input and output; the exit code is 0 if an answer could be written."""
+    # A terminal sends its interrupt to all of a server's processes: the server ends this one with
+    # its request. Collecting cycles would find none, and cost a tenth of the time.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except ConnectionError:
-        # What is left in the buffer would be written at exit, and fail loudly.
+        # The rest of the buffer would be written at exit, and raise an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Read a Work line and the list after it, and write frames.
+    """Read a ValidationRequest line and the list after it, and write frames.
 
-    Raises ConnectionError where the other side is gone, and nothing else.
+    Raises only ConnectionError, where the other side is gone.
     """
 
     def emit(frame: Frame) -> None:
@@ -114,7 +111,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def _answer(source: BinaryIO, emit: Callable[[Frame], None]) -> Done | Refusal:
-    """Emit heads and chunks; what comes last."""
+    """Emit heads and chunks; return the last frame."""
     try:
         work = msgspec.json.decode(source.readline(), type=ValidationRequest)
         if work.source is ListSource.DOCUMENT:

@@ -1,7 +1,4 @@
-"""A CSV file: which of its columns hold what, and a task of each record.
-
-The records of a CSV file, in batches, with the line where each begins.
-"""
+"""Reads a CSV file: its records in batches, with the line of each, and a task from each record."""
 
 from __future__ import annotations
 
@@ -21,26 +18,29 @@ from conveyor.intake.lines import Piece
 from conveyor.intake.rows import Checked, FileTasks
 
 MAX_RECORD = 262_144
-"""Most characters in the fields of one record: a quote that nobody closes must not swallow the
-rest of a file."""
+"""Maximum characters in the fields of one record: an unclosed quote must not swallow the rest of
+the file."""
 
 _TOO_LONG = f"is longer than {MAX_RECORD:,} characters: a quote may not be closed"
 
 
 class Batch(NamedTuple):
-    """Some records in a row, the first of which begins at `first_line`."""
+    """Consecutive records, the first of which begins at `first_line`."""
 
     first_line: int
     records: list[list[str]]
 
     def lines(self) -> list[int]:
-        """Where each record begins, and last where the one after them does. A record takes a line,
-        and one more for each line feed within its fields."""
+        """Return the line where each record begins, and the line after the last one.
+
+        A record takes a line, and one more for each line feed within its fields.
+        """
         return list(accumulate(map(_line_count, self.records), initial=self.first_line))
 
 
 class BrokenRecord(Exception):
-    """What follows the records of `batch` is no record; `problem` completes a sentence on it."""
+    """The text after the records of `batch` is not a record; `problem` completes a sentence on
+    it."""
 
     def __init__(self, batch: Batch, problem: str) -> None:
         super().__init__(problem)
@@ -59,7 +59,8 @@ class CsvRecords:
         self._reader = csv.reader(lines, delimiter=delimiter, quotechar=quote, strict=True)
 
     def read(self, limit: int) -> Batch:
-        """The next records, at most `limit`, blank ones among them; none at the end of the file.
+        """Return the next records, at most `limit`, blank ones included; empty at the end of the
+        file.
 
         Raises BrokenRecord.
         """
@@ -75,7 +76,7 @@ class CsvRecords:
         return batch
 
     def _files(self, pieces: Iterator[Piece]) -> Iterator[StringIO]:
-        """The pieces as files of lines, as long as no record uses up several."""
+        """Yield the pieces as files of lines. Raises BrokenRecord if one record uses up several."""
         read_before, waiting, size = (0, 0), 0, 0
         for piece in pieces:
             read = (self._batch.first_line, len(self._batch.records))
@@ -87,12 +88,12 @@ class CsvRecords:
 
 
 def is_blank(record: list[str]) -> bool:
-    """Whether a record is a line with nothing, or nothing but spaces."""
+    """Return whether a record is an empty line, or holds only spaces."""
     return not record or (len(record) == 1 and record[0].isspace())
 
 
 def _refuse_long(batch: Batch) -> None:
-    """Refuse a record of several lines that is too long; a single line never is."""
+    """Refuse a record of several lines that is too long; single lines are bounded elsewhere."""
     for place, record in enumerate(batch.records):
         if sum(map(len, record)) > MAX_RECORD:
             raise BrokenRecord(Batch(batch.first_line, batch.records[:place]), _TOO_LONG)
@@ -103,7 +104,7 @@ def _line_count(record: list[str]) -> int:
 
 
 def _problem(message: str) -> str:
-    """What the reader's complaint means."""
+    """Translate an error message of the csv module."""
     if message.startswith("unexpected end"):
         return "has a quote that is not closed"
     if message.startswith("field larger"):
@@ -120,11 +121,11 @@ MAX_NAMES_SHOWN = 10
 
 
 def read_csv(pieces: Iterator[Piece], spec: Csv, tasks: FileTasks) -> None:
-    """A task of each record that is not blank; the header, where there is one, is none.
+    """Make a task of each record that is not blank, after the header if there is one.
 
-    An empty cell of the external_id column is no external id. Raises ConveyorError: as FileTasks
-    does; where the file is no CSV of this kind, naming the record at fault and its line; where a
-    column that `spec` names is not in the header, or twice.
+    An empty cell of the external_id column means no external id. Raises ConveyorError: as FileTasks
+    does; where the file is not CSV of this kind, naming the bad record and its line; where a column
+    that `spec` names is missing from the header, or there twice.
     """
     records = CsvRecords(pieces, delimiter=spec.delimiter, quote=spec.quote)
     header = _read_header(records) if spec.header else None
@@ -142,7 +143,7 @@ def read_csv(pieces: Iterator[Piece], spec: Csv, tasks: FileTasks) -> None:
 
 
 class _Columns:
-    """Where the url, and the external id if any, stand in a record."""
+    """The positions of the url, and of the external id if any, in a record."""
 
     def __init__(self, spec: Csv, header: list[str] | None) -> None:
         self._url = _place(spec.url, header)
@@ -153,8 +154,10 @@ class _Columns:
             self._needed = max(self._url, self._external_id) + 1
 
     def plain_specs(self, records: list[list[str]]) -> list[TaskSpec] | None:
-        """The tasks of all records that are not empty, where it is quickly seen that every one is
-        good; None says nothing about any of them."""
+        """Return the tasks of all records that are not empty, if a quick check finds all good.
+
+        None says nothing about any of them.
+        """
         if not all(records):
             records = list(filter(None, records))
         url, external_id = self._url, self._external_id
@@ -172,7 +175,7 @@ class _Columns:
         return list(map(TaskSpec, urls, external_ids))
 
     def task(self, record: list[str], index: int) -> Checked:
-        """The task of one record."""
+        """Return the task of one record."""
         if len(record) < self._needed:
             columns = f"too few columns: {len(record)} of {self._needed}"
             return InvalidTask(index, InvalidTaskReason.INVALID_ARGUMENT, columns)

@@ -1,10 +1,10 @@
-"""What the server and the child process say to each other.
+"""The protocol between the server and the child process.
 
-To the child: one line, a `ValidationRequest` as JSON, then the bytes of the list until the end of
-file. From it: frames, each a kind (one byte), a length (four bytes, big-endian) and so many bytes.
-A `Head` comes first for documents, then `Chunk`s, then one `Done`; or, at any moment, one `Refusal`
-and nothing after it. A document is checked as a whole before its first chunk; chunks of a file
-come as it is read, and are void if a refusal follows.
+The server sends one line, a `ValidationRequest` as JSON, then the bytes of the list until the end
+of file. The child sends frames: a kind (one byte), a length (four bytes, big-endian) and so many
+bytes. A `Head` comes first for documents, then `Chunk`s, then one `Done`; or, at any moment, one
+`Refusal`, which is the last frame. A document is checked as a whole before its first chunk; chunks
+of a file come as it is read, and are void if a refusal follows.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from conveyor.domain.submission import JobRequest, Limits
 
 CHUNK_ROWS = 10_000
 CHUNK_BYTES = 4 * 1_024 * 1_024
-"""A chunk ends with the line that reaches one of these."""
+"""A chunk ends with the line that reaches this size."""
 LINE_ROWS = 250
-"""Most rows in one line of a chunk. A line is written in one step, for which others wait."""
+"""Maximum rows in one line of a chunk: a line is written in one step, and other work waits."""
 
 HEADER = struct.Struct(">cI")
 _CHUNK = struct.Struct(">QI")
 
 
 class ListSource(StrEnum):
-    """What the bytes are: the JSON document of a submit, or an uploaded file."""
+    """The kind of list: the JSON document of a submit, or an uploaded file."""
 
     DOCUMENT = "document"
     CSV = "csv"
@@ -37,7 +37,7 @@ class ListSource(StrEnum):
 
 
 class Csv(msgspec.Struct, frozen=True, kw_only=True):
-    """How a CSV file is read; columns by header or by index from 0."""
+    """The way to read a CSV file; columns are named by header or by index from 0."""
 
     url: int | str
     external_id: int | str | None = None
@@ -47,10 +47,10 @@ class Csv(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child has to do.
+    """The child's task.
 
-    `run_id` is what the task ids are made from. `limits` bound a document, `max_rows` and
-    `max_bytes` (unpacked) a file; `job_params`, normalized, are those that a file's tasks meet.
+    Task ids are made from `run_id`. `limits` bound a document, `max_rows` and `max_bytes`
+    (unpacked) a file; `job_params`, normalized, apply to a file's tasks.
     """
 
     source: ListSource
@@ -63,14 +63,14 @@ class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """A document without its tasks: `request.specs` is empty, `tasks` says how many there are."""
+    """A document without its tasks: `request.specs` is empty, `tasks` is their number."""
 
     request: JobRequest
     tasks: int
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """`count` rows from `first_index` on, as they are staged.
+    """`count` rows from `first_index` on, in the form in which they are staged.
 
     `content` is lines, each a JSON array of at most LINE_ROWS pairs: a task's id and its TaskSpec.
     """
@@ -81,14 +81,14 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The whole list was good: how many rows, and what writing them costs in write units."""
+    """The whole list was good: its number of rows, and the write units to write them."""
 
     rows: int
     units: int
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The list was not good; see ConveyorError."""
+    """The list was refused; the fields are those of ConveyorError."""
 
     code: ErrorCode
     detail: str
@@ -101,7 +101,7 @@ _KINDS: dict[bytes, type[Head | Done | Refusal]] = {b"H": Head, b"D": Done, b"E"
 
 
 def encode_frame(frame: Frame) -> list[bytes]:
-    """A frame as the pieces to write."""
+    """Encode a frame as the pieces to write."""
     if isinstance(frame, Chunk):
         head = _CHUNK.pack(frame.first_index, frame.count)
         return [HEADER.pack(b"C", len(head) + len(frame.content)), head, frame.content]
@@ -111,7 +111,7 @@ def encode_frame(frame: Frame) -> list[bytes]:
 
 
 def decode_frame(kind: bytes, content: bytes) -> Frame:
-    """A frame from its kind and its bytes. Raises ValueError for a kind that there is not."""
+    """Decode a frame from its kind and its bytes. Raises ValueError for an unknown kind."""
     if kind == b"C":
         first_index, count = _CHUNK.unpack_from(content)
         return Chunk(first_index, count, content[_CHUNK.size :])

@@ -1,10 +1,7 @@
-"""Text out of the bytes of a file: UTF-8, in pieces of whole lines.
+"""Turns the bytes of a file into lines, and lines into tasks.
 
-The bytes of an uploaded file, unpacked where it is gzip, and never more than allowed.
-
-A file of URLs, one a line.
-
-A file of tasks, each a JSON object on a line of its own.
+Unpacks gzip, bounded by the allowed size; decodes UTF-8 in pieces of whole lines; reads a file of
+URLs, one a line, or of tasks, one JSON object a line.
 """
 
 from __future__ import annotations
@@ -23,18 +20,18 @@ from conveyor.domain.text_rules import shorten
 from conveyor.intake.rows import Checked, FileTasks
 
 BLOCK_BYTES = 65_536
-"""Most bytes of what is unpacked at a time."""
+"""Maximum bytes to unpack at a time."""
 
 _MAGIC = b"\x1f\x8b"
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 def unpacked(blocks: Iterator[bytes], *, max_bytes: int) -> Iterator[bytes]:
-    """The file's content in blocks. gzip is known by its first two bytes; several members in a row
-    are one file, and zeros may follow the last.
+    """Yield the file's content in blocks, unpacked if it is gzip.
 
-    Raises ConveyorError: payload_too_large beyond `max_bytes` of content, invalid_argument for
-    gzip that is cut off or damaged.
+    gzip is known by its first two bytes; consecutive members are one file, and zeros may follow the
+    last. Raises ConveyorError: payload_too_large beyond `max_bytes` of content, invalid_argument
+    for gzip that is cut off or damaged.
     """
     start = b""
     for block in blocks:
@@ -104,22 +101,25 @@ _NUL_PATTERNS = {
     (False, True, False, True): "UTF-16 (little-endian)",
     (True, False, True, False): "UTF-16 (big-endian)",
 }
-"""Which of the first four bytes are NUL where the text begins with ASCII."""
+"""The NUL bytes among the first four, for text that begins with ASCII."""
 
 
 class Piece(NamedTuple):
-    """Some whole lines of a file, and the number of the first, from 1. Lines end with a line feed;
-    only the last of the file may lack it."""
+    """Whole lines of a file, and the number of the first, from 1.
+
+    Lines end with a line feed; only the last of the file may lack it.
+    """
 
     first_line: int
     text: str
 
 
 def text_pieces(blocks: Iterator[bytes]) -> Iterator[Piece]:
-    """The text in pieces of about a block, without its byte order mark.
+    """Yield the text in pieces of about a block, without its byte order mark.
 
-    Raises ConveyorError(invalid_argument), naming the line: bytes that are not UTF-8, a NUL byte, a
-    line of more than 256 KB; or the encoding, where the file begins like UTF-16 or UTF-32.
+    Raises ConveyorError(invalid_argument), naming the line, for bytes that are not UTF-8, a NUL
+    byte or a line of more than 256 KB; naming the encoding, for a file that begins like UTF-16 or
+    UTF-32.
     """
     line = 1
     rest = b""
@@ -182,12 +182,14 @@ def _refuse(problem: str) -> NoReturn:
 
 
 BLANK = " \t\r"
-"""What does not count at the start and end of a line."""
+"""Characters ignored at the start and end of a line."""
 
 
 def read_urls(pieces: Iterator[Piece], tasks: FileTasks) -> None:
-    """Blank lines and lines that start with # do not count. Raises ConveyorError as FileTasks
-    does."""
+    """Read one URL a line, skipping blank lines and lines that start with #.
+
+    Raises ConveyorError as FileTasks does.
+    """
     for piece in pieces:
         lines = [line.strip(BLANK) for line in piece.text.split("\n")]
         found = [line for line in lines if line and line[0] != "#"]
@@ -214,8 +216,10 @@ _SIMPLE_TASK = re.compile(
 
 
 def read_jsonl(pieces: Iterator[Piece], job_params: Mapping[str, str], tasks: FileTasks) -> None:
-    """Tasks as a submit takes them, under the job's params. Blank lines do not count; a line that
-    is no JSON is a bad task. Raises ConveyorError as FileTasks does."""
+    """Read tasks as a submit takes them, under the job's params; skip blank lines.
+
+    A line that is not JSON is a bad task. Raises ConveyorError as FileTasks does.
+    """
     for piece in pieces:
         checked: list[Checked] = []
         numbers: list[int] = []
@@ -228,7 +232,7 @@ def read_jsonl(pieces: Iterator[Piece], job_params: Mapping[str, str], tasks: Fi
 
 
 def read_task(line: str, index: int, job_params: Mapping[str, str]) -> Checked:
-    """The task at `index` of a file, from its line."""
+    """Parse the line of the task at `index` of a file."""
     simple = _SIMPLE_TASK.fullmatch(line)
     if simple is not None and urls.check(simple[1]) is None:
         return TaskSpec(simple[1], simple[2])

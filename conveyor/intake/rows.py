@@ -1,7 +1,7 @@
-"""From tasks to chunks of rows, as they are staged.
+"""Turns the tasks of a list into chunks of rows to stage.
 
-The tasks of a file as they are read: good ones become rows while none was bad, bad ones are
-counted and the first of them remembered.
+Tasks of a file become rows as they are read, as long as all are good; bad ones are counted and the
+first of them remembered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conveyor.domain.shards import WRITE_UNIT, write_units
 from conveyor.intake.frames import CHUNK_BYTES, CHUNK_ROWS, LINE_ROWS, Chunk, Done
 
 LINE_BYTES = 524_288
-"""A line ends with the row that reaches this."""
+"""A line ends with the row that reaches this size."""
 
 _AROUND_SPEC = len('["",]') + ids.TASK_ID_LENGTH
 _encode = msgspec.json.Encoder().encode
@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 class RowWriter:
     """Gives rows their ids, counts them and their write units, and emits full chunks.
 
-    What a row costs is counted over its TaskSpec as JSON.
+    The cost of a row is computed from its TaskSpec as JSON.
     """
 
     def __init__(self, run_id: str, emit: Callable[[Chunk], None]) -> None:
@@ -42,7 +42,7 @@ class RowWriter:
         self._count = 0
 
     def add(self, specs: Sequence[TaskSpec]) -> None:
-        """The tasks that come next; a few hundred at a time, for they are encoded together."""
+        """Add the next tasks; a few hundred at a time, for they are encoded together."""
         if not specs:
             return
         task_ids = ids.task_ids(self._run_id, self._rows, len(specs))
@@ -66,18 +66,18 @@ class RowWriter:
                 self._end_line()
 
     def finish(self) -> Done:
-        """Emit what is left; the counts of the whole list."""
+        """Emit the rest; return the counts of the whole list."""
         self._end_line()
         self._end_chunk()
         return Done(self._rows, self._units)
 
     def _room(self) -> int:
-        """How many more rows the line may hold."""
+        """Return how many more rows the line may hold."""
         return LINE_ROWS - len(self._pending)
 
     def _end_line(self) -> None:
-        """Close the line, and the chunk where it reached its end; a line that would make the chunk
-        too long begins the next."""
+        """Close the line, and the chunk if it is full; a line that would make the chunk too long
+        begins the next."""
         if not self._pending:
             return
         if self._count + len(self._pending) > CHUNK_ROWS:
@@ -102,14 +102,16 @@ class RowWriter:
 
 
 MAX_LISTED = 100
-"""Most bad rows of a file that a refusal lists."""
+"""Maximum bad rows that a refusal of a file lists."""
 
 Checked = TaskSpec | InvalidTask
 
 
 class FileTasks:
-    """What a reader of files hands its tasks to. A task's index is its place among them; the
-    number of its record is one more."""
+    """Collects the tasks that a reader of files finds.
+
+    A task's index is its place among them; the number of its record is one more.
+    """
 
     def __init__(self, writer: RowWriter, *, max_rows: int) -> None:
         self._writer = writer
@@ -120,15 +122,17 @@ class FileTasks:
         self.count = 0
 
     def add(self, specs: Sequence[TaskSpec]) -> None:
-        """Good tasks, at most a few hundred. Raises ConveyorError where there are too many in
-        all."""
+        """Add good tasks, at most a few hundred. Raises ConveyorError if the file holds too
+        many."""
         self._take(len(specs))
         if not self._bad:
             self._writer.add(specs)
 
     def add_checked(self, checked: Sequence[Checked], lines: Sequence[int]) -> None:
-        """Tasks, bad ones among them with their index, and the line where each begins. Raises as
-        add does."""
+        """Add tasks, bad ones included with their index, and the line where each begins.
+
+        Raises as add does.
+        """
         specs: list[TaskSpec] = []
         for task, line in zip(checked, lines, strict=True):
             if isinstance(task, InvalidTask):
@@ -140,8 +144,8 @@ class FileTasks:
             self._writer.add(specs)
 
     def finish(self) -> Done:
-        """The end of the file. Raises ConveyorError(invalid_argument) where a task was bad, or none
-        was there."""
+        """End the file. Raises ConveyorError(invalid_argument) if a task was bad or the file had
+        none."""
         if self._bad:
             raise ConveyorError(
                 ErrorCode.INVALID_ARGUMENT,

@@ -1,4 +1,4 @@
-"""What can be set, and how it is read from the environment."""
+"""The settings: their table, their checks, and reading them from the environment."""
 
 from __future__ import annotations
 

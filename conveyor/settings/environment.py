@@ -1,4 +1,4 @@
-"""Settings from the environment: the only module that reads it."""
+"""Reads settings from the environment; no other module does."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.settings.table import PREFIX, SETTINGS, Setting, Settings
 
 MOST = 1_000_000_000_000
-"""No setting goes beyond this, whatever its unit."""
+"""The upper bound of every setting, whatever its unit."""
 CLIENT_VARIABLE = f"{PREFIX}URL"
 TESTS_PREFIX = f"{PREFIX}TEST_"
 
 
 class InvalidSetting(ConveyorError):
-    """A setting that cannot be used: which one, and what it takes."""
+    """A setting has a value that cannot be used; the detail names it and what it takes."""
 
     def __init__(self, variable: str, problem: str) -> None:
         super().__init__(ErrorCode.INVALID_ARGUMENT, f"{variable} {problem}")
 
 
 def from_environment(*, production: bool = False, **overrides: Any) -> Settings:
-    """Settings from the process environment; an override that is not None wins."""
+    """Load settings from the process environment; an override that is not None wins."""
     return load(os.environ, production=production, **overrides)
 
 
 def role_named() -> str:
-    """What CONVEYOR_ROLE says, unchecked."""
+    """Return the value of CONVEYOR_ROLE, unchecked."""
     return os.environ.get("CONVEYOR_ROLE", "")
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
-    """CONVEYOR_… variables that set nothing, each with the setting that is probably meant.
+    """List CONVEYOR_… variables that set nothing, each with the setting that is probably meant.
 
-    They are told, not refused: an orchestrator adds such variables for a service of that name.
+    They are reported, not refused: an orchestrator adds variables of this form for a service called
+    conveyor.
     """
     given = os.environ if environment is None else environment
     known = {setting.variable for setting in SETTINGS}
@@ -53,10 +54,10 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
 
 
 def _with_likely(name: str, known: set[str]) -> str:
-    # Would cost every boot a few milliseconds if it were imported above.
+    # Importing it above would cost every boot a few milliseconds.
     from difflib import get_close_matches
 
-    # All begin alike, which would make all of them seem close.
+    # The common prefix would make all of them seem close.
     endings = sorted(variable.removeprefix(PREFIX) for variable in known)
     likely = get_close_matches(name.removeprefix(PREFIX), endings, n=1, cutoff=0.85)
     return f"{name} (is {PREFIX}{likely[0]} meant?)" if likely else name
@@ -64,15 +65,16 @@ def _with_likely(name: str, known: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClientEnvironment:
-    """What the command line takes from the environment: a server, and the key to show it."""
+    """The command line's part of the environment: a server, and the API key for it."""
 
     server: str
     api_key: str
 
 
 def client_environment() -> ClientEnvironment:
-    """CONVEYOR_URL, else ZENROWS_BATCH_BASE_URL, else the default address of conveyor-dev;
-    ZENROWS_API_KEY, else `local`, which a development server takes as it takes any key."""
+    """Read the server from CONVEYOR_URL, else ZENROWS_BATCH_BASE_URL, else the default address of
+    conveyor-dev, and the key from ZENROWS_API_KEY, else `local`: a development server takes any
+    key."""
     server = os.environ.get(CLIENT_VARIABLE) or os.environ.get("ZENROWS_BATCH_BASE_URL")
     return ClientEnvironment(
         server=server or f"http://{Settings().host}:{Settings().port}/v1",
@@ -83,8 +85,11 @@ def client_environment() -> ClientEnvironment:
 def load(
     environment: Mapping[str, str], /, *, production: bool = False, **overrides: Any
 ) -> Settings:
-    """Settings from a mapping of CONVEYOR_… variables; `production`: with the defaults of its
-    roles. Raises InvalidSetting for the first bad one."""
+    """Load settings from a mapping of CONVEYOR_… variables.
+
+    `production` selects the defaults of the production roles. Raises InvalidSetting for the first
+    bad one.
+    """
     kinds = {field.name: type(field.default) for field in fields(Settings)}
     values: dict[str, Any] = {}
     for setting in SETTINGS:
@@ -107,12 +112,12 @@ def load(
 
 
 def _given(setting: Setting, environment: Mapping[str, str]) -> tuple[str | None, str]:
-    """The text of a setting, from a variable or from the file that one names; and by which variable
-    it is to be called."""
+    """Return the text of a setting, from its variable or from the file that one names, and the
+    variable to name in errors."""
     text, variable = environment.get(setting.variable), setting.variable
     if text is None and setting.instead in environment:
         return environment[setting.instead], setting.instead
-    # An empty variable is how a deployment says nothing: it is the default.
+    # An empty variable counts as not set: deployments often cannot leave one out.
     if not setting.secret or not environment.get(setting.file_variable):
         return text, variable
     if text:
@@ -125,7 +130,7 @@ def _given(setting: Setting, environment: Mapping[str, str]) -> tuple[str | None
 
 
 def _out_of_reach(value: object) -> str | None:
-    """Numbers that no setting can mean, and that clocks, files and the database cannot hold."""
+    """Check a number against limits beyond which clocks, files and the database fail."""
     if isinstance(value, int | float) and not -MOST <= value <= MOST:
         return f"must be a number up to {MOST:,}"
     return None

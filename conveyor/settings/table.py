@@ -1,7 +1,4 @@
-"""Every setting, in one table.
-
-`SETTINGS` feeds parsing and docs/reference/settings.md.
-"""
+"""The table of all settings. `SETTINGS` feeds parsing and docs/reference/settings.md."""
 
 from __future__ import annotations
 
@@ -41,8 +38,7 @@ FLEET = "conveyor api, conveyor worker, conveyor admin"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings with their defaults. Durations are seconds, sizes bytes, unless said
-    otherwise."""
+    """All settings with their defaults. Durations are seconds, sizes bytes, unless noted."""
 
     host: str = "127.0.0.1"
     port: int = 9000
@@ -123,18 +119,18 @@ class Settings:
 
     @property
     def table_name(self) -> str:
-        """The name of the DynamoDB table."""
+        """Return the name of the DynamoDB table."""
         return self.table or f"conveyor-{self.environment}"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table: the field, its unit, what it means, what it takes.
+    """One row of the table: the field, its unit, its meaning, its values.
 
-    `help` goes on from the unit: "seconds", "between looks for changed runs". `used_by`: the
-    programs that use it. `production`: the default of the production roles, where it is another.
-    `secret`: may be given as a file as well, and is shown nowhere. `instead`: a variable of others
-    that counts where this one is not set.
+    `help` continues after the unit: "seconds", "between looks for changed runs". `used_by` lists
+    the programs that use the setting. `production` is the default of the production roles, if it
+    differs. A `secret` may also be given as a file, and is shown nowhere. `instead` names another
+    product's variable that applies where this one is not set.
     """
 
     name: str
@@ -148,12 +144,12 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets it."""
+        """Return the environment variable that sets it."""
         return PREFIX + self.name.upper()
 
     @property
     def file_variable(self) -> str:
-        """The variable that names a file which holds it, of a secret alone."""
+        """Return the variable that names a file holding it; for secrets only."""
         return f"{self.variable}_FILE"
 
 
@@ -172,7 +168,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "gateway",
         "word or URL",
-        "what scrapes: `direct`, `fake`, or the http(s) URL of a scraping API",
+        "the scraper: `direct`, `fake`, or the http(s) URL of a scraping API",
         gateway,
         used_by=WORKERS,
     ),
@@ -185,14 +181,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "public_url",
         "URL",
-        "origin of signed links, where it is not the bound address",
+        "origin of signed links, if not the bound address",
         origin,
         used_by=SERVERS,
     ),
     Setting(
         "allowed_hosts",
         "comma list",
-        "further host names that requests may name",
+        "further host names that requests may use",
         used_by=SERVERS,
     ),
     Setting(
@@ -205,7 +201,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "log_level",
         "word",
-        "least severe level that is logged: `debug`, `info`, `warning`, `error`",
+        "least severe level to log: `debug`, `info`, `warning`, `error`",
         one_of("debug", "info", "warning", "error"),
     ),
     Setting(
@@ -225,7 +221,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "permit_policy",
         "word",
-        "how permits and receives are brought together: `reserve`, `reserve-strict`, "
+        "how workers combine permits and receives: `reserve`, `reserve-strict`, "
         "`local-exact`, `local`, `off`",
         one_of("reserve", "reserve-strict", "local-exact", "local", "off"),
         used_by=WORKERS,
@@ -248,14 +244,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "bounce_visibility_cap",
         "seconds",
-        "how long a policy that receives first hides a message at most",
+        "the longest that a policy that receives first hides a message",
         lasting(0),
         used_by=WORKERS,
     ),
     Setting(
         "permit_lease",
         "seconds",
-        "after which the permits of a silent worker fall free, 5 to 3,600",
+        "after which the permits of a silent worker expire, 5 to 3,600",
         lasting(5, HOUR),
     ),
     Setting(
@@ -289,7 +285,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "evict_after",
         "seconds",
-        "after which an empty queue is left alone",
+        "after which an empty queue is no longer polled",
         lasting(1),
         used_by=WORKERS,
     ),
@@ -330,21 +326,21 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "retry_cap",
         "seconds",
-        "most backoff between two attempts, before jitter",
+        "longest backoff between two attempts, before jitter",
         lasting(0),
         used_by=WORKERS,
     ),
     Setting(
         "retry_after_cap",
         "seconds",
-        "most that a Retry-After header is believed",
+        "longest Retry-After to obey",
         lasting(0),
         used_by=WORKERS,
     ),
     Setting(
         "rate_limit_deadline",
         "seconds",
-        "after the creation of a task, from when on being rate-limited fails it",
+        "after a task's creation, from which on a rate limit fails it",
         lasting(0),
         used_by=WORKERS,
     ),
@@ -359,7 +355,7 @@ SETTINGS: tuple[Setting, ...] = (
         "max_result_bytes", "bytes", "largest decoded result body", at_least(1), used_by=WORKERS
     ),
     Setting("max_request_bytes", "bytes", "largest request body", at_least(1_024), used_by=SERVERS),
-    Setting("max_inline_tasks", "tasks", "most in one submit", at_least(1), used_by=SERVERS),
+    Setting("max_inline_tasks", "tasks", "maximum in one submit", at_least(1), used_by=SERVERS),
     Setting(
         "async_threshold",
         "tasks",
@@ -367,12 +363,12 @@ SETTINGS: tuple[Setting, ...] = (
         at_least(1),
         used_by=SERVERS,
     ),
-    Setting("max_add_tasks", "tasks", "most in one add", at_least(1), used_by=SERVERS),
-    Setting("max_open_job_tasks", "tasks", "most in an open job", at_least(1), used_by=SERVERS),
+    Setting("max_add_tasks", "tasks", "maximum in one add", at_least(1), used_by=SERVERS),
+    Setting("max_open_job_tasks", "tasks", "maximum in an open job", at_least(1), used_by=SERVERS),
     Setting(
         "max_active_jobs",
         "jobs",
-        "most unfinished ones of a caller; 0 means no limit",
+        "maximum unfinished for one caller; 0 means no limit",
         at_least(0),
         used_by=SERVERS,
     ),
@@ -386,7 +382,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "rate_limit_burst",
         "requests",
-        "that a caller may make at once, where there is a limit",
+        "that a caller may make at once, if there is a limit",
         at_least(1),
         used_by=SERVERS,
     ),
@@ -421,18 +417,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "task_shard_count",
         "shards",
-        "that the rows of a large, open or heavy job lie in, 1 to 64; 1 keeps every job in one",
+        "for the rows of a large, open or heavy job, 1 to 64; 1 keeps every job in one",
         between(1, 64),
         used_by=SERVERS,
     ),
     Setting(
         "shard_scheme",
         "word",
-        "how rows go into shards: `stripe`, `fnv32a`",
+        "how rows are assigned to shards: `stripe`, `fnv32a`",
         one_of("stripe", "fnv32a"),
         used_by=SERVERS,
     ),
-    Setting("max_input_rows", "tasks", "most in an uploaded file", at_least(1), used_by=SERVERS),
+    Setting("max_input_rows", "tasks", "maximum in an uploaded file", at_least(1), used_by=SERVERS),
     Setting(
         "max_input_bytes",
         "bytes",
@@ -468,32 +464,32 @@ SETTINGS: tuple[Setting, ...] = (
         lasting(1),
         used_by=SERVERS,
     ),
-    Setting("max_export_bytes", "bytes", "most of the result bodies in an export", at_least(1)),
+    Setting("max_export_bytes", "bytes", "maximum of the result bodies in an export", at_least(1)),
     Setting(
         "sweep_interval",
         "seconds",
-        "between looks for what was left behind",
+        "between sweeps for leftovers",
         lasting(0.1, HOUR),
         used_by=WORKERS,
     ),
     Setting(
         "quiet_after",
         "seconds",
-        "without progress, after which a run, an export or a deletion is looked after",
+        "without progress, after which the sweeper revives a run, an export or a deletion",
         lasting(1),
         used_by=WORKERS,
     ),
     Setting(
         "outbox_interval",
         "seconds",
-        "between looks for callbacks that are due",
+        "between looks for due callbacks",
         lasting(0.1, HOUR),
         used_by=WORKERS,
     ),
     Setting(
         "callback_heartbeat",
         "seconds",
-        "between signs of life to whoever waits for a run",
+        "between heartbeats to the state machine waiting for a run",
         lasting(1, HOUR),
         used_by=WORKERS,
     ),
@@ -507,7 +503,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "role",
         "word",
-        "what `conveyor` is without a command: `api`, `worker`",
+        "what `conveyor` runs without a command: `api`, `worker`",
         one_of("", *ROLES),
         used_by=PRODUCTION,
     ),

@@ -1,15 +1,12 @@
-"""Checks of single values: each says what a value must be, or None where it is just that.
+"""Checks of single values: each returns what a value must be, or None if it is valid.
 
-Checks of addresses: each says what one must be, or None where it is just that.
+No check repeats the value, for it may hold a password: an unescaped character in one, such as /,
+moves parts of it to the host, the path or a parameter.
 
-The text is never repeated, for a password may be in it: one with a character that ought to be
-escaped, such as /, stands where the host, the path or a parameter is looked for.
-
-URLs have no spaces and control characters, a host that can be (an IP address, or labels of letters,
+URLs have no spaces or control characters, a valid host (an IP address, or labels of letters,
 digits, hyphens and underscores) and a port from 1 to 65,535. `CONVEYOR_PUBLIC_URL` and the
 endpoints are http(s), without user, query and fragment; endpoints also without an underscore in the
-host, which boto3 does not take. `CONVEYOR_GATEWAY` may have a user and a query, and a host beyond
-ASCII.
+host, which boto3 refuses. `CONVEYOR_GATEWAY` may have a user and a query, and a host beyond ASCII.
 """
 
 from __future__ import annotations
@@ -23,29 +20,29 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 Check = Callable[[Any], str | None]
 
 HOUR = 3_600
-"""Seconds beyond which work stands still that waits for somebody to look, or to be given up."""
+"""In seconds: the longest time that work may wait for a look at it, or before it is given up."""
 MOST_VISIBILITY = 43_200
-"""Seconds for which SQS hides a message at most."""
+"""In seconds: SQS hides a message for at most this long."""
 MOST_LINK = 604_800
-"""Seconds for which S3 believes a signed link at most."""
+"""In seconds: S3 accepts a signed link for at most this long."""
 LONG = 31_536_000
-"""Seconds, a year: longer is a mistake, and times far beyond cannot be written down."""
+"""In seconds, a year: longer is a mistake, and far later times cannot be written down."""
 MOST_DAYS = 36_500
-"""Days, a hundred years: the same of days."""
+"""In days, a hundred years: the same bound for days."""
 
 
 def at_least(low: float) -> Check:
-    """A number from `low` on."""
+    """Check for a number from `low` on."""
     return lambda value: None if value >= low else f"must be at least {low:g}"
 
 
 def between(low: float, high: float) -> Check:
-    """A number from `low` to `high`, both included."""
+    """Check for a number from `low` to `high`, both included."""
     return lambda value: None if low <= value <= high else f"must be from {low:g} to {high:g}"
 
 
 def lasting(low: float, high: float = LONG) -> Check:
-    """A time from `low` to `high`, both included; in seconds, where that is left out."""
+    """Check for a time from `low` to `high`, both included; `high` defaults to a year in seconds."""
 
     def check(value: float) -> str | None:
         if not value >= low:
@@ -56,26 +53,26 @@ def lasting(low: float, high: float = LONG) -> Check:
 
 
 def one_of(*words: str) -> Check:
-    """One of some words; "" among them stands for none."""
+    """Check for one of `words`; "" among them stands for no value."""
     return lambda value: (
         None if value in words else f"must be one of {', '.join(filter(None, words))}"
     )
 
 
 def not_empty(value: str) -> str | None:
-    """A path that is named."""
+    """Check that a path is given."""
     return None if value else "must be the path of a directory"
 
 
 def name(value: str) -> str | None:
-    """What can be a part of the name of a table, a queue and a bucket, or nothing."""
+    """Check for a text that may be part of the names of a table, a queue and a bucket, or ""."""
     if not value or re.fullmatch(r"[a-z][a-z0-9-]{0,31}", value):
         return None
     return "must be a lower-case letter and up to 31 more, digits or hyphens"
 
 
 LONGEST_NAME = 253
-"""Characters of a host name."""
+"""Maximum characters of a host name."""
 
 _UNFIT = re.compile(r"[\x00-\x20\x7f]")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -103,7 +100,7 @@ _TLS_PARAMETERS = {
 
 
 def gateway(value: str) -> str | None:
-    """What CONVEYOR_GATEWAY takes; user and query belong to the URL of some APIs."""
+    """Check a value of CONVEYOR_GATEWAY; user and query belong to the URL of some APIs."""
     parts = _split(value)
     if value in ("direct", "fake") or (parts is not None and _is_web(parts, beyond_ascii=True)):
         return None
@@ -111,14 +108,15 @@ def gateway(value: str) -> str | None:
 
 
 def origin(value: str) -> str | None:
-    """An http(s) URL that paths are put behind, or nothing."""
+    """Check for an http(s) URL to put paths behind, or ""."""
     parts = _split(value)
     fits = parts is not None and _is_web(parts) and _is_bare(parts)
     return None if not value or fits else _ORIGIN
 
 
 def endpoint(value: str) -> str | None:
-    """Where a service of AWS is, or nothing. Its clients take no host name with an underscore."""
+    """Check for the address of an AWS service, or "". Its clients refuse underscores in the
+    host."""
     problem = origin(value)
     if problem is None and "_" in urlsplit(value).netloc:
         return f"{_ORIGIN}, in whose name is no underscore"
@@ -126,14 +124,14 @@ def endpoint(value: str) -> str | None:
 
 
 def region(value: str) -> str | None:
-    """What can be the name of a region, as those of AWS and of emulators, or nothing."""
+    """Check for the name of a region, as AWS and emulators have them, or ""."""
     if not value or _REGION.fullmatch(value):
         return None
     return "must be the name of a region, such as eu-west-1"
 
 
 def redis_url(value: str) -> str | None:
-    """A URL of Redis, or nothing.
+    """Check for a URL of Redis, or "".
 
     - `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`: a server; the database by its number, 0
       where the URL names none
@@ -162,7 +160,7 @@ def redis_url(value: str) -> str | None:
 
 
 def _split(value: str) -> SplitResult | None:
-    # What is not allowed in a URL is left out by the parser, and sent by others.
+    # The parser drops characters that are not allowed in a URL; other clients send them.
     if _UNFIT.search(value):
         return None
     try:
@@ -184,12 +182,12 @@ def _is_bare(parts: SplitResult) -> bool:
 
 
 def _is_host(parts: SplitResult, *, beyond_ascii: bool = False) -> bool:
-    """Whether it names a host that can be: an address, or labels that a resolver can hold."""
+    """Return whether the URL names a valid host: an address, or labels that a resolver can hold."""
     host = parts.hostname or ""
     try:
         if "[" in parts.netloc or _ENDS_IN_NUMBER.fullmatch(host):
             ipaddress.ip_address(host)
-            return "%" not in host  # that of an interface, which not everybody here can read
+            return "%" not in host  # an interface's zone, which some readers reject
         if beyond_ascii and not host.isascii():
             host = host.encode("idna").decode("ascii")
     except ValueError:
