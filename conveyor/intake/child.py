@@ -50,7 +50,7 @@ def read_file(
     elif work.csv is not None:
         read_csv(pieces, work.csv, tasks)
     else:
-        raise ValueError("no word on how the CSV file is read")
+        raise ValueError("the CSV file comes without a spec")
     return tasks.finish()
 
 
@@ -122,7 +122,7 @@ def _answer(source: BinaryIO, emit: Callable[[Frame], None]) -> Done | Refusal:
     except ConnectionError:
         raise
     except Exception as error:
-        sys.stderr.write(f"conveyor.intake: unforeseen {type(error).__name__}\n")
+        sys.stderr.write(f"conveyor.intake: unexpected {type(error).__name__}\n")
         return Refusal(ErrorCode.INTERNAL, "the list could not be checked")
 
 

@@ -1,4 +1,5 @@
-"""What the API does, apart from HTTP. Knows the ports and the domain; `conveyor.http` calls it."""
+"""The operations of the API, apart from HTTP. Knows the ports and the domain; `conveyor.http` calls
+it."""
 
 from conveyor.service.context import ServiceOptions
 from conveyor.service.service import Service

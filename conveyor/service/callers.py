@@ -1,6 +1,6 @@
-"""Who is calling: an API key stands for a caller, and never leaves this record in the clear.
+"""Identifies callers by their API keys, and derives the service's own keys from the root secrets.
 
-The keys of the service, each derived from the root secrets for one purpose.
+An API key stands for a caller, and never leaves `Caller` in the clear.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keyring:
-    """One key a purpose. Where there are several, the first makes and all of them verify.
+    """The keys of the service, one for each purpose. Where there are several, the first signs and
+    all verify.
 
-    Callers are named by the oldest secret, so that jobs stay with their owner when a newer one is
-    put in front of it.
+    The oldest secret names callers, so that jobs stay with their owner when a newer one is put in
+    front of it.
     """
 
     callers: bytes
@@ -30,7 +31,8 @@ class Keyring:
 
 
 def derive_keyring(root_secrets: Sequence[bytes], sealing: Sequence[bytes] = ()) -> Keyring:
-    """The keyring of these secrets, newest first; `sealing` come before them for sealing alone."""
+    """Derive the keyring of these secrets, newest first; `sealing` secrets come before them, for
+    sealing alone."""
     return Keyring(
         callers=derive_key(root_secrets[-1], "callers"),
         cursors=tuple(derive_key(secret, "cursors") for secret in root_secrets),
@@ -50,9 +52,9 @@ class Caller:
 
 
 def identify(api_key: str | None, keyring: Keyring) -> Caller:
-    """The caller that an API key stands for.
+    """Return the caller that an API key stands for.
 
-    Raises ConveyorError(unauthenticated) where there is no key, or none that a header can hold.
+    Raises ConveyorError(unauthenticated) if the key is missing or cannot stand in a header.
     """
     if api_key is None or not is_valid_key(api_key):
         raise ConveyorError(ErrorCode.UNAUTHENTICATED, "send your API key in the X-API-Key header")

@@ -1,7 +1,5 @@
-"""What every part of the service stands on, and how it finds a caller's job or run.
-
-What a service needs to be told: limits, lifetimes, its own address.
-"""
+"""The ports, options and keys that every part of the service uses, and the lookup of jobs and
+runs."""
 
 from __future__ import annotations
 
@@ -16,11 +14,12 @@ from conveyor.service.callers import Keyring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """Plain values, named as the settings they come from. Durations are seconds.
+    """Limits, lifetimes and the service's own address; plain values, named as their settings.
 
-    `public_origin` is scheme, host and port (and a path prefix, if any) put into signed links, with
-    no slash at the end. `older_secrets` are root secrets in use before the binding's own, newest
-    first: what they sealed and signed is still honoured, and the last of all keeps naming callers.
+    Durations are seconds. `public_origin` is scheme, host and port (and a path prefix, if any) for
+    signed links, with no slash at the end. `older_secrets` are root secrets in use before the
+    binding's own, newest first: what they sealed and signed stays valid, and the last of all keeps
+    naming callers.
     """
 
     public_origin: str
@@ -55,7 +54,8 @@ class Context:
     keyring: Keyring
 
     async def live_job(self, caller_id: str, job_id: str) -> JobView:
-        """The caller's job. Raises ConveyorError(not_found), also where it is being deleted."""
+        """Return the caller's job. Raises ConveyorError(not_found), also where it is being
+        deleted."""
         view = await self.binding.jobs.get_job(caller_id, job_id)
         if view is None or view.job.status is JobStatus.DELETED:
             raise not_found("job")
@@ -64,7 +64,7 @@ class Context:
     async def live_run(
         self, caller_id: str, job_id: str, run_id: str | None
     ) -> tuple[JobView, Run]:
-        """The caller's job and one of its runs, the latest where `run_id` is None.
+        """Return the caller's job and one of its runs, the latest where `run_id` is None.
 
         Raises ConveyorError(not_found), also where one of them is being deleted.
         """

@@ -1,4 +1,4 @@
-"""Exports of a run's results: asked for here, made by a worker, fetched through a signed link."""
+"""Exports of a run's results: requested here, made by a worker, fetched through a signed link."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Download(msgspec.Struct, frozen=True):
 
 
 class RunExports:
-    """Starts exports, tells how far they are, and opens finished ones."""
+    """Starts exports, reports their progress, and opens finished ones."""
 
-    def __init__(self, context: Context, links: ExportLinks, announcer: WorkNotifier) -> None:
+    def __init__(self, context: Context, links: ExportLinks, notifier: WorkNotifier) -> None:
         self._context = context
-        self._announcer = announcer
+        self._notifier = notifier
         self._exports = context.binding.exports
         self._links = links
 
     async def start(
         self, caller_id: str, job_id: str, run_id: str, *, export_format: ExportFormat
     ) -> StartExportBody:
-        """Ask for an export of what has ended by the time it is made.
+        """Request an export of the tasks that have ended by the time it is made.
 
         Raises ConveyorError: not_found; invalid_argument for a format that is not installed.
         """
@@ -64,13 +64,13 @@ class RunExports:
             expires_at=now + round(self._context.options.export_ttl * 1_000),
         )
         await self._exports.create_export(export)
-        await self._announcer.export_due(job_id, run_id, export.export_id)
+        await self._notifier.export_due(job_id, run_id, export.export_id)
         return start_export_body(export)
 
     async def get(self, caller_id: str, job_id: str, run_id: str, export_id: str) -> ExportBody:
-        """How far an export is, with a fresh link where it is complete.
+        """Return the progress of an export, with a fresh link if it is complete.
 
-        Raises ConveyorError(not_found), also for one past its time.
+        Raises ConveyorError(not_found), also for an expired one.
         """
         target = ExportTarget(job_id, run_id, export_id)
         export = await self._find(caller_id, target)
@@ -80,8 +80,11 @@ class RunExports:
         return export_body(export, download_url=link)
 
     async def download(self, target: ExportTarget, *, expires: str, signature: str) -> Download:
-        """The export that a signed link opens. Raises ConveyorError: permission_denied for a link
-        that is not ours or has expired; not_found."""
+        """Open the export of a signed link.
+
+        Raises ConveyorError: permission_denied for a link that is not ours or has expired;
+        not_found.
+        """
         now = self._context.clock.now()
         self._links.check(target, expires=expires, signature=signature, now=now)
         # The signature was given to the owner: it stands for them here.
@@ -96,7 +99,7 @@ class RunExports:
         return Download(pieces, export.size, export.format, _file_name(export))
 
     async def _link(self, target: ExportTarget, export: Export) -> str:
-        """A fresh link that ends with the export at the latest: the store's, or ours."""
+        """Make a fresh link, the store's or ours, that ends with the export at the latest."""
         now = self._context.clock.now()
         ttl = round(self._context.options.result_url_ttl * 1_000)
         link_end = min(now + ttl, export.expires_at)

@@ -1,8 +1,7 @@
 """Slots for files of tasks: made here, filled through a signed link, read when they are submitted.
 
-A slot may be filled again until its link ends: the last complete upload counts. The link is the
-store's own where it has such; then nobody tells us of the upload, and what was put there is judged
-when it is submitted.
+A slot may be filled again until its link ends: the last complete upload counts. If the store makes
+links of its own, it does not report uploads, and a file is checked when it is submitted.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ CONTENT_TYPES = {
     InputType.JSONL: "application/x-ndjson",
     InputType.URLS: "text/plain",
 }
-"""What a file is sent as, compressed or not."""
+"""The Content-Type of each type of file, compressed or not."""
 
 
 class FileInputs:
-    """Makes slots and takes what is uploaded into them."""
+    """Makes slots and stores files uploaded into them."""
 
     def __init__(self, context: Context, signer: UploadSigner) -> None:
         self._context = context
@@ -54,15 +53,15 @@ class FileInputs:
             csv=request.csv,
         )
         await self._inputs.create_input(slot)
-        return await self._shown(slot)
+        return await self._input_body(slot)
 
     async def open_upload(
         self, input_id: str, *, expires: str, signature: str, content_type: str
     ) -> JobInput:
-        """The slot that a signed link leads to, before anything is read.
+        """Return the slot of a signed link, before the file is read.
 
         Raises ConveyorError: permission_denied for a link that is not ours, was made for another
-        Content-Type, or has ended; file_input_not_found for a slot past its time.
+        Content-Type, or has ended; file_input_not_found for an expired slot.
         """
         if not ids.is_ulid(input_id):
             raise _not_found()
@@ -84,12 +83,11 @@ class FileInputs:
     async def store(
         self, slot: JobInput, pieces: AsyncIterator[bytes], *, announced: int | None
     ) -> None:
-        """Put a file into a slot, in place of an earlier one. `announced`: its size, where told.
+        """Store a file in a slot, replacing an earlier one. `announced` is its size, if known.
 
-        Nothing is read of a file that is announced to be too large, and no more than the limit of
-        another. Whatever `pieces` raises leaves the earlier file as it was.
-        Raises ConveyorError: payload_too_large; file_input_not_found where the slot's time ended
-        meanwhile.
+        Reads nothing of a file announced to be too large, and of others no more than the limit. If
+        `pieces` raises, the earlier file stays as it was. Raises ConveyorError: payload_too_large;
+        file_input_not_found where the slot expired meanwhile.
         """
         limit = self._context.options.max_input_bytes
         if announced is not None and announced > limit:
@@ -102,7 +100,7 @@ class FileInputs:
             await self._blobs.delete(key)
             raise _not_found()
 
-    async def _shown(self, slot: JobInput) -> JobInputBody:
+    async def _input_body(self, slot: JobInput) -> JobInputBody:
         own = await self._blobs.upload_link(
             input_key(slot.input_id),
             content_type=slot.content_type,
@@ -121,7 +119,7 @@ class FileInputs:
 
 
 def file_too_large(limit: int) -> ConveyorError:
-    """The answer for a file of more than so many bytes."""
+    """Build the answer for a file larger than `limit` bytes."""
     return ConveyorError(
         ErrorCode.PAYLOAD_TOO_LARGE,
         f"an uploaded file holds at most {limit} bytes (CONVEYOR_MAX_INPUT_BYTES)",
@@ -129,7 +127,7 @@ def file_too_large(limit: int) -> ConveyorError:
 
 
 def _not_found() -> ConveyorError:
-    """The answer for a slot that does not exist, is past its time, or is another caller's."""
+    """Build the answer for a slot that does not exist, has expired, or is another caller's."""
     return ConveyorError(
         ErrorCode.FILE_INPUT_NOT_FOUND, "no such file input, or it is past its time"
     )

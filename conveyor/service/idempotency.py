@@ -1,4 +1,4 @@
-"""Requests that carry an idempotency key: done once, answered alike ever after."""
+"""Runs a request with an idempotency key once, and repeats the stored answer from then on."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class KeyedRequest(msgspec.Struct, frozen=True):
 
 
 class IdempotencyClaim(msgspec.Struct, frozen=True):
-    """Leave to do the work.
+    """The permission to do the work of one request.
 
-    `created_id` is the id of what is to be made; `once` goes to the write; `taken_over` says that
-    an earlier request may have made it already.
+    `created_id` is the id of the thing to make; `once` goes to the write; `taken_over` says that an
+    earlier request may already have made it.
     """
 
     created_id: str
@@ -56,7 +56,7 @@ Work = Callable[[IdempotencyClaim], Awaitable[StoredResponse]]
 
 
 class IdempotentRequests:
-    """Claims keys, and frees them where the work fails."""
+    """Claims idempotency keys, and releases them if the work fails."""
 
     def __init__(self, idempotency: Idempotency, clock: Clock, *, claim: float, ttl: float) -> None:
         self._idempotency = idempotency
@@ -67,13 +67,12 @@ class IdempotentRequests:
     async def answer(
         self, request: KeyedRequest | None, work: Work, *, found: Work | None = None
     ) -> Reply:
-        """The answer of `work`, done now, or the stored one.
+        """Return the stored answer, or do `work` now and return its answer.
 
-        What has begun is brought to its end even where the request is cancelled. Whatever `work`
-        raises is raised again, with the key free. Where it meets a conflict and the claim was taken
-        over, `found` answers from what the earlier request turns out to have made.
-        Raises ConveyorError(idempotency_key_conflict) where the key is in use, or was used with
-        another body.
+        Work once begun is completed even if the request is cancelled. If `work` raises, the key is
+        released and the error raised again. If it meets a conflict and the claim was taken over,
+        `found` builds the answer from the result of the earlier request. Raises
+        ConveyorError(idempotency_key_conflict) if the key is in use, or was used with another body.
         """
         with anyio.CancelScope(shield=True):
             if request is None:
@@ -92,25 +91,25 @@ class IdempotentRequests:
             case KeyMismatch():
                 raise _conflict("this Idempotency-Key was used with another body")
             case ClaimedKey() as claim:
-                ticket = IdempotencyClaim(
+                granted = IdempotencyClaim(
                     claim.created_id, IdempotencyScope(request.scope), claim.taken_over
                 )
         try:
-            return Reply(await work(ticket))
+            return Reply(await work(granted))
         except BaseException as error:
             if _is_conflict(error):
                 again, until = await self._claim(request)
                 if isinstance(again, StoredResponse):
                     return Reply(again, replayed=True)
-                if ticket.taken_over and found is not None:
-                    return Reply(await found(ticket))
+                if granted.taken_over and found is not None:
+                    return Reply(await found(granted))
                 if isinstance(again, ClaimedKey):
                     claim, lapses_at = again, until
             await self._release(request.scope, claim.created_id, lapses_at)
             raise
 
     async def _claim(self, request: KeyedRequest) -> tuple[KeyClaim, int]:
-        """What becomes of a claim that is made now, and when it lapses."""
+        """Try to claim the key now; return the outcome and the time when the claim lapses."""
         now = self._clock.now()
         lapses_at = now + self._claim_ms
         claim = await self._idempotency.claim_idempotency_key(
@@ -125,7 +124,7 @@ class IdempotentRequests:
 
     async def _release(self, scope: str, created_id: str, lapses_at: int) -> None:
         if self._clock.now() >= lapses_at:
-            return  # Whoever takes the key over finds out what was made.
+            return  # The next claimant finds out whether the thing was made.
         try:
             await self._idempotency.release_idempotency_key(
                 scope, created_id=created_id, lapses_at=lapses_at

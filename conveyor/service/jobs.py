@@ -1,7 +1,5 @@
-"""Reading jobs and runs, one at a time and page by page, newest first.
-
-Closing, stopping, pausing and deleting.
-"""
+"""Reads jobs and runs, one at a time or in pages, newest first; closes, stops, pauses and deletes
+them."""
 
 from __future__ import annotations
 
@@ -19,21 +17,21 @@ JOB_TYPES = ("regular", "scheduled")
 
 
 class JobQueries:
-    """The readable side of jobs and runs."""
+    """Reads jobs and runs."""
 
     def __init__(self, context: Context, cursors: Cursors) -> None:
         self._context = context
         self._cursors = cursors
 
     async def get_job(self, caller_id: str, job_id: str) -> JobBody:
-        """A job, also while it is being deleted. Raises ConveyorError(not_found)."""
+        """Return a job, also while it is being deleted. Raises ConveyorError(not_found)."""
         view = await self._context.binding.jobs.get_job(caller_id, job_id)
         if view is None:
             raise not_found("job")
         return job_body(view)
 
     async def require_job(self, caller_id: str, job_id: str) -> None:
-        """Raises ConveyorError(not_found) unless the caller has this job."""
+        """Raise ConveyorError(not_found) unless the caller has this job."""
         await self._context.live_job(caller_id, job_id)
 
     async def list_jobs(
@@ -45,7 +43,7 @@ class JobQueries:
         cursor: str | None,
         limit: int,
     ) -> JobsPage:
-        """A page of jobs. Raises ConveyorError(invalid_argument) for a bad cursor."""
+        """Return a page of jobs. Raises ConveyorError(invalid_argument) for a bad cursor."""
         scope = f"jobs:{caller_id}:{status}:{job_type}"
         before = self._cursors.decode(cursor, scope=scope) if cursor is not None else None
         views: list[JobView] = []
@@ -59,7 +57,7 @@ class JobQueries:
         return JobsPage([job_body(view) for view in views[:limit]], following)
 
     async def get_run(self, caller_id: str, job_id: str, run_id: str) -> RunBody:
-        """A run, also while it is being deleted. Raises ConveyorError(not_found)."""
+        """Return a run, also while it is being deleted. Raises ConveyorError(not_found)."""
         await self._context.live_job(caller_id, job_id)
         run = await self._context.binding.runs.get_run(caller_id, job_id, run_id)
         if run is None:
@@ -69,7 +67,8 @@ class JobQueries:
     async def list_runs(
         self, caller_id: str, job_id: str, *, cursor: str | None, limit: int
     ) -> RunsPage:
-        """A page of runs. Raises ConveyorError: not_found; invalid_argument for a bad cursor."""
+        """Return a page of runs. Raises ConveyorError: not_found; invalid_argument for a bad
+        cursor."""
         await self._context.live_job(caller_id, job_id)
         scope = f"runs:{job_id}"
         before = self._before(cursor, scope) if cursor is not None else None
@@ -91,47 +90,49 @@ class JobQueries:
 class JobCommands:
     """The operations that move a job or run to another state. Each of them is idempotent."""
 
-    def __init__(self, context: Context, announcer: WorkNotifier) -> None:
+    def __init__(self, context: Context, notifier: WorkNotifier) -> None:
         self._context = context
         self._jobs = context.binding.jobs
         self._runs = context.binding.runs
-        self._announcer = announcer
+        self._notifier = notifier
 
     async def close(self, caller_id: str, job_id: str) -> JobBody:
-        """No task comes any more. Raises ConveyorError(not_found)."""
+        """Close a job to further tasks. Raises ConveyorError(not_found)."""
         view = await self._jobs.close_job(caller_id, job_id, now=self._context.clock.now())
         if view.latest_run is not None:
-            self._announcer.run_changed(view.latest_run.run_id)
+            self._notifier.run_changed(view.latest_run.run_id)
         return job_body(view)
 
     async def stop(self, caller_id: str, job_id: str) -> RunBody:
         """End the latest run. Raises ConveyorError: not_found; run_not_stoppable; no_prior_run."""
         await self._context.live_job(caller_id, job_id)
         run = await self._runs.stop_run(caller_id, job_id, now=self._context.clock.now())
-        await self._announcer.run_ended(run.run_id)
+        await self._notifier.run_ended(run.run_id)
         return run_body(run)
 
     async def pause(self, caller_id: str, job_id: str, *, paused: bool) -> RunBody:
-        """Hold the latest run, or let it go on. Raises ConveyorError: not_found; conflict;
+        """Pause the latest run, or resume it. Raises ConveyorError: not_found; conflict;
         no_prior_run."""
         await self._context.live_job(caller_id, job_id)
         run = await self._runs.pause_run(
             caller_id, job_id, paused=paused, now=self._context.clock.now()
         )
-        self._announcer.run_changed(run.run_id)
+        self._notifier.run_changed(run.run_id)
         return run_body(run)
 
     async def delete_job(self, caller_id: str, job_id: str) -> None:
         """Make a job a tombstone and have it scrubbed. Raises ConveyorError(not_found)."""
         run_ids = await self._jobs.delete_job(caller_id, job_id, now=self._context.clock.now())
         for run_id in run_ids:
-            await self._announcer.run_deleted(job_id, run_id)
+            await self._notifier.run_deleted(job_id, run_id)
         if not run_ids:
             await self._jobs.purge_job(job_id)
 
     async def delete_run(self, caller_id: str, job_id: str, run_id: str) -> None:
-        """Make a run a tombstone and have it scrubbed. Raises ConveyorError: not_found;
-        run_has_descendants."""
+        """Make a run a tombstone and have it scrubbed.
+
+        Raises ConveyorError: not_found; run_has_descendants.
+        """
         await self._context.live_job(caller_id, job_id)
         await self._runs.delete_run(caller_id, job_id, run_id, now=self._context.clock.now())
-        await self._announcer.run_deleted(job_id, run_id)
+        await self._notifier.run_deleted(job_id, run_id)

@@ -1,10 +1,7 @@
-"""Signed result links: whoever holds one reads one body, until it expires, with no API key.
+"""Signed links to one result body, one upload slot or one export, valid without an API key.
 
-Signatures of links: over what a link opens, and when it ends.
-
-Signed upload links: whoever holds one puts one file into one slot, with no API key.
-
-Signed download links: whoever holds one reads one export, until it expires, with no API key.
+Whoever holds a link may use it until it expires. A signature covers the target of the link and its
+end.
 """
 
 from __future__ import annotations
@@ -24,20 +21,24 @@ _EXPIRES = re.compile(r"[1-9][0-9]{0,11}")
 
 
 class Signer:
-    """Signs with the first of its keys, and knows the signatures of all."""
+    """Signs with the first of its keys, and accepts signatures of all."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = tuple(keys)
 
     def query(self, what: str, *, expires_at: int) -> str:
-        """What stands behind the `?` of a link to something. `expires_at` is in milliseconds and
-        rounded up to a whole second."""
+        """Return the query of a link to `what`.
+
+        `expires_at` is in milliseconds and is rounded up to a whole second.
+        """
         expires = -(-expires_at // 1_000)
         return f"expires={expires}&signature={_sign(self._keys[0], what, expires)}"
 
     def end_of(self, what: str, *, expires: str, signature: str) -> int | None:
-        """When a link to something ends, in milliseconds; that may have been long ago. None for one
-        that is not ours, or to something else."""
+        """Return the end of a link to `what` in milliseconds, which may be long past.
+
+        None for a link that is not ours, or to something else.
+        """
         if _EXPIRES.fullmatch(expires) is None:
             return None
         end, given = int(expires), signature.encode()
@@ -46,7 +47,7 @@ class Signer:
 
 
 def not_valid() -> ConveyorError:
-    """The answer for a link that is not ours, or has ended."""
+    """Build the answer for a link that is not ours, or has ended."""
     return ConveyorError(ErrorCode.PERMISSION_DENIED, "the link is not valid, or has expired")
 
 
@@ -59,14 +60,14 @@ UPLOAD_PATH = "/v1/job_inputs/{input_id}/content"
 
 
 class UploadSigner:
-    """Makes upload links, and checks them. A link is good for one Content-Type."""
+    """Makes and checks upload links. A link is good for one Content-Type."""
 
     def __init__(self, keys: Sequence[bytes], *, origin: str) -> None:
         self._signer = Signer(keys)
         self._origin = origin
 
     def link(self, input_id: str, *, content_type: str, expires_at: int) -> str:
-        """The link into a slot, up to the whole second after `expires_at`, in milliseconds."""
+        """Make the link into a slot, up to the whole second after `expires_at`, in milliseconds."""
         query = self._signer.query(_upload(input_id, content_type), expires_at=expires_at)
         return f"{self._origin}{UPLOAD_PATH.format(input_id=input_id)}?{query}"
 
@@ -79,10 +80,10 @@ class UploadSigner:
         content_type: str,
         content_types: Collection[str],
     ) -> int:
-        """When the link ends, in milliseconds; that may have been long ago.
+        """Return the end of the link in milliseconds, which may be long past.
 
-        Raises ConveyorError(permission_denied) for a link that is not ours, and for another
-        Content-Type than the one, out of `content_types`, that it was made for.
+        Raises ConveyorError(permission_denied) for a link that is not ours, and for any
+        Content-Type but the one, out of `content_types`, that it was made for.
         """
         for made_for in (content_type, *content_types):
             what = _upload(input_id, made_for)
@@ -107,7 +108,8 @@ EXPORT_PATH = "/v1/exports/{job_id}/{run_id}/{export_id}"
 
 
 class ExportTarget(msgspec.Struct, frozen=True):
-    """The export that a link opens. Raises ConveyorError(not_found) for what cannot be ids."""
+    """The export that a link opens. Raises ConveyorError(not_found) for parts that cannot be
+    ids."""
 
     job_id: str
     run_id: str
@@ -119,24 +121,24 @@ class ExportTarget(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """Where it is served."""
+        """The path that serves it."""
         return EXPORT_PATH.format(job_id=self.job_id, run_id=self.run_id, export_id=self.export_id)
 
 
 class ExportLinks:
-    """Makes links, and checks them."""
+    """Makes and checks links to exports."""
 
     def __init__(self, keys: Sequence[bytes], *, origin: str) -> None:
         self._signer = Signer(keys)
         self._origin = origin
 
     def link(self, target: ExportTarget, *, expires_at: int) -> str:
-        """The link, up to the whole second after `expires_at`, in milliseconds."""
+        """Make the link, up to the whole second after `expires_at`, in milliseconds."""
         query = self._signer.query(f"GET {target.path}", expires_at=expires_at)
         return f"{self._origin}{target.path}?{query}"
 
     def check(self, target: ExportTarget, *, expires: str, signature: str, now: int) -> None:
-        """Raises ConveyorError(permission_denied) unless the link is ours and still good."""
+        """Raise ConveyorError(permission_denied) unless the link is ours and still valid."""
         end = self._signer.end_of(f"GET {target.path}", expires=expires, signature=signature)
         if end is None or now >= end:
             raise not_valid()
@@ -161,19 +163,19 @@ class LinkSigner:
         self._origin = origin
 
     def link(self, target: LinkTarget, *, expires_at: int) -> str:
-        """The link to a body, up to the whole second after `expires_at`, in milliseconds."""
+        """Make the link to a body, up to the whole second after `expires_at`, in milliseconds."""
         path = _path(target)
         return f"{self._origin}/v1/blobs/{path}?{self._signer.query(path, expires_at=expires_at)}"
 
     def check(self, target: LinkTarget, *, expires: str, signature: str, now: int) -> None:
-        """Raises ConveyorError(permission_denied) unless the link is ours and still good."""
+        """Raise ConveyorError(permission_denied) unless the link is ours and still valid."""
         end = self._signer.end_of(_path(target), expires=expires, signature=signature)
         if end is None or now >= end:
             raise not_valid()
 
 
 def target_of(job_id: str, run_id: str, task_id: str) -> LinkTarget | None:
-    """The target that these path segments name, None where they are no ids."""
+    """Return the target of these path segments, or None where they are not ids."""
     if ids.is_ulid(job_id) and ids.is_ulid(run_id) and ids.is_task_id(task_id):
         return LinkTarget(job_id, run_id, task_id)
     return None

@@ -1,8 +1,7 @@
-"""The child process that checks a long list of tasks: started, fed, listened to, and ended.
+"""Runs the child process that checks a long list of tasks: starts, feeds, reads and ends it.
 
-It lives no longer than the call that it works for, however that call ends.
-
-Work that nobody waits for any more is given up.
+A child never outlives the call that it works for, however that call ends. The work is cancelled if
+the client disconnects.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ from conveyor.intake.frames import (
 from conveyor.ports.clock import Clock
 
 CHILDREN = 2
-"""Most children at a time; who comes later waits for a turn."""
+"""Maximum children at a time; further calls wait."""
 ESTIMATE_AFTER = 2.0
-"""Seconds of work after which it can be told how long the whole list will take."""
+"""Seconds of work before the time for the whole list is estimated."""
 
 COMMAND = (sys.executable, "-P", "-m", "conveyor.intake")
 
 _ESTIMATE_EVERY = 0.5
 _BUFFERED = 262_144
-"""Bytes that may be on their way without the child having begun to read."""
+"""Bytes that may be in flight before the child has begun to read."""
 
 Pieces = Sequence[bytes] | AsyncIterator[bytes]
 Sink = Callable[[Head | Chunk], Awaitable[None]]
 
 
 class ListValidator:
-    """Has lists checked by children. `max_seconds` bounds how long one list may take."""
+    """Has children check lists. `max_seconds` bounds the time for one list."""
 
     def __init__(
         self, clock: Clock, *, max_seconds: float, command: Sequence[str] = COMMAND
@@ -58,27 +57,27 @@ class ListValidator:
         self._clock = clock
         self._max_seconds = max_seconds
         self._command = command
-        self._turns = anyio.CapacityLimiter(CHILDREN)
+        self._limiter = anyio.CapacityLimiter(CHILDREN)
 
     async def stage(
         self, work: ValidationRequest, pieces: Pieces, *, total: int, sink: Sink
     ) -> Done:
-        """Have one list of `total` bytes checked; what comes of it goes to the sink as it comes.
+        """Have a child check one list of `total` bytes; pass its frames to the sink as they come.
 
-        Raises ConveyorError: what the child says of a bad list; payload_too_large where the list
-        would take too long; unavailable where the child breaks off; and whatever `pieces` and
-        `sink` raise. What the sink was given is void then.
+        Raises ConveyorError: the child's refusal of a bad list; payload_too_large where the list
+        would take too long; unavailable where the child breaks off; and any error of `pieces` and
+        `sink`. The frames passed to the sink are void then.
         """
-        async with self._turns, _child(self._command) as process:
-            talk = _Session(
+        async with self._limiter, _child(self._command) as process:
+            session = _Session(
                 process, self._clock, total=total, max_seconds=self._max_seconds, sink=sink
             )
-            return await talk.run(work, pieces)
+            return await session.run(work, pieces)
 
 
 @dataclass(slots=True)
 class _Session:
-    """One list, one child: writing and reading at once, so that neither pipe blocks the other."""
+    """One list, one child: writes and reads at once, so that neither pipe blocks the other."""
 
     process: Process
     clock: Clock
@@ -114,18 +113,18 @@ class _Session:
     async def _feed(self, work: ValidationRequest, pieces: Pieces) -> None:
         stdin = self.process.stdin
         assert stdin is not None
-        await _give(stdin, msgspec.json.encode(work) + b"\n")
-        async with aclosing(_each(pieces)) as each:
+        await _write(stdin, msgspec.json.encode(work) + b"\n")
+        async with aclosing(_iterate(pieces)) as each:
             async for piece in each:
-                await _give(stdin, piece)
+                await _write(stdin, piece)
                 self.fed += len(piece)
                 if self.fed > _BUFFERED:
-                    self._child_reads()
+                    self._note_reading()
         with suppress(ConnectionError):
             await stdin.aclose()
-        self._child_reads()
+        self._note_reading()
 
-    def _child_reads(self) -> None:
+    def _note_reading(self) -> None:
         if self.reading_since is None:
             self.reading_since = self.clock.monotonic()
 
@@ -160,9 +159,9 @@ class _Session:
 
 @asynccontextmanager
 async def _child(command: Sequence[str]) -> AsyncIterator[Process]:
-    """A running child, dead and reaped at the exit.
+    """Run a child, dead and reaped at the exit.
 
-    It gets this process's import path and nothing else of its environment; a session of its own
+    It gets this process's import path and no other part of its environment; a session of its own
     keeps the terminal's signals from it.
     """
     with anyio.CancelScope(shield=True):
@@ -187,14 +186,13 @@ async def _child(command: Sequence[str]) -> AsyncIterator[Process]:
             await process.aclose()
 
 
-async def _give(stdin: ByteSendStream, piece: bytes) -> None:
-    """Feed the child, unless it has closed its end: it has seen enough then, and its last frame
-    says why."""
+async def _write(stdin: ByteSendStream, piece: bytes) -> None:
+    """Write a piece to the child, unless it has closed its end: then its last frame says why."""
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
         await stdin.send(piece)
 
 
-async def _each(pieces: Pieces) -> AsyncGenerator[bytes, None]:
+async def _iterate(pieces: Pieces) -> AsyncGenerator[bytes, None]:
     if isinstance(pieces, Sequence):
         for piece in pieces:
             yield piece
@@ -217,16 +215,16 @@ T = TypeVar("T")
 
 
 class CancelOnDisconnect(Protocol):
-    """Does a piece of work for as long as somebody waits for it.
+    """Runs work until its client disconnects.
 
-    Where they have gone the work is cancelled, and an exception tells whoever is behind this.
+    The work is cancelled then, and an exception reports it to the HTTP layer.
     """
 
     async def __call__(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What the work returns. Raises what it raises."""
+        """Run `work`; return its result or raise its error."""
         ...
 
 
 async def never_disconnected(work: Callable[[], Awaitable[T]]) -> T:
-    """Do the work whether or not somebody waits."""
+    """Run the work, whether or not the client disconnects."""
     return await work()

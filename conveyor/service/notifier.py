@@ -1,7 +1,7 @@
-"""Telling the workers what a write has done.
+"""Notifies the workers of writes.
 
-The rows are the truth: whatever fails here has been written already, discovery or the next start
-finds it, and the request has succeeded. So nothing in this module raises.
+The rows are the truth: if a notification fails, its change has been written, discovery or the next
+start finds it, and the request has succeeded. So nothing in this module raises.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger("conveyor.service")
 
 
 class WorkNotifier:
-    """Enqueues references and hints at changed runs."""
+    """Enqueues references and signals changed runs."""
 
     def __init__(self, queues: Queues, signals: Signals, tasks: Tasks) -> None:
         self._queues = queues
@@ -36,40 +36,40 @@ class WorkNotifier:
     async def tasks_added(
         self, job_id: str, run_id: str, references: Sequence[tuple[int, str]]
     ) -> None:
-        """Tasks, (index, task_id) each, were written to a run."""
+        """Enqueue tasks written to a run, each (index, task_id)."""
         await self._guard(self._send(job_id, run_id, references), run_id)
         self._signals.run_changed(run_id)
 
     async def run_made(self, job_id: str, run_id: str) -> None:
-        """A rerun was written, with rows in it that nobody has enqueued yet."""
+        """Enqueue the rows of a rerun that was written."""
         await self._guard(self._send_unfinished(job_id, run_id), run_id)
         self._signals.run_changed(run_id)
 
     async def ingest_due(self, job_id: str, run_id: str) -> None:
-        """A run was written whose rows are still to come."""
+        """Request the rows of a run that was written without them."""
         await self._guard(self._queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id)), run_id)
         self._signals.run_changed(run_id)
 
     async def export_due(self, job_id: str, run_id: str, export_id: str) -> None:
-        """An export was written that is still to be made."""
+        """Request the making of an export that was written."""
         message = ExportMessage(job_id, run_id, export_id)
         await self._guard(self._queues.send(CONTROL_QUEUE, message), run_id)
         self._signals.run_changed(run_id)
 
     async def run_ended(self, run_id: str) -> None:
-        """A run may no longer be worked: what waits in its queue is void."""
+        """Drop the queue of a run that may no longer be worked."""
         await self._guard(self._queues.drop_run(run_id), run_id)
         self._signals.run_changed(run_id)
 
     async def run_deleted(self, job_id: str, run_id: str) -> None:
-        """A run has become a tombstone: its rows and bodies are to be scrubbed."""
+        """Request the scrubbing of a run that became a tombstone: its rows and bodies."""
         message = DeleteMessage(job_id, run_id)
         await self._guard(self._queues.drop_run(run_id), run_id)
         await self._guard(self._queues.send(CONTROL_QUEUE, message), run_id)
         self._signals.run_changed(run_id)
 
     def run_changed(self, run_id: str) -> None:
-        """A run was paused, resumed, closed."""
+        """Signal that a run was paused, resumed or closed."""
         self._signals.run_changed(run_id)
 
     async def _send(self, job_id: str, run_id: str, references: Sequence[tuple[int, str]]) -> None:
@@ -90,6 +90,6 @@ class WorkNotifier:
         except Exception as error:
             code = error.code.value if isinstance(error, ConveyorError) else type(error).__name__
             _log.warning(
-                "a written change could not be announced",
+                "workers could not be notified of a change",
                 extra={"run_id": run_id, "error": code},
             )

@@ -1,4 +1,4 @@
-"""Making a new run of the latest one, in full or in part."""
+"""Makes a new run from the latest one, in full or in part."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import encode, made_run, rerun_body
 
 CLAIM_WAIT = 5.0
-"""Seconds that a small rerun waits for the calls in flight of the run it replays. Of a large one
-the copying waits."""
+"""Seconds that a small rerun waits for calls in flight of the run it replays. For a large one, the
+copying waits."""
 
 LATER = 202
 """The status of a rerun whose rows are written after the answer."""
@@ -25,9 +25,9 @@ _DAY = 86_400_000
 class Reruns:
     """Reruns, full and partial."""
 
-    def __init__(self, context: Context, announcer: WorkNotifier, once: IdempotentRequests) -> None:
+    def __init__(self, context: Context, notifier: WorkNotifier, once: IdempotentRequests) -> None:
         self._context = context
-        self._announcer = announcer
+        self._notifier = notifier
         self._once = once
 
     async def rerun(
@@ -38,13 +38,14 @@ class Reruns:
         statuses: frozenset[TaskStatus] | None,
         keyed: KeyedRequest | None,
     ) -> Reply:
-        """Make the new run; None as statuses replays everything. 202 where its rows come later.
+        """Make the new run; `statuses` of None replays everything. Answers 202 if its rows come
+        later.
 
-        Raises ConveyorError as `Runs.rerun` does, idempotency_key_conflict besides.
+        Raises ConveyorError as `Runs.rerun` does, and idempotency_key_conflict.
         """
 
-        async def work(ticket: IdempotencyClaim) -> StoredResponse:
-            return await self._make(caller_id, job_id, statuses, ticket)
+        async def work(claim: IdempotencyClaim) -> StoredResponse:
+            return await self._make(caller_id, job_id, statuses, claim)
 
         return await self._once.answer(keyed, work)
 
@@ -53,20 +54,20 @@ class Reruns:
         caller_id: str,
         job_id: str,
         statuses: frozenset[TaskStatus] | None,
-        ticket: IdempotencyClaim,
+        claim: IdempotencyClaim,
     ) -> StoredResponse:
         await self._context.live_job(caller_id, job_id)
         patience = _SourceWait(self._context)
         while True:
             try:
-                answer = await self._replay(caller_id, job_id, statuses, ticket)
+                answer = await self._replay(caller_id, job_id, statuses, claim)
                 break
             except CallInFlight as held:
                 await patience.wait_for(held.run_id, held.task_id)
         if answer.status == LATER:
-            await self._announcer.ingest_due(job_id, ticket.created_id)
+            await self._notifier.ingest_due(job_id, claim.created_id)
         else:
-            await self._announcer.run_made(job_id, ticket.created_id)
+            await self._notifier.run_made(job_id, claim.created_id)
         return answer
 
     async def _replay(
@@ -74,28 +75,28 @@ class Reruns:
         caller_id: str,
         job_id: str,
         statuses: frozenset[TaskStatus] | None,
-        ticket: IdempotencyClaim,
+        claim: IdempotencyClaim,
     ) -> StoredResponse:
         now = self._context.clock.now()
         return await self._context.binding.runs.rerun(
             caller_id,
             job_id,
-            ticket.created_id,
+            claim.created_id,
             statuses=statuses,
             window_start=now - self._context.options.partial_rerun_window_days * _DAY,
             large_from=self._context.options.async_threshold,
             now=now,
             answer=_answer,
-            once=ticket.once,
+            once=claim.once,
         )
 
 
 class _SourceWait:
-    """How one rerun waits for calls that would be missed, or copied twice.
+    """Waits, for one rerun, for calls that it would miss or copy twice.
 
-    One row is looked at meanwhile, ever less often. The store is asked again only once that has
-    ended, and looks through its rows again then: each wait is longer than the one before, so that
-    it does so a dozen times at most.
+    A wait polls one row, less and less often. The store is asked again only when that claim has
+    ended, and scans its rows anew: each wait is longer than the one before, so there are at most a
+    dozen scans.
     """
 
     def __init__(self, context: Context) -> None:
@@ -105,8 +106,10 @@ class _SourceWait:
         self._pause = _FIRST_PAUSE
 
     async def wait_for(self, run_id: str, task_id: str) -> None:
-        """Return once the claim of a task has ended. Raises ConveyorError(run_not_terminal) once
-        all the waits together have taken too long."""
+        """Wait until the claim of a task has ended.
+
+        Raises ConveyorError(run_not_terminal) if all waits together take too long.
+        """
         is_held = True
         while is_held:
             left = self._deadline - self._clock.monotonic()
@@ -125,7 +128,7 @@ class _SourceWait:
 
 
 def parse_statuses(text: str | None) -> frozenset[TaskStatus] | None:
-    """The task states named in a comma list. Raises ConveyorError(invalid_argument)."""
+    """Parse a comma list of task states. Raises ConveyorError(invalid_argument)."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""How records become answers."""
+"""Builds answers from records."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from conveyor.service.schemas import (
 )
 
 PROBLEM_TYPE = "urn:conveyor:problem:"
-"""What the type of a problem starts with; its code follows."""
+"""The prefix of a problem's type; its code follows."""
 
 _encoder = msgspec.json.Encoder()
 
 
 def encode(body: msgspec.Struct) -> bytes:
-    """An answer as JSON."""
+    """Encode an answer as JSON."""
     return _encoder.encode(body)
 
 
 def job_body(view: JobView) -> JobBody:
-    """A job as the wire shows it: neither its caller nor its sealed key."""
+    """Show a job on the wire, without its caller and its sealed key."""
     job = view.job
     return JobBody(
         job_id=job.job_id,
@@ -71,7 +71,7 @@ def job_body(view: JobView) -> JobBody:
 
 
 def run_body(run: Run) -> RunBody:
-    """A run as the wire shows it."""
+    """Show a run on the wire."""
     failed = run.status is RunStatus.FAILED and run.failure_reason is not None
     return RunBody(
         run_id=run.run_id,
@@ -91,7 +91,7 @@ def run_body(run: Run) -> RunBody:
 
 
 def submit_body(job: Job, run: Run | None, *, accepted: int) -> SubmitBody:
-    """The answer to a submit."""
+    """Build the answer to a submit."""
     return SubmitBody(
         job_id=job.job_id,
         status=job.status.value,
@@ -101,7 +101,7 @@ def submit_body(job: Job, run: Run | None, *, accepted: int) -> SubmitBody:
 
 
 def add_tasks_body(appended: Appended) -> AddTasksBody:
-    """The answer to an addition of tasks."""
+    """Build the answer to an addition of tasks."""
     return AddTasksBody(
         accepted_tasks=appended.accepted,
         job_status=appended.view.job.status.value,
@@ -110,7 +110,7 @@ def add_tasks_body(appended: Appended) -> AddTasksBody:
 
 
 def rerun_body(rerun: Rerun) -> RerunBody:
-    """The answer to a rerun."""
+    """Build the answer to a rerun."""
     return RerunBody(
         job_id=rerun.view.job.job_id,
         status=rerun.view.job.status.value,
@@ -122,14 +122,14 @@ def rerun_body(rerun: Rerun) -> RerunBody:
 
 
 def made_run(view: JobView) -> Run:
-    """The run that a write has just made or changed: it is the job's latest."""
+    """Return the run that a write has just made or changed: the latest of its job."""
     if view.latest_run is None:
         raise ValueError(f"job {view.job.job_id} has no run right after a write to it")
     return view.latest_run
 
 
 def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultBody:
-    """A task as a list of results shows it."""
+    """Show a task as a row of a list of results."""
     spec = task.spec
     result = task.result
     return ResultBody(
@@ -150,7 +150,7 @@ def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultB
 
 
 def history_body(events: list[Event]) -> HistoryBody:
-    """The history of a task."""
+    """Build the history of a task."""
     return HistoryBody(
         [
             EventBody(
@@ -167,7 +167,7 @@ def history_body(events: list[Event]) -> HistoryBody:
 
 
 def problem_body(problem: Problem) -> ProblemBody:
-    """A stored problem, with a type that every client can read as a URL."""
+    """Show a stored problem, with a type that every client can read as a URL."""
     return ProblemBody(
         type=problem.type if _is_url(problem.type) else PROBLEM_TYPE + problem.code,
         title=problem.title,

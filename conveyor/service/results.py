@@ -1,13 +1,9 @@
-"""Results page by page, bodies, histories.
+"""Results page by page, bodies and histories, and the cursors of pages.
 
-Page cursors under the service's keys, and what the cursor of a list of results may say.
-
-Opaque page cursors: a keyset position, bound to the list it belongs to and signed.
-
-A cursor holds key values, never a row pointer. Its scope (which list, whose, under which filter) is
-signed with it but not carried, so a cursor of another list is refused like a forged one.
-
-A list that lies in many shards has one position a shard: such a cursor begins with `sh:`.
+A cursor is opaque: a position by key, never a row pointer, signed under the service's keys. Its
+scope (the list, its caller, the filter) is signed with it but not carried, so a cursor of another
+list is refused like a forged one. The cursor of a list in many shards holds one position for each
+shard and begins with `sh:`.
 """
 
 from __future__ import annotations
@@ -35,28 +31,28 @@ from conveyor.service.schemas import ResultBody as ResultItem
 _MAC_LENGTH = 12
 _VERSION = b"1"
 MAX_LENGTH = 1_024
-"""Characters of a cursor, at most: 64 positions that lie as far apart as they can need 760."""
+"""Maximum characters of a cursor: 64 positions as far apart as possible need 760."""
 COMPOSITE = "sh:"
-"""What a cursor with one position a shard begins with."""
+"""The prefix of a cursor with one position for each shard."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def encode_cursor(position: str, *, scope: str, key: bytes) -> str:
-    """The cursor that continues after `position` in the list named by `scope`."""
+    """Make the cursor that continues after `position` in the list named by `scope`."""
     payload = _VERSION + position.encode()
     token = _mac(payload, scope, key) + payload
     return base64.urlsafe_b64encode(token).rstrip(b"=").decode()
 
 
 def decode_cursor(text: str, *, scope: str, key: bytes) -> str:
-    """The position that a cursor holds. Raises ConveyorError(invalid_argument) for any other
+    """Return the position in a cursor. Raises ConveyorError(invalid_argument) for any other
     text."""
     try:
         if len(text) > MAX_LENGTH:
             raise ValueError("too long")
         token = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         if base64.urlsafe_b64encode(token).rstrip(b"=").decode() != text:
-            raise ValueError("not as it was made")
+            raise ValueError("malformed")
         mac, payload = token[:_MAC_LENGTH], token[_MAC_LENGTH:]
         if not payload.startswith(_VERSION):
             raise ValueError("unknown version")
@@ -70,19 +66,19 @@ def decode_cursor(text: str, *, scope: str, key: bytes) -> str:
 
 
 def is_composite(text: str) -> bool:
-    """Whether a cursor claims to hold one position a shard."""
+    """Return whether a cursor claims to hold one position for each shard."""
     return text.startswith(COMPOSITE)
 
 
 def encode_positions(run_id: str, positions: Sequence[int]) -> str:
-    """A run and one position a shard, from -1, as a position for `encode_cursor`."""
+    """Encode a run and one position for each shard, from -1, as a position for `encode_cursor`."""
     least = min(positions)
     words = [_base36(least + 1), *(_base36(position - least) for position in positions)]
     return ".".join([run_id, *words])
 
 
 def decode_positions(text: str) -> tuple[str, tuple[int, ...]]:
-    """What `encode_positions` made a text of. Raises ValueError for any other text."""
+    """Decode the result of `encode_positions`. Raises ValueError for any other text."""
     run_id, first, *rest = text.split(".")
     least = int(first, 36) - 1
     positions = tuple(least + int(word, 36) for word in rest)
@@ -111,11 +107,12 @@ class Cursors:
         self._keys = tuple(keys)
 
     def encode(self, position: str, *, scope: str) -> str:
-        """The cursor that continues after `position` in the list named by `scope`."""
+        """Make the cursor that continues after `position` in the list named by `scope`."""
         return encode_cursor(position, scope=scope, key=self._keys[0])
 
     def decode(self, text: str, *, scope: str) -> str:
-        """The position in a cursor. Raises ConveyorError(invalid_argument) for any other text."""
+        """Return the position in a cursor. Raises ConveyorError(invalid_argument) for any other
+        text."""
         for key in self._keys[:-1]:
             try:
                 return decode_cursor(text, scope=scope, key=key)
@@ -125,23 +122,27 @@ class Cursors:
 
 
 class RunPosition(msgspec.Struct, frozen=True):
-    """Where a list of results goes on: in which run (None: a task id was given, which names none),
-    and after which index of each shard."""
+    """The position where a list of results continues: its run, and an index for each shard.
+
+    The run is None if the position was given as a task id, which names no run.
+    """
 
     run_id: str | None
     after: tuple[int, ...]
     composite: bool = False
 
     def in_shards(self, count: int) -> tuple[int, ...]:
-        """The positions, for a run of so many shards. Raises ConveyorError(invalid_argument) where
-        the cursor was made for another number of them."""
+        """Return the positions for a run of `count` shards.
+
+        Raises ConveyorError(invalid_argument) if the cursor was made for another number of shards.
+        """
         if self.composite != (count > 1) or len(self.after) != count:
             raise bad_cursor()
         return self.after
 
 
 def encode_run_position(cursors: Cursors, run_id: str, after: Sequence[int], *, scope: str) -> str:
-    """The cursor that goes on in a run after one index a shard; a composite one where there are
+    """Make the cursor that continues a run after one index for each shard; composite if there are
     many."""
     if len(after) == 1:
         return cursors.encode(f"{run_id}.{after[0]}", scope=scope)
@@ -150,8 +151,10 @@ def encode_run_position(cursors: Cursors, run_id: str, after: Sequence[int], *, 
 
 
 def decode_run_position(cursors: Cursors, text: str, *, scope: str) -> RunPosition:
-    """The position that a cursor holds, or a plain task id. Raises
-    ConveyorError(invalid_argument) for any other text."""
+    """Return the position in a cursor, or of a plain task id.
+
+    Raises ConveyorError(invalid_argument) for any other text.
+    """
     if is_composite(text):
         return _composite(cursors, text, scope)
     try:
@@ -176,7 +179,7 @@ def _composite(cursors: Cursors, text: str, scope: str) -> RunPosition:
 
 
 def bad_cursor() -> ConveyorError:
-    """The refusal of a cursor that was made for something else."""
+    """Build the refusal of a cursor of another list."""
     return ConveyorError(ErrorCode.INVALID_ARGUMENT, "cursor: not a cursor of this list")
 
 
@@ -184,8 +187,8 @@ MAX_PAGE = 1_000
 DEFAULT_PAGE = 100
 LEAST_READ = 2_000
 READ_PER_ROW = 4
-"""A filtered page reads at most 2,000 rows of the store, or four for each row asked for where that
-is more; then it is short, or empty, and goes on with its cursor."""
+"""A filtered page reads at most 2,000 rows of the store, or four for each row requested if that is
+more; then the page is short or empty, and its cursor continues."""
 
 FILTERS: dict[str, frozenset[TaskStatus] | None] = {
     "all": None,
@@ -193,11 +196,11 @@ FILTERS: dict[str, frozenset[TaskStatus] | None] = {
     "failed": frozenset({TaskStatus.FAILED}),
     "processing": frozenset({TaskStatus.PENDING, TaskStatus.PROCESSING}),
 }
-"""The values of the `status` filter, and the rows that each of them lets through."""
+"""The values of the `status` filter, and the rows that each of them selects."""
 
 
 class Content(msgspec.Struct, frozen=True):
-    """A body to send: its pieces, its size in bytes, its type as the target gave it."""
+    """A body to send: its pieces, its size in bytes, and the type that the target gave."""
 
     pieces: AsyncIterator[bytes]
     size: int
@@ -205,7 +208,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Results:
-    """What became of the tasks of a run.
+    """Reads the results of a run's tasks.
 
     `rows_discarded` counts rows that were read for pages and are on none.
     """
@@ -228,9 +231,10 @@ class Results:
         cursor: str | None,
         limit: int,
     ) -> ResultsPage:
-        """A page of a run, of the latest where `run_id` is None; `status` is a key of FILTERS.
+        """Return a page of a run, of the latest where `run_id` is None; `status` is a key of
+        FILTERS.
 
-        A cursor names its run: pages of the latest run go on in the run that they began with.
+        A cursor names its run: pages of the latest run continue in the run that they began with.
         Raises ConveyorError: not_found; invalid_argument for a bad cursor.
         """
         scope = f"results:{job_id}:{status}"
@@ -251,7 +255,7 @@ class Results:
     async def content(
         self, caller_id: str, job_id: str, run_id: str | None, task_id: str
     ) -> Content | ProblemBody:
-        """The body of a successful task, or the problem of a failed one.
+        """Return the body of a successful task, or the problem of a failed one.
 
         Raises ConveyorError: not_found; task_not_ready; result_expired.
         """
@@ -268,8 +272,11 @@ class Results:
     async def linked_content(
         self, target: LinkTarget, *, expires: str, signature: str
     ) -> Content | ProblemBody:
-        """The body that a signed link opens. Raises ConveyorError: permission_denied for a link
-        that is not ours or has expired; else as `content` does."""
+        """Return the body that a signed link opens.
+
+        Raises ConveyorError: permission_denied for a link that is not ours or has expired; else as
+        `content` does.
+        """
         now = self._context.clock.now()
         self._links.check(target, expires=expires, signature=signature, now=now)
         # The signature was given to the owner: it stands for them here.
@@ -281,7 +288,7 @@ class Results:
     async def history(
         self, caller_id: str, job_id: str, run_id: str | None, task_id: str
     ) -> HistoryBody:
-        """The attempts and interruptions of a task. Raises ConveyorError(not_found)."""
+        """Return the attempts and interruptions of a task. Raises ConveyorError(not_found)."""
         _, run = await self._context.live_run(caller_id, job_id, run_id)
         events = await self._tasks.task_history(run.run_id, task_id)
         if events is None:

@@ -1,9 +1,4 @@
-"""The shapes of answers. A field left at None is left out of the JSON, never null.
-
-The shapes of answers about slots for files.
-
-The shapes of answers about exports. A field left at None is left out of the JSON.
-"""
+"""The schemas of answers. A field of None is left out of the JSON, never null."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from conveyor.ports.exports import Export
 
 
 class SpendBody(msgspec.Struct, frozen=True):
-    """What something cost, as an indication."""
+    """An indicative cost."""
 
     credits: int
     cost: float
@@ -32,8 +27,8 @@ class StatsBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class RunBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A run. `last_batch_received` is told of first runs, `pause_state` while paused,
-    `ingest_status` where the rows come after the run."""
+    """A run. First runs have `last_batch_received`, paused ones `pause_state`, and runs whose rows
+    come later `ingest_status`."""
 
     run_id: str
     job_id: str
@@ -51,7 +46,7 @@ class RunBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class CallbackBody(msgspec.Struct, frozen=True):
-    """Who is called back, as the submit named it; `repr` does not show the token."""
+    """The callback named in the submit; `repr` does not show the token."""
 
     task_token: str
 
@@ -95,7 +90,7 @@ class RunsPage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SubmitBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a submit made."""
+    """The answer to a submit."""
 
     job_id: str
     status: str
@@ -104,7 +99,7 @@ class SubmitBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class AddTasksBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What adding tasks did."""
+    """The answer to an addition of tasks."""
 
     accepted_tasks: int
     job_status: str
@@ -112,7 +107,7 @@ class AddTasksBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RerunBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rerun made."""
+    """The answer to a rerun."""
 
     job_id: str
     status: str
@@ -134,7 +129,7 @@ class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 class ResultBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """One task in a list of results. Its POST body is never told."""
+    """One task in a list of results, without its POST body."""
 
     task_id: str
     external_id: str | None = None
@@ -176,7 +171,8 @@ class HistoryBody(msgspec.Struct, frozen=True):
 
 
 class UploadBody(msgspec.Struct, frozen=True):
-    """How the file is sent: the method, the link, and headers that have to be just these."""
+    """The request that uploads the file: the method, the link, and headers to send exactly as
+    given."""
 
     method: str
     url: str
@@ -185,7 +181,7 @@ class UploadBody(msgspec.Struct, frozen=True):
 
 
 class JobInputBody(msgspec.Struct, frozen=True):
-    """A slot; `expires_at` is the end of the slot, with whatever was put into it."""
+    """A slot; `expires_at` is the end of the slot and of the file in it."""
 
     file_input_id: str
     upload: UploadBody
@@ -193,7 +189,7 @@ class JobInputBody(msgspec.Struct, frozen=True):
 
 
 class StartExportBody(msgspec.Struct, frozen=True, kw_only=True):
-    """An export that was just asked for."""
+    """An export that was just requested."""
 
     export_id: str
     status: str
@@ -202,7 +198,7 @@ class StartExportBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An export as a poll sees it. `format` is told beyond what the contract asks for."""
+    """An export as a poll sees it. `format` is an addition to the contract."""
 
     export_id: str
     status: str
@@ -214,7 +210,7 @@ class ExportBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def start_export_body(export: Export) -> StartExportBody:
-    """What a caller learns of a new export."""
+    """Build the answer for a new export."""
     return StartExportBody(
         export_id=export.export_id,
         status=export.status.value,
@@ -224,7 +220,7 @@ def start_export_body(export: Export) -> StartExportBody:
 
 
 def export_body(export: Export, *, download_url: str | None) -> ExportBody:
-    """What a poll shows."""
+    """Build the answer to a poll."""
     return ExportBody(
         export_id=export.export_id,
         status=export.status.value,

@@ -1,4 +1,4 @@
-"""The whole service: one object that HTTP talks to."""
+"""The whole service: the one object that HTTP calls."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from conveyor.service.submit import Additions, Submissions
 
 
 class Service:
-    """The operations of the API, grouped by what they are about.
+    """The operations of the API, grouped by subject.
 
-    `submissions` and `additions` bring tasks in, `reruns` brings them back, `lifecycle` changes
-    states, `listing` reads jobs and runs, `results` reads what became of tasks, `inputs` takes
-    files of tasks, `exports` makes archives of results.
+    `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
+    `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
+    makes archives of results.
     """
 
     def __init__(self, binding: Binding, options: ServiceOptions, clock: Clock) -> None:
@@ -32,7 +32,7 @@ class Service:
             [binding.root_secret, *options.older_secrets], binding.sealing_secrets
         )
         context = Context(binding=binding, clock=clock, options=options, keyring=self._keyring)
-        announcer = WorkNotifier(binding.queues, binding.signals, binding.tasks)
+        notifier = WorkNotifier(binding.queues, binding.signals, binding.tasks)
         once = IdempotentRequests(
             binding.idempotency,
             clock,
@@ -46,17 +46,17 @@ class Service:
         )
         cursors = Cursors(self._keyring.cursors)
         links = LinkSigner(self._keyring.links, origin=options.public_origin)
-        self.submissions = Submissions(context, announcer=announcer, once=once, limits=limits)
-        self.additions = Additions(context, announcer=announcer, once=once, limits=limits)
-        self.reruns = Reruns(context, announcer, once)
-        self.lifecycle = JobCommands(context, announcer)
+        self.submissions = Submissions(context, notifier=notifier, once=once, limits=limits)
+        self.additions = Additions(context, notifier=notifier, once=once, limits=limits)
+        self.reruns = Reruns(context, notifier, once)
+        self.lifecycle = JobCommands(context, notifier)
         self.listing = JobQueries(context, cursors)
         self.results = Results(context, cursors, links)
         uploads = UploadSigner(self._keyring.uploads, origin=options.public_origin)
         self.inputs = FileInputs(context, uploads)
         downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
-        self.exports = RunExports(context, downloads, announcer)
+        self.exports = RunExports(context, downloads, notifier)
 
     def identify(self, api_key: str | None) -> Caller:
-        """The caller that an API key stands for. Raises ConveyorError(unauthenticated)."""
+        """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""
         return identify(api_key, self._keyring)

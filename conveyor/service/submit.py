@@ -1,9 +1,4 @@
-"""Creating jobs.
-
-Adding tasks to open jobs.
-
-The limit on unfinished jobs a caller, off unless set.
-"""
+"""Creates jobs, adds tasks to open ones, and limits the unfinished jobs of a caller if so set."""
 
 from __future__ import annotations
 
@@ -29,32 +24,32 @@ from conveyor.service.task_lists import StagedList, TaskList, TaskListLoader, re
 
 
 class Additions:
-    """Takes the documents that bring further tasks."""
+    """Adds further tasks to open jobs."""
 
     def __init__(
-        self, context: Context, *, announcer: WorkNotifier, once: IdempotentRequests, limits: Limits
+        self, context: Context, *, notifier: WorkNotifier, once: IdempotentRequests, limits: Limits
     ) -> None:
         self._context = context
-        self._announcer = announcer
+        self._notifier = notifier
         self._once = once
         self._limits = limits
 
     async def add_tasks(
         self, caller_id: str, job_id: str, body: bytes, *, keyed: KeyedRequest | None
     ) -> Reply:
-        """Add tasks to an open job, all of them or none.
+        """Add tasks to an open job, all or nothing.
 
         Raises ConveyorError: invalid_argument; not_found; job_not_open; last_batch_received;
         run_not_terminal; quota_exceeded; idempotency_key_conflict.
         """
 
-        async def work(ticket: IdempotencyClaim) -> StoredResponse:
-            return await self._append(caller_id, job_id, body, ticket)
+        async def work(claim: IdempotencyClaim) -> StoredResponse:
+            return await self._append(caller_id, job_id, body, claim)
 
         return await self._once.answer(keyed, work)
 
     async def _append(
-        self, caller_id: str, job_id: str, body: bytes, ticket: IdempotencyClaim
+        self, caller_id: str, job_id: str, body: bytes, claim: IdempotencyClaim
     ) -> StoredResponse:
         view = await self._context.live_job(caller_id, job_id)
         request = parse_add(strict_json.decode(body), self._limits, view.job.params)
@@ -73,25 +68,26 @@ class Additions:
             max_tasks=self._limits.max_open_job_tasks,
             now=self._context.clock.now(),
             answer=render,
-            once=ticket.once,
+            once=claim.once,
         )
         for run_id, first in added:
             indexes = range(first, first + len(request.specs))
             references = [(index, ids.task_id(run_id, index)) for index in indexes]
-            await self._announcer.tasks_added(job_id, run_id, references)
+            await self._notifier.tasks_added(job_id, run_id, references)
         return answer
 
 
 PAGE = 100
-"""Jobs that one look takes."""
+"""Jobs read at a time."""
 LEAST_COUNTED = 1_000
 COUNTED_PER_JOB = 10
-"""Of a caller the newest 1,000 jobs are looked at, or ten for each one allowed where that is more:
-what a submit costs does not grow with all that its caller has ever run."""
+"""The quota reads a caller's newest 1,000 jobs, or ten for each allowed one if that is more: the
+cost of a submit does not grow with all jobs of its caller."""
 
 
 class ActiveJobQuota:
-    """Holds a process to at most `limit` jobs under way a caller; 0 means no limit."""
+    """Limits the unfinished jobs of each caller, within one process; a `limit` of 0 means no
+    limit."""
 
     def __init__(self, jobs: Jobs, *, limit: int) -> None:
         self._jobs = jobs
@@ -100,8 +96,9 @@ class ActiveJobQuota:
 
     @asynccontextmanager
     async def room_for_one(self, caller_id: str) -> AsyncIterator[None]:
-        """Create the job inside: no other submit of this caller is counted in this process
-        meanwhile. Raises ConveyorError(quota_exceeded) on entry.
+        """Create the job inside: this process counts no other submit of this caller meanwhile.
+
+        Raises ConveyorError(quota_exceeded) on entry.
         """
         if not self._limit:
             yield
@@ -114,7 +111,7 @@ class ActiveJobQuota:
             yield
 
     async def _is_full(self, caller_id: str) -> bool:
-        """Whether the limit is met by the newest jobs of a caller; no page is read beyond that."""
+        """Return whether the newest jobs of a caller reach the limit; reads no page beyond that."""
         active = 0
         left = max(LEAST_COUNTED, COUNTED_PER_JOB * self._limit)
         before: str | None = None
@@ -131,17 +128,17 @@ class ActiveJobQuota:
 
 
 READ_HERE = 262_144
-"""Bytes of a document up to which it is checked by this process, on its event loop."""
+"""Larger documents, in bytes, are checked by a child instead of on this event loop."""
 
 
 class Submissions:
-    """Takes the documents that describe new jobs."""
+    """Creates jobs from the documents that describe them."""
 
     def __init__(
-        self, context: Context, *, announcer: WorkNotifier, once: IdempotentRequests, limits: Limits
+        self, context: Context, *, notifier: WorkNotifier, once: IdempotentRequests, limits: Limits
     ) -> None:
         self._context = context
-        self._announcer = announcer
+        self._notifier = notifier
         self._once = once
         self._limits = limits
         self._lists = TaskListLoader(context.binding, context.options, context.clock)
@@ -155,20 +152,20 @@ class Submissions:
         keyed: KeyedRequest | None,
         attended: CancelOnDisconnect = never_disconnected,
     ) -> Reply:
-        """Create a job from a JSON document in pieces, all of it or nothing.
+        """Create a job from a JSON document in pieces, all or nothing.
 
-        The answer is 201 with every row written, or 202 for a list that is long, or said to be
-        written later. A long check of the list is `attended`; what follows it is not cut short.
+        The answer is 201 with every row written, or 202 for a list that is long, or flagged to be
+        written later. A long check of the list runs under `attended`; the rest is never cut short.
         Raises ConveyorError: invalid_argument, with every bad task listed; quota_exceeded;
         not_implemented; idempotency_key_conflict; file_input_not_found, file_input_not_uploaded,
         file_input_unsupported_for_job_type; payload_too_large; unavailable.
         """
 
-        async def work(ticket: IdempotencyClaim) -> StoredResponse:
-            return await self._create(caller, body, ticket, attended)
+        async def work(claim: IdempotencyClaim) -> StoredResponse:
+            return await self._create(caller, body, claim, attended)
 
-        async def found(ticket: IdempotencyClaim) -> StoredResponse:
-            return await self._created_before(caller.caller_id, ticket.created_id)
+        async def found(claim: IdempotencyClaim) -> StoredResponse:
+            return await self._created_before(caller.caller_id, claim.created_id)
 
         return await self._once.answer(keyed, work, found=found)
 
@@ -176,12 +173,12 @@ class Submissions:
         self,
         caller: Caller,
         body: Sequence[bytes],
-        ticket: IdempotencyClaim,
+        claim: IdempotencyClaim,
         attended: CancelOnDisconnect,
     ) -> StoredResponse:
         to = StagedList(
             self._context.binding.blobs,
-            job_id=ticket.created_id,
+            job_id=claim.created_id,
             run_id=self._context.clock.new_id(),
         )
         try:
@@ -195,22 +192,23 @@ class Submissions:
         try:
             async with self._quota.room_for_one(caller.caller_id):
                 await self._context.binding.jobs.create_job(
-                    job, run, tasks.tasks, answer=answer, once=ticket.once
+                    job, run, tasks.tasks, answer=answer, once=claim.once
                 )
         except Exception:
             await self._discard_unless_written(to)
             raise
         if tasks.staged:
-            await self._announcer.ingest_due(job.job_id, run.run_id)
+            await self._notifier.ingest_due(job.job_id, run.run_id)
         else:
             references = [(task.index, task.task_id) for task in tasks.tasks]
-            await self._announcer.tasks_added(job.job_id, run.run_id, references)
+            await self._notifier.tasks_added(job.job_id, run.run_id, references)
         return answer
 
     async def _checked(
         self, caller_id: str, body: Sequence[bytes], to: StagedList, attended: CancelOnDisconnect
     ) -> tuple[JobRequest, TaskList]:
-        """What a document asks for, and its tasks or those of the file that it names."""
+        """Check a document; return the request, and its tasks or those of the file that it
+        names."""
         size = sum(map(len, body))
         if size > READ_HERE:
             request, tasks = await attended(
@@ -265,13 +263,13 @@ class Submissions:
         return job, run
 
     async def _discard_unless_written(self, to: StagedList) -> None:
-        """A write that failed may have happened all the same, and needs what was staged then."""
+        """Discard what was staged, unless the failed write happened after all and needs it."""
         job = await self._context.binding.jobs.find_job(to.job_id) if to.chunks else None
         if job is None or job.latest_run_id != to.run_id:
             await to.discard()
 
     async def _created_before(self, caller_id: str, job_id: str) -> StoredResponse:
-        """The job that the request whose claim was taken over made after all."""
+        """Build the answer for the job made by the request whose claim was taken over."""
         view = await self._context.live_job(caller_id, job_id)
         run = view.latest_run
         accepted = run.stats.total if run is not None else 0

@@ -1,9 +1,7 @@
-"""Lists of tasks on their way in: from a document or a file, checked, then held or staged.
+"""Loads lists of tasks from a document or a file: checks them, then holds or stages them.
 
-A short list is held until the request that brought it writes its rows. A long one is put aside in
-chunks as it is checked, and never in memory as a whole.
-
-What a submit may ask for that this version does not do yet.
+A short list is held until its request writes the rows. A long one is staged in chunks as it is
+checked, and is never in memory as a whole. Also refuses features that the contract reserves.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ from conveyor.service.list_validation import ListValidator, Pieces
 
 
 def not_implemented(what: str) -> ConveyorError:
-    """The refusal of a feature that is reserved in the contract."""
+    """Build the refusal of a feature that is reserved in the contract."""
     return ConveyorError(ErrorCode.NOT_IMPLEMENTED, f"{what} are not implemented yet")
 
 
 def refuse_unbuilt(request: JobRequest) -> None:
-    """Raises ConveyorError(not_implemented) for the first reserved feature that is asked for."""
+    """Raise ConveyorError(not_implemented) for the first reserved feature in the request."""
     if request.type != "regular" or request.has_schedule:
         raise not_implemented("scheduled jobs")
     if request.has_webhook:
@@ -47,7 +45,7 @@ def refuse_unbuilt(request: JobRequest) -> None:
 
 
 MOST_HELD = 67_108_864
-"""Bytes of a list that are held in memory; a list of more is large, however few its tasks."""
+"""Maximum bytes of a list held in memory; a longer list is large, however few its tasks."""
 
 _SPARE_BYTES = 128
 _encoder = msgspec.json.Encoder()
@@ -57,9 +55,9 @@ _log = logging.getLogger("conveyor.service")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskList:
-    """A list that is good: how many rows, and what writing them costs in write units.
+    """A valid list: its number of rows, and the write units to write them.
 
-    Either it is held in `tasks`, or it lies staged in `chunks`, named by their first indexes.
+    It is either held in `tasks`, or staged in `chunks`, named by their first indexes.
     """
 
     rows: int
@@ -69,13 +67,13 @@ class TaskList:
 
     @property
     def staged(self) -> bool:
-        """Whether its rows are written after the answer rather than before."""
+        """Return whether its rows are written after the answer rather than before."""
         return self.chunks is not None
 
 
 @dataclass(slots=True)
 class StagedList:
-    """Where the list of one run goes, and what has been put there."""
+    """The staging area of one run's list, and the chunks put there."""
 
     blobs: Blobs
     job_id: str = field(kw_only=True)
@@ -91,7 +89,7 @@ class StagedList:
             )
 
     async def discard(self) -> None:
-        """Remove what was staged. Raises nothing: the reason for it is what the caller must see."""
+        """Remove the staged chunks. Raises nothing: the caller must see the original error."""
         if not self.chunks:
             return
         with anyio.CancelScope(shield=True):
@@ -105,22 +103,21 @@ class StagedList:
 
 
 class TaskListLoader:
-    """Checks lists of tasks and brings them to their destination.
+    """Checks lists of tasks and stages them.
 
-    Every method raises ConveyorError as the check does; what was staged is for the caller to
-    discard.
+    Every method raises ConveyorError as the check does; the caller discards what was staged.
     """
 
     def __init__(self, binding: Binding, options: ServiceOptions, clock: Clock) -> None:
         self._binding = binding
         self._options = options
         self._clock = clock
-        self._stager = ListValidator(clock, max_seconds=options.max_validation_seconds)
+        self._validator = ListValidator(clock, max_seconds=options.max_validation_seconds)
 
     async def from_document(
         self, to: StagedList, pieces: Sequence[bytes], limits: Limits
     ) -> tuple[JobRequest, TaskList]:
-        """The request in a large document, without its tasks, and these."""
+        """Return the request in a large document, without its tasks, and the list of them."""
         hopper = _Buffer(to, large_from=self._options.async_threshold)
         requests: list[JobRequest] = []
 
@@ -133,16 +130,15 @@ class TaskListLoader:
             hopper.large = frame.request.force_async or frame.tasks >= self._options.async_threshold
 
         work = ValidationRequest(source=ListSource.DOCUMENT, run_id=to.run_id, limits=limits)
-        done = await self._stager.stage(work, pieces, total=sum(map(len, pieces)), sink=take)
+        done = await self._validator.stage(work, pieces, total=sum(map(len, pieces)), sink=take)
         [request] = requests
         return request, await hopper.finish(done.rows, done.units)
 
     async def from_file(self, to: StagedList, request: JobRequest, caller_id: str) -> TaskList:
-        """The tasks in the uploaded file that a request names.
+        """Return the tasks in the uploaded file that a request names.
 
-        The file is read once, as it is now: what is put in its place meanwhile changes nothing.
-        Raises ConveyorError besides: file_input_not_found; file_input_not_uploaded;
-        payload_too_large.
+        The file is read once: a later upload changes nothing. Also raises ConveyorError:
+        file_input_not_found; file_input_not_uploaded; payload_too_large.
         """
         slot = await self._slot(request.file_input_id or "", caller_id)
         size, pieces = await self._uploaded(slot)
@@ -157,8 +153,10 @@ class TaskListLoader:
         return await self._staged_file(to, work, pieces, size, large=request.force_async)
 
     async def _uploaded(self, slot: JobInput) -> tuple[int, Pieces]:
-        """The bytes of the file in a slot, and its pieces. A store with links of its own takes
-        uploads without telling, so that it is asked here."""
+        """Return the bytes of the file in a slot, and its pieces.
+
+        A store with links of its own does not report uploads, so it is asked here.
+        """
         blobs, key = self._binding.blobs, input_key(slot.input_id)
         size = await blobs.size(key)
         if size is not None and size > self._options.max_input_bytes:
@@ -179,11 +177,11 @@ class TaskListLoader:
             if isinstance(frame, Chunk):
                 await hopper.take(frame)
 
-        done = await self._stager.stage(work, pieces, total=size, sink=take)
+        done = await self._validator.stage(work, pieces, total=size, sink=take)
         return await hopper.finish(done.rows, done.units)
 
     async def from_specs(self, to: StagedList, request: JobRequest, document: int) -> TaskList:
-        """The tasks of a small document of so many bytes."""
+        """Return the tasks of a small document of `document` bytes."""
         rows = len(request.specs)
         if not request.force_async and rows < self._options.async_threshold:
             tasks = [
@@ -241,10 +239,10 @@ class _Buffer:
 
 
 def _units(specs: Sequence[TaskSpec], document: int) -> int:
-    """What writing the tasks of a document of so many bytes costs, or a larger number that makes
-    no difference.
+    """Return the write units of the tasks in a document of `document` bytes, or an upper bound
+    where that makes no difference.
 
-    A task is stored in at most twice the bytes that it was sent in, and some: escapes within
+    A task is stored in at most twice the bytes that it was sent in, and some more: escapes within
     escapes, and the content type of a body.
     """
     most = len(specs) + (2 * document + _SPARE_BYTES * len(specs)) // WRITE_UNIT

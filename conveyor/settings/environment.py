@@ -95,14 +95,14 @@ def load(
     for setting in SETTINGS:
         value, variable = overrides.pop(setting.name, None), setting.variable
         if value is None:
-            text, variable = _given(setting, environment)
+            text, variable = _read_text(setting, environment)
             if text is not None:
                 value = _parse(variable, text, kinds[setting.name])
             elif production:
                 value = setting.production
         if value is None:
             continue
-        problem = setting.check(value) or _out_of_reach(value)
+        problem = setting.check(value) or _range_problem(value)
         if problem is not None:
             raise InvalidSetting(variable, problem)
         values[setting.name] = value
@@ -111,7 +111,7 @@ def load(
     return Settings(**values)
 
 
-def _given(setting: Setting, environment: Mapping[str, str]) -> tuple[str | None, str]:
+def _read_text(setting: Setting, environment: Mapping[str, str]) -> tuple[str | None, str]:
     """Return the text of a setting, from its variable or from the file that one names, and the
     variable to name in errors."""
     text, variable = environment.get(setting.variable), setting.variable
@@ -129,7 +129,7 @@ def _given(setting: Setting, environment: Mapping[str, str]) -> tuple[str | None
     return text.strip(), variable
 
 
-def _out_of_reach(value: object) -> str | None:
+def _range_problem(value: object) -> str | None:
     """Check a number against limits beyond which clocks, files and the database fail."""
     if isinstance(value, int | float) and not -MOST <= value <= MOST:
         return f"must be a number up to {MOST:,}"

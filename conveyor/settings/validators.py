@@ -42,7 +42,7 @@ def between(low: float, high: float) -> Check:
 
 
 def lasting(low: float, high: float = LONG) -> Check:
-    """Check for a time from `low` to `high`, both included; `high` defaults to a year in seconds."""
+    """Check for a time from `low` to `high`, both included; `high` is a year by default."""
 
     def check(value: float) -> str | None:
         if not value >= low:

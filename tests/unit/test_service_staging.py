@@ -237,7 +237,7 @@ async def test_two_at_a_time_and_the_others_wait_their_turn(children: Children) 
             group.start_soon(check)
         await children.has_started(CHILDREN)
         with anyio.fail_after(DEADLINE):
-            while stager._turns.statistics().tasks_waiting < 2:  # noqa: ASYNC110  (no event tells)
+            while stager._limiter.statistics().tasks_waiting < 2:  # noqa: ASYNC110  (no event tells)
                 await anyio.sleep(0.001)
         assert len(children.started()) == CHILDREN
         for further in (1, 2):
