@@ -1,4 +1,5 @@
-"""The fleet in virtual time: the production worker over simulated queues, stores and gateway.
+"""Simulates a fleet in virtual time: the production worker over simulated queues, stores and
+gateway.
 
 `simulate(Scenario(world=REALISTIC, policy="reserve", jobs=(JobPlan(tasks=1_000, cap=100),),
 workers=4))` runs hours of a fleet in seconds. The same scenario gives the same report.

@@ -1,5 +1,5 @@
-"""What the numbers and words of a simulation may be. Each refusal is a ValueError of one sentence
-that names the field."""
+"""Checks the numbers and words of a simulation. Each failure is a ValueError of one sentence that
+names the field."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 NEVER = 1e9
-"""Seconds that no simulation lasts; all times stay below it, so that clocks can tell them."""
+"""Seconds that no simulation reaches; all times stay below it, so that clocks can represent
+them."""
 INSTANT = 1e-3
-"""The shortest time of what is done again and again: with less, time would stand still."""
+"""The shortest interval of repeated actions: with a shorter one, time would stand still."""
 
 
 def check_count(field: str, value: object, *, least: int = 1, most: int | None = None) -> None:
@@ -32,19 +33,19 @@ def check_time(field: str, value: object, *, least: float = 0.0) -> None:
 
 
 def check_word(field: str, value: object, known: Sequence[str]) -> None:
-    """Raise ValueError unless a field is one of the words that are known."""
+    """Raise ValueError unless a field is one of the known words."""
     if value not in known:
         raise _refused(field, f"one of {', '.join(known)}", value)
 
 
 def check_kind(field: str, value: object, kinds: type | tuple[type, ...], words: str) -> None:
-    """Raise ValueError unless a field is of a kind, which `words` name with their article."""
+    """Raise ValueError unless a field is of a kind; `words` name the kind with its article."""
     if not isinstance(value, kinds):
         raise _refused(field, words, value)
 
 
 def check_place(field: str, value: int, *, among: int, noun: str) -> None:
-    """Raise ValueError unless a field is the number of one of so many things, from 0."""
+    """Raise ValueError unless a field is the number, from 0, of one of `among` things."""
     if value >= among:
         have = f"there is 1 {noun}" if among == 1 else f"there are {among:,} {noun}s"
         raise ValueError(f"{field} counts from 0 and {have}, so it cannot be {value:,}")

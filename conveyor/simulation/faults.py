@@ -1,7 +1,7 @@
-"""What goes wrong in a simulation, and when. All times are virtual seconds from its start.
+"""The faults of a simulation and their times, in virtual seconds from its start.
 
-Making a fault raises ValueError for a field out of its bounds, making a Scenario for a fault of a
-worker or job that there is not.
+Making a fault raises ValueError for a field out of its bounds; making a Scenario raises it for a
+fault of a worker or job that does not exist.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from conveyor.simulation.latency import stream
 from conveyor.simulation.process import SimulatedFleet
 
 MOST_SLOW = 1e6
-"""The largest factor by which calls may take longer."""
+"""The largest factor by which calls may slow down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL for a worker (from 0); a new process takes its place after `back_after`, or none."""
+    """SIGKILL for a worker (from 0); a new process takes its place after `back_after`, if set."""
 
     worker: int
     at: float
@@ -32,7 +32,7 @@ class Kill:
             check_time("Kill.back_after", self.back_after)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """Kill, and start again."""
+        """Kill the worker, and start it again."""
         await fleet.until(self.at)
         fleet.workers[self.worker].kill()
         if self.back_after is not None:
@@ -54,15 +54,15 @@ class Pause:
         check_time("Pause.seconds", self.seconds, least=INSTANT)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """Pause."""
+        """Pause the worker."""
         await fleet.until(self.at)
         await fleet.workers[self.worker].pause(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class RollingRestart:
-    """One worker after the other, `every` so many seconds, is stopped gracefully or killed; a new
-    process takes its place at once."""
+    """Stops or kills the workers one by one, one `every` so many seconds; a new process takes the
+    place of each at once."""
 
     at: float
     every: float
@@ -73,7 +73,7 @@ class RollingRestart:
         check_time("RollingRestart.every", self.every)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """Restart all of them."""
+        """Restart all workers."""
         for number, worker in enumerate(fleet.workers):
             await fleet.until(self.at + number * self.every)
             if self.graceful:
@@ -85,7 +85,7 @@ class RollingRestart:
 
 @dataclass(frozen=True, slots=True)
 class PermitsDown:
-    """The permit store answers no call for so long; some are applied all the same."""
+    """The permit store answers no call for a time, but applies some all the same."""
 
     at: float
     seconds: float
@@ -95,7 +95,7 @@ class PermitsDown:
         check_time("PermitsDown.seconds", self.seconds, least=INSTANT)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """Away, and back."""
+        """Stop the store's answers, and restore them."""
         await fleet.until(self.at)
         fleet.permits.down += 1
         await fleet.time.sleep(self.seconds)
@@ -104,9 +104,12 @@ class PermitsDown:
 
 @dataclass(frozen=True, slots=True)
 class PermitsCutOff:
-    """One worker (from 0) gets no answer from the permit store for so long, though it reaches all
-    else, and the others reach the store; some of its calls are applied all the same. A process that
-    takes its place meanwhile is cut off, too."""
+    """One worker (from 0) gets no answer from the permit store for a time, though it reaches all
+    other services, and the other workers reach the store.
+
+    Some of its calls are applied all the same. A process that takes its place meanwhile is cut off,
+    too.
+    """
 
     worker: int
     at: float
@@ -118,7 +121,7 @@ class PermitsCutOff:
         check_time("PermitsCutOff.seconds", self.seconds, least=INSTANT)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """Cut off, and not any more."""
+        """Cut the worker off, and reconnect it."""
         await fleet.until(self.at)
         await fleet.workers[self.worker].cut_off_permits(self.seconds)
 
@@ -135,7 +138,7 @@ class PermitsRestartEmpty:
         check_time("PermitsRestartEmpty.down", self.down)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """Away, and back with nothing."""
+        """Take the store away, and bring it back empty."""
         await fleet.until(self.at)
         fleet.permits.down += 1
         await fleet.time.sleep(self.down)
@@ -157,7 +160,7 @@ class GatewaySlow:
         check_number("GatewaySlow.factor", self.factor, least=1 / MOST_SLOW, most=MOST_SLOW)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """Slow, and as before."""
+        """Slow the gateway down, and restore its speed."""
         await fleet.until(self.at)
         fleet.gateway.slowness *= self.factor
         await fleet.time.sleep(self.seconds)
@@ -166,8 +169,10 @@ class GatewaySlow:
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimit:
-    """The gateway refuses calls beyond `limit` at a time with 429, all of them where it is 0;
-    `seconds` None: to the end. Where limits overlap, the lowest holds."""
+    """The gateway refuses calls beyond `limit` at a time with 429, all of them if it is 0.
+
+    Lasts for `seconds`, or to the end if None. Where limits overlap, the lowest applies.
+    """
 
     limit: int
     at: float = 0.0
@@ -180,7 +185,7 @@ class GatewayLimit:
             check_time("GatewayLimit.seconds", self.seconds, least=INSTANT)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """Refuse, and stop refusing."""
+        """Start refusing, and stop."""
         await fleet.until(self.at)
         fleet.gateway.limits.append(self.limit)
         if self.seconds is not None:
@@ -190,7 +195,7 @@ class GatewayLimit:
 
 @dataclass(frozen=True, slots=True)
 class BodiesDown:
-    """The store of bodies keeps none for so long."""
+    """The store of bodies refuses bodies for a time."""
 
     at: float
     seconds: float
@@ -200,7 +205,7 @@ class BodiesDown:
         check_time("BodiesDown.seconds", self.seconds, least=INSTANT)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """Away, and back."""
+        """Take the store away, and bring it back."""
         await fleet.until(self.at)
         fleet.blobs.down += 1
         await fleet.time.sleep(self.seconds)
@@ -209,8 +214,8 @@ class BodiesDown:
 
 @dataclass(frozen=True, slots=True)
 class LostAcks:
-    """That share of acknowledgements and visibility changes gets an error for an answer; half of
-    them are applied all the same."""
+    """Answers a share of acknowledgements and visibility changes with an error; half of them are
+    applied all the same."""
 
     share: float
 
@@ -218,13 +223,13 @@ class LostAcks:
         check_number("LostAcks.share", self.share, most=1.0)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """From now on."""
+        """Lose answers from now on."""
         fleet.queues.lost_answers = self.share
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """After that share of receipts the message comes once more."""
+    """After that share of receipts, the message is delivered once more."""
 
     share: float
 
@@ -232,13 +237,13 @@ class Duplicates:
         check_number("Duplicates.share", self.share, most=1.0)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """From now on."""
+        """Duplicate messages from now on."""
         fleet.queues.duplicates = self.share
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLost:
-    """The queue of a job (from 0) is gone with all its messages; without effect before the job has
+    """The queue of a job (from 0) is lost with all its messages; without effect before the job has
     arrived."""
 
     at: float
@@ -249,14 +254,14 @@ class QueueLost:
         check_count("QueueLost.job", self.job, least=0)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """Once."""
+        """Lose the queue, once."""
         await fleet.until(self.at)
         fleet.queues.drop(fleet.run_ids[self.job])
 
 
 @dataclass(frozen=True, slots=True)
 class YoungQueues:
-    """A queue exists only so many seconds after it was made."""
+    """A queue becomes available only some seconds after its creation."""
 
     seconds: float
 
@@ -264,7 +269,7 @@ class YoungQueues:
         check_time("YoungQueues.seconds", self.seconds)
 
     async def happen(self, fleet: SimulatedFleet) -> None:
-        """From now on."""
+        """Delay new queues from now on."""
         fleet.queues.young = self.seconds
 
 
@@ -288,12 +293,11 @@ Fault = (
 def random_faults(
     seed: int, *, workers: int, duration: float, cap: int, lease: float = 30.0
 ) -> tuple[Fault, ...]:
-    """A bad day, the same for the same seed: workers killed and paused beyond their leases, the
-    permit store away, for all or for one, the gateway slow or refusing, answers lost, messages
-    doubled.
+    """Make the faults of a bad day, the same for the same seed.
 
-    `duration`: the seconds over which it is spread. Raises ValueError for a number out of its
-    bounds.
+    Workers are killed, and paused beyond their leases; the permit store is away, for all or for
+    one; the gateway is slow or refuses; answers are lost and messages doubled. The faults are
+    spread over `duration` seconds. Raises ValueError for a number out of its bounds.
     """
     check_count("workers", workers)
     check_count("cap", cap)
@@ -337,7 +341,8 @@ def _bad_day(draw: Random, workers: int, duration: float, cap: int, lease: float
 
 
 def _partitions(draw: Random, workers: int, duration: float, lease: float) -> list[Fault]:
-    """From a stream of their own: they came later, and change nothing else of a seed's day."""
+    """Draw partitions from a stream of their own, so that the rest of a seed's day stays the
+    same."""
     faults: list[Fault] = []
     if draw.random() < 0.3:
         for _ in range(draw.randint(1, workers)):

@@ -1,10 +1,4 @@
-"""The gateway of a simulation: how long calls take, and how many are in flight.
-
-How long things take in a simulation, and the seeded streams that say so.
-
-Every stream is derived from the seed and a name by hashing, so that who draws how often from one
-never changes what another gives, and two processes draw the same.
-"""
+"""The gateway of a simulation: the duration of calls, and the number in flight."""
 
 from __future__ import annotations
 
@@ -25,12 +19,13 @@ _TIMEOUT = Problem(code="timeout", title="The gateway did not answer in time", s
 
 
 def task_url(job: int, index: int) -> str:
-    """The URL of a task, by the numbers of its job and of itself, from 0."""
+    """Return the URL of a task, by the numbers of its job and of itself, from 0."""
     return f"https://{job}.simulated.example/{index}"
 
 
 def call_time(latency: Latency, seed: int, *, url: str, attempt: int) -> float:
-    """Seconds that an attempt, from 1, at a task takes, whoever makes it and when."""
+    """Return the seconds that an attempt, from 1, at a task takes, independent of worker and
+    time."""
     return latency.draw_for(seed, f"{url} {attempt}")
 
 
@@ -49,13 +44,13 @@ class Load:
 
 
 class GatewayService:
-    """What every process calls. A job's calls are told by their key, its id.
+    """The gateway that every process calls. The key of a call is its job's id.
 
     `limits`: calls beyond the lowest of them at a time are refused with 429. `slowness` multiplies
     the time of calls that start. `calls` and `throttled` count calls and refusals. `abandoned`
-    counts calls of processes that were paused until their permits had lapsed: such a call cannot be
-    ended by anybody, so it is in flight only up to that moment. `steady` is the moment at which a
-    task was first started for the last time, with the call-seconds spent up to then.
+    counts calls of processes that were paused until their permits had lapsed: nothing can end such
+    a call, so it counts as in flight only up to that moment. `steady` is the moment of the last
+    first start of a task, with the call-seconds spent up to then.
     """
 
     def __init__(self, time: VirtualTime, *, seed: int) -> None:
@@ -72,21 +67,21 @@ class GatewayService:
         self._at = 0.0
 
     def open(self, job_id: str, cap: int, latency: Latency) -> None:
-        """Know a job: its cap, and how long its calls take."""
+        """Register a job: its cap, and the latency of its calls."""
         self.loads[job_id] = Load(cap, latency, self._time.seconds())
 
     def call_seconds(self) -> float:
-        """Seconds spent in calls up to now."""
+        """Return the seconds spent in calls up to now."""
         return self._area + self.in_flight * (self._time.seconds() - self._at)
 
     def seconds_over_cap(self) -> float:
-        """Seconds that jobs had more calls in flight than their caps, added up."""
+        """Return the seconds that jobs had more calls in flight than their caps, added up."""
         for load in self.loads.values():
             self.move(load, 0)
         return sum(load.over for load in self.loads.values())
 
     def begin(self, load: Load, url: str) -> tuple[int, float]:
-        """A call starts: which one of its task it is, and how long it takes."""
+        """Start a call; return its number among the calls of its task, and its duration."""
         self.calls += 1
         attempt = self.attempts.get(url, 0) + 1
         self.attempts[url] = attempt
@@ -97,10 +92,10 @@ class GatewayService:
         return attempt, seconds * self.slowness
 
     def move(self, load: Load, change: int) -> None:
-        """So many more calls of a job are in flight from now on.
+        """Change the number of a job's calls in flight, from now on.
 
-        A peak is of calls that last: one that is cut off at the very moment at which it begins, as
-        when a process wakes up to find its permits gone, has not left its process.
+        A peak counts only lasting calls: one that is cut off at the very moment at which it begins,
+        as when a process wakes up to find its permits gone, has not left its process.
         """
         now = self._time.seconds()
         if now > load.at:
@@ -125,11 +120,11 @@ class SimulatedGateway:
         self.running: dict[SimulatedCall, None] = {}
 
     def scrape(self, request: ScrapeRequest) -> SimulatedCall:
-        """One call; refused or timed out ones raise ScrapeFailed on entry."""
+        """Make one call; a refused or timed out one raises ScrapeFailed on entry."""
         return SimulatedCall(self, request)
 
     def abandon_beyond(self, job_id: str, usable: int) -> None:
-        """Only so many calls of a job still have their permits: give the oldest others up."""
+        """Abandon the oldest calls of a job beyond `usable`, the number that still have permits."""
         load = self.service.loads[job_id]
         calls = [call for call in self.running if call.load is load and not call.abandoned]
         for call in calls[: max(0, len(calls) - usable)]:
@@ -138,14 +133,14 @@ class SimulatedGateway:
             self.service.move(load, -1)
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Close nothing: no connection is open."""
 
 
 class SimulatedCall:
     """One call, as a context: made when it is entered.
 
-    It ends at the gateway when its time is up, whether its process runs at that moment or not, or
-    when it is cancelled, or when its process is killed.
+    It ends at the gateway when its time is up, whether or not its process runs then, or when it is
+    cancelled, or when its process is killed.
     """
 
     __slots__ = ("_gateway", "_timeout", "_url", "abandoned", "load")
@@ -196,4 +191,4 @@ class SimulatedCall:
         traceback: TracebackType | None,
         /,
     ) -> None:
-        """The body is in hand already."""
+        """Do nothing: the body has arrived already."""

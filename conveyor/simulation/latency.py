@@ -1,7 +1,8 @@
-"""How long things take in a simulation, and the seeded streams that say so.
+"""The latencies of a simulation, and the seeded streams that they are drawn from.
 
-Every stream is derived from the seed and a name by hashing, so that who draws how often from one
-never changes what another gives, and two processes draw the same."""
+A stream is derived from the seed and a name by hashing. Draws from one stream never change the
+values of another, and two processes draw the same.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from conveyor.simulation.checks import check_number, check_time
 
 MOST_SIGMA = 10.0
-"""The widest spread; far wider than any, and its draws are finite."""
+"""The widest spread; wider than any real one, and its draws are still finite."""
 
 
 _BITS = 52
@@ -39,17 +40,17 @@ class Latency:
 
     @property
     def mean(self) -> float:
-        """The mean, in seconds."""
+        """Return the mean, in seconds."""
         return self.median * math.exp(self.sigma * self.sigma / 2)
 
     def draw(self, stream: random.Random) -> float:
-        """The next value from a stream, in seconds."""
+        """Draw the next value from a stream, in seconds."""
         if not self.sigma:
             return self.median
         return self.median * math.exp(self.sigma * stream.gauss(0.0, 1.0))
 
     def draw_for(self, seed: int, name: str) -> float:
-        """The value that belongs to a name, in seconds, whoever asks and in whatever order."""
+        """Return the value that belongs to a name, in seconds, independent of caller and order."""
         if not self.sigma:
             return self.median
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
@@ -60,6 +61,6 @@ class Latency:
 
 
 def stream(seed: int, name: str) -> random.Random:
-    """A stream of random numbers of its own for a name."""
+    """Return the stream of random numbers that belongs to a name."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return random.Random(int.from_bytes(digest[:8], "big"))

@@ -1,7 +1,6 @@
-"""What every part of one simulated process shares.
+"""The parts of one simulated process that stop and delay it, and the trace of its actions.
 
-What holds a simulated process up: stopped, it does nothing while time goes on; killed, nothing
-more.
+A stopped process does nothing while time goes on; a killed one never does anything again.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from conveyor.simulation.latency import Latency
 
 
 class ProcessKilled(BaseException):
-    """Raised wherever a killed process touches the outside, so that nothing of its shutdown code
-    reaches it. Like a cancellation it is no Exception: nobody handles it by mistake."""
+    """Raised wherever a killed process touches the outside, so that its shutdown code has no
+    effect. Like a cancellation it is not an Exception, so that no handler catches it by mistake."""
 
 
 class Gate:
-    """Passed at each entry to and each return from a port or a sleep.
+    """A gate to pass at each entry to and each return from a port or a sleep.
 
-    `halted`: paused or killed; only then need `passed` be awaited.
+    `halted` is set while the process is paused or killed; only then need `passed` be awaited.
     """
 
     __slots__ = ("_resumed", "halted", "killed")
@@ -42,21 +41,21 @@ class Gate:
             await self._resumed.wait()
 
     def check(self) -> None:
-        """For calls that do not wait. Raises ProcessKilled."""
+        """Check the gate in a call that does not wait. Raises ProcessKilled."""
         if self.killed:
             raise ProcessKilled
 
     def pause(self) -> None:
-        """As SIGSTOP."""
+        """Stop the process, as SIGSTOP."""
         self.halted = True
 
     def resume(self) -> None:
-        """As SIGCONT; without effect on a killed process."""
+        """Continue the process, as SIGCONT; without effect on a killed one."""
         self.halted = self.killed
         self._wake()
 
     def kill(self) -> None:
-        """As SIGKILL, which reaches a paused process too."""
+        """Kill the process, as SIGKILL, which reaches a paused one too."""
         self.halted = self.killed = True
         self._wake()
 
@@ -67,10 +66,10 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The way from one process to one service and back, which takes a `latency` in all.
+    """The way from one process to one service and back, which takes `latency` in total.
 
-    By chance all of it lies before the effect or all of it behind: a process that is killed
-    meanwhile has either done nothing, or never learns what it did.
+    A random draw puts all of it before the effect or all of it after: a process that is killed
+    meanwhile has either done nothing, or never learns the result.
     """
 
     process: str
@@ -82,7 +81,7 @@ class Link:
     stream: random.Random
 
     async def go(self) -> float:
-        """Reach the service; the seconds that the way back takes."""
+        """Reach the service; return the seconds that the way back takes."""
         gate = self.gate
         if gate.halted:
             await gate.passed()
@@ -103,7 +102,7 @@ class Link:
             await gate.passed()
 
     def note(self, event: str) -> None:
-        """Write down what this process did."""
+        """Record an action of this process."""
         self.trace.note(f"{self.process} {event}")
 
 
@@ -113,7 +112,8 @@ _CHUNK = 1_000
 class Trace:
     """A running sha256 over lines of virtual microseconds and an event with its ids.
 
-    The name of the policy is no part of it, so that two policies that do the same are seen to.
+    The lines leave out the name of the policy, so that two policies with the same behaviour have
+    the same digest.
     """
 
     def __init__(self, seconds: Callable[[], float]) -> None:
@@ -124,18 +124,18 @@ class Trace:
 
     @property
     def events(self) -> int:
-        """How many events were noted."""
+        """Return the number of recorded events."""
         return self._hashed + len(self._lines)
 
     def note(self, event: str) -> None:
-        """Something happened now."""
+        """Record an event at the present time."""
         lines = self._lines
         lines.append(f"{self._seconds() * 1e6:.0f} {event}")
         if len(lines) >= _CHUNK:
             self._flush()
 
     def digest(self) -> str:
-        """The fingerprint up to now, 64 hexadecimal digits."""
+        """Return the fingerprint up to now, 64 hexadecimal digits."""
         self._flush()
         return self._hash.hexdigest()
 

@@ -1,7 +1,7 @@
-"""Running a coroutine in virtual time: nothing waits, the clock jumps to the next timer.
+"""Runs a coroutine in virtual time: nothing waits, the clock jumps to the next timer.
 
-On asyncio this is an event loop of its own, on trio its mock clock. Whatever runs in it must be
-made of coroutines alone: a thread or a socket would be overtaken by every timer.
+On asyncio this is an event loop of its own, on trio its mock clock. The code in it must consist of
+coroutines only: every timer would overtake a thread or a socket.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MANY_TIMERS = 100
 
 
 class Deadlock(RuntimeError):
-    """Every coroutine waits for another one: no timer is left that could wake any."""
+    """Every coroutine waits for another one: no timer is left to wake any."""
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualTime:
-    """What a simulation needs of the loop that it runs on: virtual seconds from 0, and sleep."""
+    """The simulation's interface to its loop: virtual seconds from 0, and sleep."""
 
     seconds: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
@@ -41,7 +41,7 @@ class VirtualTime:
 def run(main: Callable[[VirtualTime], Awaitable[T]], *, backend: str, seed: int = 0) -> T:
     """Run `main` to its end in virtual time; the same seed gives the same order of events.
 
-    `backend` is one of BACKENDS. Raises RuntimeError where trio is asked for and not installed, and
+    `backend` is one of BACKENDS. Raises RuntimeError where trio is requested and not installed, and
     Deadlock.
     """
     if backend == "trio":
@@ -56,7 +56,7 @@ def run(main: Callable[[VirtualTime], Awaitable[T]], *, backend: str, seed: int 
 
 
 def virtual_time() -> VirtualTime:
-    """The time of the loop that runs here: VirtualLoop, or trio's with its mock clock."""
+    """Return the time of the running loop: a VirtualLoop, or trio's with its mock clock."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -68,13 +68,13 @@ def virtual_time() -> VirtualTime:
 
 
 class _NumberedTask(asyncio.Task[Any]):
-    """A task that knows how many were made before it, and tells its loop when it is cancelled."""
+    """A task that knows how many were made before it, and informs its loop when it is cancelled."""
 
     number: int
     home: VirtualLoop
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel, and remember that the order of wake-ups has to be looked after."""
+        """Cancel, and have the loop sort the wake-ups."""
         self.home.reorders = True
         return super().cancel(msg)
 
@@ -82,8 +82,8 @@ class _NumberedTask(asyncio.Task[Any]):
 class VirtualLoop(asyncio.BaseEventLoop):
     """An asyncio event loop whose time jumps to the next timer when nothing is ready.
 
-    It replaces the loop's private `_run_once`; a release of Python without the names that this
-    builds on is refused. `reorders` is set by tasks that were cancelled.
+    It replaces the loop's private `_run_once`; a release of Python without the names used here is
+    refused. Cancelled tasks set `reorders`.
     """
 
     # The names of BaseEventLoop that are used here. Handles have private ones too.
@@ -105,11 +105,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.set_task_factory(_numbered)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return virtual seconds since the loop was made."""
         return self._seconds
 
     def sleep(self, seconds: float) -> Awaitable[None]:
-        """What asyncio's own sleep does, for a third of the cost."""
+        """Sleep as asyncio does, for a third of the cost."""
         if seconds <= 0:
             return asyncio.sleep(0)  # noqa: TID251  (a turn of the loop, no time)
         future: asyncio.Future[None] = asyncio.Future(loop=self)
@@ -118,14 +118,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     def next_number(self) -> int:
-        """The number of the next task."""
+        """Return the number of the next task."""
         return next(self._numbers)
 
     def _write_to_self(self) -> None:
-        """Nothing sleeps in a selector that would have to be woken."""
+        """Do nothing: no selector sleeps that would have to be woken."""
 
     def _run_once(self) -> None:
-        """Turn by turn until the loop is stopped: what the loop's own `run_forever` goes round."""
+        """Run turns until the loop is stopped: the body of the loop's own `run_forever`."""
         ready = self._ready
         while True:
             if not ready and not self._stopping:
@@ -142,7 +142,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 return
 
     def _jump(self) -> None:
-        """With nothing to do, time moves on to the next timer, and whoever sleeps until then wakes.
+        """With nothing ready, move time on to the next timer and wake the sleepers due then.
 
         Moments are compared exactly: a tolerance would vanish in the rounding of large times.
         """
@@ -189,7 +189,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return kept
 
     def _sort_cancelled(self) -> None:
-        """Wake cancelled tasks in the order of their making.
+        """Wake cancelled tasks in the order of their creation.
 
         Cancel scopes keep their tasks in sets, whose order differs from process to process.
         """

@@ -1,11 +1,10 @@
-"""The permit stores of a simulation: one shared store, and each process's port over it.
+"""The permit stores of a simulation, each process's port to them, and two stores of lease rows.
 
-The permits port by lease rows: the published design, and the same with its race removed.
-
-Both exist to be compared with: a benchmark that leaves them out could not show what a ledger of
-counts saves, and what breaking the limit is worth. Neither knows wants (`wanting` is 0), sequences
-(a call that arrives late or twice is applied like any other) or closing (rows that were lost are
-given away at once). No worker that relies on those should be given one.
+Lease rows, the published design and the same without its race, exist for comparison: a benchmark
+without them could not show what a ledger of counts saves, nor what breaking the limit gains.
+Neither supports wants (`wanting` is 0), sequences (a late or repeated call is applied like any
+other) or closing (lost rows are given away at once), so no worker that relies on those may use
+them.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ class LeaseRows:
     """A table with one row a permit, each under a lease: `count` permits are so many rows.
 
     Every method but `total` and `standing` is one call of the store: it is counted in `calls` by
-    its name, waits for `pause`, and then acts at once and whole. A `pause` that raises is a store
-    that does not answer, and nothing was done. All rows of a holder are written together, so they
-    lapse together; lapsed rows count no more. Leases run by the clock's monotonic time.
+    its name, waits for `pause`, and then acts at once and whole. If `pause` raises, the store does
+    not answer and has done nothing. All rows of a holder are written together, so they lapse
+    together; lapsed rows count no more. Leases run by the clock's monotonic time.
     """
 
     def __init__(self, clock: Clock, pause: Callable[[], Awaitable[None]]) -> None:
@@ -39,17 +38,17 @@ class LeaseRows:
         self._jobs = JobLeases()
 
     async def count(self, job_id: str, holder: str) -> tuple[int, int]:
-        """How many rows a job has, and how many of them are the holder's."""
+        """Return the number of a job's rows, and of the holder's among them."""
         await self._call("count")
         return self.total(job_id), self._own(job_id, holder)
 
     async def insert(
         self, job_id: str, holder: str, count: int, *, lease: float, limit: int | None = None
     ) -> bool:
-        """Add what the holder lacks to have `count` rows, all of them under a fresh lease.
+        """Add the rows that the holder lacks to have `count`, all of them under a fresh lease.
 
-        With a `limit`, only where the job's rows stay within it, or the holder lacks none: checked
-        in the same call. Whether they were added.
+        With a `limit`, adds them only if the job's rows stay within it, or the holder lacks none:
+        checked in the same call. Returns whether they were added.
         """
         await self._call("insert")
         own = self._own(job_id, holder)
@@ -64,8 +63,10 @@ class LeaseRows:
         self._jobs.of(job_id, self._clock.monotonic()).drop(holder)
 
     async def renew(self, job_id: str, holder: str, count: int, *, lease: float) -> bool:
-        """Put `count` rows of the holder under a fresh lease and remove its others; False, and
-        nothing done, where it has fewer."""
+        """Put `count` rows of the holder under a fresh lease and remove its others.
+
+        Returns False, and does nothing, if the holder has fewer.
+        """
         await self._call("renew")
         if self._own(job_id, holder) < count:
             return False
@@ -73,11 +74,11 @@ class LeaseRows:
         return True
 
     def total(self, job_id: str) -> int:
-        """How many rows a job has; no call."""
+        """Return the number of a job's rows; not counted as a call."""
         return self._jobs.total(job_id, self._clock.monotonic())
 
     def standing(self, job_id: str, *, granted: bool, limit: int) -> LedgerState:
-        """What a call's answer says beside whether it was granted; no call."""
+        """Build the answer of a call that was `granted` or not; not counted as a call."""
         entries = self._jobs.of(job_id, self._clock.monotonic())
         free = max(0, limit - entries.total)
         return LedgerState(granted=granted, free=free, holders=entries.holders, wanting=0)
@@ -96,14 +97,14 @@ class LeaseRows:
 
 
 class CountThenInsertPermits:
-    """Lease rows as published: a COUNT, and where it leaves room an INSERT, in two calls.
+    """Lease rows as published: a COUNT and, if it leaves room, an INSERT, in two calls.
 
-    It breaks the limit. Whoever counts before the others have inserted sees the same room as they
-    do, so of calls that overlap all may be granted: many times the limit, where many slots ask at
-    once. Part of the speed that it shows in a comparison is just that.
+    It breaks the limit. All holders that count before the others have inserted see the same room,
+    so overlapping calls may all be granted: many times the limit, if many slots ask at once. Part
+    of its speed in a comparison comes from that.
 
-    Growing is two calls, one where it is refused; renewing and giving back are one. Renewing what
-    has lapsed is growing again, after the call that found out.
+    Growing takes two calls, or one if refused; renewing and giving back take one. Renewing lapsed
+    rows is growing again, after the call that found out.
     """
 
     def __init__(self, rows: LeaseRows) -> None:
@@ -111,11 +112,11 @@ class CountThenInsertPermits:
 
     @property
     def calls(self) -> Counter[str]:
-        """Calls of the store by name: `count`, `insert`, `delete`, `renew`."""
+        """Return the calls of the store by name: `count`, `insert`, `delete`, `renew`."""
         return self._rows.calls
 
     def total(self, job_id: str) -> int:
-        """The sum of a job's counts under unexpired leases."""
+        """Return the sum of a job's counts under unexpired leases."""
         return self._rows.total(job_id)
 
     async def acquire_or_renew(
@@ -123,7 +124,7 @@ class CountThenInsertPermits:
     ) -> LedgerState:
         """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
 
-        Raises ValueError where `holding.count` is below zero, and whatever the store's pause does.
+        Raises ValueError if `holding.count` is negative, and any error of the store's pause.
         """
         job_id, holder, count = holding.job_id, holding.holder, holding.count
         if count < 0:
@@ -146,7 +147,7 @@ class CountThenInsertPermits:
 
 
 class AtomicLeaseRows(CountThenInsertPermits):
-    """The same without the race: the insert checks the limit itself, in one call, so it holds at
+    """The same without the race: the insert checks the limit itself, in one call, so it is kept at
     every moment."""
 
     async def _grow(self, holding: LeaseRequest, limit: int, lease: float) -> bool:
@@ -162,11 +163,11 @@ PERMIT_STORES = (LEDGER, COUNT_THEN_INSERT, ATOMIC_ROWS)
 TIMEOUT = 1.0
 """Seconds after which a call gives up on a store that does not answer."""
 APPLIED = 0.25
-"""The share of calls to a store in trouble that are applied although no answer comes."""
+"""The share of unanswered calls that the store applies all the same."""
 
 
 class _Store(Protocol):
-    """A permits port that tells the sum of a job's counts."""
+    """A permits port that reports the sum of a job's counts."""
 
     async def acquire_or_renew(
         self, holding: LeaseRequest, *, limit: int, lease: float
@@ -177,8 +178,8 @@ class _Store(Protocol):
 
 @dataclass(slots=True)
 class LedgerReach:
-    """Whether a worker reaches the permit store, whichever process it is: not while something keeps
-    it `cut_off`."""
+    """The connection of a worker, across its processes, to the permit store; broken while
+    `cut_off`."""
 
     cut_off: int = 0
 
@@ -187,8 +188,8 @@ class PermitService:
     """The store that the whole fleet shares: a ledger, or one of the two kinds of lease rows.
 
     `calls` counts calls of the store; `peak_granted` is the largest total of one job at any write,
-    `most_over` the most that a total was above the limit given with the write. While
-    something keeps it `down`, no call is answered.
+    `most_over` the most that a total was above the limit given with the write. While `down`, the
+    store answers no call.
     """
 
     def __init__(
@@ -207,17 +208,18 @@ class PermitService:
 
     @property
     def is_ledger(self) -> bool:
-        """Whether a call of the port is one call of the store; rows wait for each of theirs."""
+        """Return whether a call of the port is one call of the store; rows wait for each of
+        theirs."""
         return self._kind == LEDGER
 
     def restart_empty(self) -> None:
-        """Lose every entry. A ledger knows of it and is closed for a lease; rows are just gone."""
+        """Lose every entry. A ledger notices and is closed for a lease; rows are just gone."""
         self._store = self._make(closed_for=self._lease)
 
     async def acquire_or_renew(
         self, holding: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        """Pass a call on, and look at what it left."""
+        """Pass a call on, and record the totals after it."""
         if self.is_ledger:
             self.calls += 1
         standing = await self._store.acquire_or_renew(holding, limit=limit, lease=lease)
@@ -246,7 +248,8 @@ class SimulatedPermits:
     """The permits port of one process.
 
     `leases` are this process's counts by job and holder, each with the virtual second at which the
-    store lets it lapse: what it may use even while nobody can ask it. `reach`: that of its worker.
+    store lets it lapse: the permits usable even while the store does not answer. `reach` is its
+    worker's.
     """
 
     def __init__(
@@ -260,7 +263,7 @@ class SimulatedPermits:
     async def acquire_or_renew(
         self, holding: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        """Let a holder have so many permits. Raises ConveyorError(unavailable) after a timeout."""
+        """Let a holder have permits. Raises ConveyorError(unavailable) after a timeout."""
         service, link = self._service, self._link
         back = await link.go()
         if self._reach.cut_off or (service.down and service.is_ledger):
@@ -273,7 +276,7 @@ class SimulatedPermits:
         return standing
 
     async def _in_trouble(self, holding: LeaseRequest, limit: int, lease: float) -> LedgerState:
-        """No answer comes; some calls are applied all the same, sooner or later."""
+        """Give no answer; apply some calls all the same, sooner or later."""
         service, link = self._service, self._link
         drawn = service.stream.random()
         applied_after = TIMEOUT * service.stream.random()
@@ -294,13 +297,13 @@ class SimulatedPermits:
             held.pop(holding.holder, None)
 
     def usable(self, job_id: str) -> int:
-        """How many permits of a job this process has under leases that have not lapsed."""
+        """Return the number of a job's permits that this process has under unexpired leases."""
         now = self._link.seconds()
         held = self.leases.get(job_id, {})
         return sum(count for count, lapses_at in held.values() if lapses_at > now)
 
     def next_lapse(self) -> float | None:
-        """The virtual second at which the next of its leases lapses."""
+        """Return the virtual second at which the next of its leases lapses."""
         now = self._link.seconds()
         return min(
             (
@@ -314,5 +317,5 @@ class SimulatedPermits:
 
 
 def no_answer() -> ConveyorError:
-    """What a caller gets from a store that is away."""
+    """Build the error of a store that is away."""
     return ConveyorError(ErrorCode.UNAVAILABLE, "the permit store does not answer")

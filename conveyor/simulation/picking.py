@@ -1,5 +1,5 @@
-"""The picking rules that a simulation can compare, by name: the one in use, and two to hold against
-it."""
+"""The picking rules that a simulation can compare, by name: the one in use, and two to compare it
+with."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PICKINGS = (RANDOM, ROUND_ROBIN, LEAST_IN_FLIGHT)
 
 
 class RoundRobin:
-    """The lane that was picked longest ago, whatever it has in hand and whatever its weight."""
+    """Picks the lane that was picked longest ago, whatever its calls and its weight."""
 
     def __init__(self) -> None:
         self._turns = 0
 
     def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
-        """One after the other."""
+        """Pick lanes one after the other."""
         best: Lane | None = None
         for lane in lanes:
             if (best is None or lane.turn < best.turn) and eligible(lane):
@@ -34,13 +34,13 @@ class RoundRobin:
 
 
 class Random:
-    """Any of the lanes, each as likely as the other. `random` gives numbers in [0, 1)."""
+    """Picks any of the lanes, all equally likely. `random` returns numbers in [0, 1)."""
 
     def __init__(self, random: Callable[[], float]) -> None:
         self._random = random
 
     def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
-        """Draws until an eligible one comes."""
+        """Draw until an eligible lane comes."""
         left = list(lanes)
         while left:
             place = int(self._random() * len(left))
@@ -52,7 +52,7 @@ class Random:
 
 
 def picking(name: str, clock: Clock) -> PickingRule:
-    """A rule for one dispatcher; chance comes from its process's own clock."""
+    """Make a rule for one dispatcher; randomness comes from its process's own clock."""
     if name == RANDOM:
         return Random(clock.random)
     return RoundRobin() if name == ROUND_ROBIN else LeastInFlight()

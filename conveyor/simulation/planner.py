@@ -1,4 +1,5 @@
-"""A reader's own numbers as simulations: what to run, for how long, and what to say of it."""
+"""Plans simulations of a reader's own fleet: the scenarios, their length, and remarks on the
+results."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from conveyor.simulation.view import Row, brief, unfinished
 RESERVING = ("reserve", "reserve-strict")
 TIMEOUT = Settings().gateway_timeout
 PATIENCE = 300.0
-"""Real seconds that the command may take; more is refused with what to change."""
+"""Real seconds that the command may take; larger questions are refused with advice."""
 
 _TASK_COST = 1 / 3_500
 """Real seconds that one task costs, whatever the policy."""
 _WORKER_COST = 1 / 2_500
 """Real seconds that one worker costs in a virtual second: timers, renewals, looks for runs."""
 _SLOT_COST = 1 / 4_000
-"""Real seconds that one free slot costs in a virtual second where messages come before permits."""
+"""Real seconds that one free slot costs in a virtual second if messages come before permits."""
 _WINDOW_COST = 5.0
 """Real seconds to spend on a policy that receives first."""
 _WORTH_TELLING = 0.001
@@ -36,11 +37,11 @@ _SHRINKABLE = (
     ("tasks", "workers"),
     ("tasks", "workers", "slots"),
 )
-"""What to advise to make smaller, the first that helps."""
+"""The fields to advise making smaller; the first that helps."""
 _STARTING = 10.0
 """Virtual seconds that a job may take beside its gateway calls."""
 _LEAST_CALLS = 5
-"""Gateway calls one after another in the shortest window that tells anything."""
+"""Consecutive gateway calls in the shortest window that is worth simulating."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,28 +62,28 @@ class Question:
 
     @property
     def at_a_time(self) -> int:
-        """Most gateway calls that can be in flight."""
+        """Return the maximum number of gateway calls in flight."""
         return min(self.cap, self.workers * self.slots)
 
     @property
     def mean(self) -> float:
-        """Mean seconds of a gateway call."""
+        """Return the mean seconds of a gateway call."""
         return self.latency * math.exp(self.sigma**2 / 2)
 
     @property
     def timing_out(self) -> float:
-        """The share of gateway calls that take longer than a worker waits."""
+        """Return the share of gateway calls that take longer than a worker waits."""
         if not self.sigma:
             return float(self.latency > TIMEOUT)
         return 1 - NormalDist().cdf(math.log(TIMEOUT / self.latency) / self.sigma)
 
     @property
     def expected_seconds(self) -> float:
-        """About how many virtual seconds the job takes where no permit is ever idle."""
+        """Return about how many virtual seconds the job takes if no permit is ever idle."""
         return max(self.tasks * self.mean / self.at_a_time, self.mean)
 
     def least_seconds(self) -> float:
-        """Virtual seconds below which this very job, calls by seed, cannot be done."""
+        """Return the virtual seconds that this very job, with calls by seed, takes at least."""
         latency = Latency(self.latency, self.sigma)
         longest = spent = 0.0
         for index in range(self.tasks):
@@ -94,11 +95,11 @@ class Question:
 
 
 def scenarios(question: Question) -> list[Scenario]:
-    """One simulation a policy, all of the same work.
+    """Make one simulation for each policy, all of the same work.
 
-    Where permits come first the job runs to its end. The others get four times the time that it
-    should take with no permit idle, or as much as can be simulated within some seconds; the permits
-    of their messages lie in a store that keeps the cap, so that none of them gains by breaking it.
+    Policies that take permits first run the job to its end. The others get four times the time that
+    it should take with no permit idle, or as much as can be simulated within some seconds; the
+    permits of their messages lie in a store that keeps the cap, so that none gains by breaking it.
     """
     world = replace(
         REALISTIC_COOL,
@@ -121,7 +122,7 @@ def scenarios(question: Question) -> list[Scenario]:
 
 
 def real_seconds(question: Question) -> float:
-    """About how long all of it takes to simulate."""
+    """Estimate the real seconds that all simulations take."""
     return sum(
         _to_the_end(question)
         if scenario.window is None
@@ -131,7 +132,7 @@ def real_seconds(question: Question) -> float:
 
 
 def refusal(question: Question) -> str | None:
-    """Why a question is too large, and what to make smaller; None where it is not."""
+    """Say why a question is too large, and what to make smaller; None if it is not too large."""
     needed = real_seconds(question)
     if needed <= PATIENCE:
         return None
@@ -148,7 +149,7 @@ def refusal(question: Question) -> str | None:
 
 
 def remarks(question: Question, rows: Sequence[Row]) -> list[str]:
-    """What the table does not say by itself."""
+    """List remarks that the table does not show by itself."""
     told = [f"At best the job takes {brief(question.least_seconds())}."]
     if question.cap > question.workers * question.slots:
         are = "is" if question.at_a_time == 1 else "are"
@@ -175,7 +176,7 @@ def _to_the_end(question: Question) -> float:
 
 
 def _receiving_cost(question: Question) -> float:
-    """Real seconds for a virtual one where messages come before permits."""
+    """Return the real seconds for a virtual one if messages come before permits."""
     return (
         question.at_a_time / question.mean * _TASK_COST
         + question.workers * _WORKER_COST
@@ -189,5 +190,5 @@ def _window(question: Question) -> float:
 
 
 def _rounded(value: float) -> float:
-    """To two significant digits."""
+    """Round to two significant digits."""
     return float(f"{value:.2g}")

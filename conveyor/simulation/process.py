@@ -1,8 +1,7 @@
-"""One simulated worker process: the production worker over simulated ports.
+"""One simulated worker process, its clock, and the fleet of them that faults act on.
 
-A fleet of simulated workers and what they share, as faults get at it.
-
-The clock of one simulated process: virtual time as this process reads it.
+A process is the production worker over simulated ports; its clock is virtual time as this process
+reads it.
 """
 
 from __future__ import annotations
@@ -70,11 +69,11 @@ class SimulatedClock:
         self._last_id = 0
 
     def now(self) -> int:
-        """Milliseconds since the epoch, by this process's wall clock."""
+        """Return milliseconds since the epoch, by this process's wall clock."""
         return self._start + int(self._seconds() * 1_000)
 
     def monotonic(self) -> float:
-        """Seconds since an origin that no other process shares."""
+        """Return seconds since an origin that no other process shares."""
         return self._origin + self._seconds()
 
     async def sleep(self, seconds: float) -> None:
@@ -87,15 +86,15 @@ class SimulatedClock:
             await gate.passed()
 
     def random(self) -> float:
-        """A number in [0, 1), by the seed."""
+        """Return a number in [0, 1), by the seed."""
         return self._random.random()
 
     def token(self, length: int) -> bytes:
-        """Bytes by the seed."""
+        """Return bytes by the seed."""
         return self._random.randbytes(length)
 
     def new_id(self) -> str:
-        """A ULID of this process's wall time; each is greater than the one before."""
+        """Return a ULID of this process's wall time; each is greater than the one before."""
         fresh = self.now() << 80 | self._random.getrandbits(79)
         self._last_id = max(fresh, self._last_id + 1)
         return str(ULID.from_bytes(self._last_id.to_bytes(16, "big")))
@@ -106,7 +105,7 @@ SECRET = b"the root secret of a simulation."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedServices:
-    """What the processes of a fleet share."""
+    """The services that the processes of a fleet share."""
 
     time: VirtualTime
     trace: Trace
@@ -207,11 +206,11 @@ class WorkerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process now, paused or not."""
+        """Return whether a process exists, paused or not."""
         return self._boot is not None
 
     def counted(self, name: str) -> int:
-        """A counter of the production telemetry, over all its lives."""
+        """Return a counter of the production telemetry, over all its lives."""
         return sum(boot.telemetry.counts[name] for boot in self._boots)
 
     def start(self, group: TaskGroup) -> None:
@@ -228,7 +227,7 @@ class WorkerProcess:
             group.start_soon(self._live, boot)
 
     def kill(self) -> None:
-        """As SIGKILL: nothing that it does from here on reaches anything."""
+        """Kill it, as SIGKILL: none of its later actions has an effect."""
         boot = self._boot
         if boot is not None:
             self._boot = None
@@ -237,7 +236,7 @@ class WorkerProcess:
             boot.scope.cancel()
 
     async def stop(self) -> None:
-        """As SIGTERM: stop gracefully, and return when the process is gone."""
+        """Stop it gracefully, as SIGTERM; return when the process is gone."""
         boot, ended = self._boot, self._ended
         if boot is not None:
             self._services.trace.note(f"{boot.name} stops")
@@ -245,7 +244,7 @@ class WorkerProcess:
             await ended.wait()
 
     async def pause(self, seconds: float) -> None:
-        """As SIGSTOP, and SIGCONT after so many seconds."""
+        """Pause it, as SIGSTOP, and continue it, as SIGCONT, after `seconds`."""
         boot = self._boot
         if boot is None:
             return
@@ -259,7 +258,8 @@ class WorkerProcess:
         boot.gate.resume()
 
     async def cut_off_permits(self, seconds: float) -> None:
-        """Keep it from the permit store for so long, and the processes that take its place."""
+        """Cut it, and the processes that take its place, off from the permit store for
+        `seconds`."""
         self._services.trace.note(f"w{self._number} cut off from permits")
         self._reach.cut_off += 1
         await self._services.time.sleep(seconds)
@@ -282,8 +282,10 @@ class WorkerProcess:
         self._ended.set()
 
     async def _let_permits_lapse(self, boot: _Boot) -> None:
-        """Calls of a stopped process go on at the gateway, after its permits are somebody else's:
-        from then on they are counted apart."""
+        """Count its calls apart once its permits have lapsed.
+
+        Calls of a stopped process go on at the gateway after its permits went to another holder.
+        """
         while (lapses_at := boot.permits.next_lapse()) is not None:
             await self._services.time.sleep(lapses_at - self._services.time.seconds())
             for job_id in boot.permits.leases:
@@ -291,7 +293,7 @@ class WorkerProcess:
 
 
 class SimulatedFleet:
-    """Workers by number, the services by name. `run_ids` are the runs of the jobs, in order of the
+    """Workers by number, services by name. `run_ids` are the runs of the jobs, in order of the
     plans; "" before a job has arrived."""
 
     def __init__(
@@ -367,7 +369,7 @@ class SimulatedFleet:
             self.workers[number].start(self._group)
 
     def end(self) -> None:
-        """The simulation is over: everything stops where it is."""
+        """End the simulation: everything stops where it is."""
         self._group = None
         for worker in self.workers:
             worker.kill()
@@ -379,5 +381,5 @@ class SimulatedFleet:
             await self.time.sleep(left)
 
     def counted(self, name: str) -> int:
-        """A counter of the production telemetry, over the whole fleet."""
+        """Return a counter of the production telemetry, over the whole fleet."""
         return sum(worker.counted(name) for worker in self.workers)

@@ -1,9 +1,7 @@
-"""The queues port of one simulated process: the shared service behind latency and lost answers.
+"""The queue service of a simulation, and each process's port to it.
 
-The queue service of a simulation: queues that lie, repeat and forget as SQS may.
-
-One object serves every simulated process; what a call costs, and whether its answer arrives, is the
-business of each process's own port.
+The queues undercount, repeat and forget as SQS may. One service serves every simulated process; the
+port of each adds latency and lost answers.
 """
 
 from __future__ import annotations
@@ -30,14 +28,16 @@ from conveyor.simulation.link import Link, Trace
 from conveyor.simulation.loop import VirtualTime
 
 Unfinished = Callable[[str], Awaitable[list[tuple[int, str]]]]
-"""Every (index, task_id) of a run that is not terminal."""
+"""Returns every (index, task_id) of a run that is not terminal."""
 
 
 class _Item:
-    """One message in a queue. `turn` grows with each change of when it is seen, and voids whatever
-    was scheduled before; an acknowledged message is `gone`. It is `held` from its receipt until its
-    task is settled or it is acknowledged, its `visibility` lapses, or it is hidden for another time
-    than that."""
+    """One message in a queue.
+
+    `turn` grows with each change of the time it is seen, and voids earlier schedules; an
+    acknowledged message is `gone`. It is `held` from its receipt until its task is settled or it is
+    acknowledged, its `visibility` lapses, or it is hidden for another time.
+    """
 
     __slots__ = (
         "gone",
@@ -98,14 +98,14 @@ class QueueService:
 
     A short poll asks `partitions_asked` of a queue's `partitions`, so it may find nothing although
     something is there; a long poll asks them all. A queue does not exist within the first `young`
-    seconds after it was made. `duplicates` is the share of receipts after which the message comes
-    once more although it may be acknowledged, `lost_answers` the share of acknowledgements and
-    changes whose answer is an error, half of them applied all the same.
+    seconds after its creation. `duplicates` is the share of receipts after which the message is
+    delivered once more although it may be acknowledged, `lost_answers` the share of
+    acknowledgements and changes answered with an error, half of them applied all the same.
 
-    The figures leave the control queue out, which every worker asks alike: `received` counts
-    messages handed out, `calls` receive calls, `empties` those that gave nothing,
-    `dead_lettered` messages given up; `on_hand` messages are held by whoever received them and
-    wait for their task's end, `peak_on_hand` at most.
+    The figures leave out the control queue, which every worker asks alike: `received` counts
+    messages handed out, `calls` receive calls, `empties` the empty ones, `dead_lettered` messages
+    given up; `on_hand` counts messages received whose task has not ended, `peak_on_hand` the most
+    of them.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class QueueService:
     # -- queues --
 
     def open(self, run_id: str) -> None:
-        """Make a run's queue; without effect where it is."""
+        """Make a run's queue; without effect if it exists."""
         if run_queue(run_id) not in self._queues:
             self._make(run_queue(run_id))
 
@@ -164,12 +164,12 @@ class QueueService:
             self.send_tasks(job_id, run_id, tasks)
 
     def depth(self, name: str) -> int:
-        """How many messages wait, hidden ones included."""
+        """Return the number of waiting messages, hidden ones included."""
         queue = self._queues.get(name)
         return queue.length if queue is not None else 0
 
     def holds(self, run_id: str) -> set[str]:
-        """The tasks of a run that some message still names."""
+        """Return the tasks of a run that a message still names."""
         queue = self._queues.get(run_queue(run_id))
         if queue is None:
             return set()
@@ -208,7 +208,7 @@ class QueueService:
     def receive(
         self, name: str, *, limit: int, visibility: float, everywhere: bool
     ) -> list[Delivery]:
-        """Up to `limit` messages, from some partitions or from all. Raises QueueMissing."""
+        """Receive up to `limit` messages, from some partitions or from all. Raises QueueMissing."""
         queue = self._queue(name)
         taken: list[Delivery] = []
         self._surface(queue)
@@ -224,7 +224,7 @@ class QueueService:
         return taken
 
     async def wait_for_message(self, name: str, until: float) -> bool:
-        """Return once a message may be there: True; or at `until`: False. Raises QueueMissing."""
+        """Return True once a message may be there, or False at `until`. Raises QueueMissing."""
         queue = self._queue(name)
         while self._queues.get(name) is queue:
             self._surface(queue)
@@ -238,7 +238,7 @@ class QueueService:
         raise QueueMissing(name)
 
     def delete(self, name: str, receipts: Sequence[str]) -> None:
-        """Acknowledge by receipts; void ones are passed over."""
+        """Acknowledge by receipts; ignore void ones."""
         queue = self._queues.get(name)
         if queue is None:
             return
@@ -254,7 +254,7 @@ class QueueService:
             queue.length -= 1
 
     def change_visibility(self, name: str, receipts: Sequence[str], *, visibility: float) -> None:
-        """Hide received messages for so long from now; those that are visible again stay so."""
+        """Hide received messages for `visibility` seconds from now; visible ones stay visible."""
         queue = self._queues.get(name)
         if queue is None:
             return
@@ -271,20 +271,20 @@ class QueueService:
                 self._show(queue, item)
 
     def settled(self, task_id: str) -> None:
-        """The task of a message has ended: whoever received it has only to acknowledge it."""
+        """Note that the task of a message has ended: its receiver has only to acknowledge it."""
         item = self._held.pop(task_id, None)
         if item is not None:
             self._let_go(item)
 
     def asked(self, name: str, found: int) -> None:
-        """A receive call has found so many messages."""
+        """Count a receive call that found `found` messages."""
         queue = self._queues.get(name)
         if queue is None or queue.counted:
             self.calls += 1
             self.empties += not found
 
     def loses_answer(self) -> tuple[bool, bool]:
-        """Whether the answer to a call is lost, and whether the call is applied."""
+        """Return whether the answer to a call is lost, and whether the call is applied."""
         if not self.lost_answers:
             return False, True
         drawn = self._random.random()
@@ -346,7 +346,7 @@ class QueueService:
         entry = (self._seconds() + seconds, item.number, item.turn, item)
         heapq.heappush(queue.hidden, entry)
         if queue.waiters and queue.hidden[0] is entry:
-            # Whoever waits for a later moment looks again.
+            # Receivers that wait for a later moment look again.
             for waiter in queue.waiters:
                 waiter.set()
 
@@ -359,7 +359,7 @@ class QueueService:
             queue.waiters.popleft().set()
 
     def _surface(self, queue: _Queue) -> None:
-        """Show what was hidden until now, and forget what was hidden in vain."""
+        """Show messages whose time has come, and forget void schedules."""
         hidden, now = queue.hidden, self._seconds()
         while hidden and (hidden[0][0] <= now or hidden[0][3].turn != hidden[0][2]):
             _, _, turn, item = heapq.heappop(hidden)
@@ -377,7 +377,8 @@ class QueueService:
             if event in queue.waiters:
                 queue.waiters.remove(event)
             elif queue.visible and queue.waiters:
-                # Woken, but perhaps cancelled meanwhile: another one shall not miss the message.
+                # Woken, but perhaps cancelled meanwhile: wake another so that it does not miss the
+                # message.
                 queue.waiters.popleft().set()
 
 
@@ -389,7 +390,7 @@ class SimulatedQueues:
         self._link = link
 
     async def open_run(self, job_id: str, run_id: str) -> None:
-        """Nothing has to be made ready here: a queue that is missing stays missing."""
+        """Do nothing: a queue needs no preparation, and a missing one stays missing."""
         await self._link.come_back(await self._link.go())
 
     async def remake_run(self, job_id: str, run_id: str) -> None:
@@ -399,19 +400,16 @@ class SimulatedQueues:
         await self._link.come_back(back)
 
     async def drop_run(self, run_id: str) -> None:
-        """Remove a run's queue."""
         back = await self._link.go()
         self._service.drop(run_id)
         await self._link.come_back(back)
 
     async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
-        """Enqueue references."""
         back = await self._link.go()
         self._service.send_tasks(job_id, run_id, tasks)
         await self._link.come_back(back)
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
-        """Enqueue one message."""
         back = await self._link.go()
         self._service.send(queue, message, delay=delay)
         await self._link.come_back(back)
@@ -419,9 +417,9 @@ class SimulatedQueues:
     async def receive(
         self, queue: str, *, limit: int, visibility: float, wait: float = 0.0
     ) -> list[Delivery]:
-        """Up to `limit` messages. Without a `wait` only some partitions are asked.
+        """Receive up to `limit` messages. Without a `wait`, asks only some partitions.
 
-        A cancelled receive gives back what it took; one of a killed process keeps it hidden.
+        A cancelled receive gives back its messages; that of a killed process keeps them hidden.
         """
         service, link = self._service, self._link
         back = await link.go()
@@ -450,7 +448,7 @@ class SimulatedQueues:
         return taken
 
     async def delete(self, queue: str, receipts: Sequence[str]) -> None:
-        """Acknowledge. Raises ConveyorError(unavailable) where a fault loses call or answer."""
+        """Acknowledge. Raises ConveyorError(unavailable) if a fault loses call or answer."""
         back = await self._link.go()
         lost, applied = self._service.loses_answer()
         if applied:
@@ -474,11 +472,11 @@ class SimulatedQueues:
             raise _lost()
 
     def depth(self, queue: str) -> int:
-        """How many messages wait, hidden ones included."""
+        """Return the number of waiting messages, hidden ones included."""
         return self._service.depth(queue)
 
     async def count(self, queue: str) -> int:
-        """The same."""
+        """Return the same as `depth`."""
         return self._service.depth(queue)
 
 

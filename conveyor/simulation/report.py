@@ -1,9 +1,6 @@
-"""What a simulation has shown.
+"""The report of a simulation, from the counts of a fleet's services, and its fingerprint.
 
-From what the services of a fleet have counted to a report.
-
-A fingerprint of everything that happened: equal for two runs that did the same at the same
-time.
+The fingerprint of all events is equal for two runs that did the same at the same time.
 """
 
 from __future__ import annotations
@@ -41,20 +38,20 @@ ROW = (
 class Report:
     """The figures of one simulation, over all its jobs. Times are virtual seconds.
 
-    `cap` is the sum of the jobs' caps. `receives` counts messages received, `amplification` them
-    per task that ended, `receive_calls_per_task` receive calls of runs' queues, empty ones
+    `cap` is the sum of the jobs' caps. `receives` counts messages received, `amplification` the
+    same per ended task, `receive_calls_per_task` receive calls of runs' queues, empty ones
     included. `utilisation` is the mean number of gateway calls in flight as a part of `cap`,
-    `utilisation_steady` the same until the last task was first started; where none was cut off,
-    that leaves out the tail. `seconds_over_cap` adds up each job's time over its own cap.
-    `duplicates` counts work done for tasks whose claim had been lost.
+    `utilisation_steady` the same until the last task was first started; for a simulation that was
+    not cut off, that leaves out the tail. `seconds_over_cap` adds up each job's time over its own
+    cap. `duplicates` counts work done for tasks whose claim had been lost.
 
     `lost` tasks have not ended and no message names them; `counted_twice` tasks ended more than
-    once. `in_hand` messages are received and not settled at the end, `peak_received` at most.
-    `peak_granted` is the most permits of one job at any write of the permit store, `granted_over`
-    the most above its cap. `abandoned` calls belong to processes paused until their permits lapsed,
-    `fenced` ones were cut off by their worker. `peaks` are the most calls in flight of each job,
-    `finished_at` is when each ended, None where it has not, both in order of the plans. `events`
-    counts what the trace holds.
+    once. `in_hand` messages are received and not settled at the end, `peak_received` is the most of
+    them. `peak_granted` is the most permits of one job at any write of the permit store,
+    `granted_over` the most above its cap. `abandoned` calls belong to processes paused until their
+    permits lapsed, `fenced` ones were cut off by their worker. `peaks` are the most calls in flight
+    of each job, `finished_at` the end of each, None if it has not ended, both in order of the
+    plans. `events` counts the events in the trace.
     """
 
     world: str
@@ -97,5 +94,5 @@ class Report:
     events: int
 
     def row(self) -> dict[str, str | int | float | None]:
-        """The figures of a benchmark's row, in its order, for JSON."""
+        """Return the figures of a benchmark's row, in its order, for JSON."""
         return {name: getattr(self, name) for name in ROW}

@@ -1,7 +1,7 @@
 """The task rows and runs of a simulation, in memory: the rules of claiming and settling.
 
-One object serves every simulated process. Its methods are steps that nothing interrupts; the ports
-over it add what a call costs.
+One object serves every simulated process. Nothing interrupts its methods; the ports over it add the
+latency of calls.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _GONE = NotClaimable()
 
 
 class Row:
-    """One task. `claimed` tells whether somebody's claim is on it, live or lapsed; `ended` is None
-    until the task is terminal. `endings` counts how often it was: never more than once."""
+    """One task. `claimed` is true while a claim, live or lapsed, is on it; `ended` is None until
+    the task is terminal. `endings` counts its ends: never more than one."""
 
     __slots__ = (
         "attempts",
@@ -86,7 +86,7 @@ class Row:
         self.failure: TaskFailure | None = None
 
     def as_task(self, run_id: str) -> Task:
-        """The row as readers see it."""
+        """Return the row as readers see it."""
         pending = TaskStatus.PROCESSING if self.claimed else TaskStatus.PENDING
         return Task(
             run_id=run_id,
@@ -107,7 +107,7 @@ class Row:
         )
 
     def end(self, status: TaskStatus) -> None:
-        """The task is terminal from here on."""
+        """Make the task terminal."""
         self.ended = status
         self.endings += 1
 
@@ -151,11 +151,11 @@ class RunRows:
 
     @property
     def live(self) -> bool:
-        """Whether its tasks may still be claimed."""
+        """Return whether its tasks may still be claimed."""
         return self.status in LIVE_RUN_STATES
 
     def dispatchable(self) -> DispatchableRun | None:
-        """What a dispatcher needs to know, where the run may have work."""
+        """Return the dispatcher's view of the run, if it may have work."""
         if self.status is not RunStatus.RUNNING or self.paused:
             return None
         return DispatchableRun(
@@ -167,7 +167,7 @@ class RunRows:
         )
 
     def as_run(self) -> Run:
-        """The run as readers see it."""
+        """Return the run as readers see it."""
         run = self.run
         return Run(
             run_id=run.run_id,
@@ -191,7 +191,7 @@ class RunRows:
         )
 
     def move(self, status: RunStatus, now: int) -> bool:
-        """End a live run; False where it has ended already."""
+        """End a live run; return False if it has ended already."""
         if not self.live:
             return False
         self.status = status
@@ -200,19 +200,19 @@ class RunRows:
         return True
 
     def pause(self, now: int, *, paused: bool) -> bool:
-        """Set or clear the pause of a live run; False where it has ended."""
+        """Set or clear the pause of a live run; return False if it has ended."""
         if self.live and self.paused is not paused:
             self.paused = paused
             self.changed(now)
         return self.live
 
     def changed(self, now: int) -> None:
-        """Status or pause were changed at `now`, by the writer's clock."""
+        """Record a change of status or pause at `now`, by the writer's clock."""
         self.changed_at = max(self.changed_at, now)
         self.touch(now)
 
     def touch(self, now: int) -> None:
-        """Something was written at `now`, by the writer's clock."""
+        """Record a write at `now`, by the writer's clock."""
         if now > self.updated_at:
             self.updated_at = now
 
@@ -253,7 +253,7 @@ class RunRows:
         )
 
     def _interrupt(self, row: Row, now: int, most: int) -> bool:
-        """Write down a claim that lapsed; True where one too many has ended the task."""
+        """Record a lapsed claim; return True if one too many has ended the task."""
         row.interruptions += 1
         row.updated_at = now
         event = interruption(attempts=row.attempts, claimed_at=row.claimed_at, now=now)
@@ -267,14 +267,14 @@ class RunRows:
         return True
 
     def release(self, task_id: str, *, worker: str) -> None:
-        """Undo a claim made under this name."""
+        """Undo a claim made by `worker`."""
         row = self.rows.get(task_id)
         if row is not None and row.claimed and row.worker == worker:
             row.claimed = False
             row.claim_number -= 1
 
     def renew(self, task_id: str, claim_number: int, until: int) -> None:
-        """Extend a claim that is still its holder's."""
+        """Extend a claim, if it is still its holder's."""
         row = self.rows.get(task_id)
         if row is not None and row.claimed and row.claim_number == claim_number:
             row.claimed_until = max(row.claimed_until, until)

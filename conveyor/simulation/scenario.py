@@ -1,7 +1,4 @@
-"""What is simulated: a world, a policy, jobs, a fleet, and what goes wrong.
-
-The worlds of a simulation: what is the same for every policy that is compared in it.
-"""
+"""The scenario of a simulation: a world, a policy, jobs, a fleet, and faults."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ MOST_PRIORITY = 9
 class JobPlan:
     """A closed job that is submitted at `arrives_at`, in virtual seconds.
 
-    `cap` is its most gateway calls in flight, `priority` from 0 to 9; `gateway` the time of its
-    calls, where it is not the world's. Raises ValueError for a field out of its bounds.
+    `cap` is its maximum of gateway calls in flight, `priority` is from 0 to 9; `gateway` is the
+    latency of its calls, if not the world's. Raises ValueError for a field out of its bounds.
     """
 
     tasks: int
@@ -51,11 +48,11 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One simulation. Raises ValueError for words that it does not know, for numbers out of bounds,
-    and for faults of workers or jobs that there are not.
+    """One simulation.
 
-    `window`: virtual seconds after which it is cut off, None to run to its end. `clock_skew`: most
-    seconds that a worker's wall clock is off, either way.
+    Raises ValueError for unknown words, for numbers out of bounds, and for faults of workers or
+    jobs that do not exist. `window`: virtual seconds after which it is cut off, None to run to its
+    end. `clock_skew`: maximum seconds that a worker's wall clock is off, either way.
     """
 
     world: World

@@ -1,4 +1,4 @@
-"""Running one scenario from its first job to its last task, or to the end of its window."""
+"""Runs one scenario from its first job to its last task, or to the end of its window."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from conveyor.simulation.scenario import JobPlan, Scenario
 CALLER = "simulation"
 COLLECT_AFTER = (50_000, 20, 100)
 STALL = 3_600.0
-"""Virtual seconds without a task that ends, after which a simulation is given up."""
+"""Virtual seconds without the end of a task after which a simulation is given up."""
 
 
 def simulate(scenario: Scenario) -> Report:
     """Run a scenario in virtual time; the same scenario gives the same report, in any process.
 
-    Must not be called from a running event loop. Raises RuntimeError where the backend is trio and
-    trio is not installed, and whatever the production code raises that it should not.
+    Must not be called from a running event loop. Raises RuntimeError if the backend is trio and
+    trio is not installed, and any unexpected error of the production code.
     """
     with _quiet(), _few_collections():
         return run_in_virtual_time(
@@ -52,7 +52,7 @@ def simulate(scenario: Scenario) -> Report:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Faults are what a simulation is for: no log shall tell of them."""
+    """Silence the logs: faults are the purpose of a simulation."""
     log = logging.getLogger("conveyor")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -64,7 +64,8 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Rows and messages live to the end: looking at them for garbage again and again is in vain."""
+    """Collect garbage rarely: rows and messages live to the end, so repeated searches find
+    nothing."""
     thresholds = gc.get_threshold()
     gc.set_threshold(*COLLECT_AFTER)
     try:
@@ -186,7 +187,8 @@ _INSTANT = 1e-9
 def measure(
     scenario: Scenario, fleet: SimulatedFleet, *, finished_at: Sequence[float | None]
 ) -> Report:
-    """The figures as they stand now. `finished_at`: when each run ended, in order of the plans."""
+    """Compute the figures as they stand. `finished_at`: the end of each run, in order of the
+    plans."""
     queues, gateway, permits, store = fleet.queues, fleet.gateway, fleet.permits, fleet.store
     cap = sum(plan.cap for plan in scenario.jobs)
     tasks = sum(plan.tasks for plan in scenario.jobs)
@@ -242,7 +244,7 @@ class _Use:
 
 
 def _use(scenario: Scenario, fleet: SimulatedFleet, *, tasks: int, cap: int) -> _Use:
-    """How much of the caps was used from the first job on; steady up to the last first start."""
+    """Compute the use of the caps from the first job on; steady up to the last first start."""
     gateway = fleet.gateway
     began = min(plan.arrives_at for plan in scenario.jobs)
     now, spent = fleet.time.seconds(), gateway.call_seconds()
@@ -253,13 +255,13 @@ def _use(scenario: Scenario, fleet: SimulatedFleet, *, tasks: int, cap: int) -> 
 
 
 def _peaks(fleet: SimulatedFleet) -> tuple[int, ...]:
-    """In order of the plans, whichever arrived first; 0 for a job that has not arrived."""
+    """Return the peaks in order of the plans, not of arrival; 0 for a job that has not arrived."""
     runs = [fleet.store.runs.get(run_id) for run_id in fleet.run_ids]
     return tuple(fleet.gateway.loads[run.run.job_id].peak if run else 0 for run in runs)
 
 
 def _lost(fleet: SimulatedFleet) -> int:
-    """Tasks that have not ended, of which no message is left."""
+    """Count the tasks that have not ended and that no message names."""
     lost = 0
     for run_id, run in fleet.store.runs.items():
         named = fleet.queues.holds(run_id)

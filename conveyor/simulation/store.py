@@ -37,8 +37,8 @@ class Store:
     """Every run and its rows.
 
     `on_ended` is called with each run that ends, `on_settled` with the id of each task that was
-    worked to its end. `completed` counts tasks that ended, `duplicates` work that was done for a
-    task whose claim had been lost: it counts for nothing.
+    worked to its end. `completed` counts ended tasks, `duplicates` work done for a task whose claim
+    had been lost: it counts for nothing.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Store:
         self.duplicates = 0
 
     def add(self, job: Job, run: Run, tasks: Sequence[NewTask]) -> None:
-        """Write a closed job with its run. Raises ConveyorError(conflict) where it exists."""
+        """Write a closed job with its run. Raises ConveyorError(conflict) if it exists."""
         if job.job_id in self.jobs or run.run_id in self.runs:
             raise ConveyorError(ErrorCode.CONFLICT, "the job exists already")
         rows = {task.task_id: Row(task, run.created_at) for task in tasks}
@@ -60,13 +60,13 @@ class Store:
         self.runs[run.run_id] = RunRows(job, run, rows, lambda ended: self.on_ended(ended))
 
     async def unfinished(self, run_id: str) -> list[tuple[int, str]]:
-        """(index, task_id) of every task of a run that is not terminal."""
+        """Return (index, task_id) of every task of a run that is not terminal."""
         run = self.runs.get(run_id)
         rows = run.rows.values() if run is not None else ()
         return [(row.index, row.task_id) for row in rows if row.ended is None]
 
     def latest_run(self, caller: str, job_id: str) -> RunRows:
-        """A caller's run. Raises ConveyorError(not_found)."""
+        """Return a caller's run. Raises ConveyorError(not_found)."""
         job = self.jobs.get(job_id)
         if job is None or job.caller != caller:
             raise not_found("job")
@@ -90,7 +90,6 @@ class SimulatedTasks:
         claimed_until: int,
         max_interruptions: int,
     ) -> Claim:
-        """Claim a pending task, or one whose claim has lapsed, of a live run."""
         link = self._link
         back = await link.go()
         run = self._store.runs.get(run_id)
@@ -111,7 +110,6 @@ class SimulatedTasks:
         return claim
 
     async def release_claim(self, run_id: str, task_id: str, *, worker: str) -> None:
-        """Undo a claim made under this very name."""
         back = await self._link.go()
         run = self._store.runs.get(run_id)
         if run is not None:
@@ -122,7 +120,7 @@ class SimulatedTasks:
     async def renew_claims(
         self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
     ) -> None:
-        """Extend claims; lost ones are passed over."""
+        """Extend claims; ignore lost ones."""
         back = await self._link.go()
         for run_id, task_id, claim_number in claims:
             run = self._store.runs.get(run_id)
@@ -134,7 +132,6 @@ class SimulatedTasks:
     async def settle_task(
         self, run_id: str, task_id: str, claim_number: int, settlement: Settlement, *, now: int
     ) -> Settled:
-        """Move a claimed row on, if the claim is still the caller's."""
         link, store = self._link, self._store
         back = await link.go()
         run = store.runs.get(run_id)
@@ -161,7 +158,7 @@ class SimulatedTasks:
         limit: int,
         most_read: int | None = None,
     ) -> TaskPage:
-        """At most `limit` rows with an index above `after`; every run here has one shard."""
+        """Page the rows with an index above `after`; every run here has one shard."""
         back = await self._link.go()
         low = -1 if after is None else after
         run = self._store.runs.get(run_id)
@@ -174,7 +171,6 @@ class SimulatedTasks:
         return TaskPage(page, page[-1].index if more else None, len(page))
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None:
-        """One row."""
         back = await self._link.go()
         row = self._row(run_id, task_id)
         task = row.as_task(run_id) if row is not None else None
@@ -182,7 +178,6 @@ class SimulatedTasks:
         return task
 
     async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
-        """The events of a task, oldest first."""
         back = await self._link.go()
         row = self._row(run_id, task_id)
         events = list(row.events) if row is not None else None
@@ -190,14 +185,13 @@ class SimulatedTasks:
         return events
 
     async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        """References to rows that are not terminal, in order."""
         back = await self._link.go()
         found = [task for task in await self._store.unfinished(run_id) if task[0] > after]
         await self._link.come_back(back)
         return found[:limit]
 
     async def scrub_tasks(self, run_id: str, limit: int) -> int:
-        """Nothing: no run is ever deleted here."""
+        """Scrub nothing: no run is ever deleted here."""
         return 0
 
     def _row(self, run_id: str, task_id: str) -> Row | None:
@@ -221,20 +215,18 @@ class SimulatedJobs(UnsimulatedJobs):
         answer: StoredResponse,
         once: IdempotencyScope | None,
     ) -> None:
-        """Write a closed job, its run and every task; idempotency keys are not kept."""
+        """Write a closed job, its run and every task; ignores idempotency keys."""
         back = await self._link.go()
         self._store.add(job, run, tasks)
         await self._link.come_back(back)
 
     async def get_job(self, caller: str, job_id: str) -> JobView | None:
-        """The job and its run."""
         job = await self.find_job(job_id)
         if job is None or job.caller != caller:
             return None
         return JobView(job, self._store.latest_run(caller, job_id).as_run())
 
     async def find_job(self, job_id: str) -> Job | None:
-        """A job by id alone."""
         back = await self._link.go()
         job = self._store.jobs.get(job_id)
         await self._link.come_back(back)
@@ -249,7 +241,7 @@ class SimulatedRuns(UnsimulatedRuns):
         self._link = link
 
     async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
-        """A run by id; with None, the job's only one."""
+        """Return a run by id; with None, the job's only one."""
         back = await self._link.go()
         job = self._store.jobs.get(job_id)
         found = self._store.runs.get(run_id or self._store.latest.get(job_id, ""))
@@ -259,7 +251,6 @@ class SimulatedRuns(UnsimulatedRuns):
         return found.as_run()
 
     async def stop_run(self, caller: str, job_id: str, *, now: int) -> Run:
-        """End the run as `stopped`. Raises ConveyorError: not_found, run_not_stoppable."""
         back = await self._link.go()
         run = self._store.latest_run(caller, job_id)
         if run.status is not RunStatus.STOPPED and not run.move(RunStatus.STOPPED, now):
@@ -270,7 +261,6 @@ class SimulatedRuns(UnsimulatedRuns):
         return run.as_run()
 
     async def pause_run(self, caller: str, job_id: str, *, paused: bool, now: int) -> Run:
-        """Set or clear the run's pause. Raises ConveyorError: not_found, conflict."""
         back = await self._link.go()
         run = self._store.latest_run(caller, job_id)
         if not run.pause(now, paused=paused):
@@ -279,7 +269,6 @@ class SimulatedRuns(UnsimulatedRuns):
         return run.as_run()
 
     async def fail_run(self, run_id: str, *, reason: RunFailure, detail: str, now: int) -> bool:
-        """End a live run as `failed`; True where this call did it."""
         back = await self._link.go()
         run = self._store.runs.get(run_id)
         ended = run is not None and run.move(RunStatus.FAILED, now)
@@ -289,14 +278,12 @@ class SimulatedRuns(UnsimulatedRuns):
         return ended
 
     async def dispatchable_runs(self) -> list[DispatchableRun]:
-        """Every run that is running and not paused."""
         back = await self._link.go()
         found = [run.dispatchable() for run in self._store.runs.values()]
         await self._link.come_back(back)
         return [run for run in found if run is not None]
 
     async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
-        """Runs whose status or pause was changed at or after `since`."""
         back = await self._link.go()
         changes = [
             DispatchChange(run_id, run.dispatchable())
@@ -307,7 +294,6 @@ class SimulatedRuns(UnsimulatedRuns):
         return changes
 
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
-        """One run, if it is running and not paused."""
         back = await self._link.go()
         run = self._store.runs.get(run_id)
         found = run.dispatchable() if run is not None else None
@@ -315,19 +301,19 @@ class SimulatedRuns(UnsimulatedRuns):
         return found
 
     async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
-        """None: no run is ever deleted here."""
+        """Return nothing: no run is ever deleted here."""
         return []
 
     async def touch_tombstone(self, run_id: str, *, now: int) -> None:
-        """Without effect: no run is ever deleted here."""
+        """Do nothing: no run is ever deleted here."""
 
     async def purge_run(self, run_id: str) -> None:
-        """Without effect: no run is ever deleted here."""
+        """Do nothing: no run is ever deleted here."""
 
 
 class BlobService:
-    """What every process keeps bodies in: their `sizes` by key. While `down` is not 0 it keeps
-    none."""
+    """The bodies of the whole fleet: their `sizes` by key. While `down` is not 0, every put
+    fails."""
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
@@ -343,7 +329,7 @@ class SimulatedBlobs:
         self._link = link
 
     async def put(self, key: str, content: Content) -> int:
-        """Take a body; its size."""
+        """Take a body; return its size."""
         back = await self._link.go()
         if isinstance(content, bytes):
             size = len(content)
@@ -356,20 +342,18 @@ class SimulatedBlobs:
         return size
 
     async def open(self, key: str) -> AsyncIterator[bytes] | None:
-        """A body of the size that was put, of zeros; None where there is none."""
+        """Return zeros of the size that was put, or None if there is no body."""
         back = await self._link.go()
         size = self._sizes.get(key)
         await self._link.come_back(back)
         return None if size is None else _zeros(size)
 
     async def delete(self, key: str) -> None:
-        """Forget one body."""
         back = await self._link.go()
         self._sizes.pop(key, None)
         await self._link.come_back(back)
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
-        """Forget the bodies below a prefix, `limit` at most; how many went."""
         back = await self._link.go()
         gone = [key for key in self._sizes if key.startswith(prefix)][:limit]
         for key in gone:
@@ -378,18 +362,17 @@ class SimulatedBlobs:
         return len(gone)
 
     async def size(self, key: str) -> int | None:
-        """The size of a body; None where there is none."""
         back = await self._link.go()
         size = self._sizes.get(key)
         await self._link.come_back(back)
         return size
 
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
-        """None: nothing is ever uploaded here."""
+        """Return None: nothing is ever uploaded here."""
         return None
 
     async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
-        """None: nothing is ever downloaded here."""
+        """Return None: nothing is ever downloaded here."""
         return None
 
 

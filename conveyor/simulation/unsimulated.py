@@ -1,4 +1,4 @@
-"""What only the API asks of a store. No API runs in a simulation, so these refuse, in words."""
+"""The parts of a store that only the API uses. No API runs in a simulation, so they raise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conveyor.ports.sweeping import EndedRun, QuietRun
 
 
 def not_simulated(what: str) -> ConveyorError:
-    """The refusal of something that needs an API."""
+    """Build the error of an operation that needs an API."""
     return ConveyorError(ErrorCode.UNAVAILABLE, f"{what} is not simulated")
 
 
@@ -26,7 +26,7 @@ class UnsimulatedJobs:
     async def list_jobs(
         self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
     ) -> list[JobView]:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("listing jobs")
 
     async def append_tasks(
@@ -41,19 +41,19 @@ class UnsimulatedJobs:
         answer: Callable[[Appended], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("adding tasks")
 
     async def close_job(self, caller: str, job_id: str, *, now: int) -> JobView:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("closing a job")
 
     async def delete_job(self, caller: str, job_id: str, *, now: int) -> list[str]:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("deleting a job")
 
     async def purge_job(self, job_id: str) -> None:
-        """Without effect: no job is ever deleted here."""
+        """Do nothing: no job is ever deleted here."""
 
 
 class UnsimulatedRuns:
@@ -62,7 +62,7 @@ class UnsimulatedRuns:
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
     ) -> list[Run]:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("listing runs")
 
     async def rerun(
@@ -78,11 +78,11 @@ class UnsimulatedRuns:
         answer: Callable[[Rerun], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("a rerun")
 
     async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("deleting a run")
 
 
@@ -99,176 +99,176 @@ class UnsimulatedIdempotency:
         lapses_at: int,
         expires_at: int,
     ) -> KeyClaim:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("an idempotency key")
 
     async def release_idempotency_key(self, scope: str, *, created_id: str, lapses_at: int) -> None:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("an idempotency key")
 
 
 class UnsimulatedIngestion:
-    """The ingestion port of a world whose rows are all there from the start."""
+    """The ingestion port of a world where all rows exist from the start."""
 
     async def ingesting(self, run_id: str) -> Ingesting | None:
-        """None: no run ingests."""
+        """Return None: no run ingests."""
         return None
 
     async def write_rows(self, run_id: str, rows: StagedRows, *, now: int) -> bool:
-        """False: no run ingests."""
+        """Return False: no run ingests."""
         return False
 
     async def copy_rows(
         self, run_id: str, *, first_index: int, end_index: int, now: int
     ) -> list[tuple[int, str]] | None:
-        """None: no run ingests."""
+        """Return None: no run ingests."""
         return None
 
     async def finish_ingest(self, run_id: str, *, now: int) -> RunStatus | None:
-        """None: no run ingests."""
+        """Return None: no run ingests."""
         return None
 
     async def fail_ingest(self, run_id: str, *, detail: str, now: int) -> bool:
-        """False: no run ingests."""
+        """Return False: no run ingests."""
         return False
 
     async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
-        """Nothing: no run ingests."""
+        """Return nothing: no run ingests."""
         return []
 
 
 class UnsimulatedInputs:
-    """The inputs port of a world without uploads: there is no slot, ever."""
+    """The inputs port of a world without uploads, and so without slots."""
 
     async def create_input(self, job_input: JobInput) -> None:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("an upload")
 
     async def get_input(self, input_id: str) -> JobInput | None:
-        """None: there is no slot."""
+        """Return None: there is no slot."""
         return None
 
     async def input_uploaded(self, input_id: str, *, size: int) -> bool:
-        """False: there is no slot."""
+        """Return False: there is no slot."""
         return False
 
     async def expired_inputs(self, *, now: int, limit: int) -> list[str]:
-        """Nothing: there is no slot."""
+        """Return nothing: there is no slot."""
         return []
 
     async def drop_input(self, input_id: str) -> None:
-        """Without effect: there is no slot."""
+        """Do nothing: there is no slot."""
 
 
 class UnsimulatedExports:
-    """The exports port of a world without downloads: there is no export, ever."""
+    """The exports port of a world without downloads, and so without exports."""
 
     async def create_export(self, export: Export) -> None:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("an export")
 
     async def get_export(self, export_id: str) -> Export | None:
-        """None: there is no export."""
+        """Return None: there is no export."""
         return None
 
     async def begin_export(self, export_id: str, *, now: int) -> Export | None:
-        """None: there is no export."""
+        """Return None: there is no export."""
         return None
 
     async def touch_export(self, export_id: str, *, now: int) -> None:
-        """Without effect: there is none."""
+        """Do nothing: there is no export."""
 
     async def end_export(
         self, export_id: str, *, size: int | None, error: str | None, now: int
     ) -> bool:
-        """False: there is no export."""
+        """Return False: there is no export."""
         return False
 
     async def unfinished_exports(self, *, before: int) -> list[Export]:
-        """Nothing: there is no export."""
+        """Return nothing: there is no export."""
         return []
 
     async def expired_exports(self, *, now: int, limit: int) -> list[Export]:
-        """Nothing: there is no export."""
+        """Return nothing: there is no export."""
         return []
 
     async def drop_export(self, export_id: str) -> None:
-        """Without effect: there is no export."""
+        """Do nothing: there is no export."""
 
 
 class UnsimulatedSweeping:
-    """The sweeping port of a world that is not swept: what is lost there stays lost."""
+    """The sweeping port of a world without a sweeper: lost things stay lost."""
 
     async def claim_sweep(self, *, now: int, lapses_at: int) -> bool:
-        """False: nobody may."""
+        """Return False: no sweep is ever claimed."""
         return False
 
     async def quiet_runs(self, *, before: int) -> list[QuietRun]:
-        """Nothing is looked for."""
+        """Return nothing: there is no sweeper."""
         return []
 
     async def reconcile_run(self, run_id: str, *, now: int) -> RunStatus | None:
-        """None: counters and rows are one here."""
+        """Return None: counters and rows never differ here."""
         return None
 
     async def due_references(
         self, run_id: str, *, after: int, limit: int, now: int
     ) -> list[tuple[int, str]]:
-        """Nothing is looked for."""
+        """Return nothing: there is no sweeper."""
         return []
 
     async def ended_runs(self, *, before: int, after: str, limit: int) -> list[EndedRun]:
-        """Nothing is looked for."""
+        """Return nothing: there is no sweeper."""
         return []
 
     async def mark_swept(self, run_id: str) -> None:
-        """Without effect."""
+        """Do nothing: there is no sweeper."""
 
     async def mark_queue_dropped(self, run_id: str) -> None:
-        """Without effect."""
+        """Do nothing: there is no sweeper."""
 
     async def expire_run(self, run_id: str, *, now: int) -> list[str]:
-        """Nothing expires."""
+        """Return nothing: no run expires."""
         return []
 
     async def tidy(self, *, now: int) -> int:
-        """0: nothing is cut off in the middle."""
+        """Return 0: no write is ever interrupted."""
         return 0
 
 
 class UnsimulatedOutbox:
-    """The outbox port of a world where nobody waits for a run: there is no notice, ever."""
+    """The outbox port of a world where nobody waits for a run, and so without entries."""
 
     async def due_entries(self, *, now: int, limit: int) -> list[str]:
-        """Nothing: there is no notice."""
+        """Return nothing: there is no entry."""
         return []
 
     async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
-        """None: there is no notice."""
+        """Return None: there is no entry."""
         return None
 
     async def fix_payload(self, notice: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
-        """False: there is no notice."""
+        """Return False: there is no entry."""
         return False
 
     async def reschedule_entry(self, notice: OutboxEntry, *, due_at: int, attempts: int) -> None:
-        """Without effect: there is no notice."""
+        """Do nothing: there is no entry."""
 
     async def drop_entry(self, notice: OutboxEntry) -> None:
-        """Without effect: there is no notice."""
+        """Do nothing: there is no entry."""
 
 
 class UnsimulatedCallbacks:
     """The callbacks port of a world where nobody waits for a run."""
 
     async def send_heartbeat(self, task_token: str) -> None:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("a callback")
 
     async def send_success(self, task_token: str, *, output: str) -> None:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("a callback")
 
     async def send_failure(self, task_token: str, *, error: str, cause: str) -> None:
-        """Raises ConveyorError(unavailable)."""
+        """Raise ConveyorError(unavailable)."""
         raise not_simulated("a callback")

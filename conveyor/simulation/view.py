@@ -1,7 +1,7 @@
-"""How simulations are shown on a terminal: a table, and bars on a logarithmic scale.
+"""Shows simulations on a terminal: a table, and bars on a logarithmic scale.
 
-Both read rows as `Report.row()` makes them. Rows that differ in nothing but their seed are shown as
-one line: minimum / mean / maximum where they differ.
+Both read rows of `Report.row()`. Rows that differ only in their seed become one line: minimum /
+mean / maximum where they differ.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from conveyor.clock import SystemClock
 Row = Mapping[str, str | int | float | None]
 """The figures of one simulation by name, in the order of `Report.row()`."""
 Group = Sequence[Row]
-"""Rows that differ in their seed alone; at least one."""
+"""Rows that differ only in their seed; at least one."""
 
 ALIKE = ("world", "policy", "permit_store", "workers", "cap", "tasks")
 NONE = "–"
 WIDTH = 100
-"""Columns of a terminal that no table is wider than."""
+"""The width of a terminal in columns, which no table exceeds."""
 _TENTH = 0.0995
-"""Seconds that are rounded to a tenth at least."""
+"""Seconds from which on times are rounded to a tenth or more."""
 
 
 class PlotGlyphs(NamedTuple):
-    """What the bars are drawn with."""
+    """The characters of the bars."""
 
     bar: str = "█"
     axis: str = "│"
@@ -49,7 +49,7 @@ ASCII = PlotGlyphs("#", "|", "-")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure: the words above it in short lines, what it means, and how a group shows it."""
+    """One figure: its heading in short lines, its meaning, and its form for a group."""
 
     title: str
     meaning: str
@@ -57,7 +57,7 @@ class Column:
 
 
 def groups(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows that differ in nothing but their seed, together; in the order of their first ones."""
+    """Group rows that differ only in their seed, in the order of their first ones."""
     found: dict[tuple[str | int | float | None, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(tuple(row[name] for name in ALIKE), []).append(row)
@@ -65,18 +65,18 @@ def groups(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def numbers(group: Group, name: str) -> list[float]:
-    """A figure of every row that has it."""
+    """Return a figure of every row that has it."""
     return [float(value) for row in group if isinstance(value := row[name], int | float)]
 
 
 def unfinished(row: Row) -> bool:
-    """Whether a simulation was cut off by its window."""
+    """Return whether its window cut a simulation off."""
     (completed,), (tasks,) = numbers([row], "completed"), numbers([row], "tasks")
     return completed < tasks
 
 
 def spread(values: Sequence[float], text: Callable[[float], str]) -> str:
-    """Minimum / mean / maximum, as one number where all read the same."""
+    """Format minimum / mean / maximum, as one number if all read the same."""
     if not values:
         return NONE
     shown = [text(value) for value in (min(values), sum(values) / len(values), max(values))]
@@ -84,19 +84,20 @@ def spread(values: Sequence[float], text: Callable[[float], str]) -> str:
 
 
 def digits(value: float) -> str:
-    """A number with about three digits."""
+    """Format a number with about three digits."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def factor(value: float) -> str:
-    """A ratio to two decimals, which three digits would hide near 1; without them from 100 on."""
+    """Format a ratio to two decimals, which three digits would hide near 1; without them from 100
+    on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def brief(seconds: float) -> str:
-    """Seconds as a person reads them, in milliseconds below a tenth: 1.5 ms, 0.4 s, 2 h 5 min."""
+    """Format seconds for people, in milliseconds below a tenth: 1.5 ms, 0.4 s, 2 h 5 min."""
     return duration(seconds) if seconds >= _TENTH else f"{1_000 * seconds:.2g} ms"
 
 
@@ -130,7 +131,7 @@ WORKERS = Column("workers", "Worker processes.", _word("workers"))
 CAP = Column("cap", "Most gateway calls in flight that the job allows.", _word("cap"))
 WORDS = (POLICY, PERMITS, WORLD)
 KEYS = (*WORDS, WORKERS, CAP)
-"""Columns that say which line it is."""
+"""The columns that identify a line."""
 FIGURES = (
     Column("done", "Tasks completed: not all where it was cut off.", _figure("completed")),
     Column(
@@ -163,7 +164,8 @@ FIGURES = (
 
 
 def table(shown: Sequence[Group], columns: Sequence[Column]) -> Table:
-    """A line a group. Where there is no room, words are folded and figures are not."""
+    """Make a table with a line for each group. If it lacks room, words are folded, figures are
+    not."""
     made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     for column in columns:
         if column in WORDS:
@@ -176,9 +178,9 @@ def table(shown: Sequence[Group], columns: Sequence[Column]) -> Table:
 
 
 def tables(shown: Sequence[Group], columns: Sequence[Column], width: int = WIDTH) -> list[Table]:
-    """One table; or several where that is wider than `width`, each with the KEYS among its columns.
+    """Make one table, or several if it is wider than `width`, each with the KEYS among its columns.
 
-    Raises ValueError where there is no column but those.
+    Raises ValueError if there is no other column.
     """
     keys = [column for column in columns if column in KEYS]
     parts: list[list[Column]] = []
@@ -195,16 +197,15 @@ def tables(shown: Sequence[Group], columns: Sequence[Column], width: int = WIDTH
 
 
 def width_of(made: Table) -> int:
-    """The columns of the terminal that a table needs."""
+    """Return the columns of the terminal that a table needs."""
     wide = Console(width=10_000)
     return Measurement.get(wide, wide.options, made).maximum
 
 
 def bars(shown: Sequence[Group], *, width: int, glyphs: PlotGlyphs = BLOCKS) -> list[str]:
-    """Messages received a task by policy, in lines of at most `width` columns (40 at least).
+    """Draw messages received per task by policy, in lines of at most `width` columns (40 at least).
 
-    The scale is logarithmic and begins at 1, so that a policy that receives nothing in vain has no
-    bar at all.
+    The scale is logarithmic and begins at 1, so that a policy without wasted receives has no bar.
     """
     labels = [str(group[0]["policy"]) for group in shown]
     means = [_mean(numbers(group, "amplification")) for group in shown]
@@ -225,7 +226,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _ticks(top: float, room: int) -> str:
-    """The numbers below the axis: 1, 10, 100 …"""
+    """Draw the numbers below the axis: 1, 10, 100 …"""
     line = ""
     for power in range(round(math.log10(top)) + 1):
         place = round(room * power / math.log10(top))
@@ -243,10 +244,10 @@ _CLEAR = "\r\x1b[K"
 
 
 class WaitingLine:
-    """Draws from a thread of its own, since what is waited for leaves no time.
+    """Shows progress from a thread of its own, since the work leaves no time for it.
 
-    On a terminal the line is drawn again every second and goes at the end; elsewhere one is printed
-    every ten seconds, and after a second when the words have changed.
+    On a terminal the line is drawn again every second and disappears at the end; elsewhere one is
+    printed every ten seconds, and a second after the words have changed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -278,7 +279,7 @@ class WaitingLine:
             self._write(_CLEAR)
 
     def tell(self, words: str) -> None:
-        """What is being done from now on."""
+        """Show `words` as the work in progress from now on."""
         self._words = words
 
     def _run(self) -> None:
@@ -286,7 +287,7 @@ class WaitingLine:
             self.tick(self._clock.monotonic() - self._began)
 
     def tick(self, elapsed: float) -> None:
-        """Draw or print what is due after so many seconds; called by the thread."""
+        """Draw or print the line due after `elapsed` seconds; called by the thread."""
         line = f"{self._words} … {duration(elapsed)}"
         if self._redraws:
             self._drawn = True

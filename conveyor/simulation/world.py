@@ -1,4 +1,4 @@
-"""The worlds of a simulation: what is the same for every policy that is compared in it."""
+"""The worlds of a simulation: the conditions that all compared policies share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_TIME = Latency(0.0)
 
 
 SHORTEST = {"visibility": 1.0, "permit_lease": 5.0, "heartbeat": 0.1, "discovery_interval": 0.1}
-"""Seconds below which no worker's settings go either."""
+"""Lower bounds of a world's times, in seconds: those of a worker's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,11 @@ class World:
 
     Each worker has `slots` gateway calls at a time and asks for up to `batch` messages at once; it
     pauses for `empty_pause` after an empty receive, doubling up to `empty_pause_cap`, and waits
-    `probe_wait` for a message where it has nothing better to do. A message without a permit is
-    hidden for `bounce`, doubling up to `bounce_cap`, and its queue rests for `cooldown`.
+    `probe_wait` for a message when it is idle. A message without a permit is hidden for `bounce`,
+    doubling up to `bounce_cap`, and its queue rests for `cooldown`.
 
     Latencies are of one call of queue, permit store, task store and gateway. A short poll asks
-    `partitions_asked` of a queue's `partitions`. At a graceful stop calls get `grace` to end.
+    `partitions_asked` of a queue's `partitions`. At a graceful stop, calls get `grace` to end.
 
     Raises ValueError for a field out of its bounds.
     """
@@ -70,7 +70,7 @@ class World:
             check_time(f"World.{name}", getattr(self, name), least=least)
 
     def polling(self) -> Polling:
-        """How its workers ask queues."""
+        """Return the polling of its workers' queues."""
         return Polling(
             batch=self.batch,
             wait=self.probe_wait,
@@ -79,7 +79,7 @@ class World:
         )
 
     def settings(self, policy: str) -> Settings:
-        """The settings of its workers under a permit policy."""
+        """Return the settings of its workers under a permit policy."""
         return Settings(
             log_level="error",
             workers=self.slots,
@@ -114,9 +114,11 @@ PUBLISHED = World(
     partitions=1,
     partitions_asked=1,
 )
-"""The published head-to-head: one worker whose slots ask for one message each. Bounce, pauses and
-the queue's latency were fitted to the receives that were published; the spread of the latencies
-keeps the slots from moving as one."""
+"""The published head-to-head: one worker whose slots ask for one message each.
+
+Bounce, pauses and the queue's latency were fitted to the published receives; the spread of the
+latencies keeps the slots from moving in step.
+"""
 
 
 REALISTIC = World(
@@ -135,15 +137,18 @@ REALISTIC = World(
     partitions=4,
     partitions_asked=2,
 )
-"""A cloud's queue and permit store, and a gateway whose calls differ. The bounce was fitted: at 5 s
-all 20,000 messages of a job would be hidden soon, and that would bound what is received."""
+"""A cloud's queue and permit store, and a gateway whose calls differ.
+
+The bounce was fitted: at 5 s all 20,000 messages of a job would soon be hidden, and that would
+limit the receives.
+"""
 
 
 REALISTIC_COOL = replace(
     REALISTIC, name="realistic-cool", bounce=5.0, bounce_cap=300.0, cooldown=1.0
 )
-"""The same with what held amplification down in the published design: messages that bounce are
-hidden for ever longer, and their queue rests."""
+"""The same with the measure that reduced amplification in the published design: bounced messages
+are hidden for longer and longer, and their queue rests."""
 
 
 WORLDS = {world.name: world for world in (PUBLISHED, REALISTIC, REALISTIC_COOL)}
