@@ -1,2 +1,1 @@
-"""What tests of Conveyor, and of programs that use it, build on. Of the product only the command
-`simulate` imports any of it."""
+"""Tools for tests of Conveyor, and of programs that use it. No production module imports them."""

@@ -1,9 +1,8 @@
-"""The seam to AWS, misbehaving as AWS may: answers lost, calls throttled, batches done in part.
+"""Faults of AWS, scripted or random: lost answers, throttled calls, batches done in part.
 
-Each rule is for calls of one operation and says what becomes of the next ones. What a rule is used
-up for is as the seam itself would do it: a lost answer means that the very call is made again.
-
-The seam to AWS, misbehaving by chance: any call may be the one that something happens to.
+A scripted rule applies to calls of one operation and says what happens to the next ones. It acts as
+the transport itself would: after a lost answer the same call is made again. With random faults, any
+call may be hit.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Action = Callable[[], Awaitable[None]]
 Match = Callable[[Parameters], bool]
 
 ATTEMPTS = 8
-"""Tries that the seam makes of a call, by default."""
+"""The transport's default number of attempts for a call."""
 THROTTLED = "ThrottlingError"
 
 
@@ -40,7 +39,7 @@ class _Kind(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Rule:
-    """What becomes of `times` calls, after `skip` that are left alone."""
+    """The fault of `times` calls, after the first `skip`."""
 
     kind: _Kind
     operation: tuple[str, str]
@@ -56,13 +55,13 @@ def _any(parameters: Parameters) -> bool:
 
 
 class FaultyAws:
-    """An `Aws` before another one. Without rules it only passes calls on.
+    """An `Aws` in front of another one; without rules it only passes calls on.
 
-    Services and operations are named as the seam names them. `where` narrows a rule down to calls
-    whose parameters it says yes to; `nth` is the first such call that it is for, from 1, and
-    `times` how many it is for. Rules apply in the order in which they were made, one to a call.
-    `calls` are the operations that were asked for, in order, each once; `fired` counts the rules'
-    uses, so that a test can tell that its fault happened.
+    Services and operations have the transport's names. `where` narrows a rule to calls with
+    matching parameters; `nth` is the first matching call that it applies to, from 1, and `times`
+    the number of calls. Rules apply in the order in which they were made, one to a call. `calls`
+    are the requested operations, in order, each once; `fired` counts the uses of rules, so that a
+    test can tell that its fault happened.
     """
 
     def __init__(self, aws: Aws) -> None:
@@ -74,20 +73,22 @@ class FaultyAws:
     def lose_answer(
         self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
     ) -> None:
-        """The call is carried out, its answer lost, and the very call made again."""
+        """Carry the call out, lose its answer, and make the same call again."""
         self._add(_Kind.LOSE, service, operation, nth, times, where)
 
     def vanish(
         self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
     ) -> None:
-        """The call is carried out, and no answer ever comes: unavailable, as after the last try."""
+        """Carry the call out without ever answering: unavailable, as after the last attempt."""
         self._add(_Kind.VANISH, service, operation, nth, times, where)
 
     def throttle(
         self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
     ) -> None:
-        """Tries are refused, `times` of them in a row; the call is unavailable where no try is left
-        to it, else carried out by the next one."""
+        """Refuse `times` attempts in a row.
+
+        The call is unavailable if no attempt is left, else carried out by the next one.
+        """
         self._add(_Kind.THROTTLE, service, operation, nth, times, where)
 
     def fail(
@@ -100,15 +101,17 @@ class FaultyAws:
         times: int = 1,
         where: Match = _any,
     ) -> None:
-        """The call is not carried out, and raises."""
+        """Raise `error` instead of carrying the call out."""
         self._add(_Kind.FAIL, service, operation, nth, times, where, error=error)
 
     def split(
         self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
     ) -> None:
-        """A batch of DynamoDB is carried out but for its second half, which is left undone:
-        UnprocessedItems, UnprocessedKeys, or statements that were throttled. A batch of one is left
-        undone as a whole."""
+        """Leave the second half of a DynamoDB batch undone: UnprocessedItems, UnprocessedKeys, or
+        throttled statements.
+
+        A batch of one is left undone as a whole.
+        """
         self._add(_Kind.SPLIT, service, operation, nth, times, where)
 
     def before(
@@ -121,7 +124,7 @@ class FaultyAws:
         times: int = 1,
         where: Match = _any,
     ) -> None:
-        """Something happens first; calls of the action's own are passed on like any others."""
+        """Run an action before the call; calls made by the action are passed on like any others."""
         self._add(_Kind.BEFORE, service, operation, nth, times, where, action=action)
 
     def after(
@@ -134,11 +137,11 @@ class FaultyAws:
         times: int = 1,
         where: Match = _any,
     ) -> None:
-        """Something happens between the call and its answer."""
+        """Run an action between the call and its answer."""
         self._add(_Kind.AFTER, service, operation, nth, times, where, action=action)
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
-        """Make one call, as the first rule that is for it says."""
+        """Make one call, under the first rule that applies to it."""
         self.calls.append((service, operation))
         rule = self._rule(service, operation, parameters)
         if rule is None:
@@ -146,7 +149,7 @@ class FaultyAws:
         return await self._apply(rule, service, operation, parameters)
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """A link, as it is."""
+        """Return a link, unchanged."""
         return self._aws.presign(operation, parameters, seconds=seconds)
 
     def _add(
@@ -165,7 +168,7 @@ class FaultyAws:
         self._rules.append(rule)
 
     def _rule(self, service: str, operation: str, parameters: Parameters) -> _Rule | None:
-        """The rule that is for a call; all others that might have been count it."""
+        """Return the rule that applies to the call; all other matching rules count it."""
         found: _Rule | None = None
         for rule in self._rules:
             if rule.operation != (service, operation) or not rule.matches(parameters):
@@ -176,7 +179,7 @@ class FaultyAws:
                 found = rule
         if found is not None:
             self.fired += 1
-            # A throttle counts the tries of one call.
+            # A throttle counts the attempts of one call.
             found.times -= 0 if found.kind is _Kind.THROTTLE else 1
         return found
 
@@ -248,7 +251,7 @@ def _halves(parts: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 async def _unanswered(carry_out: Callable[[], Awaitable[Answer]]) -> None:
-    """A refusal is an answer too, and lost like any other."""
+    """Carry out and drop the answer; a refusal is an answer too, and lost like any other."""
     try:
         await carry_out()
     except AwsRefused:
@@ -262,12 +265,12 @@ def _away(service: str, operation: str) -> ConveyorError:
 
 
 CALM = 10
-"""Calls at the start of a process that nothing happens to: it would not come to be."""
+"""Fault-free calls at the start of a process: it could not start otherwise."""
 DELAY = 3
-"""Seconds by which messages are late."""
+"""Seconds by which late messages are delayed."""
 _LONGEST_DELAY = 900
 RARE = 20
-"""Times that calls which are made once for many tasks are in trouble as often as others."""
+"""The factor by which calls made once for many tasks are hit more often than others."""
 CONFLICT_SECONDS = 0.5
 _BATCHES = frozenset({"batch_execute_statement", "batch_write_item", "batch_get_item"})
 _SENDS = frozenset({"send_message", "send_message_batch"})
@@ -275,10 +278,13 @@ _FOR_MANY = _BATCHES | _SENDS | {"delete_message_batch"}
 
 
 class AwsTrouble(msgspec.Struct, frozen=True):
-    """What has happened to one call: `lost`, the answer, and the call made again; `vanished`, the
-    answer, and the call given up; `refused` to the last try, for throttling or a conflict;
-    `throttled`, and made again; `split`, a batch done in part; `late` or `dropped`, the messages
-    sent. `concerns` is how many messages, rows or other things the call was about."""
+    """The fault of one call.
+
+    `lost`: its answer was lost and the call made again; `vanished`: its answer was lost and the
+    call given up; `refused`: throttled or in conflict to the last attempt; `throttled`: made again;
+    `split`: a batch was done in part; `late` or `dropped`: the messages sent. `concerns` is the
+    number of messages, rows or other things in the call.
+    """
 
     kind: str
     service: str
@@ -287,8 +293,9 @@ class AwsTrouble(msgspec.Struct, frozen=True):
 
 
 class TroubledAws:
-    """An `Aws` before another one. Each call has trouble with the probability `rate` (RARE times
-    that where few are made), of a kind that it can have; `tell` hears of it before it happens."""
+    """An `Aws` in front of another one. Each call is hit with the probability `rate` (RARE times
+    that for rare operations) by a fault that it can have; `tell` is called before the fault
+    happens."""
 
     def __init__(
         self,
@@ -307,7 +314,7 @@ class TroubledAws:
         self._calm = CALM
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
-        """Make one call, if nothing comes in between."""
+        """Make one call, perhaps with a fault."""
         self._calm -= 1
         rate = self._rate * (RARE if operation in _FOR_MANY else 1)
         if self._calm >= 0 or self._random.random() >= rate:
@@ -317,7 +324,7 @@ class TroubledAws:
         return await self._troubled(kind, service, operation, parameters)
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """A link, as it is."""
+        """Return a link, unchanged."""
         return self._aws.presign(operation, parameters, seconds=seconds)
 
     async def _troubled(
@@ -348,7 +355,7 @@ class TroubledAws:
 
 def _kinds(service: str, operation: str) -> list[str]:
     kinds = ["refused", "throttled"]
-    if operation != "get_object":  # the stream of a lost answer would be nobody's to close
+    if operation != "get_object":  # nobody would close the stream of a lost answer
         kinds += ["lost", "vanished"]
     if service == "dynamodb" and operation in _BATCHES:
         kinds += ["split", "split"]

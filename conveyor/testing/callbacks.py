@@ -1,4 +1,4 @@
-"""The callbacks port as a state machine may answer: what came is kept, refusals come as told."""
+"""A scripted callbacks port: keeps every callback, and refuses those that the script says."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from conveyor.ports.outbox import TokenExpired
 
 
 class ScriptedCallbacks:
-    """Keeps what is told, in order, as (kind, token, text, text).
+    """Keeps callbacks, in order, as (kind, token, text, text).
 
-    `away`: so many calls from now on find nobody there. Tokens in `unknown` are of nobody who
-    waits; one that was told an end becomes such a token.
+    The next `away` calls fail as unavailable. Tokens in `unknown` belong to no waiting task; after
+    a success or failure, a token joins them.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""A role of production in trouble, for tests of fleets.
+"""A role of production with faults, for tests of fleets.
 
     python -m conveyor.testing.chaos_role worker --ahead 30 --seed s --rate 0.02 --told FILE
 
-Its settings come from the environment, as those of `conveyor worker`; ports are free ones, and one
-line of JSON says when it is ready.
+Its settings come from the environment, as those of `conveyor worker`; its ports are free ones, and
+it prints one line of JSON when it is ready.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ MODULE = "conveyor.testing.chaos_role"
 
 
 class ClockAhead(SystemClock):
-    """The system's clock, so many seconds ahead of it, or behind where that is negative. What is
-    measured runs as ever."""
+    """The system's clock, set ahead by some seconds, or back if negative. Monotonic time is
+    unchanged."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self._ahead = round(seconds * 1_000)
 
     def now(self) -> int:
-        """Milliseconds since the epoch, UTC, as this clock believes."""
+        """Return milliseconds since the epoch, UTC, by this clock."""
         return super().now() + self._ahead
 
     def new_id(self) -> str:
-        """A new ULID for that instant."""
+        """Return a new ULID for that instant."""
         return str(ULID.from_timestamp(self.now()))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be the role until a signal; the exit code."""
+    """Run the role until a signal; return the exit code."""
     parser = argparse.ArgumentParser(prog=MODULE)
     parser.add_argument("role", choices=ROLES)
     parser.add_argument("--ahead", type=float, default=0.0, help="seconds of its wall clock")

@@ -1,5 +1,5 @@
-"""A clock that moves only when told to, with seeded randomness: hours pass in milliseconds, and the
-same seed gives the same ids."""
+"""A clock that a test advances, with seeded randomness: hours pass in milliseconds, and the same
+seed gives the same ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import anyio.lowlevel
 from ulid import ULID
 
 START = 1_767_225_600_000
-"""Where virtual time begins unless told otherwise: 2026-01-01T00:00:00Z."""
+"""The default start of virtual time: 2026-01-01T00:00:00Z."""
 
 _NANOSECONDS = 1_000_000_000
 _FOREVER = 1e9
@@ -36,9 +36,9 @@ class _Timer:
 class FakeClock:
     """The clock port over virtual time.
 
-    `start` is the first `now()` in milliseconds. `grace` is in real seconds: how long each step of
-    `advance` lets threads and sockets come back before time moves on; 0 where there are none.
-    Belongs to one event loop; nothing here may be called from another thread.
+    `start` is the first `now()` in milliseconds. `grace` is in real seconds: each step of `advance`
+    gives threads and sockets so long to come back before time moves on; 0 if there are none.
+    Belongs to one event loop; no other thread may call it.
     """
 
     def __init__(self, *, start: int = START, seed: int = 0, grace: float = 0.0) -> None:
@@ -54,27 +54,28 @@ class FakeClock:
 
     @property
     def pending(self) -> int:
-        """How many sleeps wait for time to move."""
+        """Return the number of sleeps that wait for time to move."""
         return self._pending
 
     def now(self) -> int:
-        """Virtual milliseconds since the epoch."""
+        """Return virtual milliseconds since the epoch."""
         return self._start + self._shift + self._elapsed // 1_000_000
 
     def monotonic(self) -> float:
-        """Virtual seconds since the clock was made."""
+        """Return virtual seconds since the clock was made."""
         return self._elapsed / _NANOSECONDS
 
     def random(self) -> float:
-        """A number in [0, 1), by the seed."""
+        """Return a number in [0, 1), by the seed."""
         return self._random.random()
 
     def token(self, length: int) -> bytes:
-        """Bytes by the seed: as predictable as tests want them."""
+        """Return bytes by the seed: predictable, as tests want them."""
         return self._random.randbytes(length)
 
     def new_id(self) -> str:
-        """A ULID of virtual time and seeded randomness; each is greater than the one before."""
+        """Return a ULID of virtual time and seeded randomness; each is greater than the one
+        before."""
         fresh = self.now() << 80 | self._random.getrandbits(79)
         self._last_id = max(fresh, self._last_id + 1)
         return str(ULID.from_bytes(self._last_id.to_bytes(16, "big")))
@@ -84,7 +85,7 @@ class FakeClock:
         self._shift += round(seconds * 1_000)
 
     async def sleep(self, seconds: float) -> None:
-        """Park until time has been advanced by `seconds`."""
+        """Wait until time has been advanced by `seconds`."""
         if seconds <= 0:
             await anyio.lowlevel.checkpoint()
             return
@@ -100,7 +101,7 @@ class FakeClock:
                 self._retire(timer)
 
     async def advance(self, seconds: float) -> None:
-        """Move time on, stopping at each sleep that falls due and letting every task settle."""
+        """Move time on, stopping at each due sleep and letting every task settle."""
         await self._advance_to(self._elapsed + math.ceil(seconds * _NANOSECONDS))
 
     async def advance_while(self, condition: Callable[[], bool], *, limit: float) -> None:
@@ -143,8 +144,8 @@ class FakeClock:
 async def _all_blocked() -> None:
     """Let the other tasks run until each waits for something.
 
-    anyio's own function sleeps a tenth of a real second where it finds a task that can run, so on
-    asyncio this looks itself. A task that never waits holds it up for a bounded number of turns.
+    anyio's own function sleeps a tenth of a real second if it finds a runnable task, so on asyncio
+    this checks the loop itself. A task that never waits holds it up for a bounded number of turns.
     """
     try:
         loop = asyncio.get_running_loop()
@@ -159,7 +160,7 @@ async def _all_blocked() -> None:
 
 
 def _any_runnable() -> bool:
-    """Whether some task can run, on a loop that keeps its queue to itself."""
+    """Return whether some task can run, on a loop that hides its queue."""
     present = asyncio.current_task()
     for task in asyncio.all_tasks():
         waiter = getattr(task, "_fut_waiter", None)

@@ -1,4 +1,4 @@
-"""Ports that misbehave as the world may: what every contract allows, made certain."""
+"""Ports that always misbehave in ways that their contracts allow."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class DuplicatingQueues:
     """The queues port over another one, with every message delivered at least three times.
 
     A second copy waits as soon as a message is received, so that it comes while the first is in
-    work; a third is sent once one of them has been acknowledged. Only a queue that is dropped takes
-    its copies along, and has no more of them when it is made again. `deliveries` counts how often
-    each message was received.
+    work; a third is sent once one of them has been acknowledged. A dropped queue takes its copies
+    along, and has no more of them when it is made again. `deliveries` counts the receives of each
+    message.
     """
 
     def __init__(self, queues: Queues) -> None:
@@ -28,32 +28,27 @@ class DuplicatingQueues:
         self._dropped: set[str] = set()
 
     async def open_run(self, job_id: str, run_id: str) -> None:
-        """Make a run's queue ready."""
         self._dropped.discard(run_queue(run_id))
         await self._queues.open_run(job_id, run_id)
 
     async def remake_run(self, job_id: str, run_id: str) -> None:
-        """Make a missing queue again, filled from the rows."""
         self._dropped.discard(run_queue(run_id))
         await self._queues.remake_run(job_id, run_id)
 
     async def drop_run(self, run_id: str) -> None:
-        """Remove a run's queue with whatever is in it."""
         self._dropped.add(run_queue(run_id))
         await self._queues.drop_run(run_id)
 
     async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
-        """Enqueue references."""
         await self._queues.send_tasks(job_id, run_id, tasks)
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
-        """Enqueue one message."""
         await self._queues.send(queue, message, delay=delay)
 
     async def receive(
         self, queue: str, *, limit: int, visibility: float, wait: float = 0.0
     ) -> list[Delivery]:
-        """Up to `limit` messages; a copy of each that was never received before is sent."""
+        """Receive up to `limit` messages; send a copy of each that was never received before."""
         batch = await self._queues.receive(queue, limit=limit, visibility=visibility, wait=wait)
         with CancelScope(shield=True):
             for delivery in batch:
@@ -63,7 +58,7 @@ class DuplicatingQueues:
         return batch
 
     async def delete(self, queue: str, receipts: Sequence[str]) -> None:
-        """Acknowledge; a copy of each that was never acknowledged before is sent."""
+        """Acknowledge; send a copy of each that was never acknowledged before."""
         await self._queues.delete(queue, receipts)
         for receipt in receipts:
             message = self._received.pop((queue, receipt), None)
@@ -73,15 +68,14 @@ class DuplicatingQueues:
     async def change_visibility(
         self, queue: str, receipts: Sequence[str], *, visibility: float
     ) -> None:
-        """Hide received messages, or give them back."""
         await self._queues.change_visibility(queue, receipts, visibility=visibility)
 
     def depth(self, queue: str) -> int:
-        """About how many messages wait, copies included."""
+        """Return about how many messages wait, copies included."""
         return self._queues.depth(queue)
 
     async def count(self, queue: str) -> int:
-        """About how many messages wait, copies included."""
+        """Return about how many messages wait, copies included."""
         return await self._queues.count(queue)
 
     async def _send_copy(self, queue: str, message: Message, sent: set[Message]) -> None:

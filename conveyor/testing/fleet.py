@@ -1,4 +1,4 @@
-"""A fleet of production roles as processes of their own, over services on this machine.
+"""A fleet of production roles, each a process of its own, over services on this machine.
 
     with RoleFleet(services, gateway=url, directory=tmp_path, inherited=environment) as fleet:
         ZenRowsBatchClient("key", base_url=fleet.api)
@@ -39,8 +39,8 @@ Trouble = Callable[[str, int], Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetServices:
-    """Where the services of AWS and Redis are; "" for AWS's own. Without a Redis, permits are kept
-    in DynamoDB."""
+    """The addresses of AWS's services and of Redis; "" for AWS's own. Without a Redis, permits are
+    kept in DynamoDB."""
 
     dynamodb: str = ""
     sqs: str = ""
@@ -50,7 +50,7 @@ class FleetServices:
 
 
 class RoleProcess:
-    """One process of a fleet. Its output goes to files, so that it may say as much as it likes.
+    """One process of a fleet. Its output goes to files, so that it may write as much as it likes.
 
     `trouble`: options of `conveyor.testing.chaos_role`, which then is the program.
     """
@@ -66,7 +66,7 @@ class RoleProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begin to boot; also again, once it has ended. `ready` waits for it."""
+        """Begin to boot, or boot again after it has ended. `ready` waits for it."""
         if self._trouble:
             command = [*TROUBLED, self.role, *self._trouble]
         else:
@@ -78,7 +78,7 @@ class RoleProcess:
             )
 
     def ready(self) -> RoleInfo:
-        """Wait until it says that it is ready. Raises RuntimeError with its last words if not."""
+        """Wait until it is ready. Raises RuntimeError with its last output if it ends before."""
         clock = SystemClock()
         deadline = clock.monotonic() + BOOT_SECONDS
         while clock.monotonic() < deadline and self._running.poll() is None:
@@ -94,13 +94,13 @@ class RoleProcess:
         self._running.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9, unless it has ended."""
+        """Send it kill -9, unless it has ended."""
         if self._running.poll() is None:
             self._running.kill()
         self._running.wait()
 
     def end(self) -> int:
-        """SIGTERM, and its exit code. Killed where it does not end in time (-9)."""
+        """End it with SIGTERM; return its exit code, or -9 if it had to be killed after a time."""
         if self._running.poll() is None:
             self.signal(signal.SIGTERM)
         try:
@@ -111,7 +111,7 @@ class RoleProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, ready or not."""
+        """Return whether it runs, ready or not."""
         return self._child is not None and self._child.poll() is None
 
     @property
@@ -132,14 +132,13 @@ class RoleProcess:
 
 
 class RoleFleet:
-    """Apis behind one address, and workers. Ready once entered; ended, and its environment
+    """API servers behind one address, and workers. Ready once entered; ended, and its environment
     removed, once left.
 
     `settings` are fields of Settings for every process; `gateway` is the URL of a scraping API, and
-    `slots` how many calls of it each worker makes at a time.
-    `trouble` gives the options of `conveyor.testing.chaos_role` for a role and its number, none for
-    a process that is as in production.
-    Of the `inherited` environment the processes get what is neither a setting nor a proxy.
+    `slots` the number of each worker's concurrent calls of it. `trouble` returns the options of
+    `conveyor.testing.chaos_role` for a role and its number, or none for an ordinary process of
+    production. The processes inherit the `inherited` environment except settings and proxies.
     """
 
     def __init__(
@@ -201,7 +200,7 @@ class RoleFleet:
 
     @property
     def processes(self) -> list[RoleProcess]:
-        """All of them."""
+        """Return all processes."""
         return [*self.apis, *self.workers]
 
     def restart(self, process: RoleProcess) -> None:
@@ -211,7 +210,7 @@ class RoleFleet:
         self.front.servers = self._addresses()
 
     def admin(self, *arguments: str) -> str:
-        """What `conveyor admin …` says. Raises RuntimeError where it fails."""
+        """Return the output of `conveyor admin …`. Raises RuntimeError if it fails."""
         ended = subprocess.run(
             [*PROGRAM, "admin", *arguments],
             env=self.environment,
@@ -225,7 +224,7 @@ class RoleFleet:
         return ended.stdout
 
     def output(self) -> bytes:
-        """All that its processes have written so far."""
+        """Return all output of its processes up to now."""
         return b"".join(process.log.read_bytes() for process in self.processes)
 
     def _process(self, role: str, number: int) -> RoleProcess:

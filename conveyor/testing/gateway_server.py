@@ -1,13 +1,12 @@
 """The fake gateway as a small real HTTP server: a ZenRows-compatible endpoint, and under `/t/` a
-site to scrape. What it answers is scripted by the query of the target URL
-(`conveyor.gateway.fake`).
+site to scrape. The query of the target URL scripts its answers (`conveyor.gateway.fake`).
 
     async with GatewayServer() as server:
-        HttpGateway(server.url, clock)   # GET <url>?url=http://any.test/?status=503&apikey=…
-        server.target("page?size=10")    # a URL for the direct gateway
+        HttpGateway(server.url, clock)  # GET <url>?url=http://any.test/?status=503&apikey=…
+        server.target("page?size=10")  # a URL for the direct gateway
 
-`python -m conveyor.testing.gateway_server --port 0` prints one JSON line with its `url`.
-`GET /hits` tells the calls so far, `DELETE /hits` forgets them.
+`python -m conveyor.testing.gateway_server --port 0` prints one JSON line with its `url`. `GET
+/hits` returns the calls so far, `DELETE /hits` forgets them.
 """
 
 from __future__ import annotations
@@ -58,15 +57,15 @@ class _Reply(msgspec.Struct):
 
 
 class _Reset(Exception):
-    """The connection is to break here."""
+    """The connection is to be reset here."""
 
 
 class _HangUp(Exception):
-    """The connection is to end here, as if all had been said."""
+    """The connection is to be closed here, as if the answer were complete."""
 
 
 class GatewayServer:
-    """The server, on loopback unless told otherwise; port 0 picks a free one."""
+    """The server, on loopback by default; port 0 picks a free one."""
 
     def __init__(
         self,
@@ -105,16 +104,16 @@ class GatewayServer:
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port."""
+        """Return scheme, host and port."""
         return f"http://{self._host}:{self._port}"
 
     @property
     def url(self) -> str:
-        """The endpoint of the scraping API."""
+        """Return the endpoint of the scraping API."""
         return f"{self.origin}/v1/"
 
     def target(self, path: str) -> str:
-        """The URL of a page of the site; `path` may have a script as its query."""
+        """Return the URL of a page of the site; `path` may have a script as its query."""
         return f"{self.origin}/t/{path}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -135,7 +134,7 @@ class GatewayServer:
         except _HangUp:
             writer.write_eof()
         except (OSError, EOFError, ValueError, asyncio.CancelledError):
-            # Gone, unreadable or being shut down: nothing is left to tell the client.
+            # Gone, unreadable or being shut down: there is no client left to answer.
             writer.transport.abort()
         finally:
             writer.close()
@@ -238,7 +237,7 @@ def _echo(request: _Request, url: str, params: dict[str, str]) -> bytes:
 
 
 async def _write(writer: asyncio.StreamWriter, reply: _Reply, method: str) -> None:
-    """Send an answer. Raises _Reset or _HangUp where it is to end before its time."""
+    """Send an answer. Raises _Reset or _HangUp if it is to end early."""
     body = b"" if reply.status in _BODILESS or method == "HEAD" else reply.body
     headers = dict(reply.headers)
     if reply.chunked:

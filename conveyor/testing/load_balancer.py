@@ -1,5 +1,5 @@
-"""A load balancer for tests: connections to one address go to several servers in turn, or are cut
-off as if none were there."""
+"""A load balancer for tests: passes connections to one address on to several servers in turn, or
+cuts them off."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PIECE = 65_536
 
 
 class LoadBalancer:
-    """Where the connections go; `servers` may be changed at any time. Without any, connections are
-    closed at once."""
+    """Passes connections on to `servers`, which may be changed at any time; with no servers, closes
+    them at once."""
 
     def __init__(self, servers: Sequence[Address]) -> None:
         self.servers = list(servers)
@@ -32,7 +32,7 @@ class LoadBalancer:
             writer.transport.abort()
 
     async def serve(self, *, task_status: TaskStatus[int]) -> None:
-        """Listen on a free port of loopback, which is told, until cancelled."""
+        """Listen on a free port of loopback until cancelled; reports the port when ready."""
         server = await asyncio.start_server(self._forward, "127.0.0.1", 0)
         async with server:
             task_status.started(server.sockets[0].getsockname()[1])
@@ -59,7 +59,7 @@ class LoadBalancer:
             writer.close()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The next server that takes connections. Raises OSError where none does."""
+        """Connect to the next server that takes connections. Raises OSError if none does."""
         servers = list(self.servers)
         if not servers:
             raise ConnectionRefusedError
@@ -72,7 +72,7 @@ class LoadBalancer:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Everything that comes, until either side has ended."""
+    """Pass on all data until either side has ended."""
     try:
         while piece := await reader.read(_PIECE):
             writer.write(piece)
@@ -85,14 +85,14 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @contextmanager
 def load_balancer(servers: Sequence[Address]) -> Iterator[tuple[int, LoadBalancer]]:
-    """A front on a thread of its own: its port, and itself."""
+    """Run a load balancer on a thread of its own; yields its port, and itself."""
     balancer = LoadBalancer(servers)
     with start_blocking_portal() as portal, _serving(balancer, portal) as port:
         yield port, balancer
 
 
 class Switch:
-    """A service that can be away: nobody takes connections then, and those there were are ended."""
+    """A service that can be switched off: it takes no connections then, and open ones are ended."""
 
     def __init__(self, url: str, port: int, balancer: LoadBalancer, portal: BlockingPortal) -> None:
         parts = urlsplit(url)
@@ -102,18 +102,18 @@ class Switch:
         self._portal = portal
 
     def off(self) -> None:
-        """From now on it is away."""
+        """Switch the service off."""
         self._front.servers = []
         self._portal.call(self._front.cut)
 
     def on(self) -> None:
-        """From now on it is there."""
+        """Switch the service on."""
         self._front.servers = [self._address]
 
 
 @contextmanager
 def switch(url: str) -> Iterator[Switch]:
-    """A switch before the service at this URL, which is there to begin with."""
+    """Put a switch in front of the service at this URL; it is on at first."""
     balancer = LoadBalancer([])
     with start_blocking_portal() as portal, _serving(balancer, portal) as port:
         switched = Switch(url, port, balancer, portal)

@@ -1,4 +1,5 @@
-"""The pytest plugin: the fixture `conveyor_server`. What is heavy is imported when it is used."""
+"""The pytest plugin: the fixture `conveyor_server`. It imports heavy modules only when they are
+used."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ PROGRAM = "from conveyor.cli import dev_main; dev_main()"
 
 
 class ServerProcess:
-    """A child on a free port: ready once entered, gone once left. `info` is what it said of itself.
+    """A child on a free port: ready once entered, gone once left. `info` is its line of JSON.
 
-    `environment` replaces the whole environment of the child, which else is this process's own.
+    `environment` replaces the whole environment of the child, by default this process's own.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ServerProcess:
         self.info = ServerInfo(api="", pid=0, data_dir="", gateway="")
 
     def __enter__(self) -> Self:
-        """Start it. Raises RuntimeError with its last words where it does not become ready."""
+        """Start it. Raises RuntimeError with its last output if it does not become ready."""
         self._child = subprocess.Popen(
             self._command,
             stdout=subprocess.PIPE,
@@ -64,7 +64,7 @@ class ServerProcess:
         self._running.send_signal(number)
 
     def wait(self, timeout: float = 10.0) -> tuple[int, str]:
-        """Wait for the end: its exit code and what it wrote on standard error.
+        """Wait for the end; return its exit code and its output on standard error.
 
         Raises subprocess.TimeoutExpired.
         """
@@ -72,7 +72,7 @@ class ServerProcess:
         return self._running.returncode, errors.decode(errors="replace")
 
     def kill(self) -> None:
-        """kill -9, unless it has ended; returns when it is gone."""
+        """Send it kill -9, unless it has ended; return when it is gone."""
         child = self._running
         if child.poll() is None:
             child.kill()

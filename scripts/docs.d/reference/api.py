@@ -14,7 +14,7 @@ from reference.source import texts_of
 
 
 def routes() -> str:
-    """Every route with its answers."""
+    """Return every route with its answers."""
     parameters = document()["components"]["parameters"]
     return page(
         "Routes",
@@ -63,7 +63,7 @@ def _success(operation: Operation) -> str:
 
 
 def answers() -> str:
-    """Every document that is sent or answered, field by field."""
+    """Return every document of requests and answers, field by field."""
     blocks = []
     for name, schema in document()["components"]["schemas"].items():
         fields = schema.get("properties")
@@ -95,7 +95,7 @@ def answers() -> str:
 
 
 def _takes(schema: dict[str, Any]) -> str:
-    """What a schema takes, in words."""
+    """Describe the values of a schema in words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -112,7 +112,7 @@ def _takes(schema: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> list[str]:
-    """The limits that a schema sets."""
+    """Return the limits of a schema."""
     found = []
     for least, most, unit in (
         ("minimum", "maximum", ""),
@@ -132,12 +132,12 @@ def _bounds(schema: dict[str, Any]) -> list[str]:
 
 
 def _values(*values: object) -> str:
-    """Values as JSON has them, texts without quotes."""
+    """Format values as JSON does, texts without quotes."""
     return code(*(one if isinstance(one, str) else json.dumps(one) for one in values))
 
 
 def error_codes() -> str:
-    """Every error code, and every reason for which a task is refused."""
+    """Return every error code, and every reason to refuse a task."""
     meanings, reasons = texts_of(ErrorCode), texts_of(InvalidTaskReason)
     return page(
         "Error codes",

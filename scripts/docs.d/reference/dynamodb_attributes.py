@@ -1,7 +1,7 @@
-"""What lies in the table, item by item: the text of docs/reference/columns.md.
+"""The meaning of the DynamoDB table, item by item, for docs/reference/columns.md.
 
-Times are milliseconds since 1970, but `ttl`, which is whole seconds. What no condition and no index
-looks at is one JSON text.
+Times are milliseconds since 1970, except `ttl`, in whole seconds. Attributes that no condition and
+no index uses are one JSON text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, TIME_TO_LIVE,
 
 @dataclass(frozen=True, slots=True)
 class ItemInfo:
-    """One kind of item: its key, what it holds, and its attributes."""
+    """One kind of item: its key, its subject, and its attributes."""
 
     key: Key
     holds: str

@@ -1,4 +1,4 @@
-"""Every page, and where it is written."""
+"""All pages, and their paths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGES = {
     "dependencies.md": ("every dependency, and why", project.dependencies),
     "guarantees.md": ("every guarantee, and the tests that prove it", project.guarantees),
 }
-"""Each file: what is in it, and the function that makes it."""
+"""Each file: its subject, and the function that makes it."""
 
 
 def _index() -> str:
@@ -38,12 +38,12 @@ def _index() -> str:
 
 
 def made(name: str) -> str:
-    """What a file has to be."""
+    """Return the content that a file must have."""
     return _index() if name == "README.md" else PAGES[name][1]()
 
 
 def names() -> list[str]:
-    """Every file."""
+    """Return the name of every file."""
     return ["README.md", *PAGES]
 
 
@@ -57,13 +57,13 @@ def write() -> None:
 
 
 def stale() -> dict[str, str]:
-    """Each file that is not as it has to be, with the first line that differs."""
+    """Return each file that is out of date, with the first line that differs."""
     found = {name: difference for name in names() if (difference := difference_of(name))}
     return found | dict.fromkeys(_strangers(), "nothing makes it")
 
 
 def difference_of(name: str) -> str:
-    """The first line of a file that differs; empty where it is up to date."""
+    """Return the first line of a file that differs; empty if it is up to date."""
     path = DIRECTORY / name
     written = path.read_text(encoding="utf-8") if path.is_file() else ""
     wanted = made(name)

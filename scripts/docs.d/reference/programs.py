@@ -21,7 +21,7 @@ EMULATORS = ROOT / "tests" / "conformance" / "emulators.py"
 
 
 def settings() -> str:
-    """Every setting."""
+    """Return every setting."""
     defaults = Settings()
     secrets = [setting for setting in SETTINGS if setting.secret]
     return page(
@@ -81,7 +81,7 @@ def _shown(value: object) -> str:
 
 
 def scraper_params() -> str:
-    """Every scraper param."""
+    """Return every scraper param."""
     return page(
         "Scraper params",
         "Any JSON scalar is taken and stored as its JSON text: true becomes `true`, 5 becomes "
@@ -95,7 +95,7 @@ def scraper_params() -> str:
 
 
 def commands() -> str:
-    """Every command with its options."""
+    """Return every command with its options."""
     blocks = []
     for program, command in (("conveyor", cli.conveyor), ("conveyor-dev", cli.conveyor_dev)):
         for context in _contexts(command, click.Context(command, info_name=program)):
@@ -110,7 +110,7 @@ def commands() -> str:
 
 
 def _contexts(command: click.Command, context: click.Context) -> Iterator[click.Context]:
-    """A command, and all those below it."""
+    """Yield a command, and all those below it."""
     yield context
     if isinstance(command, click.Group):
         for word, below in command.commands.items():
@@ -138,7 +138,7 @@ def _described(context: click.Context) -> list[str]:
 
 
 def metrics() -> str:
-    """Every metric."""
+    """Return every metric."""
     return page(
         "Metrics",
         "`GET /metrics`, in the text format of Prometheus; no key, nothing about jobs or callers. "
@@ -163,7 +163,7 @@ def metrics() -> str:
 
 
 def log_events() -> str:
-    """Every log line whose words stand in the code."""
+    """Return every log line whose message is a literal in the code."""
     return page(
         "Log lines",
         "On standard error, one record a line: time, level, logger, message, and `name=value` "

@@ -14,7 +14,7 @@ PYPROJECT = ROOT / "pyproject.toml"
 
 
 def rooms_page() -> str:
-    """What each room of the package holds, and from where it imports."""
+    """Return the subject of each room of the package, and its imports."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
     return page(
@@ -37,7 +37,7 @@ def rooms_page() -> str:
 
 
 def ports() -> str:
-    """Every method of every port."""
+    """Return every method of every port."""
     blocks = []
     for path in modules(PACKAGE / "ports"):
         module = import_module(f"conveyor.ports.{path.stem}")
@@ -59,7 +59,7 @@ def ports() -> str:
 
 
 def dependencies() -> str:
-    """Every dependency, and why."""
+    """Return every dependency, and its reason."""
     text = PYPROJECT.read_text(encoding="utf-8")
     project = tomllib.loads(text)["project"]
     groups = {
@@ -96,13 +96,13 @@ def _package(line: str, why: str) -> list[str]:
 
 
 def promises() -> dict[str, str]:
-    """The guarantees of SPEC.md, by id."""
+    """Return the guarantees of SPEC.md, by id."""
     spec = (ROOT / "SPEC.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^\| (G\d+) \| (.+) \|$", spec, re.MULTILINE))
 
 
 def guarantees() -> str:
-    """Every guarantee with the tests that prove it."""
+    """Return every guarantee with the tests that prove it."""
     tests = marked_tests()
     return page(
         "Guarantees",

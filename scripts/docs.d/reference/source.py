@@ -1,4 +1,4 @@
-"""What is read from the text of the code: docstrings, log calls, imports, markers."""
+"""Reads the text of the code: docstrings, log calls, imports, markers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ LEVELS = {"debug", "info", "warning", "error"}
 
 
 def modules(below: Path) -> list[Path]:
-    """Every module below a directory, in order."""
+    """Return every module below a directory, in order."""
     return sorted(below.rglob("*.py"))
 
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
+    """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def texts_of(owner: type | ModuleType) -> dict[str, str]:
-    """What the docstrings below the assignments of a class or module say, by name."""
+    """Return the docstrings below the assignments of a class or module, by name."""
     tree = ast.parse(inspect.getsource(owner))
     body = tree.body if isinstance(owner, ModuleType) else _only_class(tree).body
     found = {}
@@ -57,7 +57,7 @@ def _text(node: ast.stmt) -> str:
 
 
 def rooms() -> dict[str, set[str]]:
-    """The rooms of the package, each with those that it imports from."""
+    """Return the rooms of the package, each with the rooms that it imports from."""
     found: dict[str, set[str]] = {}
     for path in modules(PACKAGE):
         room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -88,7 +88,7 @@ class LogLine:
 
 
 def log_lines() -> list[LogLine]:
-    """Every log line whose message stands in the code."""
+    """Return every log line whose message is a literal in the code."""
     found: set[LogLine] = set()
     for path in modules(PACKAGE):
         if "logging" not in path.read_text(encoding="utf-8"):
@@ -102,7 +102,7 @@ def log_lines() -> list[LogLine]:
 
 
 def _loggers(tree: ast.Module) -> Iterator[str]:
-    """The names of a module that are loggers."""
+    """Yield the names of a module that are loggers."""
     for node in tree.body:
         if (
             isinstance(node, ast.Assign)
@@ -135,7 +135,7 @@ def _lines(tree: ast.Module, loggers: set[str], dotted: str) -> Iterator[LogLine
 
 
 def _keys(tree: ast.Module, extra: ast.expr) -> Iterator[str]:
-    """The keys of a dictionary, also of one that was given a name before."""
+    """Yield the keys of a dictionary, also of one that was assigned to a name before."""
     given = [extra]
     if isinstance(extra, ast.Name):
         assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
@@ -150,7 +150,8 @@ def _keys(tree: ast.Module, extra: ast.expr) -> Iterator[str]:
 
 @cache
 def marked_tests() -> dict[str, list[str]]:
-    """The tests that each guarantee's marker is on, as file::name; a file where the whole is."""
+    """Return the tests with each guarantee's marker, as file::name; a file if the marker is on all
+    of it."""
     found: dict[str, list[str]] = {}
     for path in modules(ROOT / "tests"):
         if not path.name.startswith("test_") or MARKER not in path.read_text(encoding="utf-8"):

@@ -1,7 +1,6 @@
-"""What each table and column holds: the text of docs/reference/columns.md.
+"""The meaning of each table and column of SQLite, for docs/reference/columns.md.
 
-The steps of `schema` are never changed, so the meanings stand here and not in the statements.
-Times are milliseconds since 1970.
+The statements of `schema` hold no descriptions. Times are milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-"""Each table: what a row is, and what each column holds."""
+"""Each table: the meaning of a row, and of each column."""
 
 WRITER, READER = "writer", "reader"
 
@@ -183,4 +182,4 @@ PRAGMAS: tuple[tuple[str, str, str], ...] = (
     ("cache_size", READER, "bounded memory, for each reader"),
     ("query_only", READER, "only the writer writes"),
 )
-"""The pragmas that are set: which, on which connection, and why."""
+"""The pragmas: name, connection, and reason."""

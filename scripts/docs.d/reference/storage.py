@@ -1,4 +1,4 @@
-"""The page about what is stored: SQLite, DynamoDB, queues, the bucket, Redis."""
+"""The page about stored data: SQLite, DynamoDB, queues, the bucket, Redis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from reference.sqlite_columns import PRAGMAS, READER, TABLES, WRITER
 
 
 def columns() -> str:
-    """Everything that is stored, under its name."""
+    """Return tables of all stored data, under their names."""
     return page(
         "What is stored",
         "Times are milliseconds since 1970, unless a row says otherwise.",
