@@ -24,7 +24,7 @@ from bench.servers import MissingProgram
 
 
 def load(name: str) -> Scenario:
-    """The scenario of a name; imported only now, so that one needs nothing that another needs."""
+    """Import the scenario of a name now, so that one does not need the packages of another."""
     scenario = importlib.import_module(f"bench.{name}").SCENARIO
     assert isinstance(scenario, Scenario)
     return scenario
@@ -32,7 +32,7 @@ def load(name: str) -> Scenario:
 
 def main() -> int:
     """Run, print, and say where the files lie."""
-    # So that whatever was started for a scenario ends with it.
+    # So that the servers started for a scenario end with it.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     arguments = parse(sys.argv[1:])
     if arguments is None or arguments.name not in SCENARIOS:

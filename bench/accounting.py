@@ -1,7 +1,7 @@
-"""How many tasks a second does everything but the network take: queue, claims, files, counters?
+"""Measures the tasks per second of everything but the network: queue, claims, files, counters.
 
 The gateway is the in-process fake, which answers at once. The run is paused while its tasks are
-added, so adding counts for nothing.
+added, so the figures leave adding out.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def measure(name: str, options: Options) -> Row:
 
 
 def run(options: Options) -> list[Row]:
-    """With a body to store, and without."""
+    """Drain tasks with a body to store, and without."""
     return [measure(name, options) for name in KINDS if options.wants(name)]
 
 
 def against(code: Code, options: Options) -> Halves:
-    """One version: tasks worked on a server of its own."""
+    """Prepare one version: tasks worked on a server of its own."""
 
     def half(name: str) -> Half:
         drained = once(name, options, code)

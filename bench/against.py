@@ -1,9 +1,9 @@
-"""Compare this code with that of another commit: CPU for each operation, pair by pair.
+"""Compares this code with that of another commit: CPU for each operation, pair by pair.
 
-Both versions run in the same environment. Each is driven from outside, over the API of its
-own conveyor-dev: what a module is called in the other commit does not matter, and that commit need
-not know of benchmarks. A scenario offers for each version a function for each row; one call of
-it measures half a pair.
+Both versions run in the same environment. Each is driven from outside, over the API of its own
+conveyor-dev: module names in the other commit do not matter, and that commit need not have
+benchmarks. A scenario offers for each version a function for each row; one call of it measures half
+a pair.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHORT = 7
 
 
 class NoSuchCommit(Exception):
-    """The commit to compare with cannot be had; the text says why."""
+    """The commit to compare with is not available; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class Code:
 
     @property
     def command(self) -> list[str]:
-        """How its conveyor-dev is started, whatever this environment has installed."""
+        """Return the command that starts its conveyor-dev, whatever this environment has
+        installed."""
         project = tomllib.loads((self.root / "pyproject.toml").read_text())["project"]
         module, _, function = project["scripts"]["conveyor-dev"].partition(":")
         start = f"import sys, {module} as program; sys.exit(program.{function}())"
@@ -49,7 +50,7 @@ class Code:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes Python import this version and no other."""
+        """Return the environment that makes Python import this version and no other."""
         return {"PYTHONPATH": str(self.root)}
 
     def verify(self) -> None:
@@ -70,13 +71,13 @@ class Code:
 
 
 Halves = Mapping[str, Callable[[], Half]]
-"""What measures half a pair, by the name of the row."""
+"""Functions that measure half a pair, by the name of the row."""
 Against = Callable[[Code, Options], Halves]
 """Prepares one version."""
 
 
 def commit_of(revision: str, root: Path = ROOT) -> str:
-    """The full name of a commit. Raises NoSuchCommit."""
+    """Return the full name of a commit. Raises NoSuchCommit."""
     result = _git(
         root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
     )
@@ -87,7 +88,7 @@ def commit_of(revision: str, root: Path = ROOT) -> str:
 
 @contextmanager
 def checkout(revision: str, root: Path = ROOT) -> Iterator[Code]:
-    """The files of a commit in a temporary directory. Raises NoSuchCommit."""
+    """Put the files of a commit into a temporary directory. Raises NoSuchCommit."""
     commit = commit_of(revision, root)
     packed = _git(root, "archive", "--format=tar", commit)
     if packed.returncode:
@@ -121,7 +122,7 @@ def run_against(name: str, against: Against, revision: str, options: Options) ->
 
 
 def row_of(name: str, base: str, pairs: Rounds[Pair]) -> Row:
-    """A row of the table: the costs and ratios by the quiet pairs, or that it is not judged."""
+    """Build a row of the table: the costs and ratios of the quiet pairs, or "not judged"."""
     found = compare(pairs)
     if found is None:
         if pairs.judged:
@@ -144,7 +145,7 @@ def row_of(name: str, base: str, pairs: Rounds[Pair]) -> Row:
 
 
 def heading(name: str, base: str) -> str:
-    """What stands above the table."""
+    """Return the heading of the table."""
     return (
         f"{SCENARIOS[name].question} Microseconds of CPU for each operation, of {base} and of this "
         "code, and how many times as much this code uses: by the medians, the median of all pairs, "

@@ -1,15 +1,15 @@
-"""What does a task cost in calls of AWS and of the permit ledger, and how much CPU do they take?
+"""Measures the AWS and permit ledger calls of a task, and their CPU.
 
-One api and one worker over emulators. A job goes the way of large ones: a file, a 202, rows in
+One api and one worker over emulators. A job takes the path of large ones: a file, a 202, rows in
 eight partitions, all of them written while its run is paused. Then its first tasks are worked, with
-a gateway on loopback, until so many have ended as `--worked` says: all of a million would take an
-emulator hours, and no task costs more for those that come after it. The same at a thousand, ten
-thousand, a hundred thousand and a million tasks, up to `--tasks`, side by side.
+a gateway on loopback, until `--worked` of them have ended: all of a million would take an emulator
+hours, and later tasks cost no more. The same at a thousand, ten thousand, a hundred thousand and a
+million tasks, up to `--tasks`, side by side.
 
-Calls are counted by the seam that each of them goes through. The emulators are slow, and live on
-the same cores: seconds say nothing here. Calls, capacity units and the CPU of Conveyor's own
-processes do. `sizes`, one of them by its number, `permits`, `profile` and `writes` can be measured
-alone (`--only`).
+Calls are counted at the transport that each of them goes through. The emulators are slow, and share
+the cores: seconds mean nothing here. Calls, capacity units and the CPU of Conveyor's own processes
+do. `sizes`, one of them by its number, `permits`, `profile` and `writes` can be measured alone
+(`--only`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000)
 
 
 class Costs(NamedTuple):
-    """What one job took: for its rows, by api and worker, and for the tasks that were worked."""
+    """The costs of one job: for its rows, by api and worker, and for its worked tasks."""
 
     column: str
     size: int
@@ -39,7 +39,7 @@ class Costs(NamedTuple):
 
 
 def measure(options: Options, size: int, *, redis: bool = True, column: str = "") -> Costs:
-    """One job of one size, in an environment of its own."""
+    """Measure one job of one size, in an environment of its own."""
     directory = options.directory("aws_calls")
     with watched(directory, workers=1, redis=redis, settings=LIMITS) as fleet:
         return take(fleet, directory, size, worked=options.worked, column=column or f"{size:,}")
@@ -57,7 +57,7 @@ def take(fleet: Watched, directory: Path, size: int, *, worked: int, column: str
 
 
 def table(measured: Sequence[Costs]) -> list[Row]:
-    """One column a job; calls a task, the most frequent of the last job first."""
+    """Build one column for each job; calls per task, the most frequent of the last job first."""
     rows = [
         _row("tasks of the job", {one.column: one.size for one in measured}),
         _row("tasks worked of it", {one.column: one.worked for one in measured}),
@@ -95,7 +95,7 @@ def _row(name: str, figures: dict[str, Figure]) -> Row:
 
 
 def run(options: Options) -> list[Row]:
-    """All of it, or what `--only` names."""
+    """Measure everything, or the parts that `--only` names."""
     rows: list[Row] = []
     measured: list[Costs] = []
     sizes = [size for size in SIZES if options.wants("sizes") or options.wants(str(size))]

@@ -1,4 +1,4 @@
-"""Production roles over emulators, watched: what each of them calls, receives, takes of the CPU."""
+"""Production roles over emulators, with counts of their calls, messages and CPU."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ _GATEWAY = (sys.executable, "-m", "conveyor.testing.gateway_server", "--port", "
 
 
 def services(*, redis: bool = True) -> FleetServices:
-    """The emulators that `scripts/emulators run` has started; permits in Redis, or in DynamoDB."""
+    """Return the emulators that `scripts/emulators run` has started; permits in Redis, or in
+    DynamoDB."""
     names = ("dynamodb", "sqs", "s3", "stepfunctions", *(["redis"] if redis else []))
     return FleetServices(**{name: os.environ[f"CONVEYOR_TEST_{name.upper()}"] for name in names})
 
 
 @dataclass(slots=True)
 class Used:
-    """What was used within some time. `units` are of DynamoDB; `messages` were received from the
-    queues of runs, `again` of them not for the first time."""
+    """The use of resources within some time. `units` are of DynamoDB; `messages` were received from
+    the queues of runs, `again` of them not for the first time."""
 
     calls: Counter[str] = field(default_factory=Counter)
     units: float = 0.0
@@ -81,12 +82,12 @@ class Role:
         self.info = RoleInfo(role=role, pid=0, metrics="")
 
     def ready(self) -> None:
-        """Wait until it is. Raises RuntimeError with its last words where it ends instead."""
+        """Wait until it is ready. Raises RuntimeError with its last output if it ends instead."""
         self.info = msgspec.json.decode(self._answer(), type=RoleInfo)
         self.used()
 
     def used(self) -> Used:
-        """What it has used since the last look."""
+        """Return its use since the last call."""
         assert self._child.stdin is not None
         self._child.stdin.write("\n")
         self._child.stdin.flush()
@@ -102,7 +103,7 @@ class Role:
         return now - before
 
     def end(self) -> None:
-        """SIGTERM, and a kill where that is not heard in time."""
+        """End it with SIGTERM, and kill it if it does not end in time."""
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
         try:
@@ -130,7 +131,7 @@ class Api:
         self._address = address
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """One request below /v1; the decoded answer."""
+        """Send one request below /v1; return the decoded answer."""
         headers = {"X-API-Key": API_KEY, "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
@@ -140,13 +141,13 @@ class Api:
             return json.loads(answer.read())
 
     def run(self, job_id: str) -> Any:
-        """The latest run of a job."""
+        """Return the latest run of a job."""
         return self.call("GET", f"/jobs/{job_id}")["latest_run"]
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One api and some workers that are ready, and the scripted gateway behind them."""
+    """One ready api and some workers, and the scripted gateway behind them."""
 
     api: Api
     apis: Sequence[Role]
@@ -154,7 +155,7 @@ class Watched:
     gateway: str
 
     def peak_in_flight(self) -> int:
-        """The most calls of the gateway at any moment."""
+        """Return the maximum of concurrent gateway calls."""
         url = f"http://{urlsplit(self.gateway).netloc}/hits"
         with urllib.request.urlopen(url, timeout=30) as answer:
             peak: int = json.loads(answer.read())["peak_in_flight"]
@@ -165,7 +166,7 @@ class Watched:
 def watched(
     directory: Path, *, workers: int, settings: Mapping[str, Any], redis: bool = True
 ) -> Iterator[Watched]:
-    """Make an environment, and start its roles with fields of Settings; all of it is gone
+    """Make an environment and start its roles with fields of Settings; remove everything
     afterwards."""
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:

@@ -1,5 +1,5 @@
 """One large job of production, step by step: taken in as a file, written while paused, then worked
-as far as is wanted."""
+as far as wanted."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from bench.harness import wait_until
 from bench.ingest import write_csv
 
 SECONDS_A_TASK = 0.02
-"""Far more than an emulator takes for one, whatever is done to it."""
+"""Far more than an emulator takes for one."""
 SECONDS_MORE = 300.0
 SHARDS = 8
 STILL = 4
-"""Looks in a row, half a second apart, at which nothing has ended: the last calls are over."""
+"""Consecutive looks, half a second apart, that find no further ended task: the last calls are
+over."""
 SETTLE = 2.0
-"""Seconds in which what was done is acknowledged, and the last permits are given back."""
+"""Seconds to wait for the last acknowledgements and for the return of the last permits."""
 LIMITS = {
     "async_threshold": 1_000,
     "task_shard_count": SHARDS,
     "max_input_rows": 2_000_000,
     "max_input_bytes": 500_000_000,
 }
-"""Settings under which a job of a thousand tasks is as large as one of a million."""
+"""Settings under which a job of a thousand tasks counts as large, like one of a million."""
 
 
 class Worked(NamedTuple):
-    """How many tasks have ended, and what the workers have used for them."""
+    """The number of ended tasks, and the workers' use for them."""
 
     tasks: int
     used: Used
@@ -58,8 +59,8 @@ class LargeJob:
         self._pause()
         self.accepted = time.monotonic()
         self.submit = used(fleet.apis)
-        """What the api has used until then. It is asked for the run from here on, by this job's
-        waiting alone."""
+        """The api's use until then. From here on it is asked for the run only by this job's
+        waiting."""
         self._wait(lambda: self._run()["ingest_status"] == "done", tasks=size)
         self.written = time.monotonic()
         self.ingest = used(fleet.workers)
@@ -67,7 +68,7 @@ class LargeJob:
         assert self._run()["stats"]["total"] == size
 
     def work(self, least: int) -> Worked:
-        """Let the workers loose until so many tasks have ended, or all have."""
+        """Release the workers until `least` tasks have ended, or all have."""
         used(self._fleet.workers)
         before = self._completed()
         end = min(before + least, self.size)
@@ -108,7 +109,7 @@ class LargeJob:
         return completed
 
     def _stands_still(self) -> Callable[[], bool]:
-        """Tells, asked again and again, whether nothing ends any more."""
+        """Make a function that returns, over repeated calls, whether no further task ends."""
         seen: list[int] = []
 
         def still() -> bool:
@@ -122,5 +123,5 @@ class LargeJob:
 
 
 def used(roles: Sequence[Role]) -> Used:
-    """What roles have used since they were last asked."""
+    """Return the use of roles since the last call."""
     return sum((role.used() for role in roles), Used())

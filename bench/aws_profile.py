@@ -1,4 +1,4 @@
-"""Where the CPU of a worker goes, by what it is used for: samples of its stack, grouped.
+"""Samples the stack of a worker and groups its CPU by use.
 
 One worker, and a job of its own: first its rows are written, then a part of it is worked, sampled
 apart. A sample within a call of AWS belongs to that operation and to the part of the client that
@@ -26,7 +26,7 @@ from bench.harness import ROOT, Figure, Options, Row
 
 SIZE = 10_000
 LEAST = 0.01
-"""Costs below this part of all are told as one."""
+"""Costs below this part of all are summed up as one."""
 SERVICES = ("dynamodb", "sqs", "s3")
 CALLING = "hooks, endpoints, requests"
 HANDED = "calls handed to threads and back"
@@ -70,7 +70,7 @@ _OUTSIDE = (
 
 
 def name_of(stack: Sequence[Frame]) -> str:
-    """What a sample was spent on."""
+    """Return the name of a sample's cost."""
     for file, function in stack:
         service = file.strip("<>")
         if service in SERVICES:
@@ -79,7 +79,7 @@ def name_of(stack: Sequence[Frame]) -> str:
 
 
 def measure(options: Options) -> list[Row]:
-    """The greatest costs of writing a row and of working a task, and what they come to."""
+    """Measure the greatest costs of writing a row and of working a task, and their sums."""
     directory = options.directory("profile")
     with watched(directory, workers=1, settings=LIMITS) as fleet:
         pid = fleet.workers[0].info.pid
@@ -96,8 +96,8 @@ def measure(options: Options) -> list[Row]:
 
 
 def costs(phase: str, path: Path, *, cpu: float, tasks: int) -> list[Row]:
-    """A table of what takes the interpreter's time, and how much CPU is used beside it, by system
-    calls and hashes. `cpu` in seconds, of all `tasks`."""
+    """Build a table of the interpreter's time, and of the CPU used beside it by system calls and
+    hashes. `cpu` is in seconds, for all `tasks`."""
 
     def row(what: str, seconds: float) -> Row:
         figures: dict[str, Figure] = {

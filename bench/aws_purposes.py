@@ -1,4 +1,4 @@
-"""What a call of AWS is made for: told by the functions that were on their way when it was made."""
+"""Finds the purpose of an AWS call from the functions on the stack when it was made."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ PURPOSES = {
     "service": "the API",
     "http": "the API",
 }
-"""By where a function is, below the package. The innermost function that is in one of these counts,
-by its longest name that stands here."""
+"""Purposes by function, as its path below the package. The innermost function on the stack with an
+entry counts, by its longest name in the table."""
 OTHER = "other"
 _PACKAGE = "conveyor."
 _BINDING = "conveyor.prod."
 
 
 def purpose() -> str:
-    """What the present call is made for, asked from within it."""
+    """Return the purpose of the present call, when called from within it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         found = purpose_of(str(frame.f_globals.get("__name__", "")), frame.f_code.co_qualname)
@@ -61,7 +61,7 @@ def purpose() -> str:
 
 
 def purpose_of(module: str, function: str) -> str | None:
-    """What a function of Conveyor stands for; None where it says nothing."""
+    """Return the purpose of a function of Conveyor, or None if it has none."""
     if not module.startswith(_PACKAGE):
         return None
     short = module.removeprefix(_BINDING).removeprefix(_PACKAGE)

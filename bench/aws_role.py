@@ -1,11 +1,11 @@
-"""A production role as it is, but that its calls are counted by what they are for.
+"""An ordinary production role that counts its calls by purpose.
 
     python -m bench.aws_role api|worker
 
-Its settings come from the environment, as those of `conveyor`; ports are free ones. Calls are
-counted at the seam that every call of AWS goes through, scripts and values of Redis at its client.
+Its settings come from the environment, as those of `conveyor`; its ports are free ones. AWS calls
+are counted at the transport that every call goes through, Redis scripts and values at its client.
 The first line on standard output says that the role is ready. For each line on standard input it
-says its counts, as JSON; it ends with its input.
+prints its counts, as JSON; it ends with its input.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from conveyor.settings import from_environment
 class Look(msgspec.Struct, frozen=True):
     """Counts since the start of a role.
 
-    `calls` by "service operation (purpose)", tries that failed apart as "tries again"; `units` of
-    DynamoDB; `messages` received, of which `again` had been received before.
+    `calls` are by "service operation (purpose)", with failed attempts apart as "tries again";
+    `units` are DynamoDB's; `messages` were received, `again` of them not for the first time.
     """
 
     calls: dict[str, int]
@@ -46,7 +46,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Counts:
-    """What this process has asked for."""
+    """The calls of this process, counted."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -55,12 +55,12 @@ class Counts:
         self.stats = CallStats()
 
     def look(self) -> Look:
-        """All of it, now."""
+        """Return all counts up to now."""
         calls = {**self.calls, "tries again": sum(self.stats.retries.values())}
         return Look(calls, sum(self.stats.capacity.values()), self.messages, self.again)
 
     def received(self, answer: Answer) -> None:
-        """Messages came from a queue of a run."""
+        """Count messages from the queue of a run."""
         for message in answer.get("Messages", []):
             self.messages += 1
             self.again += int(message["Attributes"]["ApproximateReceiveCount"]) > 1
@@ -73,11 +73,11 @@ _MESSAGES = {
     "delete_message_batch": "acknowledgements",
     "change_message_visibility_batch": "renewed, hidden or given back",
 }
-"""What is done with the messages of a run, many at a time, apart from whoever asked for it."""
+"""The purposes of operations on many of a run's messages at a time, whoever calls them."""
 
 
 class CountedAws:
-    """The seam, counting."""
+    """A transport that counts calls."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
@@ -96,12 +96,12 @@ class CountedAws:
         return answer
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """A link is no call."""
+        """Return a link: that is not a call."""
         return self._aws.presign(operation, parameters, seconds=seconds)
 
 
 class CountedRedis(RedisServer):
-    """The client of Redis, counting."""
+    """A client of Redis that counts calls."""
 
     async def run(self, script: Script, key: str, *arguments: str | int | float | bytes) -> Any:
         """Count a script, and run it."""
@@ -109,18 +109,19 @@ class CountedRedis(RedisServer):
         return await super().run(script, key, *arguments)
 
     async def get(self, key: str) -> bytes | None:
-        """Count a look, and look."""
+        """Count a read, and read."""
         COUNTS.calls["redis get (templates)"] += 1
         return await super().get(key)
 
     async def put(self, key: str, value: bytes, *, seconds: int) -> None:
-        """Count a value, and keep it."""
+        """Count a write, and write."""
         COUNTS.calls["redis set (templates)"] += 1
         await super().put(key, value, seconds=seconds)
 
 
 class Named:
-    """A client of one service, whose methods show in a sample of the stack which operation runs."""
+    """A client of one service with method names that show the operation in a sample of the
+    stack."""
 
     def __init__(self, service: str, client: Any) -> None:
         self._service = service
@@ -136,7 +137,7 @@ class Named:
 
 
 def named_call(service: str, operation: str, call: Any) -> Any:
-    """A function that makes a call, by the name of the operation, in the file `<service>`."""
+    """Make a function that makes a call, named after the operation, in the file `<service>`."""
 
     def made(**parameters: Any) -> Any:
         return call(**parameters)
@@ -147,7 +148,7 @@ def named_call(service: str, operation: str, call: Any) -> Any:
 
 
 def counted(aws: Aws) -> Aws:
-    """What is put between the adapters and AWS."""
+    """Wrap the transport between the adapters and AWS."""
     if isinstance(aws, BotoAws):
         COUNTS.stats = aws.stats
         for name, client in list(aws._clients.items()):
@@ -156,7 +157,7 @@ def counted(aws: Aws) -> Aws:
 
 
 def _tell() -> None:
-    """Say the counts until nobody is there to ask; then end."""
+    """Print the counts for each line of input until it ends."""
     for _ in sys.stdin:
         sys.stdout.write(msgspec.json.encode(COUNTS.look()).decode() + "\n")
         sys.stdout.flush()
@@ -170,7 +171,7 @@ def _say(info: RoleInfo) -> None:
 
 
 def main(role: str) -> int:
-    """Be the role until a signal; the exit code."""
+    """Run the role until a signal; return the exit code."""
     let_be_sampled()
     vars(binding)["RedisServer"] = CountedRedis
     settings = from_environment(

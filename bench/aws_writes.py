@@ -1,5 +1,5 @@
-"""The same rows written by either operation: BatchExecuteStatement, which Conveyor uses and which
-refuses a row that is there, and BatchWriteItem, which would set back rows that have moved on."""
+"""Compares two operations that write the same rows: BatchExecuteStatement, which Conveyor uses and
+which refuses an existing row, and BatchWriteItem, which would overwrite rows that have moved on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = ("BatchExecuteStatement", "BatchWriteItem")
 
 
 def measure(_options: Options) -> list[Row]:
-    """Both, in turns: calls, units, and the median of the CPU a row."""
+    """Measure both, in turns: calls, units, and the median of the CPU for a row."""
     measured: dict[str, list[tuple[float, float, float]]] = {name: [] for name in NAMES}
     for _ in range(TURNS):
         for name in NAMES:
@@ -47,7 +47,7 @@ def measure(_options: Options) -> list[Row]:
 
 
 async def _written(name: str) -> tuple[float, float, float]:
-    """Calls, units and milliseconds of CPU a row."""
+    """Return calls, units and milliseconds of CPU for a row."""
     aws = await open_aws(
         AwsOptions(dynamodb_endpoint=services().dynamodb), SystemClock(), "dynamodb"
     )

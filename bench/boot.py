@@ -1,4 +1,5 @@
-"""How long until the server is ready, and how much memory does it hold, however much is pending?
+"""Measures the time until the server is ready and the memory it holds, with few and many pending
+tasks.
 
 Ready means that /readyz answers 200; the time includes the interpreter's start. The pending tasks
 belong to one running run, so that the server starts to work them at once; their targets never
@@ -28,7 +29,7 @@ ARGUMENTS = ("--gateway", "fake", "--log-level", "warning")
 
 
 def fill(data_dir: Path, tasks: int, code: Code | None = None) -> float:
-    """Put pending tasks into a new data directory; the seconds it took."""
+    """Put pending tasks into a new data directory; return the seconds it took."""
     with ConveyorServer(
         data_dir, *ARGUMENTS, settings={"max_open_job_tasks": tasks}, code=code
     ) as server:
@@ -52,7 +53,7 @@ class Booted:
 
 
 def once(data_dir: Path) -> Booted:
-    """Boot, and look again some seconds later."""
+    """Boot, and measure memory again some seconds later."""
     with ConveyorServer(data_dir, *ARGUMENTS) as server:
         at_once = server.resident_bytes() / 2**20
         time.sleep(SETTLE_SECONDS)
@@ -83,7 +84,7 @@ def measure(name: str, data_dir: Path, options: Options, tasks: int) -> Row:
 
 
 def prepare(name: str, options: Options, code: Code | None = None) -> Path:
-    """The data directory of a row."""
+    """Make the data directory of a row."""
     data_dir = options.directory("boot") / "data"
     if name == "pending":
         seconds = fill(data_dir, options.tasks, code)
@@ -92,7 +93,7 @@ def prepare(name: str, options: Options, code: Code | None = None) -> Path:
 
 
 def run(options: Options) -> list[Row]:
-    """Empty, and with everything pending."""
+    """Boot with no tasks, and with all tasks pending."""
     return [
         measure(name, prepare(name, options), options, options.tasks if name == "pending" else 0)
         for name in ROWS
@@ -101,7 +102,7 @@ def run(options: Options) -> list[Row]:
 
 
 def against(code: Code, options: Options) -> Halves:
-    """One version: BOOTS boots until ready, on a data directory that it filled itself."""
+    """Prepare one version: BOOTS boots until ready, on a data directory that it filled itself."""
 
     def half(data_dir: Path) -> Half:
         cpu_seconds = seconds = 0.0

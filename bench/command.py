@@ -1,7 +1,7 @@
-"""The command line of scripts/bench: which benchmarks there are, and the options of each.
+"""The command line of scripts/bench: the benchmarks, and the options of each.
 
-Needs the standard library and nothing else, not even this package: scripts/bench runs this file
-with the system's Python to print help and to refuse a mistake before anything is installed.
+Uses only the standard library, not even this package: scripts/bench runs this file with the
+system's Python to print help and to refuse a mistake before anything is installed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MOST_ROUNDS = 1_000
 
 
 class Entry(NamedTuple):
-    """One benchmark: the question it answers, what its sizes are called, and its options."""
+    """One benchmark: the question it answers, its sizes, and its options."""
 
     question: str
     repeats: int = 0
-    """Measurements of each row; 0 where the benchmark takes no --repeats."""
+    """Measurements of each row; 0 if the benchmark takes no --repeats."""
     tasks: int = 0
-    """The size; 0 where it has none."""
+    """The size; 0 if it has none."""
     rows: tuple[str, ...] = ()
-    """What --only can name."""
+    """The names that --only takes."""
     extra: tuple[str, ...] = ()
     """Further options by name: against, speed, worked."""
 
@@ -120,20 +120,20 @@ SCENARIOS = {
         rows=("gate off", "gate on"),
     ),
 }
-"""What `python -m bench NAME` runs."""
+"""The scenarios of `python -m bench NAME`."""
 
 OTHERS = {
     "dispatch": "How many messages are received to get one task done? (simulated)",
     "micro": "What do ids, a run's queue, the store and a permit cost? (pytest-benchmark)",
     "wire": "Which JSON decoder reads 100,000 tasks?",
 }
-"""What scripts/bench runs by itself."""
+"""The benchmarks that scripts/bench runs by itself."""
 
 GATE_WORDS = '"gate on" is reserve and "gate off" is off'
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     try:
         number = int(text)
     except ValueError:
@@ -161,7 +161,7 @@ def _parser(name: str, question: str) -> argparse.ArgumentParser:
 
 
 def scenario_parser(name: str) -> argparse.ArgumentParser:
-    """The options of one scenario, and no others."""
+    """Build the options of one scenario, and no others."""
     entry = SCENARIOS[name]
     parser = _parser(name, entry.question)
     parser.set_defaults(
@@ -226,7 +226,7 @@ def _add_extra(parser: argparse.ArgumentParser, extra: tuple[str, ...]) -> None:
 
 
 def dispatch_parser() -> argparse.ArgumentParser:
-    """The options of the dispatch benchmark."""
+    """Build the options of the dispatch benchmark."""
     parser = _parser("dispatch", OTHERS["dispatch"])
     parser.add_argument("--json", action="store_true", help="print one JSON object a row, no files")
     parser.add_argument(
@@ -258,7 +258,7 @@ def dispatch_parser() -> argparse.ArgumentParser:
 
 
 def overview() -> str:
-    """What `scripts/bench --help` prints."""
+    """Return the text of `scripts/bench --help`."""
     questions = {**{name: entry.question for name, entry in SCENARIOS.items()}, **OTHERS}
     room = max(map(len, questions))
     lines = [
@@ -279,9 +279,9 @@ def overview() -> str:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace | None:
-    """The options of the benchmark that is named first; None where it parses its own.
+    """Parse the options of the benchmark that is named first; None if it parses its own.
 
-    Prints help or what is wrong, and raises SystemExit.
+    Prints help or an error, and raises SystemExit.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())

@@ -27,7 +27,7 @@ PROGRAM = Path(sys.executable).parent / "conveyor-dev"
 class ConveyorServer:
     """One server over one data directory; `ready_seconds` is from its start to `readyz` = 200.
 
-    `code` is the version of Conveyor that it runs; the installed one where it is None.
+    `code` is the version of Conveyor that it runs; None is the installed one.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ConveyorServer:
         self.ready_seconds = time.perf_counter() - started
 
     def _read_address(self) -> str:
-        """Host and port from the one line that the server prints."""
+        """Read host and port from the one line that the server prints."""
         stdout = self.child.process.stdout
         assert stdout is not None
         readable, _, _ = select.select([stdout], [], [], READY_SECONDS)
@@ -84,7 +84,7 @@ class ConveyorServer:
         return self.send("GET", "/readyz")[0] == 200
 
     def send(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """One request on the kept connection; status and body of the answer."""
+        """Send one request on the kept connection; return status and body of the answer."""
         if time.perf_counter() - self._last_used > IDLE_SECONDS:
             self._connection.close()  # the server may be closing it this very moment
         headers = {"X-API-Key": API_KEY}
@@ -97,14 +97,15 @@ class ConveyorServer:
         return answer.status, content
 
     def call(self, method: str, path: str, body: bytes | None = None) -> Any:
-        """One request below /v1; the decoded answer. Raises RuntimeError where it is no 2xx."""
+        """Send one request below /v1; return the decoded answer. Raises RuntimeError unless it is
+        2xx."""
         status, answer = self.send(method, f"/v1{path}", body)
         if not 200 <= status < 300:
             raise RuntimeError(f"{method} {path}: {status} {answer[:300]!r}")
         return json.loads(answer)
 
     def paused_job(self) -> str:
-        """An open job without tasks whose run is paused."""
+        """Create an open job without tasks whose run is paused; return its id."""
         job_id: str = self.call(
             "POST", "/jobs", json.dumps({"type": "regular", "status": "open"}).encode()
         )["job_id"]
@@ -112,22 +113,22 @@ class ConveyorServer:
         return job_id
 
     def add(self, job_id: str, batches: Sequence[bytes]) -> float:
-        """Add batches made by `add_bodies`; the seconds it took."""
+        """Add batches made by `add_bodies`; return the seconds it took."""
         started = time.perf_counter()
         for batch in batches:
             self.call("POST", f"/jobs/{job_id}/tasks", batch)
         return time.perf_counter() - started
 
     def latest_run(self, job_id: str) -> Any:
-        """The latest run of a job, as the wire has it."""
+        """Return the latest run of a job, as the wire has it."""
         return self.call("GET", f"/jobs/{job_id}")["latest_run"]
 
     def is_completed(self, job_id: str) -> bool:
-        """Whether every task has ended and the run says so."""
+        """Return whether every task has ended and the run says so."""
         return bool(self.latest_run(job_id)["status"] == "completed")
 
     def resident_bytes(self) -> int:
-        """Resident size now."""
+        """Return the present resident size."""
         return memory(self.child.pid, "VmRSS")
 
     def stop(self) -> None:
@@ -145,12 +146,13 @@ class ConveyorServer:
 
 
 def tasks_json(urls: Sequence[str], **fields: object) -> bytes:
-    """A request body with a task a URL, encoded beforehand so that it costs no measured time."""
+    """Encode a request body with a task for each URL, beforehand so that it costs no measured
+    time."""
     return json.dumps({**fields, "tasks": [{"url": url} for url in urls]}).encode()
 
 
 def add_bodies(urls: Sequence[str], *, last: bool = True, size: int = 10_000) -> list[bytes]:
-    """Bodies of add requests for all URLs; the last one closes the job, where `last` says so."""
+    """Encode bodies of add requests for all URLs; the last one closes the job, if `last`."""
     return [
         tasks_json(urls[start : start + size], last_batch=last and start + size >= len(urls))
         for start in range(0, len(urls), size)

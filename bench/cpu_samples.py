@@ -1,11 +1,11 @@
-"""Where a process spends the interpreter's time: the stack of the thread that runs, noted 200 times
-a second from outside, by py-spy.
+"""Samples the stack of the thread that holds the interpreter, 200 times a second from outside, by
+py-spy.
 
-Threads take turns at the interpreter, so its time is what bounds a process. A tracing profiler
+Threads take turns at the interpreter, so its time is the limit of a process. A tracing profiler
 (cProfile, yappi) makes the many small calls of a serialiser dearer than they are, and a thread that
-samples the others from within is let in only where one of them gives way, which is at a socket.
-py-spy reads the stacks from the memory of the process without stopping it: stopping some sixty
-threads for each sample doubled what a task took. A stack that changed meanwhile is thrown away.
+samples the others from within runs only where one of them gives way, which is at a socket. py-spy
+reads the stacks from the memory of the process without stopping it: stopping some sixty threads for
+each sample doubled the cost of a task. A stack that changed meanwhile is thrown away.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Frame(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What was being done, outermost first, and how often it was seen."""
+    """A stack, outermost first, and the number of times it was seen."""
 
     stack: tuple[Frame, ...]
     times: int
 
 
 class Cost(NamedTuple):
-    """A name for what is spent in certain functions. `inside` is a part of the path of their file,
+    """A name for the time spent in certain functions. `inside` is a part of the path of their file,
     a blank and their name."""
 
     inside: str
@@ -79,12 +79,12 @@ def sampled(pid: int, path: Path) -> Iterator[None]:
 
 
 def log_of(path: Path) -> Path:
-    """Where py-spy says how it went with a file of samples."""
+    """Return py-spy's log about a file of samples."""
     return path.with_suffix(".log")
 
 
 def find_py_spy() -> str:
-    """Where it is. Raises MissingProgram."""
+    """Return the path of py-spy. Raises MissingProgram."""
     found = shutil.which("py-spy", path=str(ROOT / ".venv-profile" / "bin")) or shutil.which(
         "py-spy"
     )
@@ -94,8 +94,8 @@ def find_py_spy() -> str:
 
 
 def read_samples(text: str) -> list[Sample]:
-    """The samples of a file that py-spy has written in its format `raw`, without those that were
-    torn: they do not begin where a thread begins."""
+    """Read the samples in a file of py-spy's format `raw`, without torn ones, which do not begin
+    where a thread begins."""
     samples = []
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -107,8 +107,8 @@ def read_samples(text: str) -> list[Sample]:
 
 
 def seconds_sampled(log: str) -> float:
-    """For how long a thread had the interpreter, by what py-spy says at its end: a stack that it
-    could not read is one all the same. Raises ValueError where it has not said so."""
+    """Return the seconds in which a thread had the interpreter, by py-spy's last lines, which also
+    count stacks that it could not read. Raises ValueError if they are missing."""
     told = _TOLD.search(log)
     if told is None:
         raise ValueError(f"py-spy did not say how much it saw: {log[-500:]}")
@@ -116,7 +116,7 @@ def seconds_sampled(log: str) -> float:
 
 
 def cost_of(stack: Sequence[Frame], costs: Sequence[Cost], *, other: str) -> str:
-    """The name of the innermost frame that has one: what libraries do is their caller's."""
+    """Return the name of the innermost frame that has one: a library's cost is its caller's."""
     for frame in reversed(stack):
         for cost in costs:
             if cost.inside in f"{frame.file} {frame.function}":
@@ -125,7 +125,7 @@ def cost_of(stack: Sequence[Frame], costs: Sequence[Cost], *, other: str) -> str
 
 
 def by_name(named: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Counts added up by name, the greatest first."""
+    """Add up counts by name, the greatest first."""
     total: Counter[str] = Counter()
     for name, count in named:
         total[name] += count

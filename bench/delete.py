@@ -1,9 +1,9 @@
-"""Does deleting a large run slow another one down, and how long until nothing of it is left?
+"""Measures whether deleting a large run slows another one down, and the time until the run is gone.
 
 Two runs stand ready: a large one, of which the first BODIES tasks have bodies, and one whose tasks
 are worked over the in-process fake gateway. The second is drained for a while before the deletion
 begins and on through it, so that both rates come from one server in one hour. It has to last longer
-than the deletion; what is left of it is thrown away.
+than the deletion; the rest of it is thrown away.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OTHER_TASKS = 1_500_000
 """Tasks of the other run: more than are worked while the large one is deleted."""
 SIZES = (100_000, 1_000_000)
 KINDS: dict[str, Callable[[int], str]] = {"a body each": small, "no body (404)": missing}
-"""What the other run's tasks bring back."""
+"""The results of the other run's tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Deleted:
 
 
 class Victim:
-    """The run to be deleted: a part of its tasks drained, the others waiting.
+    """The run to delete: a part of its tasks drained, the others waiting.
 
-    Those are slow, so that hardly any of them is worked before the run is stopped, but not endless:
-    a stop lets calls that run come to their end, and they hold the worker's slots until then.
+    The waiting tasks are slow, so that hardly any is worked before the run is stopped, but not
+    endless: a stop lets running calls end, and they hold the worker's slots until then.
     """
 
     def __init__(self, server: ConveyorServer, tasks: int) -> None:
@@ -67,13 +67,13 @@ class Victim:
         self._prefix = self._run_directory()
 
     def delete(self) -> None:
-        """Ask for its deletion."""
+        """Request its deletion."""
         status, answer = self._server.send("DELETE", f"/v1/jobs/{self.job_id}")
         if status != 202:
             raise RuntimeError(f"the deletion was answered {status}: {answer[:300]!r}")
 
     def is_gone(self) -> bool:
-        """Whether no row and no file of it is left."""
+        """Return whether every row and file of it is gone."""
         return self._server.send("GET", f"/v1/jobs/{self.job_id}")[0] == 404 and not os.path.exists(
             self._prefix
         )
@@ -88,7 +88,7 @@ class Victim:
 
 
 class Other:
-    """The run that is drained beside it. Its progress is what the API says."""
+    """The run that is drained beside it, with its progress as the API reports it."""
 
     def __init__(self, server: ConveyorServer, tasks: int, target: Callable[[int], str]) -> None:
         self._server = server
@@ -99,7 +99,7 @@ class Other:
         server.call("POST", f"/jobs/{self._job_id}/resume")
 
     def completed(self) -> int:
-        """Tasks that have ended."""
+        """Return the number of ended tasks."""
         stats = self._server.latest_run(self._job_id)["stats"]
         if stats["completed"] >= stats["total"]:
             raise RuntimeError("the other run ended before the deletion: give it more tasks")
@@ -136,7 +136,7 @@ def _rate(other: Other, wait: Callable[[], None]) -> float:
 
 
 def _assert_nothing_left(data_dir: Path, job_id: str) -> None:
-    """One run is left, and the rows are its own."""
+    """Check that only the other run is left, and that all rows are its own."""
     with closing(sqlite3.connect(f"file:{data_dir}/conveyor.db?mode=ro", uri=True)) as database:
         [(run_no, job)] = database.execute("SELECT run_no, job_id FROM runs").fetchall()
         (first,) = database.execute("SELECT min(task_key) >> 35 FROM tasks").fetchone()
@@ -145,7 +145,7 @@ def _assert_nothing_left(data_dir: Path, job_id: str) -> None:
 
 
 def run(options: Options) -> list[Row]:
-    """Every size; medians."""
+    """Measure every size; medians."""
     sizes = sorted({min(size, options.tasks) for size in SIZES})
     rows = []
     for tasks, kind in itertools.product(sizes, KINDS):

@@ -1,8 +1,8 @@
-"""How many messages does a worker receive to get one task done, and does it keep the cap?
+"""Measures the messages that a worker receives to get one task done, and whether it keeps the cap.
 
 `scripts/bench dispatch` simulates the five permit policies in virtual time: the published
 comparison on one worker, and fleets of one, four and ten. `--real-time` makes the published
-comparison on the machine's own clock, `--simulator-speed` tells how fast the simulator is.
+comparison on the machine's own clock, `--simulator-speed` measures the speed of the simulator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ QUICK_SHRINK = 5.0
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = dispatch_parser()
     options = parser.parse_args(arguments)
     policies = []
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write(rows: Sequence[Row], line: str, directory: Path) -> None:
-    """The plot and the tables, for bench/README.md."""
+    """Write the plot and the tables for bench/README.md."""
     directory.mkdir(parents=True, exist_ok=True)
     drawing, summary = directory / "dispatch.svg", directory / "dispatch.md"
     drawing.write_text(svg(plot_of(rows)), encoding="utf-8")
@@ -104,7 +104,7 @@ def _real_time(line: str, *, policies: Sequence[str], as_json: bool) -> int:
 
 
 def _simulator_speed(line: str) -> int:
-    """One process, one core, the default policy in its usual fleet."""
+    """Measure one process on one core: the default policy in its usual fleet."""
     cell = Cell(
         world="realistic",
         policy="reserve",
@@ -142,7 +142,7 @@ def _print_json(rows: Sequence[Row]) -> None:
 
 
 def _print_tables(rows: Sequence[Row]) -> None:
-    """A table a world, in lines of at most WIDTH characters."""
+    """Print a table for each world, in lines of at most WIDTH characters."""
     console = Console(highlight=False)
     for title, shown, columns in split(rows):
         print()

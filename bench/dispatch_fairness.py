@@ -1,4 +1,5 @@
-"""Does a giant run hold up small ones? Simulated, for each rule of picking a run.
+"""Simulates small runs beside a giant one, for each rule of picking a run, to show whether it holds
+them up.
 
 Small runs alone, and the same ones with the same arrivals beside a giant that would fill the fleet
 by itself. A case ends when its small runs have had time to end, not with the giant.
@@ -19,22 +20,22 @@ SMALL_RUNS = 50
 TASKS_PER_RUN = 20
 GIANT_TASKS = 100_000
 WORLD = replace(REALISTIC, name="realistic-hinted", discovery_interval=0.1)
-"""Workers learn of a run at once. Up to ten seconds of waiting for that would stand in the time of
-every small run, alone or not, and hide what the giant costs."""
+"""Workers learn of a run at once. Otherwise up to ten seconds of waiting for that would be part of
+the time of every small run, alone or not, and hide the cost of the giant."""
 WORKERS = 2
 CAP = 100
 HEAD_START = 10.0
 """Seconds in which the giant takes the fleet before the first small run comes."""
 ARRIVALS = {"one every 2 s": 2.0, "all at once": 0.0}
 LIMITS = {"one every 2 s": 1.15, "all at once": 1.25}
-"""Times as long as alone that a small run may take, on average."""
+"""The limits of a small run's average time, as a multiple of its time alone."""
 _TIME_TO_END = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """Small runs of `TASKS_PER_RUN` tasks, `every` seconds; `giant`: tasks of the run beside them,
-    0 for none."""
+    or 0."""
 
     picking: str
     arrival: str
@@ -43,7 +44,7 @@ class Case:
     seed: int = 0
 
     def scenario(self) -> Scenario:
-        """What the simulator is told: the small runs first, so that they are the same runs."""
+        """Make the scenario: the small runs first, so that they are the same runs in every case."""
         every = ARRIVALS[self.arrival]
         jobs = [
             JobPlan(tasks=TASKS_PER_RUN, cap=CAP, arrives_at=HEAD_START + number * every)
@@ -64,7 +65,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How long each small run took, in seconds, sorted; and what the giant got done meanwhile."""
+    """The seconds of each small run, sorted, and the giant's completed tasks meanwhile."""
 
     case: Case
     seconds: tuple[float, ...]
@@ -72,14 +73,14 @@ class Outcome:
 
     @property
     def mean(self) -> float:
-        """Of a small run."""
+        """Return the mean seconds of a small run."""
         return sum(self.seconds) / len(self.seconds)
 
 
 def cases(
     *, small_runs: int = SMALL_RUNS, giant: int = GIANT_TASKS, pickings: Sequence[str] = PICKINGS
 ) -> list[Case]:
-    """Every rule, both arrivals, alone and beside the giant."""
+    """Make every rule's cases, with both arrivals, alone and beside the giant."""
     return [
         Case(picking=picking, arrival=arrival, small_runs=small_runs, giant=beside)
         for arrival in ARRIVALS
@@ -89,7 +90,7 @@ def cases(
 
 
 def outcome(case: Case) -> Outcome:
-    """Simulate one case. Raises RuntimeError where a small run has not ended in time."""
+    """Simulate one case. Raises RuntimeError if a small run has not ended in time."""
     scenario = case.scenario()
     report = simulate(scenario)
     small = list(zip(scenario.jobs, report.finished_at, strict=True))[: case.small_runs]
@@ -100,7 +101,7 @@ def outcome(case: Case) -> Outcome:
 
 
 def compare(wanted: Sequence[Case], *, processes: int | None = None) -> list[Outcome]:
-    """All cases, one process a CPU unless told otherwise."""
+    """Simulate all cases, by default with one process for each CPU."""
     processes = processes or cpus()
     if processes == 1:
         return [outcome(case) for case in wanted]
@@ -110,7 +111,7 @@ def compare(wanted: Sequence[Case], *, processes: int | None = None) -> list[Out
 
 
 def fairness_rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """One row a case, with how many times as long as alone a small run takes."""
+    """Make one row for each case, with a small run's time as a multiple of its time alone."""
     alone = {
         (found.case.picking, found.case.arrival): found.mean
         for found in outcomes
@@ -135,7 +136,7 @@ def fairness_rows(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def fairness_markdown(rows: Sequence[Row]) -> str:
-    """A table of a line a case."""
+    """Format a table with a line for each case."""
     lines = [
         "| small runs arrive | picking | beside | mean s | p90 s | max s | × alone |",
         "|---|---|---|---|---|---|---|",

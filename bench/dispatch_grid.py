@@ -1,4 +1,4 @@
-"""The simulations of the dispatch benchmark: which there are, and running them on every CPU.
+"""The simulations of the dispatch benchmark, and running them on every CPU.
 
 Within a world only the policy and its permit store differ; every cell does the same work as any
 other of its world, size and seed.
@@ -34,13 +34,13 @@ WINDOWS = {
     "realistic": {1: 20.0, 4: 5.0, 10: 5.0},
     "realistic-cool": {1: 120.0, 4: 60.0, 10: 30.0},
 }
-"""Virtual seconds by world and workers where messages come before permits: what can be waited for,
-since every idle slot costs tens of messages a second."""
+"""Virtual seconds by world and workers for policies that receive messages before permits; kept
+short, since every idle slot costs tens of messages a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One simulation. `window` is in virtual seconds, None where it runs to its end."""
+    """One simulation. `window` is in virtual seconds, None to run to its end."""
 
     world: str
     policy: str
@@ -52,7 +52,7 @@ class Cell:
     window: float | None = None
 
     def scenario(self) -> Scenario:
-        """What the simulator is told."""
+        """Make the scenario for the simulator."""
         return Scenario(
             world=WORLDS[self.world],
             policy=self.policy,
@@ -65,8 +65,8 @@ class Cell:
 
 
 def head_to_head(seeds: int, *, tasks: int = PUBLISHED_TASKS) -> list[Cell]:
-    """The published comparison: one worker, cap 5; as published, and with a store that keeps the
-    cap."""
+    """Make the published comparison: one worker, cap 5; as published, and with a store that keeps
+    the cap."""
     pairs = [(policy, store) for store in (PUBLISHED_STORE, SOUND_STORE) for policy in RECEIVING]
     pairs += [(policy, LEDGER) for policy in RESERVING]
     return [
@@ -85,7 +85,7 @@ def head_to_head(seeds: int, *, tasks: int = PUBLISHED_TASKS) -> list[Cell]:
 
 
 def fleet(seeds: int, *, tasks: int = FLEET_TASKS, shrink: float = 1.0) -> list[Cell]:
-    """A fleet that grows beside one job. `shrink` divides the windows."""
+    """Make a fleet that grows beside one job. `shrink` divides the windows."""
     return [
         Cell(
             world=world,
@@ -106,7 +106,7 @@ def fleet(seeds: int, *, tasks: int = FLEET_TASKS, shrink: float = 1.0) -> list[
 
 
 def _window(world: str, policy: str, workers: int, cap: int, shrink: float) -> float | None:
-    """To the end where permits come first and the cap is 100; else as much as is worth a wait."""
+    """Choose the window: to the end if permits come first and the cap is 100, else a short one."""
     if policy not in RESERVING:
         return WINDOWS[world][workers] / shrink
     return None if cap > PUBLISHED_CAP else SMALL_CAP_WINDOW / shrink
@@ -118,9 +118,9 @@ def measure(cell: Cell) -> Row:
 
 
 def measure_all(cells: Sequence[Cell], *, processes: int | None = None) -> list[Row]:
-    """Run all cells, one process a CPU unless told otherwise; rows in the order of the cells.
+    """Run all cells, by default with one process for each CPU; rows in the order of the cells.
 
-    What a cell yields depends on its seed alone, not on the process that it ran in.
+    The result of a cell depends only on its seed, not on the process that it ran in.
     """
     processes = processes or cpus()
     rows: dict[int, Row] = {}
@@ -136,7 +136,7 @@ def _in_turn(cells: Sequence[Cell]) -> Iterator[tuple[int, Row]]:
 
 
 def _spread(cells: Sequence[Cell], processes: int) -> Iterator[tuple[int, Row]]:
-    """The longest ones first, so that none is left alone at the end."""
+    """Run the longest ones first, so that no long one is left alone at the end."""
     order = sorted(range(len(cells)), key=lambda place: -_weight(cells[place]))
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=fresh) as pool:

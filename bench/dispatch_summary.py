@@ -1,4 +1,4 @@
-"""What the rows of the dispatch benchmark say: tables, sentences and a plot."""
+"""Summarises the rows of the dispatch benchmark: tables, sentences and a plot."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from conveyor.simulation.view import (
 )
 
 PUBLISHED_FIGURES = {"off": 4.79, "local": 1.59}
-"""Messages received a task in the published run."""
+"""Messages received per task in the published run."""
 
 Section = tuple[str, list[list[Row]], tuple[Column, ...]]
-"""A title, what stands below it a line each, and with which columns."""
+"""A title, its lines, and its columns."""
 
 _TITLES = {
     "published": "The published comparison",
@@ -39,7 +39,7 @@ _TITLES = {
 
 
 def machine_line() -> str:
-    """What real seconds depend on; virtual ones depend on nothing."""
+    """Describe the machine: real seconds depend on it, virtual ones do not."""
     return (
         f"{cpus()} × {cpu_model()}, {memory_gb():g} GB, Python {platform.python_version()}, "
         f"load {os.getloadavg()[0]:.2g} at the start"
@@ -47,7 +47,7 @@ def machine_line() -> str:
 
 
 def split(rows: Sequence[Row]) -> list[Section]:
-    """A section a world, in the order of the rows."""
+    """Make a section for each world, in the order of the rows."""
     sections: list[Section] = []
     for world in dict.fromkeys(row["world"] for row in rows):
         shown = groups(row for row in rows if row["world"] == world)
@@ -66,7 +66,7 @@ def split(rows: Sequence[Row]) -> list[Section]:
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """The sentences that the tables are there for, as far as these rows bear them out."""
+    """Write the conclusions that these rows support."""
     return [*_reproduction(rows), *_reserving(rows), *_equal_traces(rows)]
 
 
@@ -87,7 +87,8 @@ def _reproduction(rows: Sequence[Row]) -> list[str]:
 
 
 def _reserving(rows: Sequence[Row]) -> list[str]:
-    """What is in hand where a window ends was received and is not done, and nothing else."""
+    """Summarise the reserving policies; messages in hand at the end of a window were received and
+    are not done, so only runs to the end count as in vain."""
     found = [row for row in rows if row["policy"] in RESERVING]
     if not found:
         return []
@@ -101,7 +102,7 @@ def _reserving(rows: Sequence[Row]) -> list[str]:
 
 
 def _equal_traces(rows: Sequence[Row]) -> list[str]:
-    """Where the local gate changed nothing, event for event."""
+    """Name the cases in which the local gate changed nothing, event for event."""
     traces: dict[tuple[object, ...], dict[object, object]] = {}
     for row in rows:
         case = tuple(row[name] for name in ("world", "permit_store", "cap", "workers", "seed"))
@@ -118,7 +119,7 @@ def _equal_traces(rows: Sequence[Row]) -> list[str]:
 
 
 def plot_of(rows: Sequence[Row]) -> Plot:
-    """Amplification by workers and policy, a panel a cap, of the realistic world."""
+    """Plot amplification by workers and policy, a panel for each cap, in the realistic world."""
     fleets = [row for row in rows if row["world"] == "realistic"]
     return Plot(
         title="Messages received for each task done",
@@ -149,7 +150,7 @@ def _amplification(rows: Sequence[Row], cap: int, workers: int, policy: str) -> 
 
 
 def markdown(rows: Sequence[Row], line: str) -> str:
-    """The tables and the findings, as scripts/bench dispatch leaves them beside the plot."""
+    """Format the tables and the findings, which scripts/bench dispatch writes beside the plot."""
     parts = ["# Dispatch, as measured", "", line, "", LEGEND, ""]
     for title, shown, columns in split(rows):
         parts += [f"## {title}", "", *_markdown_table(shown, columns), ""]

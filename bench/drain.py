@@ -1,8 +1,8 @@
-"""How fast is the whole job: fetch, store the body, make the state durable? Against the peers.
+"""Measures the whole job against the peers: fetch, store the body, make the state durable.
 
 Each contender boots, works WARM_UP tasks, stands still while the tasks are enqueued (Conveyor by a
-paused run, a peer by SIGSTOP), and is then let go. So enqueueing and draining are measured apart,
-for all alike, and start-up counts for none. The end is seen by polling what is durable.
+paused run, a peer by SIGSTOP), and is then released. So enqueueing and draining are measured apart,
+for all alike, and start-up is left out. Polling the durable state finds the end.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ class Contender(Protocol):
         ...
 
     def enqueue(self, tasks: int) -> float:
-        """Enqueue while the workers stand still; the seconds it took."""
+        """Enqueue while the workers stand still; return the seconds it took."""
         ...
 
     def release(self) -> None:
-        """Let the workers go."""
+        """Release the workers."""
         ...
 
     def is_done(self) -> bool:
-        """Whether every task enqueued has a durable state."""
+        """Return whether every enqueued task has a durable state."""
         ...
 
     def usage(self) -> Usage:
-        """What its own processes used so far."""
+        """Return the use of its own processes so far."""
         ...
 
     def broker_cpu(self) -> float:
-        """CPU seconds that its queue's server used so far; 0 where it needs none."""
+        """Return the CPU seconds of its queue's server so far; 0 if it needs no server."""
         ...
 
 
@@ -178,7 +178,7 @@ class Peer:
 
 
 def _states(path: Path) -> int:
-    """How many states a peer's file holds (rows are only ever added)."""
+    """Count the states in a peer's file (rows are only ever added)."""
     database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
         return int(database.execute("SELECT ifnull(max(rowid), 0) FROM states").fetchone()[0])
@@ -189,7 +189,7 @@ def _states(path: Path) -> int:
 
 
 def taskiq(directory: Path, site: Site, stack: ExitStack) -> Peer:
-    """taskiq on a redis stream."""
+    """Start taskiq on a redis stream."""
     each = str(CONCURRENCY // PROCESSES)
     command = ["taskiq", "worker", "bench.peers.taskiq_peer:broker", "--log-level", "WARNING"]
     command += ["--workers", str(PROCESSES), "--max-async-tasks", each, "--max-prefetch", each]
@@ -198,7 +198,7 @@ def taskiq(directory: Path, site: Site, stack: ExitStack) -> Peer:
 
 
 def dramatiq(directory: Path, site: Site, stack: ExitStack) -> Peer:
-    """dramatiq on redis."""
+    """Start dramatiq on redis."""
     each = str(CONCURRENCY // PROCESSES)
     command = ["dramatiq", "bench.peers.dramatiq_peer", "--path", str(ROOT)]
     command += ["--processes", str(PROCESSES), "--threads", each]
@@ -225,9 +225,9 @@ class Drain:
 
 
 def measure(name: str, options: Options, code: Code | None = None) -> Drain:
-    """Run one contender once, in a fresh directory, and verify what it left.
+    """Run one contender once, in a fresh directory, and verify its results.
 
-    `code` is the version of Conveyor to run, where it is the contender.
+    `code` is the version of Conveyor to run, if it is the contender.
     """
     directory = options.directory(f"drain-{name}")
     with ExitStack() as stack:
@@ -261,7 +261,7 @@ def measure(name: str, options: Options, code: Code | None = None) -> Drain:
 
 
 def run(options: Options) -> list[Row]:
-    """Every contender in turn, in several rounds; medians, and the ratio to the best peer."""
+    """Run every contender in turn, in several rounds; medians, and the ratio to the best peer."""
     names = [name for name in CONTENDERS if options.wants(name)]
     peers = [name for name in names if name != "conveyor"]
     find_nginx()
@@ -301,7 +301,7 @@ def run(options: Options) -> list[Row]:
 
 
 def against(code: Code, options: Options) -> Halves:
-    """One version of Conveyor: the whole job, without peers."""
+    """Prepare one version of Conveyor: the whole job, without peers."""
 
     def half() -> Half:
         drained = measure("conveyor", options, code)

@@ -1,9 +1,10 @@
-"""Does one giant run starve small ones? Fifty runs of 20 tasks, alone and beside a run of 100,000.
+"""Measures whether one giant run starves small ones: fifty runs of 20 tasks, alone and beside a run
+of 100,000.
 
-A task takes a lognormal time (median 2 s, sigma 0.6), told by its URL, so that every case does the
-same work. The server has 100 workers, which the giant run alone would fill. A small run's time is
-what the server says: from its creation to its completion. `--speed 4` shrinks every delay and the
-time between two arrivals to a quarter.
+A task takes a lognormal time (median 2 s, sigma 0.6) given in its URL, so that every case does the
+same work. The server has 100 workers, which the giant run alone would fill. The server reports a
+small run's time: from its creation to its completion. `--speed 4` shrinks every delay and the time
+between two arrivals to a quarter.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SEED = 7
 
 
 def urls(first: int, count: int, speed: float) -> list[str]:
-    """Targets with their delays; the same number always gets the same delay."""
+    """Return targets with their delays; the same number always gets the same delay."""
     found = []
     for number in range(first, first + count):
         seconds = random.Random(SEED * 1_000_003 + number).lognormvariate(MEDIAN_LOG, SIGMA)
@@ -37,7 +38,7 @@ def urls(first: int, count: int, speed: float) -> list[str]:
 
 
 def seconds_taken(run: Any) -> float:
-    """From a run's creation to its last change."""
+    """Return the seconds from a run's creation to its last change."""
     moments = [datetime.fromisoformat(run[field]) for field in ("created_at", "updated_at")]
     return (moments[1] - moments[0]).total_seconds()
 
@@ -54,7 +55,7 @@ def start_giant(server: ConveyorServer, tasks: int, speed: float) -> str:
 
 
 def small_runs(server: ConveyorServer, *, pause: float, speed: float) -> list[float]:
-    """Submit the small runs, `pause` seconds apart; the seconds that each took."""
+    """Submit the small runs, `pause` seconds apart; return the seconds of each."""
     bodies = [
         tasks_json(urls(number * TASKS_PER_RUN, TASKS_PER_RUN, speed), type="regular")
         for number in range(RUNS)
@@ -80,7 +81,8 @@ def small_runs(server: ConveyorServer, *, pause: float, speed: float) -> list[fl
 
 
 def measure(options: Options, *, pause: float, giant: int) -> tuple[list[float], float]:
-    """One case on a server of its own: the small runs' seconds, and the giant's tasks a second."""
+    """Measure one case on a server of its own; return the small runs' seconds, and the giant's
+    tasks a second."""
     arguments = ["--gateway", "fake", "--workers", str(WORKERS), "--log-level", "warning"]
     settings = {"max_open_job_tasks": max(giant, 1)}
     data_dir = options.directory("fairness") / "data"
@@ -95,7 +97,7 @@ def measure(options: Options, *, pause: float, giant: int) -> tuple[list[float],
 
 
 def run(options: Options) -> list[Row]:
-    """Arriving one by one and all at once, each alone and beside the giant."""
+    """Measure arrivals one by one and all at once, each alone and beside the giant."""
     rows = []
     cases = {"one every 2 s": ARRIVAL_SECONDS, "all at once": 0.0}
     for arrival, pause in cases.items():

@@ -1,10 +1,10 @@
 """The gate before the receive, in real time: four workers of production over emulators.
 
-The same tasks under two permit policies: `off`, which receives and then asks whether it may, and
-`reserve`, which asks first. A scripted gateway takes a second a call and counts what is in flight.
-The window cuts a run off: what its workers had in hand at that moment was received and has not
-ended, which is told apart from what was received more than once. Beside each stands what the
-simulation says of the same fleet, with latencies of its own for queue and permits.
+The same tasks under two permit policies: `off`, which receives and then requests a permit, and
+`reserve`, which requests it first. A scripted gateway takes a second for a call and counts
+concurrent calls. The window cuts a run off: messages in its workers' hands at that moment were
+received and have not ended, and are counted apart from those received more than once. The
+simulation of the same fleet, with its own latencies for queue and permits, stands beside each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _POLL = 0.5
 
 
 def measure(policy: str, options: Options, *, redis: bool = True) -> Row:
-    """One window of a fleet."""
+    """Measure one window of a fleet."""
     settings = {"slots": SLOTS, "permit_policy": policy, "discovery_interval": 2}
     directory = options.directory("fleet")
     with watched(directory, workers=WORKERS, settings=settings, redis=redis) as fleet:
@@ -61,8 +61,8 @@ def measure(policy: str, options: Options, *, redis: bool = True) -> Row:
 
 
 def _open_ledger(fleet: Watched) -> None:
-    """Work one task: the ledger of a new fleet on Redis gives no permits for one lease, which is
-    nothing that a job of a fleet at work would wait for."""
+    """Work one task: the ledger of a new fleet on Redis gives no permits for one lease, which a job
+    of a running fleet would not have to wait for."""
     document = {"tasks": [{"url": "http://fake.test/first"}]}
     job_id: str = fleet.api.call("POST", "/jobs", document)["job_id"]
     began = time.monotonic()
@@ -73,8 +73,11 @@ def _open_ledger(fleet: Watched) -> None:
 
 
 def received(workers: Used, completed: int) -> dict[str, Figure]:
-    """What came how often, and for how many calls. A message that is received for the first time
-    may not have ended when the window does: it is in work, kept at hand, or put off."""
+    """Count the receives of messages, and their calls.
+
+    A message received for the first time may not have ended when the window does: it is being
+    worked, kept at hand, or put off.
+    """
     first = workers.messages - workers.again
     receives = workers.calls["sqs receive_message (tasks)"]
     permits = sum(count for call, count in workers.calls.items() if "(permits)" in call)
@@ -88,7 +91,7 @@ def received(workers: Used, completed: int) -> dict[str, Figure]:
 
 
 def simulated(policy: str, options: Options) -> Row:
-    """What the simulation says of it."""
+    """Simulate the same fleet."""
     report = simulate(
         Simulated(
             world=replace(REALISTIC, slots=SLOTS, gateway=Latency(CALL_SECONDS)),
@@ -120,7 +123,7 @@ def _left(began: float) -> float:
 
 
 def run(options: Options) -> list[Row]:
-    """Either policy, measured with either ledger, and simulated."""
+    """Measure either policy with either ledger, and simulate both."""
     wanted = [policy_of(word) or word for word in options.only]
     return [
         row

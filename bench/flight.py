@@ -1,4 +1,4 @@
-"""Calls in flight over time: how many at most, how long more than a cap, how busy on average."""
+"""Calls in flight over time: the maximum, the time above a cap, the mean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Flight:
-    """Counts calls against a cap. Times are in seconds of the clock that is handed in."""
+    """Counts calls against a cap. Times are in seconds of the clock passed in."""
 
     def __init__(self, cap: int) -> None:
         self.peak = 0
@@ -21,7 +21,7 @@ class Flight:
 
     @contextmanager
     def call(self, clock: Callable[[], float]) -> Iterator[None]:
-        """One call, from its start to its end."""
+        """Count one call, from its start to its end."""
         self.last_start = clock()
         self._change(1, self.last_start)
         self.until_last_start = self.call_seconds

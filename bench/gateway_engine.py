@@ -1,8 +1,8 @@
-"""Which HTTP client behind the gateway's engine? The same GETs through each.
+"""Compares HTTP clients for the gateway's engine: the same GETs through each.
 
-An engine gives an answer for a method, a URL, headers and a timeout, and the answer's body on
+An engine returns an answer for a method, a URL, headers and a timeout, and the answer's body on
 demand. Conveyor's own is aiohttp; httpx stands behind the same two calls here. The last row is the
-whole direct gateway on top of the engine: what addresses, redirects, decoding and verdicts add.
+whole direct gateway on top of the engine: the cost of addresses, redirects, decoding and verdicts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Answer(Protocol):
     """An answer whose body is read on demand."""
 
     async def read(self) -> bytes:
-        """The whole body."""
+        """Read the whole body."""
         ...
 
     def release(self) -> None:
@@ -52,11 +52,11 @@ class HttpxAnswer:
         self._response = response
 
     async def read(self) -> bytes:
-        """The whole body; reading it to the end gives the connection back."""
+        """Read the whole body; reading it to the end gives the connection back."""
         return await self._response.aread()
 
     def release(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the connection is back already."""
 
 
 class HttpxEngine:
@@ -75,7 +75,7 @@ class HttpxEngine:
         body: bytes | None,
         timeout: float,
     ) -> HttpxAnswer:
-        """The answer, once its head is there."""
+        """Return the answer, once its head is there."""
         request = self._client.build_request(
             method, url, headers=headers, content=body, timeout=timeout
         )
@@ -87,7 +87,7 @@ class HttpxEngine:
 
 
 class Engine(Protocol):
-    """What both engines have in common."""
+    """The common interface of both engines."""
 
     def send(
         self,
@@ -98,7 +98,7 @@ class Engine(Protocol):
         body: bytes | None,
         timeout: float,
     ) -> Awaitable[Answer]:
-        """The answer, once its head is there."""
+        """Return the answer, once its head is there."""
         ...
 
     async def aclose(self) -> None:
@@ -110,7 +110,7 @@ Fetch = Callable[[str], Awaitable[int]]
 
 
 async def through_engine(engine: Engine, url: str, tasks: int) -> float:
-    """Seconds for all GETs through an engine."""
+    """Return the seconds for all GETs through an engine."""
 
     async def fetch(address: str) -> int:
         answer = await engine.send("GET", address, headers=HEADERS, body=None, timeout=TIMEOUT)
@@ -130,15 +130,15 @@ class PyreqwestAnswer:
         self._response = response
 
     async def read(self) -> bytes:
-        """The whole body."""
+        """Read the whole body."""
         return (await self._response.bytes()).to_bytes()  # type: ignore[no-any-return]
 
     def release(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the connection is back already."""
 
 
 class PyreqwestEngine:
-    """pyreqwest, where somebody has installed it: a client outside the interpreter's lock."""
+    """pyreqwest, if installed: a client outside the interpreter's lock."""
 
     def __init__(self, *, connections: int) -> None:
         from pyreqwest.client import ClientBuilder
@@ -155,7 +155,7 @@ class PyreqwestEngine:
         body: bytes | None,
         timeout: float,
     ) -> PyreqwestAnswer:
-        """The answer, once it is there."""
+        """Return the answer, once it is there."""
         request = self._client.request(method, url).headers(dict(headers))
         return PyreqwestAnswer(await request.timeout(timedelta(seconds=timeout)).build().send())
 
@@ -165,7 +165,7 @@ class PyreqwestEngine:
 
 
 async def through_gateway(url: str, tasks: int) -> float:
-    """Seconds for all GETs through the whole direct gateway."""
+    """Return the seconds for all GETs through the whole direct gateway."""
     gateway = DirectGateway(SystemClock(), allow_private=True, connections=CONCURRENCY)
 
     async def fetch(address: str) -> int:
@@ -179,7 +179,8 @@ async def through_gateway(url: str, tasks: int) -> float:
 
 
 async def timed(fetch: Fetch, url: str, tasks: int) -> float:
-    """Seconds for `tasks` GETs, CONCURRENCY at a time, after a round that opens connections."""
+    """Return the seconds for `tasks` GETs, CONCURRENCY at a time, after a round that opens
+    connections."""
     await asyncio.gather(*(fetch(f"{url}/warm") for _ in range(CONCURRENCY)))
     numbers = itertools.count()
 
@@ -193,7 +194,7 @@ async def timed(fetch: Fetch, url: str, tasks: int) -> float:
 
 
 def measure(name: str, url: str, tasks: int) -> tuple[float, float]:
-    """Seconds of wall and of CPU for one row."""
+    """Return seconds of wall and of CPU for one row."""
 
     async def go() -> float:
         if name == "direct gateway":
@@ -212,16 +213,17 @@ def measure(name: str, url: str, tasks: int) -> tuple[float, float]:
 
 
 SHARES = {"pyreqwest": 1.0, "aiohttp": 1.0, "httpx": 0.2, "direct gateway": 1.0}
-"""Rows, and the share of the tasks that each is given: httpx would take long for all."""
+"""Rows, and the share of the tasks for each: httpx would take long for all."""
 
 
 def is_there(name: str) -> bool:
-    """Whether a row can be measured: pyreqwest is no dependency, `pip install` it to see it."""
+    """Return whether a row can be measured: pyreqwest is not a dependency; `pip install` it to
+    measure it."""
     return name != "pyreqwest" or find_spec(name) is not None
 
 
 def run(options: Options) -> list[Row]:
-    """Every engine in turn, several times over."""
+    """Measure every engine in turn, several times over."""
     names = [name for name in SHARES if options.wants(name) and is_there(name)]
     with nginx(options.directory("engine") / "nginx") as site:
 

@@ -1,5 +1,5 @@
-"""What all scenarios share: options, fresh directories, the machine's facts, rows and how they are
-printed."""
+"""Common parts of all scenarios: options, fresh directories, the machine's facts, rows and their
+printing."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 
 class Ratio(float):
-    """A ratio near 1, whose third decimal is shown."""
+    """A ratio near 1, shown with three decimals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a scenario is to run. `work` is where each measurement gets a directory of its own."""
+    """The options of a scenario. Each measurement gets a directory of its own in `work`."""
 
     work: Path
     repeats: int
@@ -47,12 +47,12 @@ class Options:
     worked: int = 2_000
 
     def directory(self, name: str) -> Path:
-        """A fresh directory. Nothing is deleted between runs: on a file system without a journal
-        creating files gets slow after mass deletes."""
+        """Make a fresh directory. Nothing is deleted between runs: on a file system without a
+        journal, creating files gets slow after mass deletes."""
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.work))
 
     def wants(self, name: str) -> bool:
-        """Whether a row is to be measured."""
+        """Return whether to measure a row."""
         return not self.only or name in self.only
 
 
@@ -66,9 +66,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What answers the question of a benchmark; bench/command.py has the question and the sizes.
+    """A benchmark's measurement; bench/command.py has its question and sizes.
 
-    `against` prepares one version of the code for a comparison; None where none is offered.
+    `against` prepares one version of the code for a comparison; None if it offers no comparison.
     """
 
     name: str
@@ -77,18 +77,18 @@ class Scenario:
 
     @property
     def question(self) -> str:
-        """The question that it answers."""
+        """Return the question that it answers."""
         return SCENARIOS[self.name].question
 
     @property
     def repeats(self) -> int:
-        """Measurements of each row, unless the command line says otherwise."""
+        """Return the default number of measurements of each row."""
         return SCENARIOS[self.name].repeats or 1
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the figures depend on."""
+    """Facts of the machine that the figures depend on."""
 
     cpu: str
     cpus: int
@@ -96,7 +96,7 @@ class Machine:
     system: str
     python: str
     python_optimised: bool
-    """Whether the interpreter was built with profile-guided optimisation (worth 1.3 to 1.6 ×)."""
+    """Interpreter built with profile-guided optimisation (worth 1.3 to 1.6 ×)."""
     sqlite: str
     file_system: str
     file_us: float
@@ -106,7 +106,7 @@ class Machine:
 
 
 def machine(work: Path) -> Machine:
-    """The facts of this machine, now."""
+    """Measure the facts of this machine, now."""
     return Machine(
         cpu=cpu_model(),
         cpus=cpus(),
@@ -123,7 +123,7 @@ def machine(work: Path) -> Machine:
 
 
 def cpu_model() -> str:
-    """The name of the processor, as the kernel tells it."""
+    """Return the name of the processor, as the kernel reports it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -131,17 +131,17 @@ def cpu_model() -> str:
 
 
 def cpus() -> int:
-    """How many CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def memory_gb() -> float:
-    """The memory of the machine."""
+    """Return the memory of the machine."""
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system that holds a directory."""
+    """Return the type of the file system that holds a directory."""
     best = ("", "unknown")
     for line in Path("/proc/mounts").read_text().splitlines():
         _device, point, kind, *_rest = line.split()
@@ -151,7 +151,7 @@ def _file_system(path: Path) -> str:
 
 
 def _file_microseconds(work: Path) -> float:
-    """What one small file costs here and now: the median of some batches."""
+    """Measure the cost of one small file here and now: the median of some batches."""
     directory = Path(tempfile.mkdtemp(prefix="files-", dir=work))
     body, batch, costs = bytes(4_096), 200, []
     for first in range(0, 10 * batch, batch):
@@ -165,7 +165,7 @@ def _file_microseconds(work: Path) -> float:
 def judged_row(
     name: str, rounds: Rounds[T], figures: Callable[[Sequence[T]], dict[str, Figure]]
 ) -> Row:
-    """A row of the quiet rounds' figures; without them where there were too few quiet rounds."""
+    """Build a row of the quiet rounds' figures, or without figures if there were too few."""
     counted: dict[str, Figure] = {"quiet": rounds.counted}
     if not rounds.judged:
         return Row(name, {**counted, "verdict": "not judged"})
@@ -173,12 +173,12 @@ def judged_row(
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one of repeated measurements."""
+    """Return the middle one of repeated measurements."""
     return statistics.median(values)
 
 
 def wait_until(done: Callable[[], bool], *, seconds: float, pause: float = 0.02) -> float:
-    """Poll until done; the moment (perf_counter) it was seen. Raises TimeoutError."""
+    """Poll until done; return the moment (perf_counter) it was seen. Raises TimeoutError."""
     deadline = time.perf_counter() + seconds
     while not done():
         if time.perf_counter() > deadline:
@@ -188,7 +188,7 @@ def wait_until(done: Callable[[], bool], *, seconds: float, pause: float = 0.02)
 
 
 def count_files(directory: Path, size: int) -> int:
-    """How many files of exactly `size` bytes lie below a directory."""
+    """Count the files of exactly `size` bytes below a directory."""
     found = 0
     for folder, _folders, names in os.walk(directory):
         found += sum(os.stat(os.path.join(folder, name)).st_size == size for name in names)
@@ -196,15 +196,15 @@ def count_files(directory: Path, size: int) -> int:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """The rows as aligned columns."""
+    """Print the rows as aligned columns."""
     for line in table_lines(rows):
         print(line)
 
 
 def table_lines(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
-    """The rows as aligned columns, in lines of at most `width` characters.
+    """Format the rows as aligned columns, in lines of at most `width` characters.
 
-    Where the columns need more room, the table goes on below itself with the names repeated. A name
+    If the columns need more room, the table continues below itself with the names repeated. A name
     that would fill half of the width is cut.
     """
     most = width // 2
@@ -231,12 +231,12 @@ def table_lines(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
 
 
 def print_wrapped(text: str) -> None:
-    """A paragraph in lines of at most WIDTH characters."""
+    """Print a paragraph in lines of at most WIDTH characters."""
     print(textwrap.fill(text, WIDTH))
 
 
 def print_json(scenario: str, rows: Sequence[Row], facts: Machine) -> None:
-    """One object a row, with the machine's facts."""
+    """Print one object for each row, with the machine's facts."""
     for row in rows:
         print(
             json.dumps(
@@ -256,7 +256,7 @@ def _text(figure: Figure) -> str:
 
 
 def fresh_work(directory: Path) -> Path:
-    """A new directory for this invocation. Raises SystemExit where the disk is nearly full."""
+    """Make a new directory for this invocation. Raises SystemExit if the disk is nearly full."""
     directory.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(directory).free < 4 * 2**30:
         raise SystemExit(f"less than 4 GB free in {directory}: remove what earlier runs left there")

@@ -1,12 +1,13 @@
-"""What does a job of many tasks cost: to take in, to write, to have waiting?
+"""Measures the cost of a job of many tasks: to take in, to write, to have waiting.
 
-A CSV file is uploaded and submitted with the limits raised, once a size. Meanwhile another client
-asks for a job every few milliseconds, and the resident memory of the server and of its children is
-sampled. `validate` is from the submit to its 202, `ingest` from there until every row is written,
-with the run paused, so that nothing else runs. The row `inline` sends its tasks in the request.
+A CSV file is uploaded and submitted with the limits raised, once for each size. Meanwhile another
+client asks for a job every few milliseconds, and the resident memory of the server and of its
+children is sampled. `validate` is from the submit to its 202, `ingest` from there until every row
+is written, with the run paused, so that nothing else runs. The row `inline` sends its tasks in the
+request.
 
-A second measurement lets the workers loose on a fake gateway that takes its time: how many tasks a
-second end while the rest is still being written, against how many afterwards.
+A second measurement starts the workers on a slow fake gateway: the tasks per second that end while
+the rest is still being written, against those afterwards.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WORKED = 10.0
 
 
 class Bystander:
-    """Another client, and how long its requests take while something large goes on."""
+    """Another client, and the time of its requests while a large job is taken in."""
 
     def __init__(self, server: ConveyorServer) -> None:
         self._server = server
@@ -45,7 +46,7 @@ class Bystander:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Ask, and sample memory, until the block ends."""
+        """Send requests, and sample memory, until the block ends."""
         stop = threading.Event()
         threads = [
             threading.Thread(target=self._ask, args=(stop,)),
@@ -62,7 +63,7 @@ class Bystander:
 
     @property
     def p95(self) -> float:
-        """The 95th percentile in milliseconds."""
+        """Return the 95th percentile in milliseconds."""
         ordered = sorted(self.milliseconds)
         return ordered[int(len(ordered) * 0.95)] if ordered else 0.0
 
@@ -82,7 +83,7 @@ class Bystander:
 
 
 def write_csv(path: Path, count: int, url: str | None = None) -> None:
-    """A file with a URL and an external id a row."""
+    """Write a file with a URL and an external id in each row."""
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream)
         for number in range(count):
@@ -90,7 +91,7 @@ def write_csv(path: Path, count: int, url: str | None = None) -> None:
 
 
 def upload(server: ConveyorServer, path: Path) -> str:
-    """Put a file into a slot; its id."""
+    """Put a file into a slot; return its id."""
     spec = {"type": "csv", "csv": {"fields": {"url": 0, "external_id": 1}}}
     slot = server.call("POST", "/job_inputs", json.dumps(spec).encode())
     target = urlsplit(slot["upload"]["url"])
@@ -108,7 +109,7 @@ def upload(server: ConveyorServer, path: Path) -> str:
 
 
 def wait_for_rows(server: ConveyorServer, job_id: str) -> float:
-    """Wait until every row is written; the moment."""
+    """Wait until every row is written; return the moment."""
     return wait_until(
         lambda: server.latest_run(job_id)["ingest_status"] == "done",
         seconds=PATIENCE,
@@ -117,7 +118,7 @@ def wait_for_rows(server: ConveyorServer, job_id: str) -> float:
 
 
 def take_in(server: ConveyorServer, name: str, size: int, body: bytes) -> Row:
-    """Submit, with the run paused at once, and let it be written."""
+    """Submit, with the run paused at once, and wait until it is written."""
     idle = server.resident_bytes()
     bystander = Bystander(server)
     with bystander.watching():
@@ -143,7 +144,7 @@ def take_in(server: ConveyorServer, name: str, size: int, body: bytes) -> Row:
 
 
 def measure_file(options: Options, size: int) -> Row:
-    """Take a file of so many rows in."""
+    """Take in a file of `size` rows."""
     directory = options.directory("ingest")
     path = directory / "tasks.csv"
     write_csv(path, size)
@@ -153,7 +154,7 @@ def measure_file(options: Options, size: int) -> Row:
 
 
 def measure_inline(options: Options, size: int) -> Row:
-    """Take so many tasks in by one request."""
+    """Take in `size` tasks by one request."""
     directory = options.directory("inline")
     tasks = [
         {"url": f"https://shop.example.com/item/{number}", "external_id": f"sku-{number}"}
@@ -165,7 +166,7 @@ def measure_inline(options: Options, size: int) -> Row:
 
 
 def measure_work(options: Options, size: int) -> Row:
-    """How many tasks a second end while rows are being written, and when all are."""
+    """Measure the tasks per second that end while rows are being written, and afterwards."""
     directory = options.directory("work")
     path = directory / "tasks.csv"
     write_csv(path, size, small(0))
@@ -196,7 +197,7 @@ def _ended(server: ConveyorServer, job_id: str) -> int:
 
 
 def run(options: Options) -> list[Row]:
-    """Every size up to the one asked for, the inline one, and the workers' rate."""
+    """Measure every size up to the requested one, the inline one, and the workers' rate."""
     rows = [
         measure_file(options, size)
         for size in SIZES

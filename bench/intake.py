@@ -1,8 +1,8 @@
-"""How many rows a second does the child process check and stage, and how much memory does it take?
+"""Measures the rows per second that the child process checks and stages, and its memory.
 
-The real process, fed from a file and writing its frames to a file; from its start to its end, the
-start of the interpreter included. The figures at several sizes tell whether memory grows with the
-list: it must not for files; a document is held as a whole.
+The real process is fed from a file and writes its frames to a file; the time is from its start to
+its end, the start of the interpreter included. The figures at several sizes show whether memory
+grows with the list: it must not for files; a document is held as a whole.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ SHARES = (100, 10, 1)
 
 
 def url(number: int) -> str:
-    """One of many URLs on a thousand hosts."""
+    """Return one of many URLs on a thousand hosts."""
     return f"https://shop{number % 977}.example.com/products/item-{number}?ref=a"
 
 
 def json_task(number: int) -> str:
-    """A task with an external id."""
+    """Return a task with an external id."""
     return f'{{"url":"{url(number)}","external_id":"sku-{number}"}}'
 
 
 def json_labelled(number: int) -> str:
-    """A task with metadata, which is read the long way."""
+    """Return a task with metadata, which the slow path reads."""
     return f'{{"url":"{url(number)}","external_id":"sku-{number}","metadata":{{"batch":"spring"}}}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of list: what it is read as, its rows, and what stands around and between them."""
+    """A kind of list: the type it is read as, its rows, and the text around and between them."""
 
     source: ListSource
     row: Callable[[int], str]
@@ -68,7 +68,7 @@ KINDS = {
 
 
 def write_list(path: Path, kind: Kind, rows: int) -> None:
-    """What the child reads."""
+    """Write the list that the child reads."""
     work = ValidationRequest(
         source=kind.source,
         run_id=RUN,
@@ -85,7 +85,7 @@ def write_list(path: Path, kind: Kind, rows: int) -> None:
 
 
 def last_frame(path: Path) -> object:
-    """The last frame of a file of them."""
+    """Return the last frame of a file of frames."""
     frame: object = None
     with path.open("rb") as file:
         while head := file.read(HEADER.size):
@@ -95,7 +95,7 @@ def last_frame(path: Path) -> object:
 
 
 def run_child(given: Path, frames: Path) -> tuple[float, float, float]:
-    """Wall seconds, CPU seconds and peak resident MB of one child."""
+    """Return wall seconds, CPU seconds and peak resident MB of one child."""
     before = os.times()
     peak = 0
     with given.open("rb") as source, frames.open("wb") as sink:
@@ -103,7 +103,7 @@ def run_child(given: Path, frames: Path) -> tuple[float, float, float]:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "conveyor.intake"], stdin=source, stdout=sink, cwd=ROOT
         )
-        # The peak that the kernel tells of a child that has ended is never below its parent's.
+        # The kernel's peak of an ended child is never below its parent's.
         while process.poll() is None:
             peak = max(peak, memory(process.pid, "VmHWM"))
             time.sleep(POLL_SECONDS)
@@ -116,7 +116,7 @@ def run_child(given: Path, frames: Path) -> tuple[float, float, float]:
 
 
 def measure(name: str, options: Options, rows: int) -> Row:
-    """One kind of list of one size, several times."""
+    """Measure one kind of list of one size, several times."""
     directory = options.directory("intake")
     given, frames = directory / "given", directory / "frames"
     write_list(given, KINDS[name], rows)
@@ -141,7 +141,7 @@ def measure(name: str, options: Options, rows: int) -> Row:
 
 
 def run(options: Options) -> list[Row]:
-    """Every kind of list, at three sizes."""
+    """Measure every kind of list, at three sizes."""
     rows = []
     for name, kind in KINDS.items():
         if not options.wants(name):

@@ -1,4 +1,5 @@
-"""A plot as SVG text: bars in groups, panels side by side, a logarithmic scale that begins at 1."""
+"""Draws a plot as SVG text: bars in groups, panels side by side, a logarithmic scale that begins at
+1."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-# Told apart by most readers whatever their colour vision, and in grey (Okabe and Ito).
+# Most readers can tell these apart, whatever their colour vision, and in grey (Okabe and Ito).
 COLOURS = ("#d55e00", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#cc79a7")
 INK, FAINT, PAPER = "#222222", "#d9d9d9", "#fdfdfb"
 
 PANEL_WIDTH, PANEL_HEIGHT, PANEL_GAP = 440, 300, 40
 LEFT, TOP, BOTTOM, RIGHT = 66, 92, 62, 20
 LEAST_BAR = 2.0
-"""Pixels, so that a bar of 1 is seen to be there."""
+"""In pixels, so that a bar of 1 is visible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Plot:
 
 
 def svg(plot: Plot) -> str:
-    """The document. The same plot gives the same text."""
+    """Draw the document. The same plot gives the same text."""
     width = LEFT + RIGHT + len(plot.panels) * (PANEL_WIDTH + PANEL_GAP) - PANEL_GAP
     height = TOP + PANEL_HEIGHT + BOTTOM
     top = _top(plot)
@@ -60,7 +61,7 @@ def svg(plot: Plot) -> str:
 
 
 def _top(plot: Plot) -> int:
-    """The power of ten where the scale ends."""
+    """Return the power of ten where the scale ends."""
     values = [
         value
         for panel in plot.panels
@@ -106,7 +107,7 @@ def _bars(values: Sequence[float | None], left: float, width: float, top: int) -
 
 
 def number(value: float) -> str:
-    """A figure as it stands above its bar, narrow."""
+    """Format the figure above a bar, narrowly."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,4 +1,5 @@
-"""Child processes of a benchmark: start, stop by pid, and what they used, read from /proc."""
+"""Child processes of a benchmark: starts them, stops them by pid, and reads their use from
+/proc."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Usage:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the command name; None where the process is gone."""
+    """Return the fields of /proc/PID/stat after the command name; None if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -31,7 +32,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all its living descendants, parents first."""
+    """Return a process and all its living descendants, parents first."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
@@ -43,7 +44,7 @@ def tree(root: int) -> list[int]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """User and system time of the processes and of the children that they have reaped."""
+    """Return user and system time of the processes and of the children that they have reaped."""
     ticks = 0
     for pid in pids:
         if (fields := _stat(pid)) is not None:
@@ -52,7 +53,8 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 
 def memory(pid: int, field: str) -> int:
-    """A field of /proc/PID/status in bytes: VmHWM is the peak, VmRSS the present resident size."""
+    """Return a field of /proc/PID/status in bytes: VmHWM is the peak, VmRSS the present resident
+    size."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -61,7 +63,7 @@ def memory(pid: int, field: str) -> int:
 
 
 def usage(root: int) -> Usage:
-    """What a process and its descendants used so far."""
+    """Return the use of a process and its descendants so far."""
     pids = tree(root)
     return Usage(cpu_seconds(pids), sum(memory(pid, "VmHWM") for pid in pids))
 
@@ -89,25 +91,25 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self.process.pid
 
     def usage(self) -> Usage:
-        """What it and its descendants used so far."""
+        """Return the use of it and its descendants so far."""
         return usage(self.pid)
 
     def freeze(self) -> None:
-        """Let it and its descendants stand still."""
+        """Stop it and its descendants with SIGSTOP."""
         for pid in tree(self.pid):
             os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it and its descendants go on."""
+        """Continue it and its descendants."""
         for pid in reversed(tree(self.pid)):
             os.kill(pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """End it and its descendants: SIGTERM, and SIGKILL to whatever is left after a while."""
+        """End it and its descendants: SIGTERM, and SIGKILL for those left after a while."""
         if self.process.poll() is not None:
             return
         pids = tree(self.pid)

@@ -1,8 +1,8 @@
-"""How many rows does a store read for each row that a list of results gives, and does a page cost
-more in a longer list?
+"""Measures the rows that a store reads for each row of a list of results, and the cost of a page in
+short and long lists.
 
-Over the real development store, without HTTP. `gather` is what the service does; `naive` asks each
-shard for a whole page and keeps the positions of the rows that it gave. Milliseconds are medians of
+Uses the real development store, without HTTP. `gather` reads as the service does; `naive` asks each
+shard for a whole page and keeps the positions of the rows it returned. Milliseconds are medians of
 single pages. The rows of --tasks are those of the long list; enumerations are of 20,000 rows.
 """
 
@@ -74,14 +74,14 @@ class Written:
 
 
 class Store:
-    """A development store in a directory of its own, and what is put into it."""
+    """A development store in a directory of its own, and the runs written to it."""
 
     def __init__(self, binding: Binding, clock: SystemClock) -> None:
         self.binding = binding
         self._clock = clock
 
     async def write(self, shards: Shards, rows: int) -> Written:
-        """A run of pending rows, written as ingestion writes them."""
+        """Write a run of pending rows, as ingestion does."""
         job_id, run_id, now = self._clock.new_id(), self._clock.new_id(), self._clock.now()
         job = Job(
             job_id=job_id,
@@ -137,7 +137,7 @@ class Store:
         )
 
     def pages(self, run: Written, limit: int, status: str = "all") -> Page:
-        """Reads a page as the service does."""
+        """Make a function that reads a page as the service does."""
         statuses = FILTERS[status]
         return partial(
             merge_page,
@@ -149,7 +149,7 @@ class Store:
         )
 
     def naive_pages(self, run: Written, limit: int) -> Page:
-        """Reads a page by asking every shard for a whole one."""
+        """Make a function that reads a page by asking every shard for a whole one."""
         read = task_reader(self.binding.tasks, run.run_id, statuses=None)
         return partial(naive_page, read, run.shards, limit=limit)
 
@@ -165,7 +165,7 @@ def _staged(run_id: str, rows: int) -> Iterator[StagedRows]:
 async def naive_page(
     read: Read[Task], shards: Shards, positions: Sequence[int], *, limit: int
 ) -> ShardCursor[Task]:
-    """The usual fan-out: all shards at once, each for a full page, merged and cut."""
+    """Read by the usual fan-out: all shards at once, each for a full page, merged and cut."""
     answers: dict[int, ShardRows[Task]] = {}
 
     async def ask(shard: int) -> None:
@@ -187,7 +187,7 @@ async def naive_page(
 
 
 async def enumerate_all(page: Page, run: Written) -> tuple[float, float, float]:
-    """Walk a run: rows read per row, rounds a page, milliseconds a page."""
+    """Walk a run; return rows read per row, rounds a page, milliseconds a page."""
     positions: Sequence[int] = (START,) * run.shards.count
     rows = read = rounds = 0
     milliseconds = []
@@ -204,7 +204,7 @@ async def enumerate_all(page: Page, run: Written) -> tuple[float, float, float]:
 
 
 async def compare(store: Store, run: Written, limit: int, repeats: int) -> dict[str, Figure]:
-    """Both ways of reading, several times."""
+    """Measure both ways of reading, several times."""
     figures: dict[str, Figure] = {}
     ways = {"gather": store.pages(run, limit), "naive": store.naive_pages(run, limit)}
     for name, page in ways.items():
@@ -217,7 +217,7 @@ async def compare(store: Store, run: Written, limit: int, repeats: int) -> dict[
 
 
 async def sampled(page: Page, run: Written, repeats: int) -> dict[str, Figure]:
-    """Pages at places spread over the whole list."""
+    """Read pages at positions spread over the whole list."""
     milliseconds, most_read = [], 0
     for sample in range(SAMPLES * repeats):
         start = sample % SAMPLES * (run.rows - PAGES[-1]) // SAMPLES
@@ -229,7 +229,7 @@ async def sampled(page: Page, run: Written, repeats: int) -> dict[str, Figure]:
 
 
 async def rare(page: Page, run: Written) -> dict[str, Figure]:
-    """Every page of a rare status."""
+    """Read every page of a rare status."""
     positions: Sequence[int] = (START,) * run.shards.count
     found, milliseconds, most_read = 0, [], 0
     while True:
@@ -249,7 +249,7 @@ async def rare(page: Page, run: Written) -> dict[str, Figure]:
 
 
 async def lengths(store: Store, runs: Sequence[Written], options: Options) -> list[Row]:
-    """What pages of a short and a long list cost, one beside the other."""
+    """Measure pages of a short and a long list, side by side."""
     rows = []
     for limit in PAGES:
         for status in ("all", "processing"):
@@ -265,7 +265,7 @@ async def lengths(store: Store, runs: Sequence[Written], options: Options) -> li
 
 
 async def measure(options: Options) -> list[Row]:
-    """All of it, in one store; `--only enumeration` or `--only length` for a part."""
+    """Measure everything in one store; `--only enumeration` or `--only length` for a part."""
     clock = SystemClock()
     dev = await open_binding(options.directory("reads") / "data", clock)
     store = Store(dev.ports, clock)
@@ -285,7 +285,7 @@ async def measure(options: Options) -> list[Row]:
 
 
 def run(options: Options) -> list[Row]:
-    """Enumerations of each layout, then pages of short and of long lists."""
+    """Measure enumerations of each layout, then pages of short and of long lists."""
     return anyio.run(measure, options)
 
 

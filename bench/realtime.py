@@ -1,8 +1,8 @@
 """The published comparison in real time: everything of conveyor-dev, the gate off and on.
 
 The queues, the store, the files and the dispatcher are those that conveyor-dev runs; the permit
-store takes half a millisecond a call, the gateway sleeps 20 ms. Nothing is simulated, so that no
-two runs give the same figures.
+store takes half a millisecond for a call, the gateway sleeps 20 ms. Nothing is simulated, so that
+no two runs give the same figures.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class SlowLedger:
     async def acquire_or_renew(
         self, holding: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        """As the ledger does, later."""
+        """Pass a call on to the ledger after a delay."""
         self.calls += 1
         await self._clock.sleep(self._seconds)
         return await self._ledger.acquire_or_renew(holding, limit=limit, lease=lease)
 
 
 class SleepingGateway:
-    """The gateway port: a coroutine that sleeps, and a note of how many did so at a time."""
+    """The gateway port: a coroutine that sleeps, and counts concurrent calls."""
 
     def __init__(self, clock: SystemClock, seconds: float, cap: int) -> None:
         self.flight = Flight(cap)
@@ -73,17 +73,17 @@ class SleepingGateway:
 
     @asynccontextmanager
     async def scrape(self, _request: ScrapeRequest) -> AsyncIterator[Success]:
-        """Sleep, and succeed without a word."""
+        """Sleep, and succeed with an empty body."""
         with self.flight.call(time.perf_counter):
             await self._clock.sleep(self._seconds)
         yield Success(b"done", "text/plain")
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no connection is open."""
 
 
 class CountedQueues(MemoryQueues):
-    """The queues of conveyor-dev; counts what is asked of run queues and what is hidden again."""
+    """The queues of conveyor-dev; counts receives from run queues and messages hidden again."""
 
     def __init__(self, dev: DevBinding, clock: SystemClock, visibility: float) -> None:
         super().__init__(dev.ports.tasks.unfinished_after, clock)
@@ -93,7 +93,7 @@ class CountedQueues(MemoryQueues):
     async def receive(
         self, queue: str, *, limit: int, visibility: float, wait: float = 0.0
     ) -> list[Delivery]:
-        """As ever."""
+        """Count a receive, and receive."""
         batch = await super().receive(queue, limit=limit, visibility=visibility, wait=wait)
         if queue.startswith(run_queue("")):
             self.calls += 1
@@ -104,7 +104,7 @@ class CountedQueues(MemoryQueues):
     async def change_visibility(
         self, queue: str, receipts: Sequence[str], *, visibility: float
     ) -> None:
-        """As ever."""
+        """Count a change, and make it."""
         if visibility != self._visibility:
             self.bounces += len(receipts)
         await super().change_visibility(queue, receipts, visibility=visibility)
@@ -113,9 +113,9 @@ class CountedQueues(MemoryQueues):
 def measure_real_time(
     work: Path, *, tasks: int = PUBLISHED_TASKS, only: Sequence[str] = ()
 ) -> list[Row]:
-    """Each policy in turn, over a data directory of its own below `work`, which is kept.
+    """Measure each policy in turn, over a data directory of its own below `work`, which is kept.
 
-    `only` names the policies to measure; where it is empty, all are.
+    `only` names the policies to measure; empty means all.
     """
     return [
         asyncio.run(_measure(work / policy, policy, store, tasks))
@@ -187,7 +187,7 @@ async def _measure(directory: Path, policy: str, store: str, tasks: int) -> Row:
 def _open_permits(
     store: str, clock: SystemClock, seconds: float
 ) -> tuple[Permits, Callable[[], int]]:
-    """A permit store whose calls take so long, and how many it has answered."""
+    """Make a permit store with calls of `seconds`, and a function that counts them."""
     if store == LEDGER:
         ledger = SlowLedger(clock, seconds)
         return ledger, lambda: ledger.calls
@@ -215,7 +215,7 @@ def _polling() -> Polling:
 
 
 async def _create_job(binding: Binding, clock: SystemClock, tasks: int) -> None:
-    """A job whose run is ready to be worked."""
+    """Create a job whose run is ready to be worked."""
     now, job_id, run_id, caller = clock.now(), clock.new_id(), clock.new_id(), "caller"
     sealer = KeySealer([binding.root_secret])
     job = Job(

@@ -1,4 +1,4 @@
-"""How long does a page of results take, and how fast is a walk over all of them?"""
+"""Measures the time of a page of results, and the speed of a walk over all pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WALKS = {100: 10, 1_000: 20}
 
 
 def walk(server: ConveyorServer, job_id: str, limit: int) -> tuple[list[float], int]:
-    """Every page of a job: the seconds that each took, and the rows seen."""
+    """Read every page of a job; return the seconds of each, and the number of rows seen."""
     seconds, rows, cursor = [], 0, ""
     while True:
         started = time.perf_counter()
@@ -76,13 +76,13 @@ def measure(server: ConveyorServer, job_id: str, limit: int, options: Options) -
 
 
 def fill(data_dir: Path, options: Options, code: Code | None = None) -> str:
-    """Put a finished job of successful tasks into a new data directory; its id."""
+    """Put a finished job of successful tasks into a new data directory; return its id."""
     with ConveyorServer(data_dir, "--gateway", "fake", code=code) as server:
         return drain(server, [small(number) for number in range(options.tasks)]).job_id
 
 
 def run(options: Options) -> list[Row]:
-    """A finished job, read with every page size."""
+    """Read a finished job with every page size."""
     data_dir = options.directory("results") / "data"
     job_id = fill(data_dir, options)
     with ConveyorServer(data_dir, "--gateway", "fake") as server:
@@ -94,7 +94,8 @@ def run(options: Options) -> list[Row]:
 
 
 def against(code: Code, options: Options) -> Halves:
-    """One version: pages of a job that it worked itself, on a server that starts for each half."""
+    """Prepare one version: pages of a job that it worked itself, on a server that starts for each
+    half."""
     data_dir = options.directory("results") / "data"
     job_id = fill(data_dir, options, code)
 

@@ -1,7 +1,7 @@
-"""Rounds of a measurement, and which of them count: those that nobody else disturbed.
+"""Rounds of a measurement; only those that other programs did not disturb count.
 
-The CPU time that others used is what the whole machine was busy, less what this process and its
-descendants used. `Meter` reads both from /proc before and after a round. A round in which others
+The CPU time of other programs is the busy time of the whole machine, less that of this process and
+its descendants. `Meter` reads both from /proc before and after a round. A round in which others
 used too much is disturbed: it is printed, repeated, and not judged.
 """
 
@@ -25,14 +25,14 @@ MOST_FOREIGN = 0.05
 """The share of one core, over a round, that others may use in a quiet round.
 
 A program that computes takes a whole core; the daemons of an idle machine wake for moments. A
-twentieth lets the daemons pass and the program not. It is also more than counting in ticks can get
-wrong: in a round of five seconds it is 25 ticks of a hundredth of a second.
+twentieth lets the daemons pass and the program not. It is also more than the error of counting in
+ticks: in a round of five seconds it is 25 ticks of a hundredth of a second.
 """
 SHORTEST = 0.5
-"""Seconds of a round that can be judged. The kernel counts the machine's time in ticks of a
-hundredth of a second, so that two or three stray ticks would decide over a shorter one."""
+"""The shortest round, in seconds, that can be judged. The kernel counts the machine's time in ticks
+of a hundredth of a second, so that two or three stray ticks would decide over a shorter one."""
 TRIES = 3
-"""Rounds that may be measured for each one wanted, before the rest counts as not to be had."""
+"""Maximum rounds measured for each one wanted, before the rest is given up."""
 
 QUIET, DISTURBED, UNJUDGED = "quiet", "disturbed", "unjudged"
 NO_COUNTERS = "this system has no /proc/stat, so that nobody can tell whether a round was quiet"
@@ -42,7 +42,7 @@ NO_COUNTERS = "this system has no /proc/stat, so that nobody can tell whether a 
 class Reading:
     """Seconds so far: on the clock, busy CPUs of the whole machine, CPU of this benchmark.
 
-    `busy` is None where the system does not tell.
+    `busy` is None if the system does not report it.
     """
 
     clock: float
@@ -57,11 +57,11 @@ class Meter(Protocol):
 
 
 def busy_ticks(stat: str) -> int | None:
-    """The busy ticks in the text of /proc/stat; None where it counts nothing.
+    """Return the busy ticks in the text of /proc/stat; None if it counts nothing.
 
-    Busy are user, nice and system time, and what a hypervisor gave to others (steal). Interrupts
-    are left out: most of them serve the benchmark's own sockets and files, and the kernel charges
-    them to no process. Time of guests is part of user time.
+    Busy are user, nice and system time, and the time that a hypervisor gave to others (steal).
+    Interrupts are left out: most of them serve the benchmark's own sockets and files, and the
+    kernel charges them to no process. Time of guests is part of user time.
     """
     for line in stat.splitlines():
         name, _, fields = line.partition(" ")
@@ -73,7 +73,7 @@ def busy_ticks(stat: str) -> int | None:
 
 
 def read_machine() -> Reading:
-    """What the machine and this process with its descendants used so far."""
+    """Read the use of the machine and of this process with its descendants so far."""
     try:
         ticks = busy_ticks(Path("/proc/stat").read_text())
     except OSError:
@@ -84,7 +84,7 @@ def read_machine() -> Reading:
 
 
 def foreign_share(before: Reading, after: Reading) -> float | None:
-    """The share of one core that others used between two readings; None where nobody can tell."""
+    """Return the share of one core that others used between two readings; None if unknown."""
     seconds = after.clock - before.clock
     if before.busy is None or after.busy is None or seconds <= 0:
         return None
@@ -93,7 +93,7 @@ def foreign_share(before: Reading, after: Reading) -> float | None:
 
 
 def classify(before: Reading, after: Reading) -> str:
-    """Whether a round between two readings was quiet or disturbed, or cannot be judged."""
+    """Classify a round between two readings: quiet, disturbed, or unjudged."""
     share = foreign_share(before, after)
     if share is None or after.clock - before.clock < SHORTEST:
         return UNJUDGED
@@ -102,7 +102,7 @@ def classify(before: Reading, after: Reading) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Round(Generic[T]):
-    """One round: what it measured, its class, and the share of one core that others used."""
+    """One round: its measurement, its class, and the share of one core that others used."""
 
     value: T
     kind: str
@@ -116,24 +116,24 @@ class Round(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Rounds(Generic[T]):
-    """All rounds of one measurement, and how many quiet ones were wanted."""
+    """All rounds of one measurement, and the number of quiet ones wanted."""
 
     every: Sequence[Round[T]]
     wanted: int
 
     @property
     def quiet(self) -> list[T]:
-        """What the quiet rounds measured."""
+        """Return the measurements of the quiet rounds."""
         return [taken.value for taken in self.every if taken.kind == QUIET]
 
     @property
     def judged(self) -> bool:
-        """Whether there were as many quiet rounds as wanted."""
+        """Return whether there were as many quiet rounds as wanted."""
         return len(self.quiet) >= self.wanted
 
     @property
     def counted(self) -> str:
-        """How many rounds of how many were quiet: what a table shows beside its figures."""
+        """Return how many rounds of how many were quiet, to show beside the figures of a table."""
         return f"{len(self.quiet)} of {len(self.every)}"
 
 
@@ -148,7 +148,7 @@ def take_rounds(
 ) -> Rounds[T]:
     """Measure until `wanted` rounds were quiet, at most TRIES times as many; print every round.
 
-    Where no round can be judged, measure as many as wanted and no more.
+    If no round can be judged, measure only as many as wanted.
     """
     say = say or _say
     every: list[Round[T]] = []
@@ -173,7 +173,7 @@ def take_rounds(
 
 
 def why_not(rounds: Rounds[T]) -> str:
-    """Why a measurement is not judged."""
+    """Say why a measurement is not judged."""
     if all(taken.foreign is None for taken in rounds.every):
         return NO_COUNTERS
     if all(taken.kind == UNJUDGED for taken in rounds.every):
@@ -185,7 +185,7 @@ def why_not(rounds: Rounds[T]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """One side of a pair: how many operations, and their seconds of CPU and of the clock."""
+    """One side of a pair: the number of operations, and their seconds of CPU and of the clock."""
 
     operations: int
     cpu_seconds: float
@@ -193,7 +193,7 @@ class Half:
 
     @property
     def cost(self) -> float:
-        """Microseconds of CPU an operation."""
+        """Return the microseconds of CPU for an operation."""
         return self.cpu_seconds / self.operations * 1e6
 
 
@@ -206,24 +206,24 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """How many times as much CPU this version used as the base; not a number where that
-        used too little to be counted."""
+        """Return this version's CPU as a multiple of the base's; not a number if the base used too
+        little to be counted."""
         return self.this.cost / self.base.cost if self.base.cost else math.nan
 
 
 LEAST_CPU = 0.5
-"""Seconds of CPU of a half that can be judged: the kernel counts them in hundredths, which is two
-percent of this."""
+"""The least seconds of CPU of a half that can be judged: the kernel counts them in hundredths,
+which is two percent of this."""
 
 
 def classify_half(half: Half, before: Reading, after: Reading) -> str:
-    """The class of one side of a pair, which is unjudged too where it used hardly any CPU."""
+    """Return the class of one side of a pair; it is also unjudged if it used hardly any CPU."""
     kind = classify(before, after)
     return UNJUDGED if kind == QUIET and half.cpu_seconds < LEAST_CPU else kind
 
 
 def worst(kinds: Sequence[str]) -> str:
-    """The class of a pair by those of its halves: quiet only where both are."""
+    """Return the class of a pair by those of its halves: quiet only if both are."""
     if DISTURBED in kinds:
         return DISTURBED
     return UNJUDGED if UNJUDGED in kinds else QUIET
@@ -264,12 +264,12 @@ def take_pairs(
 
 
 LEAST_PAIRS = 5
-"""Quiet pairs below which nothing is claimed."""
+"""The least number of quiet pairs for a claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the quiet pairs say."""
+    """The result of the quiet pairs."""
 
     base_cost: float
     this_cost: float
@@ -280,7 +280,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One version is cheaper only where every pair says so."""
+        """Return the verdict: one version is cheaper only if every pair says so."""
         if self.most < 1:
             return "costs less"
         if self.least > 1:
@@ -289,7 +289,7 @@ class Comparison:
 
 
 def compare(pairs: Rounds[Pair]) -> Comparison | None:
-    """The comparison by the quiet pairs; None where there are too few, so that it is not judged."""
+    """Compare by the quiet pairs; None if there are too few to judge."""
     quiet = pairs.quiet
     if len(quiet) < max(pairs.wanted, LEAST_PAIRS):
         return None

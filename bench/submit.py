@@ -1,4 +1,5 @@
-"""How many tasks a second does the API take in, below the border of the asynchronous path?
+"""Measures the tasks per second that the API takes in, below the threshold of the asynchronous
+path.
 
 One connection, one request at a time, bodies encoded beforehand; from the first byte sent to the
 last byte of the 201, by which time every task row is committed. The workers hold calls that do not
@@ -24,12 +25,12 @@ SUBMITS = 10
 
 
 def plain(number: int) -> dict[str, object]:
-    """A task with a URL alone."""
+    """Return a task with only a URL."""
     return {"url": endless(number)}
 
 
 def labelled(number: int) -> dict[str, object]:
-    """A task with an external id and metadata."""
+    """Return a task with an external id and metadata."""
     return plain(number) | {
         "external_id": f"sku-{number}",
         "metadata": {"batch": "spring", "shelf": str(number % 97)},
@@ -52,7 +53,7 @@ class Submitted:
 
 
 def encoded(name: str, options: Options) -> bytes:
-    """The body of the job."""
+    """Encode the body of the job."""
     tasks = [KINDS[name](number) for number in range(options.tasks)]
     return json.dumps({"type": "regular", "tasks": tasks}).encode()
 
@@ -69,7 +70,7 @@ def once(body: bytes, options: Options, code: Code | None = None) -> Submitted:
 
 
 def submit(server: ConveyorServer, body: bytes, tasks: int) -> float:
-    """Submit a job and stop it; the seconds until the answer."""
+    """Submit a job and stop it; return the seconds until the answer."""
     started = time.perf_counter()
     job = server.call("POST", "/jobs", body)
     seconds = time.perf_counter() - started
@@ -106,12 +107,12 @@ def measure(name: str, options: Options) -> Row:
 
 
 def run(options: Options) -> list[Row]:
-    """Every kind of task."""
+    """Measure every kind of task."""
     return [measure(name, options) for name in KINDS if options.wants(name)]
 
 
 def against(code: Code, options: Options) -> Halves:
-    """One version: SUBMITS submits on a server of its own."""
+    """Prepare one version: SUBMITS submits on a server of its own."""
 
     def half(body: bytes) -> Half:
         submitted = once(body, options, code)

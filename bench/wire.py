@@ -1,4 +1,4 @@
-"""Which JSON decoder reads a submit of 100,000 tasks, and what checking them costs.
+"""Compares JSON decoders on a submit of 100,000 tasks, and the cost of checking the tasks.
 
 `python -m bench.wire` prints a table and one JSON line. The garbage collector stays on, as it is in
 the server.
@@ -33,12 +33,12 @@ class _Document(pydantic.BaseModel):
 
 
 def plain_body(count: int) -> bytes:
-    """A submit of tasks that have a URL and nothing else."""
+    """Encode a submit of tasks that have only a URL."""
     return json.dumps({"tasks": [{"url": _url(index)} for index in range(count)]}).encode()
 
 
 def full_body(count: int) -> bytes:
-    """A submit of tasks with an external id and one key of metadata."""
+    """Encode a submit of tasks with an external id and one key of metadata."""
     tasks = [
         {"url": _url(index), "external_id": f"sku-{index}", "metadata": {"batch": "spring"}}
         for index in range(count)
@@ -88,7 +88,7 @@ def _best(work: Callable[[bytes], object], body: bytes) -> float:
 
 
 def line_of(name: str, seconds: Mapping[str, float], remark: str) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     columns = "  ".join(f"{value:6.3f} ({value / TASKS * 1e6:5.2f})" for value in seconds.values())
     return f"{name:23}{columns}  {remark}"
 

@@ -1,5 +1,5 @@
-"""What the permit policies are held to, in virtual time. The timer measures the simulator; the
-simulated figures stand in `extra_info`, and only they are asserted on.
+"""Checks the permit policies in virtual time. The timer measures the simulator; only the simulated
+figures in `extra_info` are asserted on.
 
 Small by default; `-m "full or not full"` adds the sizes that bench/README.md shows.
 """
@@ -25,11 +25,11 @@ from conveyor.simulation import Report, simulate
 
 SEEDS = 5
 BUFFER = 12
-"""Most messages that a worker holds beyond its permits."""
+"""Maximum messages that a worker holds beyond its permits."""
 
 
 def run(benchmark: BenchmarkFixture, cell: Cell) -> Report:
-    """Simulate once, timed; the figures go to where pytest-benchmark keeps them."""
+    """Simulate once, timed; put the figures where pytest-benchmark keeps them."""
     report: Report = benchmark.pedantic(  # type: ignore[no-untyped-call]  # it has no types here
         simulate, args=(cell.scenario(),), rounds=1
     )
@@ -39,7 +39,7 @@ def run(benchmark: BenchmarkFixture, cell: Cell) -> Report:
 
 
 def fleet_cell(policy: str, *, workers: int, cap: int, tasks: int, window: float | None) -> Cell:
-    """A cell of the realistic world."""
+    """Make a cell of the realistic world."""
     return Cell(
         world="realistic",
         policy=policy,
@@ -53,7 +53,8 @@ def fleet_cell(policy: str, *, workers: int, cap: int, tasks: int, window: float
 
 
 def assert_nothing_in_vain(report: Report, cell: Cell) -> None:
-    """Received is what was done or is still in hand, and the cap was kept."""
+    """Check that each message received was worked or is still in hand, and that the cap was
+    kept."""
     buffered = 0 if cell.policy == "reserve-strict" else BUFFER * cell.workers
     in_hand = report.receives - report.completed
     assert 0 <= in_hand <= (0 if cell.window is None else cell.cap + buffered)
@@ -132,7 +133,7 @@ def test_permits_first_at_full_size(
 def test_the_local_gate_does_nothing_below_the_cap(
     benchmark: BenchmarkFixture, *, tasks: int, window: float
 ) -> None:
-    """Ten workers of 50 slots at a cap of 100: event for event what no gate at all does."""
+    """Ten workers of 50 slots at a cap of 100: event for event the same as no gate at all."""
     cells = {
         policy: fleet_cell(policy, workers=10, cap=100, tasks=tasks, window=window)
         for policy in RECEIVING

@@ -1,4 +1,5 @@
-"""What making and reading task ids costs: once a task at submit, once a row in a cursor."""
+"""Measures making and reading task ids: once for each task at submit, once for each row in a
+cursor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the ledger costs a call: a worker grows, renews and gives back, among others of its job."""
+"""Measures a call's cost to the ledger: a worker grows, renews and gives back, among others of its
+job."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ LEASE = 30.0
 
 
 async def work() -> int:
-    """Every holder moves between one permit and ten; how many calls were granted."""
+    """Move every holder between one permit and ten; return the number of granted calls."""
     permits = MemoryPermits(SystemClock())
     counts = [0] * HOLDERS
     granted = 0

@@ -1,4 +1,4 @@
-"""What a run's queue costs a task: enqueue, receive by tens, acknowledge."""
+"""Measures a task's cost to a run's queue: enqueue, receive by tens, acknowledge."""
 
 from __future__ import annotations
 

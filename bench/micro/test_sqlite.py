@@ -1,4 +1,5 @@
-"""What a task costs the development store: a claim and a settlement, from fifty workers at once."""
+"""Measures a task's cost to the development store: a claim and a settlement, from fifty workers at
+once."""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ ROUNDS = 5
 
 @pytest.fixture
 def runner() -> Iterator[asyncio.Runner]:
-    """An event loop as the server has it."""
+    """Make an event loop as the server has it."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         yield runner
 
 
 async def create_run(binding: Binding, clock: SystemClock) -> str:
-    """A job whose run has TASKS pending tasks; the run's id."""
+    """Create a job whose run has TASKS pending tasks; return the run's id."""
     now, job_id, run_id = clock.now(), clock.new_id(), clock.new_id()
     job = Job(
         job_id=job_id,
@@ -78,7 +79,7 @@ async def close(binding: Binding) -> None:
 
 
 async def work_run(binding: Binding, clock: SystemClock, run_id: str) -> int:
-    """Claim and settle every task; how many settlements applied."""
+    """Claim and settle every task; return the number of applied settlements."""
     numbers = itertools.count()
     result = StoredBody("results/30/a/b/c", 4_096, "text/html", Format.HTML)
 

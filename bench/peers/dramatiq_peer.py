@@ -26,7 +26,8 @@ pool = urllib3.PoolManager(maxsize=int(os.environ["BENCH_THREADS"]), retries=Fal
 
 @functools.cache
 def store() -> Store:
-    """The store of this process, opened at the first task (a worker process has no start hook)."""
+    """Return the store of this process, opened at the first task (a worker process has no start
+    hook)."""
     return open_store()
 
 
@@ -40,7 +41,7 @@ fetch_task = dramatiq.actor(fetch, max_retries=3)
 
 
 def enqueue(urls: list[str]) -> float:
-    """Send every URL; the seconds it took."""
+    """Send every URL; return the seconds it took."""
     started = time.perf_counter()
     for url in urls:
         fetch_task.send(url)

@@ -1,6 +1,7 @@
-"""What every peer does with an answer: a file of its own, then a durable state row.
+"""The store of every peer: each answer goes to a file of its own, then a durable state row.
 
-Each worker process has an SQLite file of its own, which spares the peers one another's write lock.
+Each worker process has an SQLite file of its own, so that the peers do not wait for each other's
+write lock.
 """
 
 from __future__ import annotations
@@ -45,5 +46,5 @@ class Store:
 
 
 def open_store() -> Store:
-    """The store in the directory that the environment names."""
+    """Open the store in the directory that the environment names."""
     return Store(Path(os.environ["BENCH_DIRECTORY"]))

@@ -26,12 +26,12 @@ broker = RedisStreamBroker(
     max_connection_pool_size=100,
     xread_count=100,
     consumer_id="0",
-    socket_timeout=None,  # a read must survive that the worker stands still while tasks are sent
+    socket_timeout=None,  # a read must survive a worker that is stopped while tasks are sent
 ).with_serializer(ORJSONSerializer())
 
 
 class Worker:
-    """What one worker process holds between its start and its end."""
+    """The resources of one worker process between its start and its end."""
 
     session: aiohttp.ClientSession
     store: Store
@@ -62,7 +62,7 @@ fetch_task = broker.register_task(fetch, task_name="fetch")
 
 
 async def enqueue(urls: list[str]) -> float:
-    """Send every URL, several at a time; the seconds it took."""
+    """Send every URL, several at a time; return the seconds it took."""
     await broker.startup()
     waiting = iter(urls)
 
