@@ -1,53 +1,45 @@
-"""Showing a run as it moves: a bar on a terminal, a line every few seconds elsewhere.
+"""Show the progress of runs and of transfers: a bar on a terminal, plain lines elsewhere.
 
-The bar that a terminal shows of a run: one line, as much of it as there is room for.
-
-Showing bytes on their way: a bar on a terminal, a line every few seconds elsewhere.
-
-The bar that a terminal shows of a transfer; gone once it is over.
+`view_for` gives the view of a run, which stays on the screen when the run has ended; `meter_for`
+gives the view of a transfer, which is erased. Both bars are drawn by rich.progress, on one line.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.live import Live
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
 from conveyor.client.output import command, duration, printable, size
 from conveyor.client.wire import RunReply
 
 LINE_INTERVAL = 3.0
-RATE_WINDOW = 10.0
+FREE_COLUMNS = 2
+"""Kept free at the right edge, where the terminal echoes ^C."""
+LEAST_BAR = 8
+"""A bar with less room is left out."""
 
-
-class Rate:
-    """Tasks a second over the last ten seconds, told by counters at instants."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def add(self, now: float, completed: int) -> None:
-        """Note that `completed` tasks had ended at `now` (seconds, never going back)."""
-        self._samples.append((now, completed))
-        while len(self._samples) > 2 and self._samples[1][0] <= now - RATE_WINDOW:
-            self._samples.popleft()
-
-    def per_second(self) -> float:
-        """0 until two instants are known."""
-        if len(self._samples) < 2:
-            return 0.0
-        (started, before), (ended, after) = self._samples[0], self._samples[-1]
-        return max(after - before, 0) / (ended - started) if ended > started else 0.0
+Layout = Sequence[ProgressColumn]
 
 
 class ProgressView(Protocol):
-    """Where the progress of one run is shown, from enter to exit."""
+    """Shows the progress of one run, from enter to exit."""
 
     def __enter__(self) -> Self: ...
 
@@ -60,16 +52,67 @@ class ProgressView(Protocol):
     ) -> None: ...
 
     def show(self, run: RunReply, now: float) -> None:
-        """Show the run as read at `now`, seconds."""
+        """Show the run as read at `now`, in seconds."""
         ...
 
     def trouble(self, text: str, now: float) -> None:
-        """Show that the server could not be asked."""
+        """Show that the server did not answer."""
         ...
 
 
+class TransferView(Protocol):
+    """Shows a transfer, from enter to exit."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+    def begin(self, step: str, total: int | None = None) -> None:
+        """Start a step; `total` is its size in bytes, None for a step that moves no bytes."""
+        ...
+
+    def move(self, done: int = 0) -> None:
+        """Set the bytes done so far; without a number, show that the step still goes on."""
+        ...
+
+
+class TransferClock(Protocol):
+    """The part of a clock that a transfer needs."""
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary origin."""
+        ...
+
+
+def view_for(stream: TextIO, server: str | None = None) -> ProgressView:
+    """Choose the bar for a terminal that can draw it, lines for anything else.
+
+    `server` is the address given on the command line, repeated in the commands that lines suggest.
+    """
+    if stream.isatty():
+        bar = BarView(stream)
+        if bar.can_draw:
+            return bar
+    return LineView(stream, server)
+
+
+def meter_for(stream: TextIO, clock: TransferClock) -> TransferView:
+    """Choose the bar for a terminal that can draw it, lines for anything else."""
+    if stream.isatty():
+        bar = BarTransferView(stream, clock)
+        if bar.can_draw:
+            return bar
+    return LineTransferView(stream, clock)
+
+
 def describe(run: RunReply) -> str:
-    """The state of a run in a word or two."""
+    """Say the state of a run in a word or two."""
     if run.paused:
         return "paused"
     if run.ingesting:
@@ -79,21 +122,15 @@ def describe(run: RunReply) -> str:
     return printable(run.status)
 
 
-def time_left(run: RunReply, rate: float) -> str:
-    """How long the rest will take at the present rate; a hyphen where that is unknown."""
-    remaining = run.stats.total - run.stats.completed
-    if remaining <= 0 or rate <= 0 or run.paused:
-        return "-"
-    return duration(remaining / rate)
-
-
 class LineView:
-    """Plain lines, at most one in three seconds unless the state changes."""
+    """Plain lines: one every three seconds, and one whenever the state changes."""
 
     def __init__(self, stream: TextIO, server: str | None = None) -> None:
         self._stream = stream
         self._server = server
-        self._rate = Rate()
+        self._now = 0.0
+        # Draws nothing: it estimates the rate, as it does for the bar.
+        self._progress = Progress(disable=True, get_time=lambda: self._now)
         self._shown_at = 0.0
         self._state = ""
         self._troubled = False
@@ -111,8 +148,9 @@ class LineView:
         self._stream.flush()
 
     def show(self, run: RunReply, now: float) -> None:
-        """Print a line when one is due."""
-        self._rate.add(now, run.stats.completed)
+        """Print a line if one is due."""
+        self._now = now
+        _advance(self._progress, run)
         if self._troubled:
             self._print("the server answers again")
         state = describe(run)
@@ -134,191 +172,22 @@ class LineView:
             f"{state}: {stats.completed:,}/{stats.total:,} done, {stats.successful:,} ok, "
             f"{stats.failed:,} failed"
         )
-        if run.live:
-            rate = self._rate.per_second()
-            line += f", {rate:,.1f}/s, {time_left(run, rate)} left"
+        if _moving(run):
+            task = self._progress.tasks[0]
+            left = "-" if task.time_remaining is None else duration(task.time_remaining)
+            line += f", {task.speed or 0:,.1f}/s, {left} left"
         if run.paused:
-            line += f"; go on with: {command('resume', run.job_id, server=self._server)}"
+            line += f"; resume it with: {command('resume', run.job_id, server=self._server)}"
         return line
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
 
-def view_for(stream: TextIO, server: str | None = None) -> ProgressView:
-    """The bar where the stream is a terminal that can draw it, lines elsewhere.
-
-    `server` is what the command line was given, for commands to go on with.
-    """
-    if stream.isatty():
-        bar = BarView(stream)
-        if bar.can_draw:
-            return bar
-    return LineView(stream, server)
-
-
-FREE_COLUMNS = 2
-"""Left at the right, where the terminal echoes ^C."""
-LEAST_BAR = 8
-
-
-class Part(NamedTuple):
-    """Words of the line, with their style."""
-
-    text: str
-    style: str = ""
-
-
-class BarGlyphs(NamedTuple):
-    """What the bar is drawn with; done and open differ without colour, too."""
-
-    done: str = "━"
-    open: str = "─"
-
-
-class LiveLine(ABC):
-    """A line of a terminal that is drawn again while its context is open; `transient`: it is gone
-    afterwards. It is asked for as soon as this is made: whoever inherits is ready before."""
-
-    def __init__(self, stream: TextIO, *, transient: bool) -> None:
-        self._console = Console(file=stream)
-        self._glyphs = BarGlyphs("#", "-") if self._console.options.ascii_only else BarGlyphs()
-        self._live = Live(
-            get_renderable=self._line,
-            console=self._console,
-            refresh_per_second=10,
-            transient=transient,
-        )
-
-    @property
-    def can_draw(self) -> bool:
-        """Whether the terminal can have a line drawn again."""
-        return not self._console.is_dumb_terminal
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
-        self._live.stop()
-
-    @abstractmethod
-    def _line(self) -> Text:
-        """The line as it is now."""
-
-
-class BarView(LiveLine):
-    """A bar with counts, rate and time left; the last state stays on the screen."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._rate = Rate()
-        self._run: RunReply | None = None
-        self._troubled = False
-        super().__init__(stream, transient=False)
-
-    def show(self, run: RunReply, now: float) -> None:
-        """Move the bar."""
-        self._rate.add(now, run.stats.completed)
-        self._run, self._troubled = run, False
-
-    def trouble(self, text: str, now: float) -> None:
-        """Say so beside the bar."""
-        self._troubled = True
-
-    def _line(self) -> Text:
-        if self._run is None:
-            return Text()
-        return run_line(
-            self._run,
-            self._rate.per_second(),
-            state="no answer, trying again" if self._troubled else describe(self._run),
-            width=max(self._console.width - FREE_COLUMNS, 1),
-            glyphs=self._glyphs,
-        )
-
-
-def run_line(run: RunReply, rate: float, *, state: str, width: int, glyphs: BarGlyphs) -> Text:
-    """The line for `width` columns: what counts less is left out where there is no room."""
-    stats = run.stats
-    counts = Part(f"{stats.completed:,}/{stats.total:,}")
-    good = Part(f"{stats.successful:,} ok", "green")
-    bad = Part(f"{stats.failed:,} failed", "red" if stats.failed else "")
-    speed = [Part(f"{rate:,.1f}/s")] if run.live else []
-    left = [Part(f"{time_left(run, rate)} left", "cyan")] if run.live else []
-    choices = [[counts, good, bad, *speed, *left], [counts, good, bad, *left], [counts, bad]]
-    share = stats.completed / stats.total if stats.total else 0.0
-    return fitted(state, share, choices, width=width, glyphs=glyphs)
-
-
-def fitted(
-    state: str, share: float, choices: list[list[Part]], *, width: int, glyphs: BarGlyphs
-) -> Text:
-    """A state, a bar of which `share` (0 to 1) is done, and the first choice of words that leaves
-    room for it; the last choice without a bar where none does."""
-    shown = Part(state, "bold")
-    for parts in choices:
-        room = width - sum(cell_len(part.text) + 1 for part in [shown, *parts])
-        if room >= LEAST_BAR:
-            return _joined([[shown], _bar(share, room, glyphs), *([part] for part in parts)])
-    text = _joined([[shown], *([part] for part in choices[-1])])
-    text.truncate(width, overflow="crop")
-    return text
-
-
-def _bar(share: float, width: int, glyphs: BarGlyphs) -> list[Part]:
-    done = int(width * share)
-    return [Part(glyphs.done * done, "green"), Part(glyphs.open * (width - done), "dim")]
-
-
-def _joined(groups: list[list[Part]]) -> Text:
-    line = Text(no_wrap=True, overflow="crop", end="")
-    for number, group in enumerate(groups):
-        line.append(" " if number else "")
-        for part in group:
-            line.append(part.text, part.style or None)
-    return line
-
-
-class Ticking(Protocol):
-    """The part of a clock that is needed here."""
-
-    def monotonic(self) -> float:
-        """Seconds from an arbitrary origin."""
-        ...
-
-
-class TransferView(Protocol):
-    """Where a transfer is shown, from enter to exit."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None: ...
-
-    def begin(self, step: str, total: int | None = None) -> None:
-        """A new step, of `total` bytes where it is one of bytes."""
-        ...
-
-    def move(self, done: int = 0) -> None:
-        """So many bytes of the step are done; without a number, it still goes on."""
-        ...
-
-
 class LineTransferView:
-    """Plain lines, at most one in three seconds: what is quick says nothing."""
+    """Plain lines, at most one every three seconds: a quick transfer prints nothing."""
 
-    def __init__(self, stream: TextIO, clock: Ticking) -> None:
+    def __init__(self, stream: TextIO, clock: TransferClock) -> None:
         self._stream = stream
         self._clock = clock
         self._shown_at = clock.monotonic()
@@ -339,82 +208,180 @@ class LineTransferView:
         self._stream.flush()
 
     def begin(self, step: str, total: int | None = None) -> None:
-        """Note the step; print its name when a line is due."""
+        """Note the step; print its name if a line is due."""
         self._step, self._total = step, total
         self._begun_at = self._clock.monotonic()
         self.move()
 
     def move(self, done: int = 0) -> None:
-        """Print a line when one is due."""
+        """Print a line if one is due."""
         now = self._clock.monotonic()
         if now - self._shown_at < LINE_INTERVAL:
             return
         self._shown_at = now
         if self._total is None:
-            told = f"for {duration(now - self._begun_at)}"
+            progress = f"for {duration(now - self._begun_at)}"
         else:
-            told = f"{size(done)} of {size(self._total)}"
-        print(f"{self._step}: {told}", file=self._stream, flush=True)
+            progress = f"{size(done)} of {size(self._total)}"
+        print(f"{self._step}: {progress}", file=self._stream, flush=True)
 
 
-def meter_for(stream: TextIO, clock: Ticking) -> TransferView:
-    """The bar where the stream is a terminal that can draw it, lines elsewhere."""
-    if stream.isatty():
-        bar = BarTransferView(stream, clock)
-        if bar.can_draw:
-            return bar
-    return LineTransferView(stream, clock)
+class OneLineProgress(Progress):
+    """A progress display that never takes a second line.
+
+    It draws the first of its layouts that fits the terminal, and cuts the last one if none does.
+    """
+
+    layouts: Sequence[Layout] = ()
+
+    def __init__(
+        self, stream: TextIO, *, get_time: Callable[[], float], transient: bool = False
+    ) -> None:
+        super().__init__(
+            console=Console(file=stream), get_time=get_time, transient=transient, expand=True
+        )
+
+    @property
+    def can_draw(self) -> bool:
+        """Tell whether the terminal can redraw a line."""
+        return not self.console.is_dumb_terminal
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:
+            width = self.console.width - FREE_COLUMNS
+            fitting = (one for one in self.layouts if self._width(one, task) <= width)
+            self.columns = tuple(next(fitting, self.layouts[-1]))
+            self.expand = any(isinstance(column, BarColumn) for column in self.columns)
+            if width > 0:
+                yield Padding(self.make_tasks_table([task]), (0, FREE_COLUMNS, 0, 0))
+
+    def _width(self, layout: Layout, task: Task) -> int:
+        needed = [
+            LEAST_BAR
+            if isinstance(column, BarColumn)
+            else self.console.measure(column(task)).maximum
+            for column in layout
+        ]
+        return sum(needed) + len(needed) - 1
 
 
-class BarTransferView(LiveLine):
-    """A bar with bytes, rate and time left; for a step without bytes, how long it has taken."""
+class FieldColumn(ProgressColumn):
+    """Draws a styled text from the fields of the task."""
 
-    def __init__(self, stream: TextIO, clock: Ticking) -> None:
-        self._clock = clock
-        self._begin("", None)
-        super().__init__(stream, transient=True)
+    def __init__(self, field: str) -> None:
+        super().__init__(_cell())
+        self._field = field
+
+    def render(self, task: Task) -> Text:
+        text: Text = task.fields[self._field]
+        return text
+
+
+class TaskRateColumn(ProgressColumn):
+    """Draws the rate as tasks a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:,.1f}/s")
+
+
+def _cell() -> Column:
+    return Column(no_wrap=True, overflow="crop")
+
+
+def _bar() -> BarColumn:
+    return BarColumn(
+        bar_width=None,
+        complete_style="green",
+        finished_style="green",
+        table_column=Column(ratio=1),
+    )
+
+
+def _run_layouts(*, moving: bool) -> list[Layout]:
+    state, counts, good, bad = map(FieldColumn, ("state", "counts", "successful", "failed"))
+    bar, rate, left = _bar(), TaskRateColumn(_cell()), TimeRemainingColumn(table_column=_cell())
+    small: list[Layout] = [
+        [state, bar, counts, bad],
+        [state, counts, bad],
+        [counts, bad],
+        [counts],
+    ]
+    if not moving:
+        return [[state, bar, counts, good, bad], *small]
+    return [
+        [state, bar, counts, good, bad, rate, left],
+        [state, bar, counts, good, bad, left],
+        *small,
+    ]
+
+
+class BarView(OneLineProgress):
+    """A bar with counts, rate and time left; the last state stays on the screen."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._now = 0.0
+        super().__init__(stream, get_time=lambda: self._now)
+        self._moving, self._ended = _run_layouts(moving=True), _run_layouts(moving=False)
+
+    def show(self, run: RunReply, now: float) -> None:
+        """Move the bar."""
+        self._now = now
+        self.layouts = self._moving if _moving(run) else self._ended
+        stats = run.stats
+        _advance(
+            self,
+            run,
+            state=Text(describe(run), "bold"),
+            counts=Text(f"{stats.completed:,}/{stats.total:,}"),
+            successful=Text(f"{stats.successful:,} ok", "green"),
+            failed=Text(f"{stats.failed:,} failed", "red" if stats.failed else ""),
+        )
+
+    def trouble(self, text: str, now: float) -> None:
+        """Say beside the bar that the server does not answer."""
+        for task_id in self.task_ids:
+            self.update(task_id, state=Text("no answer, trying again", "bold"))
+
+
+def _moving(run: RunReply) -> bool:
+    """Tell whether a rate and a time left mean anything."""
+    return run.live and not run.paused
+
+
+def _advance(progress: Progress, run: RunReply, **fields: Any) -> None:
+    # A run without tasks has done none of them: a total of 0 would be drawn as a full bar.
+    total = run.stats.total or 1
+    if not progress.task_ids:
+        progress.add_task("", total=total, **fields)
+    progress.update(progress.task_ids[0], total=total, completed=run.stats.completed, **fields)
+
+
+class BarTransferView(OneLineProgress):
+    """A bar with bytes, rate and time left; for a step without bytes, with the time it takes."""
+
+    def __init__(self, stream: TextIO, clock: TransferClock) -> None:
+        super().__init__(stream, get_time=clock.monotonic, transient=True)
+        step = TextColumn("{task.description}", "bold", markup=False, table_column=_cell())
+        done, rate = DownloadColumn(table_column=_cell()), TransferSpeedColumn(_cell())
+        left, taken = TimeRemainingColumn(table_column=_cell()), TimeElapsedColumn(_cell())
+        bar = _bar()
+        self._sized: list[Layout] = [
+            [step, bar, done, rate, left],
+            [step, bar, done, left],
+            [step, bar, done],
+            [step, done],
+            [done],
+        ]
+        self._unsized: list[Layout] = [[step, bar, taken], [step, taken]]
 
     def begin(self, step: str, total: int | None = None) -> None:
         """Start the bar anew."""
-        self._begin(step, total)
+        for task_id in self.task_ids:
+            self.remove_task(task_id)
+        self.layouts = self._unsized if total is None else self._sized
+        self.add_task(step, total=total)
 
     def move(self, done: int = 0) -> None:
         """Move the bar."""
-        self._done = done
-        self._rate.add(self._clock.monotonic(), done)
-
-    def _begin(self, step: str, total: int | None) -> None:
-        self._step, self._total, self._done = step, total, 0
-        self._begun_at = self._clock.monotonic()
-        self._rate = Rate()
-        self._rate.add(self._begun_at, 0)
-
-    def _line(self) -> Text:
-        if not self._step:
-            return Text()
-        width = max(self._console.width - FREE_COLUMNS, 1)
-        if self._total is None:
-            taken = duration(self._clock.monotonic() - self._begun_at)
-            text = Text(f"{self._step} {taken}", no_wrap=True, overflow="crop", end="")
-            text.truncate(width, overflow="crop")
-            return text
-        return transfer_line(
-            self._step,
-            self._done,
-            self._total,
-            self._rate.per_second(),
-            width=width,
-            glyphs=self._glyphs,
-        )
-
-
-def transfer_line(
-    step: str, done: int, total: int, rate: float, *, width: int, glyphs: BarGlyphs
-) -> Text:
-    """The line for `width` columns: what counts less is left out where there is no room."""
-    counts = Part(f"{size(done)}/{size(total)}")
-    speed = Part(f"{size(int(rate))}/s")
-    left = Part(f"{duration((total - done) / rate) if rate else '-'} left", "cyan")
-    share = min(done / total, 1.0) if total else 1.0
-    choices = [[counts, speed, left], [counts, left], [counts]]
-    return fitted(step, share, choices, width=width, glyphs=glyphs)
+        for task_id in self.task_ids:
+            self.update(task_id, completed=done)

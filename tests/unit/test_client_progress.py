@@ -6,16 +6,7 @@ import io
 
 import pytest
 
-from conveyor.client.progress import (
-    BarGlyphs,
-    BarView,
-    LineView,
-    Rate,
-    describe,
-    run_line,
-    time_left,
-    view_for,
-)
+from conveyor.client.progress import FREE_COLUMNS, BarView, LineView, describe, view_for
 from conveyor.client.watch import summary
 from conveyor.client.wire import RunReply, StatsReply
 
@@ -24,40 +15,6 @@ def run(done: int, total: int = 100, *, failed: int = 0, **fields: str) -> RunRe
     stats = StatsReply(total=total, completed=done, successful=done - failed, failed=failed)
     values = {"status": "running", **fields}
     return RunReply(run_id="R", job_id="J", stats=stats, **values)
-
-
-def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
-    rate = Rate()
-    assert rate.per_second() == 0
-    rate.add(0, 0)
-    assert rate.per_second() == 0
-    rate.add(2, 10)
-    assert rate.per_second() == 5
-    for second in range(3, 40):
-        rate.add(second, 10 + (second - 2) * 20)
-    assert rate.per_second() == 20
-
-
-def test_a_rate_is_never_negative_nor_divides_by_nothing() -> None:
-    rate = Rate()
-    rate.add(1, 10)
-    rate.add(1, 20)
-    assert rate.per_second() == 0
-    rate.add(2, 0)
-    assert rate.per_second() == 0
-
-
-@pytest.mark.parametrize(
-    ("state", "rate", "left"),
-    [
-        (run(50), 10.0, "5.0 s"),
-        (run(50), 0.0, "-"),
-        (run(50, pause_state="paused"), 10.0, "-"),
-        (run(100), 10.0, "-"),
-    ],
-)
-def test_time_left(state: RunReply, rate: float, left: str) -> None:
-    assert time_left(state, rate) == left
 
 
 def test_states_are_described_and_unknown_ones_escaped() -> None:
@@ -93,20 +50,29 @@ def test_plain_lines_come_every_three_seconds_or_when_the_state_changes() -> Non
     assert "99 ok, 1 failed" in lines[5]
 
 
-def test_a_run_that_is_over_has_neither_a_rate_nor_time_left() -> None:
+def test_lines_need_two_steps_forward_for_a_rate_and_never_divide_by_nothing() -> None:
+    stream = io.StringIO()
+    view = LineView(stream)
+    for now, done in ((0.0, 0), (3.0, 50), (3.0, 60), (6.0, 40), (9.0, 80)):
+        view.show(run(done), now)
+    rates = [line.partition("failed, ")[2] for line in stream.getvalue().splitlines()]
+    assert rates == ["0.0/s, - left"] * 3 + ["8.3/s, 3.0 s left"]
+
+
+def test_a_run_that_is_paused_or_over_has_neither_a_rate_nor_time_left() -> None:
     stream = io.StringIO()
     LineView(stream).show(run(40, status="stopped"), 0.0)
     assert stream.getvalue() == "stopped: 40/100 done, 40 ok, 0 failed\n"
-    for status in ("stopped", "completed"):
-        shown = drawn(run(40, status=status), width=100)
+    for still in (run(40, status="stopped"), run(40, pause_state="paused")):
+        shown = drawn(still, width=100)
         assert "/s" not in shown
-        assert "left" not in shown
+        assert ":" not in shown
 
 
-def test_a_paused_run_is_gone_on_with_at_the_server_that_was_named() -> None:
+def test_a_paused_run_is_resumed_at_the_server_that_was_named() -> None:
     stream = io.StringIO()
     LineView(stream, "http://h:1/?a b").show(run(1, pause_state="paused"), 0.0)
-    expected = "go on with: conveyor resume J --server 'http://h:1/?a b'\n"
+    expected = "resume it with: conveyor resume J --server 'http://h:1/?a b'\n"
     assert stream.getvalue().endswith(expected)
 
 
@@ -144,43 +110,68 @@ def test_a_terminal_that_cannot_draw_gets_lines(
     assert type(view_for(io.StringIO())) is LineView
 
 
-def drawn(state: RunReply, *, width: int, rate: float = 10.0) -> str:
-    return run_line(
-        state, rate, state=describe(state), width=width, glyphs=BarGlyphs("#", "-")
-    ).plain
+def draw(*states: RunReply, stream: io.StringIO, width: int) -> str:
+    """What a terminal of `width` columns shows at the end, a second and a state later each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        with BarView(stream) as view:
+            for second, state in enumerate(states):
+                view.show(state, second)
+    return stream.getvalue()
+
+
+def drawn(state: RunReply, *, width: int) -> str:
+    """The line where two earlier states gave a rate of 10 tasks a second."""
+    before = run(state.stats.completed - 20), run(state.stats.completed - 10)
+    (line,) = draw(*before, state, stream=io.StringIO(), width=width).splitlines()
+    return line
 
 
 def test_the_bar_fills_the_room_and_leaves_out_what_has_none() -> None:
     state = run(40, failed=2)
     assert drawn(state, width=70) == (
-        "running ########-------------- 40/100 38 ok 2 failed 10.0/s 6.0 s left"
+        "running ━━━━━━━━━               40/100 38 ok 2 failed 10.0/s 0:00:06  "
     )
-    assert drawn(state, width=50) == "running ###------ 40/100 38 ok 2 failed 6.0 s left"
-    assert drawn(state, width=32) == "running ###----- 40/100 2 failed"
-    assert drawn(state, width=30) == "running 40/100 2 failed"
-    assert drawn(state, width=20) == "running 40/100 2 fai"
+    assert drawn(state, width=50) == "running ━━━━       40/100 38 ok 2 failed 0:00:06  "
+    assert drawn(state, width=40) == "running ━━━━━╸         40/100 2 failed  "
+    assert drawn(state, width=34) == "running ━━━      40/100 2 failed  "
+    assert drawn(state, width=33).split() == ["running", "40/100", "2", "failed"]
+    assert drawn(state, width=20).split() == ["40/100", "2", "failed"]
+    assert drawn(state, width=10).split() == ["40/100"]
 
 
 @pytest.mark.parametrize("state", ["running", "completed", "waiting for tasks"])
 def test_the_bar_never_needs_a_second_line(state: str) -> None:
     for width in range(1, 120):
-        assert len(drawn(run(12_345, 100_000, status=state), width=width)) <= width
+        line = draw(
+            run(12_345, 100_000, status=state), stream=io.StringIO(), width=width
+        ).removesuffix("\n")
+        assert "\n" not in line
+        assert len(line.rstrip()) <= max(width - FREE_COLUMNS, 0)
 
 
-def test_the_bar_can_be_seen_before_anything_is_done_and_without_colour(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_without_tasks_has_an_empty_bar() -> None:
+    assert "━" not in draw(run(0, total=0), stream=io.StringIO(), width=80)
+    assert "━" * 20 in draw(run(9, total=9), stream=io.StringIO(), width=80)
+
+
+def test_the_bar_can_be_seen_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "━" * 8 in draw(run(0), stream=Screen(), width=80)
+
+
+def test_without_colour_done_and_open_still_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    stream = io.StringIO()
-    with BarView(stream) as view:
-        view.show(run(0), 0.0)
-    assert "─" * 8 in stream.getvalue()
-    assert all(len(line) <= 78 for line in stream.getvalue().splitlines())
+    shown = draw(run(50), stream=Screen(), width=80)
+    assert "━" * 8 in shown
+    assert " " * 8 in shown
+    assert "\x1b[3" not in shown
 
 
 def test_a_bar_in_ascii_is_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
-    for columns in ("20", "50", "100"):
+    for columns in ("5", "20", "50", "100"):
         monkeypatch.setenv("COLUMNS", columns)
         written = io.BytesIO()
         stream = io.TextIOWrapper(written, encoding="ascii", errors="backslashreplace")
@@ -190,24 +181,38 @@ def test_a_bar_in_ascii_is_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "\\u" not in written.getvalue().decode()
 
 
-def test_only_failures_are_red() -> None:
-    def styles(state: RunReply) -> set[str]:
-        text = run_line(state, 1.0, state="running", width=100, glyphs=BarGlyphs())
-        return {str(span.style) for span in text.spans}
-
-    assert "red" not in styles(run(9))
-    assert "red" in styles(run(9, failed=1))
+def test_only_failures_are_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[31m" not in draw(run(9), stream=Screen(), width=80)
+    assert "\x1b[31m1 failed" in draw(run(9, failed=1), stream=Screen(), width=80)
 
 
-def test_the_bar_shows_counts_rate_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+def test_the_last_state_of_a_run_stays_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    shown = draw(run(100, status="completed"), stream=Screen(), width=80)
+    assert "completed" in shown.rpartition("\x1b[2K")[2]
+
+
+def test_trouble_is_shown_beside_the_bar_until_the_server_answers() -> None:
     stream = io.StringIO()
-    view = BarView(stream)
-    with view:
-        view.show(run(0), 0.0)
-        view.show(run(40, failed=2), 2.0)
-    shown = stream.getvalue()
-    for part in ("running", "40/100", "38 ok", "2 failed", "20.0/s", "3.0 s left"):
+    with BarView(stream) as view:
+        view.trouble("before any answer", 0.0)
+        view.show(run(1), 1.0)
+        view.trouble("no answer", 2.0)
+    assert "no answer, trying again" in stream.getvalue()
+    back = io.StringIO()
+    with BarView(back) as view:
+        view.show(run(1), 1.0)
+        view.trouble("no answer", 2.0)
+        view.show(run(2), 3.0)
+    assert "running" in back.getvalue()
+    assert "no answer" not in back.getvalue()
+
+
+def test_the_bar_shows_counts_rate_and_state() -> None:
+    shown = draw(run(0), run(20), run(40, failed=2), stream=io.StringIO(), width=120)
+    for part in ("running", "40/100", "38 ok", "2 failed", "20.0/s", "0:00:03"):
         assert part in shown
     assert "[" not in shown
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
 from conveyor.client.output import size
 from conveyor.client.progress import (
-    BarGlyphs,
+    FREE_COLUMNS,
     BarTransferView,
     LineTransferView,
     meter_for,
-    transfer_line,
 )
 
 
@@ -86,44 +86,73 @@ def test_a_terminal_that_cannot_draw_gets_lines(
     assert type(meter_for(io.StringIO(), Clock())) is LineTransferView
 
 
-def drawn(done: int, *, width: int, rate: float = 10_000.0, total: int = 100_000) -> str:
-    return transfer_line(
-        "sending a", done, total, rate, width=width, glyphs=BarGlyphs("#", "-")
-    ).plain
+CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+
+
+def draw(*moves: int, width: int, total: int | None, step: str = "sending a") -> str:
+    """What the bar wrote last before it was erased, moved once a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        patch.setenv("TERM", "xterm")
+        clock, stream = Clock(), Screen()
+        with BarTransferView(stream, clock) as meter:
+            meter.begin(step, total)
+            for done in moves:
+                clock.now += 1
+                meter.move(done)
+            stream.seek(0)
+            stream.truncate()
+            meter.refresh()
+            shown = stream.getvalue()
+    return CONTROLS.sub("", shown)
 
 
 def test_the_bar_fills_the_room_and_leaves_out_what_has_none() -> None:
-    assert drawn(40_000, width=66) == (
-        "sending a #######----------- 40.0 kB/100.0 kB 10.0 kB/s 6.0 s left"
-    )
-    assert drawn(40_000, width=50) == "sending a ####-------- 40.0 kB/100.0 kB 6.0 s left"
-    assert drawn(40_000, width=36) == "sending a ###------ 40.0 kB/100.0 kB"
-    assert drawn(40_000, width=30) == "sending a 40.0 kB/100.0 kB"
-    assert drawn(40_000, width=12) == "sending a 40"
+    def drawn(width: int) -> str:
+        return re.sub("[━╸╺]+", "===", draw(30_000, 40_000, width=width, total=100_000))
+
+    assert drawn(66) == "sending a === 40.0/100.0 kB 10.0 kB/s 0:00:06  "
+    assert drawn(50) == "sending a === 40.0/100.0 kB 0:00:06  "
+    assert drawn(36) == "sending a === 40.0/100.0 kB  "
+    assert drawn(28).split() == ["sending", "a", "40.0/100.0", "kB"]
+    assert drawn(18).split() == ["40.0/100.0", "kB"]
 
 
-def test_the_bar_never_needs_a_second_line_nor_fails_at_its_ends() -> None:
+@pytest.mark.parametrize("total", [1_000_000_000, None])
+def test_the_bar_never_needs_a_second_line(total: int | None) -> None:
     for width in range(1, 120):
-        assert len(drawn(123_456_789, width=width, total=1_000_000_000)) <= width
-    assert " - left" in drawn(0, width=80, rate=0)
-    assert "0.0 s left" in drawn(100_000, width=80)
-    assert "-" * 8 not in drawn(0, width=80, total=0)
+        shown = draw(23_456_789, 123_456_789, width=width, total=total)
+        assert "\n" not in shown
+        assert len(shown.rstrip()) <= max(width - FREE_COLUMNS, 0)
+
+
+def test_the_bar_does_not_fail_at_its_ends() -> None:
+    assert "0.0/100.0 kB ? -:--:--" in draw(0, width=80, total=100_000)
+    assert "100.0/100.0 kB" in draw(50_000, 100_000, width=80, total=100_000)
+    assert "0:00:00" in draw(50_000, 100_000, width=80, total=100_000)
+    assert "200.0/100.0 kB" in draw(50_000, 200_000, width=80, total=100_000)
+    assert "0/0 bytes" in draw(0, width=80, total=0)
 
 
 def test_the_bar_shows_a_step_and_is_gone_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
     clock, stream = Clock(), Screen()
     with BarTransferView(stream, clock) as meter:
-        meter.begin("sending a.csv", 4_000)
-        clock.now += 2
-        meter.move(2_000)
-        meter._live.refresh()
-        meter.begin("checking a.csv")
+        meter.begin("sending [a].csv", 4_000)
+        for done in (1_000, 2_000):
+            clock.now += 1
+            meter.move(done)
+        meter.refresh()
+        meter.begin("checking {a}.csv")
         clock.now += 7
-        meter._live.refresh()
+        meter.move()
+        meter.refresh()
     shown = stream.getvalue()
-    assert "2.0 kB/4.0 kB 1.0 kB/s 2.0 s left" in shown
-    assert "checking a.csv 7.0 s" in shown
+    assert "sending [a].csv" in shown
+    assert "2.0/4.0 kB 1.0 kB/s 0:00:02" in shown
+    assert "checking {a}.csv" in shown
+    assert "0:00:07" in shown
     assert shown.endswith("\x1b[2K")
-    assert "\x1b[32m" not in shown
+    assert "\x1b[3" not in shown
