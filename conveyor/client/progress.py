@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from rich.console import Console, RenderableType
-from rich.padding import Padding
+from rich.constrain import Constrain
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -253,7 +253,7 @@ class OneLineProgress(Progress):
             self.columns = tuple(next(fitting, self.layouts[-1]))
             self.expand = any(isinstance(column, BarColumn) for column in self.columns)
             if width > 0:
-                yield Padding(self.make_tasks_table([task]), (0, FREE_COLUMNS, 0, 0))
+                yield Constrain(self.make_tasks_table([task]), width)
 
     def _width(self, layout: Layout, task: Task) -> int:
         needed = [
