@@ -9,6 +9,15 @@ from urllib.parse import quote
 
 import httpx
 import msgspec
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_base,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_attempt,
+    wait_exponential,
+)
 
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import printable
@@ -31,6 +40,8 @@ MAX_WAIT = 30.0
 TRANSIENT = frozenset({429, 502, 503, 504})
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 CONNECTIONS = 16
+
+_backoff = wait_exponential(multiplier=0.25)
 
 Reply = TypeVar("Reply")
 
@@ -66,6 +77,30 @@ def base_url(server: str) -> str:
         path=path if path.endswith("/v1") else f"{path}/v1", query=None, fragment=None
     )
     return str(whole)
+
+
+def retrying(
+    pace: ClientClock,
+    attempts: int,
+    retry: retry_base,
+    *,
+    wait: Callable[[RetryCallState], float] | None = None,
+) -> AsyncRetrying:
+    """Build the policy that tries a call up to `attempts` times while `retry` selects its outcome.
+
+    The last outcome is returned or raised. Without `wait` the pauses are 0.5 s, 1 s, 2 s and so on.
+    """
+    return AsyncRetrying(
+        sleep=pace.sleep,
+        stop=stop_after_attempt(attempts),
+        wait=wait or wait_exponential(multiplier=0.5),
+        retry=retry,
+        retry_error_callback=_last_outcome,
+    )
+
+
+def _last_outcome(state: RetryCallState) -> Any:
+    return state.outcome.result() if state.outcome is not None else None
 
 
 @asynccontextmanager
@@ -259,24 +294,29 @@ class Api:
         through: httpx.AsyncClient,
         refused: Callable[[httpx.Response], ClientError],
     ) -> httpx.Response:
-        """Send what `build` gives, again where that may help, and its good answer."""
+        """Send what `build` returns, retry if that may help, and return the good answer."""
         # Every operation may be repeated: those that create something carry an idempotency key, and
-        # a slot or an export too many goes away by itself.
-        for attempt in range(1, ATTEMPTS + 1):
-            response = await self._once(build(), through, last=attempt == ATTEMPTS)
-            if response is not None and response.is_success:
-                return response
-            if response is not None:
-                refusal = refused(response)
-                if not _transient(refusal) or attempt == ATTEMPTS:
-                    raise refusal
-            await self.pace.sleep(_wait(response, attempt))
-        raise AssertionError("the last attempt returns or raises")
+        # an extra slot or export expires by itself.
 
-    async def _once(
-        self, request: httpx.Request, through: httpx.AsyncClient, *, last: bool
-    ) -> httpx.Response | None:
-        """One exchange; None where it broke on the way and may be tried again."""
+        async def send() -> httpx.Response:
+            return await self._send_once(build(), through)
+
+        broken = retry_if_exception_type(httpx.RequestError)
+        busy = retry_if_result(lambda response: _transient(response, refused))
+        try:
+            response: httpx.Response = await retrying(
+                self.pace, ATTEMPTS, broken | busy, wait=_wait
+            )(send)
+        except httpx.RequestError:
+            raise ServerUnreachable(f"lost the connection to {printable(self.address)}") from None
+        if not response.is_success:
+            raise refused(response)
+        return response
+
+    async def _send_once(
+        self, request: httpx.Request, through: httpx.AsyncClient
+    ) -> httpx.Response:
+        """Exchange once. Raises httpx.RequestError for a failure that a retry may mend."""
         try:
             return await through.send(request, follow_redirects=False)
         except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -286,11 +326,7 @@ class Api:
         except httpx.RequestError as error:
             if _is_no_http(error):
                 raise self._stranger() from None
-            if last:
-                raise ServerUnreachable(
-                    f"lost the connection to {printable(self.address)}"
-                ) from None
-            return None
+            raise
 
     def _refusal(self, response: httpx.Response) -> ClientError:
         problem = _problem(response)
@@ -340,11 +376,12 @@ def _upload_refusal(response: httpx.Response) -> ClientError:
     return _refused(status, _problem(response) or RefusalReply(title=title, code="internal"))
 
 
-def _transient(refusal: ClientError) -> bool:
-    if not isinstance(refusal, ServerRefused):
+def _transient(response: httpx.Response, refused: Callable[[httpx.Response], ClientError]) -> bool:
+    if response.status_code not in TRANSIENT:
         return False
-    # quota_exceeded shares its status with rate_limited, but waiting does not help it.
-    return refusal.status in TRANSIENT and refusal.code != "quota_exceeded"
+    refusal = refused(response)
+    # quota_exceeded shares its status with rate_limited, but waiting does not help.
+    return isinstance(refusal, ServerRefused) and refusal.code != "quota_exceeded"
 
 
 def _is_no_http(error: httpx.RequestError) -> bool:
@@ -352,10 +389,14 @@ def _is_no_http(error: httpx.RequestError) -> bool:
     return isinstance(error, httpx.RemoteProtocolError) and "illegal" in str(error)
 
 
-def _wait(response: httpx.Response | None, attempt: int) -> float:
-    backoff = 0.25 * 2.0 ** (attempt - 1)
-    told = str(response.headers.get("Retry-After", "")) if response is not None else ""
-    return min(max(backoff, float(told)), MAX_WAIT) if told.isdecimal() else backoff
+def _wait(state: RetryCallState) -> float:
+    """Wait as long as the server asks in Retry-After, within bounds, and ever longer otherwise."""
+    backoff = _backoff(state)
+    if state.outcome is None or state.outcome.failed:
+        return backoff
+    response: httpx.Response = state.outcome.result()
+    asked: str = response.headers.get("Retry-After", "")
+    return min(max(backoff, float(asked)), MAX_WAIT) if asked.isdecimal() else backoff
 
 
 def _run_path(job_id: str, run_id: str) -> str:

@@ -17,8 +17,9 @@ from typing import BinaryIO
 
 import anyio
 import httpx
+from tenacity import retry_if_exception_type
 
-from conveyor.client.api import CONNECTIONS, Api
+from conveyor.client.api import CONNECTIONS, Api, retrying
 from conveyor.client.errors import ClientError
 from conveyor.client.output import clean
 from conveyor.client.wire import ResultRow
@@ -197,17 +198,11 @@ class _Downloader:
         self._directory = directory
 
     async def fetch(self, claimed: str, row: ResultRow, url: str) -> None:
-        """Bring one body, trying again where the transfer broke; gives its slot back."""
+        """Download one body, retrying a broken transfer; release the slot at the end."""
+        broken = retry_if_exception_type(httpx.TransportError)
         try:
-            for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    await self._transfer(claimed, row, url)
-                    self.done.files += 1
-                    return
-                except httpx.TransportError:
-                    if attempt == ATTEMPTS:
-                        raise
-                    await self._api.pace.sleep(0.25 * 2**attempt)
+            await retrying(self._api.pace, ATTEMPTS, broken)(self._transfer, claimed, row, url)
+            self.done.files += 1
         except (ClientError, httpx.RequestError) as error:
             reason = clean(str(error)) or type(error).__name__
             self.done.problems.append(f"{clean(row.task_id)}: {reason}")

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import httpx
+from tenacity import retry_if_exception_type
 
-from conveyor.client.api import Api, connect
+from conveyor.client.api import Api, connect, retrying
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.download import prepare, replacing
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
@@ -112,21 +113,25 @@ async def fetch_export(
     A transfer into a file that breaks is begun again. Raises ClientError where it does not come,
     the file cannot be written, or is there already and `force` is not set.
     """
-    attempts = 1 if target is None else ATTEMPTS
-    for attempt in range(1, attempts + 1):
-        # The link lives shorter than the export; each look gives a fresh one.
+
+    async def attempt() -> int:
+        # The link expires before the export; each look gives a fresh one.
         fresh = await api.export(run.job_id, run.run_id, export.export_id)
         if fresh.download_url is None:
             raise ClientError("the export is completed, but has no link")
-        try:
-            with _writing(target, force=force) as file:
-                return await _transfer(api, fresh.download_url, file, meter)
-        except httpx.RequestError as error:
-            if attempt == attempts:
-                reason = clean(str(error)) or type(error).__name__
-                raise ClientError(f"the export did not come: {reason}") from None
-            await api.pace.sleep(0.25 * 2**attempt)
-    raise AssertionError("the last attempt returns or raises")
+        with _writing(target, force=force) as file:
+            return await _transfer(api, fresh.download_url, file, meter)
+
+    # What standard output has taken cannot be taken back.
+    attempts = 1 if target is None else ATTEMPTS
+    try:
+        done: int = await retrying(api.pace, attempts, retry_if_exception_type(httpx.RequestError))(
+            attempt
+        )
+    except httpx.RequestError as error:
+        reason = clean(str(error)) or type(error).__name__
+        raise ClientError(f"export download failed: {reason}") from None
+    return done
 
 
 def _see_that_it_can_be_written(target: Path, *, force: bool) -> None:
@@ -137,7 +142,7 @@ def _see_that_it_can_be_written(target: Path, *, force: bool) -> None:
         refuse_to_replace(target)
     if target.exists() and not target.is_file():
         # Whoever may write to devices could replace one by a file.
-        raise ClientError(f"{clean(str(target))} is no file, and is not replaced")
+        raise ClientError(f"{clean(str(target))} exists and is not a regular file")
     prepare(target.parent)
 
 

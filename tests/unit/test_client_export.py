@@ -150,7 +150,7 @@ async def test_a_transfer_that_always_breaks_leaves_no_file(tmp_path: Path) -> N
         done = completed(server)
         short: Answer = (200, {"Content-Length": "10"}, b"half")
         server.answers[:] = [JOB, done, *[done, short] * 3]
-        with pytest.raises(ClientError, match="^the export did not come: "):
+        with pytest.raises(ClientError, match="^export download failed: "):
             await exported(server, Pace(), tmp_path / "o.zip")
     assert names(tmp_path) == []
 
