@@ -15,7 +15,6 @@ from starlette.routing import Route
 from conveyor.http.auth import AnyKey, ApiKeys, authenticate, check_rate_limit
 from conveyor.http.middleware import (
     AccessLog,
-    HeadOnly,
     Origins,
     ProblemResponses,
     RequestId,
@@ -64,7 +63,6 @@ def create_app(
         middleware=[
             Middleware(RequestId, clock=clock),
             Middleware(AccessLog, clock=clock),
-            Middleware(HeadOnly),
             Middleware(ProblemResponses),
             Middleware(
                 Origins,

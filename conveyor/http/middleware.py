@@ -1,15 +1,11 @@
-"""One id a request: the caller's own where it is sane, else a new one. Told in X-Request-ID.
+"""The middleware of every application: ids, the access log, problem documents, the origin check.
 
-One log line a request: no query (links are signed there), no header, no body.
-
-Whatever is raised while a request is served becomes a problem document, and nothing else.
-
-A web page must not drive the API: foreign Host names and Origins are refused.
-
-A name of somebody else's that resolves to this machine shows in Host; a page of another origin,
-another port of this machine included, shows in Origin. No CORS header is ever sent.
-
-HEAD is answered as GET would be, without the body.
+`RequestId` gives each request one id, the caller's own if it is well-formed, and returns it in
+X-Request-ID. `AccessLog` logs one line a request without its query (links are signed there), its
+headers or its body. `ProblemResponses` turns every exception into a problem document. `Origins`
+refuses foreign Host names and Origins, because a web page must not drive the API: a name that
+somebody else resolves to this machine shows in Host, a page of another origin, even of another port
+of this machine, shows in Origin. No CORS header is ever sent.
 """
 
 from __future__ import annotations
@@ -230,23 +226,3 @@ def _origin_of(url: str) -> str:
 
 def _refused(detail: str) -> ConveyorError:
     return ConveyorError(ErrorCode.PERMISSION_DENIED, detail)
-
-
-class HeadOnly:
-    """Middleware that holds back the bodies of answers to HEAD."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_without_body(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                message = {**message, "body": b""}
-            await send(message)
-
-        await self._app(scope, receive, send_without_body)

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.http.middleware import HeadOnly, ProblemResponses, RequestId, routing_problem
+from conveyor.http.middleware import ProblemResponses, RequestId, routing_problem
 from conveyor.http.openapi import document
 from conveyor.http.request import Handler, RequestContext
 from conveyor.ports.clock import Clock
@@ -116,7 +116,6 @@ def create_probes(
         routes=[Route(path, served[path], methods=["GET"]) for path in PATHS],
         middleware=[
             Middleware(RequestId, clock=clock),
-            Middleware(HeadOnly),
             Middleware(ProblemResponses),
         ],
         exception_handlers={HTTPException: routing_problem},

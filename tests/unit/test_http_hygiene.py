@@ -1,4 +1,4 @@
-"""What holds for every request: problems, ids, origins, limits, logs, HEAD, the server's routes."""
+"""What holds for every request: problems, ids, origins, limits, logs, the server's routes."""
 
 from __future__ import annotations
 
@@ -221,21 +221,6 @@ async def test_a_sane_request_id_is_kept_and_another_replaced(api: Api) -> None:
     ids = {response.headers["X-Request-ID"] for response in replaced}
     assert len(ids) == 3
     assert all(len(request_id) == 26 for request_id in ids)
-
-
-async def test_head_is_get_without_the_body(api: Api) -> None:
-    job = await api.submit(1)
-    for path in (
-        "/v1/jobs",
-        f"/v1/jobs/{job['job_id']}",
-        "/v1/jobs/x",
-        "/healthz",
-        "/openapi.json",
-    ):
-        get = await api.client.get(path)
-        head = await api.client.head(path)
-        assert (head.status_code, head.content) == (get.status_code, b"")
-        assert head.headers["Content-Type"] == get.headers["Content-Type"]
 
 
 async def test_readiness_follows_the_server_and_life_does_not(api: Api) -> None:
