@@ -1,10 +1,10 @@
-"""The transition tables: which state may follow which. No other module says so."""
+"""Transition tables of jobs and runs. `task_rules` has the table of tasks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conveyor.domain.model import JobStatus, RunStatus, TaskStatus
+from conveyor.domain.model import JobStatus, RunStatus
 
 if TYPE_CHECKING:
     from conveyor.domain.model import RunStats
@@ -40,20 +40,10 @@ RUN_TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
     RunStatus.DELETED: frozenset(),
 }
 
-TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
-    TaskStatus.PENDING: frozenset({TaskStatus.PROCESSING}),
-    TaskStatus.PROCESSING: frozenset(
-        {TaskStatus.PENDING, TaskStatus.SUCCESSFUL, TaskStatus.FAILED}
-    ),
-    TaskStatus.SUCCESSFUL: frozenset(),
-    TaskStatus.FAILED: frozenset(),
-}
-
-LIVE_RUN_STATES = frozenset({RunStatus.RUNNING, RunStatus.PENDING})
-"""States in which a run may still work."""
-
-TERMINAL_TASK_STATES = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
-"""States that a task never leaves."""
+LIVE_RUN_STATES = frozenset(
+    status for status, following in RUN_TRANSITIONS.items() if RunStatus.COMPLETED in following
+)
+"""States in which a run may still work: those that it may yet complete from."""
 
 
 def live_run_status(stats: RunStats, *, job_closed: bool, ingesting: bool = False) -> RunStatus:

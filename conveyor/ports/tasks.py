@@ -8,15 +8,24 @@ from typing import Protocol
 
 import msgspec
 
-from conveyor.domain.model import (
-    Event,
-    Problem,
-    RunStatus,
-    StoredBody,
-    Task,
-    TaskFailure,
-    TaskStatus,
-)
+from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
+from conveyor.domain.task_rules import Failed, Released, Retry, Settlement, Succeeded
+
+__all__ = [
+    "Claim",
+    "Claimed",
+    "ClaimedElsewhere",
+    "Failed",
+    "NotClaimable",
+    "Released",
+    "Retry",
+    "Settled",
+    "Settlement",
+    "Succeeded",
+    "TaskPage",
+    "Tasks",
+]
+"""Settlements are of the domain, whose rules say what they do; this port takes them."""
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -42,38 +51,6 @@ class NotClaimable(msgspec.Struct, frozen=True):
 
 
 Claim = Claimed | ClaimedElsewhere | NotClaimable
-
-
-class Succeeded(msgspec.Struct, frozen=True):
-    """The body is stored; the task ends successful."""
-
-    event: Event
-    result: StoredBody
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """The task ends failed, for the reason given."""
-
-    event: Event
-    problem: Problem
-    failure: TaskFailure
-
-
-class Retry(msgspec.Struct, frozen=True):
-    """Back to pending until `not_before`; `burns_attempt` tells whether a try was used up, and
-    `recorded` whether the event stays in the history. One that does not has cost nothing."""
-
-    event: Event
-    not_before: int
-    burns_attempt: bool = True
-    recorded: bool = True
-
-
-class Released(msgspec.Struct, frozen=True):
-    """Back to pending as if never claimed: no event, no attempt, no interruption."""
-
-
-Settlement = Succeeded | Failed | Retry | Released
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -114,7 +91,7 @@ class Tasks(Protocol):
 
         A lapsed claim is written to the history as an interruption. One that lapsed more than
         `max_interruptions` times ends the task as failed (code `interrupted`): the answer is
-        Finished with the run's status. A pause does not hinder a claim: the message was already
+        NotClaimable with the run's status. A pause does not hinder a claim: the message was already
         received.
         """
         ...

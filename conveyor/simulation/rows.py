@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conveyor.domain.interruptions import INTERRUPTED, interruption
 from conveyor.domain.model import (
     DispatchableRun,
     Event,
@@ -26,21 +25,24 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
-from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.domain.states import LIVE_RUN_STATES, RUN_TRANSITIONS
+from conveyor.domain.task_rules import (
+    TERMINAL_TASK_STATES,
+    NotYet,
+    RunCounters,
+    TaskChange,
+    claim_change,
+    is_held,
+    settlement_change,
+)
 from conveyor.ports.tasks import (
     Claim,
     Claimed,
     ClaimedElsewhere,
-    Failed,
     NotClaimable,
-    Released,
-    Retry,
     Settled,
     Settlement,
-    Succeeded,
 )
-
-_GONE = NotClaimable()
 
 
 class Row:
@@ -50,11 +52,9 @@ class Row:
     __slots__ = (
         "attempts",
         "claim_number",
-        "claimed",
         "claimed_at",
         "claimed_until",
         "created_at",
-        "ended",
         "endings",
         "error",
         "events",
@@ -64,6 +64,7 @@ class Row:
         "not_before",
         "result",
         "spec",
+        "status",
         "task_id",
         "updated_at",
         "worker",
@@ -75,10 +76,9 @@ class Row:
         self.spec: TaskSpec = task.spec
         self.created_at = self.updated_at = now
         self.attempts = self.interruptions = self.claim_number = 0
-        self.claimed = False
+        self.status = TaskStatus.PENDING
         self.claimed_at = self.claimed_until = self.not_before = 0
         self.worker = ""
-        self.ended: TaskStatus | None = None
         self.endings = 0
         self.events: list[Event] = []
         self.result: StoredBody | None = None
@@ -87,29 +87,37 @@ class Row:
 
     def as_task(self, run_id: str) -> Task:
         """Return the row as readers see it."""
-        pending = TaskStatus.PROCESSING if self.claimed else TaskStatus.PENDING
+        claimed = self.status is TaskStatus.PROCESSING
         return Task(
             run_id=run_id,
             task_id=self.task_id,
             index=self.index,
             spec=self.spec,
-            status=self.ended or pending,
+            status=self.status,
             created_at=self.created_at,
-            updated_at=max(self.updated_at, self.claimed_at if self.claimed else 0),
+            updated_at=max(self.updated_at, self.claimed_at if claimed else 0),
             attempts=self.attempts,
             interruptions=self.interruptions,
             claim_number=self.claim_number,
-            claimed_until=self.claimed_until if self.claimed else 0,
+            claimed_until=self.claimed_until if claimed else 0,
             not_before=self.not_before,
             result=self.result,
             error=self.error,
             failure=self.failure,
         )
 
-    def end(self, status: TaskStatus) -> None:
-        """Make the task terminal."""
-        self.ended = status
-        self.endings += 1
+    def apply(self, change: TaskChange, now: int) -> None:
+        """Write down what a rule decided."""
+        self.status = change.status
+        self.updated_at = now
+        self.attempts += change.attempts
+        self.interruptions += change.interruptions
+        if change.not_before is not None:
+            self.not_before = change.not_before
+        if change.event is not None:
+            self.events.append(change.event)
+        self.result, self.error, self.failure = change.result, change.error, change.failure
+        self.endings += change.status in TERMINAL_TASK_STATES
 
 
 class RunRows:
@@ -117,20 +125,15 @@ class RunRows:
 
     __slots__ = (
         "changed_at",
-        "cost",
-        "credits",
-        "failed",
+        "counters",
         "failure_detail",
         "failure_reason",
-        "failure_reasons",
         "job",
         "moved",
         "paused",
         "rows",
         "run",
         "status",
-        "successful",
-        "updated_at",
     )
 
     def __init__(
@@ -142,10 +145,8 @@ class RunRows:
         self.moved = moved
         self.status = run.status
         self.paused = run.paused
-        self.updated_at = self.changed_at = run.updated_at
-        self.successful = self.failed = self.credits = 0
-        self.cost = 0.0
-        self.failure_reasons: dict[str, int] = {}
+        self.changed_at = run.updated_at
+        self.counters = RunCounters(total=len(rows), updated_at=run.updated_at)
         self.failure_reason: RunFailure | None = None
         self.failure_detail: str | None = None
 
@@ -168,23 +169,23 @@ class RunRows:
 
     def as_run(self) -> Run:
         """Return the run as readers see it."""
-        run = self.run
+        run, counters = self.run, self.counters
         return Run(
             run_id=run.run_id,
             job_id=run.job_id,
             run_sequence=run.run_sequence,
             status=self.status,
             created_at=run.created_at,
-            updated_at=self.updated_at,
+            updated_at=counters.updated_at,
             paused=self.paused,
             last_batch_received=True,
             next_index=len(self.rows),
             stats=RunStats(
-                total=len(self.rows),
-                successful=self.successful,
-                failed=self.failed,
-                failure_reasons=dict(self.failure_reasons),
-                spend=Spend(self.credits, self.cost),
+                total=counters.total,
+                successful=counters.successful,
+                failed=counters.failed,
+                failure_reasons=dict(counters.failure_reasons),
+                spend=Spend(counters.credits, counters.cost),
             ),
             failure_reason=self.failure_reason,
             failure_detail=self.failure_detail,
@@ -192,7 +193,7 @@ class RunRows:
 
     def move(self, status: RunStatus, now: int) -> bool:
         """End a live run; return False if it has ended already."""
-        if not self.live:
+        if status not in RUN_TRANSITIONS[self.status]:
             return False
         self.status = status
         self.changed(now)
@@ -209,28 +210,27 @@ class RunRows:
     def changed(self, now: int) -> None:
         """Record a change of status or pause at `now`, by the writer's clock."""
         self.changed_at = max(self.changed_at, now)
-        self.touch(now)
-
-    def touch(self, now: int) -> None:
-        """Record a write at `now`, by the writer's clock."""
-        if now > self.updated_at:
-            self.updated_at = now
+        self.counters.touch(now)
 
     def claim(
         self, task_id: str, *, worker: str, now: int, until: int, max_interruptions: int
     ) -> Claim:
         """Claim a row that is pending, or whose claim has lapsed."""
         row = self.rows.get(task_id)
-        if row is None or row.ended is not None or not self.live:
-            return _GONE
-        if row.claimed:
-            if row.claimed_until > now:
-                return ClaimedElsewhere(row.claimed_until)
-            if self._interrupt(row, now, max_interruptions):
-                return NotClaimable(self.status)
-        elif row.not_before > now:
-            return ClaimedElsewhere(row.not_before)
-        row.claimed = True
+        if row is None:
+            return NotClaimable()
+        change = claim_change(
+            row, run_status=self.status, now=now, max_interruptions=max_interruptions
+        )
+        if change is None:
+            return NotClaimable()
+        if isinstance(change, NotYet):
+            return ClaimedElsewhere(change.until)
+        if change.event is not None:
+            self._apply(row, change, now)
+        if change.status is not TaskStatus.PROCESSING:
+            return NotClaimable(self.status)
+        row.status = TaskStatus.PROCESSING
         row.claim_number += 1
         row.claimed_at = now
         row.claimed_until = until
@@ -252,71 +252,32 @@ class RunRows:
             )
         )
 
-    def _interrupt(self, row: Row, now: int, most: int) -> bool:
-        """Record a lapsed claim; return True if one too many has ended the task."""
-        row.interruptions += 1
-        row.updated_at = now
-        event = interruption(attempts=row.attempts, claimed_at=row.claimed_at, now=now)
-        row.events.append(event)
-        if row.interruptions <= most:
-            return False
-        row.claimed = False
-        row.not_before = 0
-        row.error, row.failure = INTERRUPTED, TaskFailure.OTHER
-        self._fail(row, TaskFailure.OTHER, now)
-        return True
-
     def release(self, task_id: str, *, worker: str) -> None:
         """Undo a claim made by `worker`."""
         row = self.rows.get(task_id)
-        if row is not None and row.claimed and row.worker == worker:
-            row.claimed = False
+        if row is not None and row.status is TaskStatus.PROCESSING and row.worker == worker:
+            row.status = TaskStatus.PENDING
             row.claim_number -= 1
 
     def renew(self, task_id: str, claim_number: int, until: int) -> None:
         """Extend a claim, if it is still its holder's."""
         row = self.rows.get(task_id)
-        if row is not None and row.claimed and row.claim_number == claim_number:
+        if row is not None and is_held(row, claim_number):
             row.claimed_until = max(row.claimed_until, until)
 
     def settle(self, task_id: str, claim_number: int, settlement: Settlement, now: int) -> Settled:
         """Move a claimed row on, if the claim is still the caller's."""
         row = self.rows.get(task_id)
-        if row is None or not row.claimed or row.claim_number != claim_number:
+        if row is None or not is_held(row, claim_number):
             return Settled(applied=False, run_status=self.status)
-        row.claimed = False
-        row.updated_at = now
-        if isinstance(settlement, Released):
-            return Settled(applied=True, run_status=self.status)
-        event = settlement.event
-        if not isinstance(settlement, Retry) or settlement.recorded:
-            row.events.append(event)
-        row.result = row.error = row.failure = None
-        self.credits += event.spend.credits
-        self.cost += event.spend.cost
-        self.touch(now)
-        if isinstance(settlement, Succeeded):
-            row.attempts += 1
-            row.result = settlement.result
-            row.end(TaskStatus.SUCCESSFUL)
-            self.successful += 1
-            self._end_with_the_last(now)
-        elif isinstance(settlement, Failed):
-            row.attempts += 1
-            row.error, row.failure = settlement.problem, settlement.failure
-            self._fail(row, settlement.failure, now)
-        else:
-            row.attempts += settlement.burns_attempt
-            row.not_before = settlement.not_before
+        self._apply(row, settlement_change(settlement, now=now), now)
         return Settled(applied=True, run_status=self.status)
 
-    def _fail(self, row: Row, failure: TaskFailure, now: int) -> None:
-        row.end(TaskStatus.FAILED)
-        self.failed += 1
-        self.failure_reasons[failure] = self.failure_reasons.get(failure, 0) + 1
-        self.touch(now)
-        self._end_with_the_last(now)
-
-    def _end_with_the_last(self, now: int) -> None:
-        if self.successful + self.failed >= len(self.rows):
-            self.move(RunStatus.COMPLETED, now)
+    def _apply(self, row: Row, change: TaskChange, now: int) -> None:
+        row.apply(change, now)
+        if change.delta is None:
+            return
+        self.counters.add(change.delta)
+        if change.delta.ends_task:
+            status = self.counters.status_after(self.status, job_closed=True, ingesting=False)
+            self.move(status, now)

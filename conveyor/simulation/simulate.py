@@ -22,6 +22,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskSpec,
 )
+from conveyor.domain.task_rules import TERMINAL_TASK_STATES
 from conveyor.simulation.gateway import task_url
 from conveyor.simulation.loop import VirtualTime
 from conveyor.simulation.loop import run as run_in_virtual_time
@@ -265,7 +266,10 @@ def _lost(fleet: SimulatedFleet) -> int:
     lost = 0
     for run_id, run in fleet.store.runs.items():
         named = fleet.queues.holds(run_id)
-        lost += sum(row.ended is None and row.task_id not in named for row in run.rows.values())
+        lost += sum(
+            row.status not in TERMINAL_TASK_STATES and row.task_id not in named
+            for row in run.rows.values()
+        )
     return lost
 
 

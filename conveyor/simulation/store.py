@@ -17,6 +17,7 @@ from conveyor.domain.model import (
     Task,
     TaskStatus,
 )
+from conveyor.domain.task_rules import TERMINAL_TASK_STATES
 from conveyor.ports.blobs import Content
 from conveyor.ports.records import DispatchChange, IdempotencyScope, StoredResponse
 from conveyor.ports.tasks import (
@@ -63,7 +64,7 @@ class Store:
         """Return (index, task_id) of every task of a run that is not terminal."""
         run = self.runs.get(run_id)
         rows = run.rows.values() if run is not None else ()
-        return [(row.index, row.task_id) for row in rows if row.ended is None]
+        return [(row.index, row.task_id) for row in rows if row.status not in TERMINAL_TASK_STATES]
 
     def latest_run(self, caller: str, job_id: str) -> RunRows:
         """Return a caller's run. Raises ConveyorError(not_found)."""

@@ -33,7 +33,8 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskStatus,
 )
-from conveyor.domain.states import LIVE_RUN_STATES, TERMINAL_TASK_STATES, live_run_status
+from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.task_rules import TERMINAL_TASK_STATES
 from conveyor.ports.tasks import Claim, Claimed, Failed, Released
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import BindingKind

@@ -21,7 +21,7 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskStatus,
 )
-from conveyor.domain.states import TERMINAL_TASK_STATES
+from conveyor.domain.task_rules import TERMINAL_TASK_STATES
 from conveyor.ports.tasks import Claimed, Failed, Settlement
 from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb.store import open_store

@@ -11,7 +11,8 @@ from reference.sqlite_columns import TABLES
 
 from conveyor.dev.sqlite.schema import migrate
 from conveyor.domain.model import RunFailure, TaskFailure
-from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS, TASK_TRANSITIONS
+from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS
+from conveyor.domain.task_rules import TASK_TRANSITIONS
 from conveyor.gateway import problems
 from conveyor.gateway.fake import Behaviour
 from conveyor.gateway.http_client import TransportTrouble

@@ -15,10 +15,9 @@ from conveyor.domain.states import (
     JOB_TRANSITIONS,
     LIVE_RUN_STATES,
     RUN_TRANSITIONS,
-    TASK_TRANSITIONS,
-    TERMINAL_TASK_STATES,
     live_run_status,
 )
+from conveyor.domain.task_rules import TASK_TRANSITIONS, TERMINAL_TASK_STATES
 
 PROPERTY = settings(database=None)
 TABLES: list[tuple[type[StrEnum], Mapping[Any, frozenset[Any]]]] = [
@@ -55,6 +54,7 @@ def test_jobs_only_move_forward() -> None:
 def test_a_run_that_ended_never_lives_again() -> None:
     for state in set(RunStatus) - LIVE_RUN_STATES:
         assert reachable(RUN_TRANSITIONS, state) <= {RunStatus.DELETED}
+    assert {RunStatus.RUNNING, RunStatus.PENDING} == LIVE_RUN_STATES
     assert set(RunStatus) - LIVE_RUN_STATES == {
         RunStatus.COMPLETED,
         RunStatus.STOPPED,
@@ -66,7 +66,7 @@ def test_a_run_that_ended_never_lives_again() -> None:
 
 
 def test_a_task_that_ended_never_moves() -> None:
-    assert {state for state in TaskStatus if not TASK_TRANSITIONS[state]} == TERMINAL_TASK_STATES
+    assert {TaskStatus.SUCCESSFUL, TaskStatus.FAILED} == TERMINAL_TASK_STATES
     assert TASK_TRANSITIONS[TaskStatus.PENDING] == {TaskStatus.PROCESSING}
     for state in TERMINAL_TASK_STATES:
         assert state in reachable(TASK_TRANSITIONS, TaskStatus.PENDING)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from conveyor.dev.sqlite.rows import (
     FAILED,
     INDEX_MASK,
     MOST_ROWS,
+    STATUS,
     SUCCESSFUL,
     UNFINISHED,
     KeyRange,
@@ -29,29 +30,24 @@ from conveyor.dev.sqlite.rows import (
     index_of,
     to_json,
 )
-from conveyor.domain.interruptions import INTERRUPTED, interruption
-from conveyor.domain.model import (
-    RunStats,
-    RunStatus,
-    Spend,
-    Task,
-    TaskFailure,
-    TaskSpec,
-    TaskStatus,
-)
+from conveyor.domain.model import RunStatus, Task, TaskSpec, TaskStatus
 from conveyor.domain.shards import Shards, ShardScheme
-from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.task_rules import (
+    NotYet,
+    RunCounters,
+    RunDelta,
+    TaskChange,
+    claim_change,
+    is_held,
+    settlement_change,
+)
 from conveyor.ports.tasks import (
     Claim,
     Claimed,
     ClaimedElsewhere,
-    Failed,
     NotClaimable,
-    Released,
-    Retry,
     Settled,
     Settlement,
-    Succeeded,
 )
 
 _SELECT = KeyStatement(
@@ -81,84 +77,52 @@ _MOVE = RowsStatement(
 """Follows COUNT, which has written `updated_at`."""
 
 
-NOTHING = Spend()
-
-
 @dataclass(slots=True)
-class RunDelta:
-    """One run inside one transaction. The name says what it is for: it may have ended."""
+class CountedRun:
+    """A run inside one transaction: read once, counted in memory, written once."""
 
     place: KeyRange
     status: RunStatus
-    updated_at: int
-    total: int
-    successful: int
-    failed: int
-    failure_reasons: dict[str, int]
-    credits: int
-    cost: float
+    counters: RunCounters
     version: int
     job_closed: bool
     ingesting: bool
     changed: bool = False
     moved: bool = False
 
-    @property
-    def live(self) -> bool:
-        """Whether its tasks may still be claimed."""
-        return self.status in LIVE_RUN_STATES
-
-    def spend(self, spend: Spend, now: int) -> None:
-        """Account for what one attempt cost."""
-        self.credits += spend.credits
-        self.cost += spend.cost
-        if now > self.updated_at:
-            self.updated_at = now
+    def add(self, delta: RunDelta) -> None:
+        """Account for one change of a task, and let the status follow where that ended it."""
+        self.counters.add(delta)
         self.changed = True
-
-    def succeed(self, spend: Spend, now: int) -> None:
-        """Account for one task that ended successful."""
-        self.spend(spend, now)
-        self.successful += 1
-        self._move_on()
-
-    def fail(self, failure: TaskFailure, now: int, spend: Spend = NOTHING) -> None:
-        """Account for one task that ended failed."""
-        self.spend(spend, now)
-        self.failed += 1
-        self.failure_reasons[failure] = self.failure_reasons.get(failure, 0) + 1
-        self._move_on()
-
-    def _move_on(self) -> None:
-        """Let the status follow the counters, while the run is live."""
-        if self.successful + self.failed < self.total and self.status is RunStatus.RUNNING:
-            return  # what the rule below says too, without making a record for every task
-        if not self.live:
+        if not delta.ends_task:
             return
-        stats = RunStats(total=self.total, successful=self.successful, failed=self.failed)
-        status = live_run_status(stats, job_closed=self.job_closed, ingesting=self.ingesting)
+        status = self.counters.status_after(
+            self.status, job_closed=self.job_closed, ingesting=self.ingesting
+        )
         if status is not self.status:
             self.status = status
             self.version += 1
             self.moved = True
 
 
-def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[str, RunDelta]:
+def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[str, CountedRun]:
     """The runs that exist, by id."""
     wanted = list(run_ids)
-    runs: dict[str, RunDelta] = {}
+    runs: dict[str, CountedRun] = {}
     for start in range(0, len(wanted), MOST_ROWS):
         for row in _SELECT.execute(connection, wanted[start : start + MOST_ROWS]):
-            runs[row[0]] = RunDelta(
-                place=KeyRange(row[1], Shards(row[13], ShardScheme(row[14]))),
-                status=RunStatus(row[2]),
-                updated_at=row[3],
-                total=row[4],
-                successful=row[5],
-                failed=row[6],
-                failure_reasons=counts_from(row[7]),
-                credits=row[8],
-                cost=row[9],
+            runs[row[0]] = CountedRun(
+                KeyRange(row[1], Shards(row[13], ShardScheme(row[14]))),
+                RunStatus(row[2]),
+                RunCounters(
+                    updated_at=row[3],
+                    total=row[4],
+                    successful=row[5],
+                    failed=row[6],
+                    failure_reasons=counts_from(row[7]),
+                    credits=row[8],
+                    cost=row[9],
+                ),
                 version=row[10],
                 job_closed=bool(row[11]),
                 ingesting=bool(row[12]),
@@ -166,7 +130,7 @@ def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[st
     return runs
 
 
-def write_runs(connection: sqlite3.Connection, runs: Iterable[RunDelta]) -> None:
+def write_runs(connection: sqlite3.Connection, runs: Iterable[CountedRun]) -> None:
     """Write the counters of those that changed, and the states of those that moved on."""
     changed = [run for run in runs if run.changed]
     if not changed:
@@ -177,27 +141,34 @@ def write_runs(connection: sqlite3.Connection, runs: Iterable[RunDelta]) -> None
         _MOVE.execute(connection, moved)
 
 
-def _counters(run: RunDelta) -> tuple[object, ...]:
+def _counters(run: CountedRun) -> tuple[object, ...]:
+    counters = run.counters
     return (
         run.place.run_no,
-        run.updated_at,
-        run.successful,
-        run.failed,
-        to_json(run.failure_reasons),
-        run.credits,
-        run.cost,
+        counters.updated_at,
+        counters.successful,
+        counters.failed,
+        to_json(counters.failure_reasons),
+        counters.credits,
+        counters.cost,
     )
 
 
-_INTERRUPTED_JSON = to_json(INTERRUPTED)
+_STATES = {
+    TaskStatus.PENDING: UNFINISHED,
+    TaskStatus.PROCESSING: UNFINISHED,
+    TaskStatus.SUCCESSFUL: SUCCESSFUL,
+    TaskStatus.FAILED: FAILED,
+}
+"""`tasks.state` of a status."""
 
 _SELECT_CANDIDATES = KeyStatement(
-    """
-    SELECT group_concat(printf('[%d,"%s",%d,%d,%d,%d,%d,%d,%d,%d,%d,%s]', t.task_key, t.task_id,
-        t.state, t.created_at, t.attempts, t.interruptions,
+    f"""
+    SELECT group_concat(printf('[%d,"%s","%s",%d,%d,%d,%d,%d,%d,%d,%s]', t.task_key, t.task_id,
+        {STATUS}, t.created_at, t.attempts, t.interruptions,
         coalesce(c.claim_number, t.claim_number), t.not_before,
-        c.task_key IS NOT NULL, c.claimed_at, c.claimed_until, t.spec))
-    FROM tasks t LEFT JOIN claims c ON c.task_key = t.task_key WHERE t.task_key IN ({keys})
+        c.claimed_at, c.claimed_until, t.spec))
+    FROM tasks t LEFT JOIN claims c ON c.task_key = t.task_key WHERE t.task_key IN ({{keys}})
     """
 )
 _SELECT_HELD = KeyStatement(
@@ -234,17 +205,16 @@ _RECORD = RowsStatement(
 
 
 class _Candidate(msgspec.Struct, array_like=True, frozen=True):
-    """A row that somebody wants to claim, with the claim that is on it, if `claimed`."""
+    """A row that somebody wants to claim, with the claim on it where it is processing."""
 
     task_key: int
     task_id: str
-    state: int
+    status: TaskStatus
     created_at: int
     attempts: int
     interruptions: int
     claim_number: int
     not_before: int
-    claimed: int
     claimed_at: int
     claimed_until: int
     spec: TaskSpec
@@ -252,6 +222,8 @@ class _Candidate(msgspec.Struct, array_like=True, frozen=True):
 
 class _Held(msgspec.Struct, array_like=True, frozen=True):
     """A claimed row that somebody wants to settle."""
+
+    status: ClassVar[TaskStatus] = TaskStatus.PROCESSING
 
     task_key: int
     task_id: str
@@ -300,18 +272,25 @@ class _Writes:
     updates: list[tuple[object, ...]] = field(default_factory=list)
     records: list[tuple[object, ...]] = field(default_factory=list)
 
-    def update(
-        self,
-        row: _Candidate | _Held,
-        state: int,
-        now: int,
-        attempts: int,
-        interruptions: int,
-        not_before: int,
-    ) -> None:
-        """Leave a row in a state."""
+    def change(self, row: _Candidate | _Held, change: TaskChange, now: int) -> None:
+        """Write a change of a row, and release the row where it is not processing any more."""
+        key, event, not_before = row.task_key, change.event, change.not_before
+        if event is not None:
+            result = None if change.result is None else to_json(change.result)
+            error = None if change.error is None else to_json(change.error)
+            self.records.append((key, to_json(event), result, error, change.failure))
+        if change.status is not TaskStatus.PROCESSING:
+            self.releases.append(key)
         self.updates.append(
-            (row.task_key, state, now, attempts, interruptions, row.claim_number, not_before)
+            (
+                key,
+                _STATES[change.status],
+                now,
+                row.attempts + change.attempts,
+                row.interruptions + change.interruptions,
+                row.claim_number,
+                row.not_before if not_before is None else not_before,
+            )
         )
 
     def flush(self, connection: sqlite3.Connection) -> None:
@@ -367,7 +346,7 @@ def _move(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim | Set
     return results
 
 
-def _key(run: RunDelta | None, move: Move) -> int:
+def _key(run: CountedRun | None, move: Move) -> int:
     """Where the task's rows lie; -1, where none do, for a task that cannot exist."""
     index = None if run is None else index_of(move.task_id)
     return -1 if run is None or index is None else run.place.key(move.task_id, index)
@@ -398,19 +377,20 @@ def _select(
     return {} if text is None else {row.task_key: row for row in decoder.decode(f"[{text}]")}
 
 
-def _claim(move: ClaimMove, run: RunDelta, row: _Candidate, writes: _Writes) -> Claim:
-    if not run.live or row.state != UNFINISHED:
+def _claim(move: ClaimMove, run: CountedRun, row: _Candidate, writes: _Writes) -> Claim:
+    change = claim_change(
+        row, run_status=run.status, now=move.now, max_interruptions=move.max_interruptions
+    )
+    if change is None:
         return NotClaimable()
-    interruptions = row.interruptions
-    if row.claimed:
-        if row.claimed_until > move.now:
-            return ClaimedElsewhere(row.claimed_until)
-        interruptions += 1
-        _interrupt(move, run, row, writes)
-        if interruptions > move.max_interruptions:
-            return NotClaimable(run.status)
-    elif row.not_before > move.now:
-        return ClaimedElsewhere(row.not_before)
+    if isinstance(change, NotYet):
+        return ClaimedElsewhere(change.until)
+    if change.event is not None:  # a pending row is left as it is: the claim alone says more
+        writes.change(row, change, move.now)
+    if change.delta is not None:
+        run.add(change.delta)
+    if change.status is not TaskStatus.PROCESSING:
+        return NotClaimable(run.status)
     number = row.claim_number + 1
     writes.claims.append((row.task_key, number, move.now, move.claimed_until, move.worker))
     return Claimed(
@@ -423,7 +403,7 @@ def _claim(move: ClaimMove, run: RunDelta, row: _Candidate, writes: _Writes) -> 
             created_at=row.created_at,
             updated_at=move.now,
             attempts=row.attempts,
-            interruptions=interruptions,
+            interruptions=row.interruptions + change.interruptions,
             claim_number=number,
             claimed_until=move.claimed_until,
             not_before=row.not_before,
@@ -431,41 +411,11 @@ def _claim(move: ClaimMove, run: RunDelta, row: _Candidate, writes: _Writes) -> 
     )
 
 
-def _interrupt(move: ClaimMove, run: RunDelta, row: _Candidate, writes: _Writes) -> None:
-    """Write a lapsed claim to the history; one too many ends the task."""
-    interruptions = row.interruptions + 1
-    too_many = interruptions > move.max_interruptions
-    event = interruption(attempts=row.attempts, claimed_at=row.claimed_at, now=move.now)
-    error, failure = (_INTERRUPTED_JSON, TaskFailure.OTHER) if too_many else (None, None)
-    state, not_before = (FAILED, 0) if too_many else (UNFINISHED, row.not_before)
-    writes.records.append((row.task_key, to_json(event), None, error, failure))
-    writes.update(row, state, move.now, row.attempts, interruptions, not_before)
-    if too_many:
-        writes.releases.append(row.task_key)
-        run.fail(TaskFailure.OTHER, move.now)
-
-
-def _settle(move: SettleMove, run: RunDelta, row: _Held | None, writes: _Writes) -> Settled:
-    if row is None or row.task_id != move.task_id or row.claim_number != move.claim_number:
+def _settle(move: SettleMove, run: CountedRun, row: _Held | None, writes: _Writes) -> Settled:
+    if row is None or row.task_id != move.task_id or not is_held(row, move.claim_number):
         return Settled(applied=False, run_status=run.status)
-    settlement = move.settlement
-    now, key = move.now, row.task_key
-    state, attempts, not_before = UNFINISHED, row.attempts, row.not_before
-    if not isinstance(settlement, Released):
-        event = settlement.event
-        result = error = failure = None
-        if isinstance(settlement, Succeeded):
-            state, attempts, result = SUCCESSFUL, attempts + 1, to_json(settlement.result)
-            run.succeed(event.spend, now)
-        elif isinstance(settlement, Failed):
-            state, attempts, failure = FAILED, attempts + 1, settlement.failure
-            error = to_json(settlement.problem)
-            run.fail(failure, now, event.spend)
-        else:
-            attempts, not_before = attempts + settlement.burns_attempt, settlement.not_before
-            run.spend(event.spend, now)
-        if not isinstance(settlement, Retry) or settlement.recorded:
-            writes.records.append((key, to_json(event), result, error, failure))
-    writes.releases.append(key)
-    writes.update(row, state, now, attempts, row.interruptions, not_before)
+    change = settlement_change(move.settlement, now=move.now)
+    writes.change(row, change, move.now)
+    if change.delta is not None:
+        run.add(change.delta)
     return Settled(applied=True, run_status=run.status)

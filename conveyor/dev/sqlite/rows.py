@@ -112,7 +112,6 @@ RUN_COLUMNS = (
     "failure_reason, failure_detail, rerun_of, version, ingest, ingest_next, ingesting"
 )
 JOB_WIDTH = JOB_COLUMNS.count(",") + 1
-RUN_WIDTH = RUN_COLUMNS.count(",") + 1
 
 
 def _of(table: str, columns: str) -> str:
@@ -126,19 +125,25 @@ SELECT_VIEW = f"""
 SELECT_JOB = f"SELECT {JOB_COLUMNS} FROM jobs"
 SELECT_RUN = f"SELECT {_of('runs', RUN_COLUMNS)} FROM runs"
 
-TASK_JSON = """printf(
+STATUS = """CASE t.state WHEN 1 THEN 'successful' WHEN 2 THEN 'failed'
+    ELSE iif(c.task_key IS NULL, 'pending', 'processing') END"""
+"""The status of a row of t(asks), joined with c(laims)."""
+
+TASK_JSON = (
+    """printf(
     '{"run_id":"%s","task_id":"%s","index":%d,"status":"%s","created_at":%d,"updated_at":%d,'
     || '"attempts":%d,"interruptions":%d,"claim_number":%d,"claimed_until":%d,"not_before":%d,'
     || '"result":%s,"error":%s,"failure":%s,"source_run_id":%s,"spec":%s}',
-    ?1, t.task_id, t.task_key & 34359738367,
-    CASE t.state WHEN 1 THEN 'successful' WHEN 2 THEN 'failed'
-        ELSE iif(c.task_key IS NULL, 'pending', 'processing') END,
+    ?1, t.task_id, t.task_key & 34359738367, """
+    + STATUS
+    + """,
     t.created_at, max(t.updated_at, coalesce(c.claimed_at, 0)),
     t.attempts, t.interruptions, coalesce(c.claim_number, t.claim_number), c.claimed_until,
     t.not_before, coalesce(h.result, 'null'), coalesce(h.error, 'null'),
     coalesce('"' || h.failure || '"', 'null'), coalesce('"' || t.source_run_id || '"', 'null'),
     t.spec
 )"""
+)
 """One task as JSON, of the tables t(asks), c(laims) and h(istories); ?1 is the run_id."""
 
 TASK_EXTRAS = """

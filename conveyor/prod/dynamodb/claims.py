@@ -1,9 +1,10 @@
-"""Claims of tasks: taken, taken over, given back, renewed, each by one conditional write.
+"""Claims of tasks: taken, taken over, given back, renewed, settled, each by one conditional write.
+
+`task_rules` decides what happens to a row. The condition of a write repeats what the rule looked
+at, so that a row that has changed since is looked at again.
 
 A claim counts only once the run was seen live after it was taken. One that was taken for a run
 that is not live, or by a caller that is gone, is undone.
-
-Ending a claim: the row's move and its event in one conditional write.
 """
 
 from __future__ import annotations
@@ -13,20 +14,15 @@ from typing import NamedTuple, Self
 import anyio
 
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.interruptions import INTERRUPTED, interruption
-from conveyor.domain.model import TaskFailure, TaskStatus
-from conveyor.domain.states import TERMINAL_TASK_STATES
-from conveyor.ports.tasks import (
-    Claim,
-    Claimed,
-    ClaimedElsewhere,
-    Failed,
-    NotClaimable,
-    Released,
-    Retry,
-    Settlement,
-    Succeeded,
+from conveyor.domain.model import TaskStatus
+from conveyor.domain.task_rules import (
+    TERMINAL_TASK_STATES,
+    NotYet,
+    TaskChange,
+    claim_change,
+    interrupted_delta,
 )
+from conveyor.ports.tasks import Claim, Claimed, ClaimedElsewhere, NotClaimable
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
@@ -36,7 +32,7 @@ from conveyor.prod.dynamodb.client import (
     changed_too_often,
     condition_met,
 )
-from conveyor.prod.dynamodb.counters import Counters, Delta
+from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.run_rows import TRIES, RunPlace, RunReads, RunRow
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import (
@@ -57,7 +53,7 @@ async def settle_row(
     table: Table,
     key: Key,
     claim_number: int,
-    settlement: Settlement,
+    change: TaskChange,
     *,
     now: int,
     patience: float,
@@ -74,7 +70,7 @@ async def settle_row(
     token = table.clock.new_id()
     begins_anew = False
     while True:
-        move = _Move.of(settlement, token, begins_anew=begins_anew)
+        move = _Move.of(change, token, begins_anew=begins_anew)
         try:
             with anyio.CancelScope(shield=True):
                 await move.write(table, key, claim_number, now=now)
@@ -97,19 +93,6 @@ async def settle_row(
             return True
 
 
-def delta_of(settlement: Settlement, *, now: int) -> Delta | None:
-    """What a settlement adds to its run; None for one that leaves no trace."""
-    match settlement:
-        case Succeeded(event):
-            return Delta(now, successful=1, spend=event.spend)
-        case Failed(event, _, failure):
-            return Delta(now, failed=1, failure=failure, spend=event.spend)
-        case Retry(event):
-            return Delta(now, spend=event.spend)
-        case Released():
-            return None
-
-
 def _outgrows(refused: AwsRefused) -> bool:
     return refused.word == "ValidationException" and "size" in refused.message
 
@@ -122,15 +105,27 @@ class _Move(NamedTuple):
     token: str
 
     @classmethod
-    def of(cls, settlement: Settlement, token: str, *, begins_anew: bool) -> Self:
-        """The move of a settlement; `begins_anew`: with a history of its event alone."""
-        if isinstance(settlement, Released):
-            return cls([], {"status": str(TaskStatus.PENDING)}, token)
-        sets, values = _ends(settlement)
-        if not isinstance(settlement, Retry) or settlement.recorded:
+    def of(cls, change: TaskChange, token: str, *, begins_anew: bool) -> Self:
+        """Express a change as an update; `begins_anew` replaces the history by its event."""
+        sets: list[str] = []
+        values: dict[str, Plain] = {"status": str(change.status)}
+        if change.attempts:
+            sets.append("attempts = attempts + :attempts")
+            values["attempts"] = change.attempts
+        if change.not_before is not None:
+            sets.append("not_before = :not_before")
+            values["not_before"] = change.not_before
+        if change.result is not None:
+            sets.append("#result = :result")
+            values["result"] = to_text(change.result)
+        if change.error is not None:
+            sets += ["#error = :error", "#failure = :failure"]
+            values["error"] = to_text(change.error)
+            values["failure"] = str(change.failure)
+        if change.event is not None:
             history = ":event" if begins_anew else "list_append(#events, :event)"
             sets.append(f"#events = {history}")
-            values["event"] = [event_text(settlement.event, token)]
+            values["event"] = [event_text(change.event, token)]
         return cls(sets, values, token)
 
     async def write(self, table: Table, key: Key, claim_number: int, *, now: int) -> None:
@@ -146,27 +141,6 @@ class _Move(NamedTuple):
             token=self.token,
             **self.values,
         )
-
-
-def _ends(settlement: Succeeded | Failed | Retry) -> tuple[list[str], dict[str, Plain]]:
-    sets = ["attempts = attempts + :burnt"]
-    values: dict[str, Plain] = {"burnt": 1}
-    match settlement:
-        case Succeeded():
-            status = TaskStatus.SUCCESSFUL
-            sets.append("#result = :result")
-            values["result"] = to_text(settlement.result)
-        case Failed():
-            status = TaskStatus.FAILED
-            sets += ["#error = :error", "#failure = :failure"]
-            values["error"] = to_text(settlement.problem)
-            values["failure"] = str(settlement.failure)
-        case Retry():
-            status = TaskStatus.PENDING
-            sets.append("not_before = :not_before")
-            values["not_before"] = settlement.not_before
-            values["burnt"] = int(settlement.burns_attempt)
-    return sets, {**values, "status": str(status)}
 
 
 NOT_YET = 1_000
@@ -225,11 +199,20 @@ class Claims:
             row = await self._live(call.place)
             if row is None:
                 return NotClaimable()
-            processing = seen.status is TaskStatus.PROCESSING
-            until = seen.claimed_until if processing else seen.not_before
-            if until > call.now:
-                return ClaimedElsewhere(until)
-            item = await self._take_over(call, seen) if processing else await self._take(call)
+            change = claim_change(
+                seen,
+                run_status=row.run.status,
+                now=call.now,
+                max_interruptions=call.max_interruptions,
+            )
+            if change is None:
+                return NotClaimable()
+            if isinstance(change, NotYet):
+                return ClaimedElsewhere(change.until)
+            if change.event is None:
+                item = await self._take(call)
+            else:
+                item = await self._take_over(call, seen, change)
         raise changed_too_often()
 
     async def release(self, key: Key, worker: str) -> None:
@@ -293,17 +276,18 @@ class Claims:
             **_taking(call),
         )
 
-    async def _take_over(self, call: ClaimCall, lapsed: ClaimState) -> Item | None:
+    async def _take_over(
+        self, call: ClaimCall, lapsed: ClaimState, change: TaskChange
+    ) -> Item | None:
         """Take over a claim that has lapsed, or end the task where that is one too many."""
-        interruptions = lapsed.interruptions + 1
-        event = interruption(attempts=lapsed.attempts, claimed_at=lapsed.claimed_at, now=call.now)
+        assert change.event is not None  # an interruption always has one
         seen: dict[str, Plain] = {
-            "event": [event_text(event, call.token)],
-            "interruptions": interruptions,
+            "event": [event_text(change.event, call.token)],
+            "interruptions": lapsed.interruptions + change.interruptions,
             "seen_number": lapsed.claim_number,
             "seen_until": lapsed.claimed_until,
         }
-        if interruptions <= call.max_interruptions:
+        if change.error is None:
             return await self._write(call, _TAKE_OVER, _LAPSED, **seen, **_taking(call))
         try:
             # A row that has moved has to be counted: not cancelled on its way.
@@ -312,9 +296,9 @@ class Claims:
                     call,
                     _GIVE_UP,
                     _LAPSED,
-                    error=to_text(INTERRUPTED),
-                    failed=str(TaskStatus.FAILED),
-                    failure=str(TaskFailure.OTHER),
+                    error=to_text(change.error),
+                    failed=str(change.status),
+                    failure=str(change.failure),
                     now=call.now,
                     processing=str(TaskStatus.PROCESSING),
                     token=call.token,
@@ -328,7 +312,7 @@ class Claims:
 
     async def _gave_up(self, call: ClaimCall) -> NotClaimable:
         """This call ended the task: account for it."""
-        delta = Delta(call.now, failed=1, failure=TaskFailure.OTHER)
+        delta = interrupted_delta(call.now)
         epoch = self._counters.epoch(call.place)
         assert epoch is not None  # the run was seen before the task was ended
         settled = await self._counters.add(call.place, delta, epoch=epoch)

@@ -21,7 +21,7 @@ from conveyor.aio.concurrency import for_each
 from conveyor.domain import ids
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import TaskSpec, TaskStatus
-from conveyor.domain.states import TERMINAL_TASK_STATES
+from conveyor.domain.task_rules import TERMINAL_TASK_STATES
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import Item, Table, condition_met, whole
 from conveyor.prod.dynamodb.counters import Counts

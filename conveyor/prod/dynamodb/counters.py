@@ -40,6 +40,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_index
 from conveyor.domain.model import RunStats, RunStatus, Spend, TaskFailure, TaskStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.task_rules import RunDelta
 from conveyor.ports.tasks import Settled
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import Item, Name, Plain, changed_too_often, condition_met, whole
@@ -376,26 +377,11 @@ _CONDITION = (
 _log = logging.getLogger("conveyor.counters")
 
 
-class Delta(msgspec.Struct, frozen=True):
-    """What one settlement adds to its run. `now`: when it was made."""
-
-    now: int
-    successful: int = 0
-    failed: int = 0
-    failure: TaskFailure | None = None
-    spend: Spend = Spend()
-
-    @property
-    def ends_task(self) -> bool:
-        """Whether a task came to its end with it."""
-        return self.successful + self.failed > 0
-
-
 @dataclass(slots=True, eq=False)
 class _Waiting:
     """One settlement, and who waits for it."""
 
-    delta: Delta
+    delta: RunDelta
     epoch: int
     answer: asyncio.Future[Settled]
 
@@ -457,7 +443,7 @@ class Counters:
         """
         return self._run(place).epoch
 
-    async def add(self, place: RunPlace, delta: Delta, *, epoch: int) -> Settled:
+    async def add(self, place: RunPlace, delta: RunDelta, *, epoch: int) -> Settled:
         """Account for a row that was moved; returns once that is on the run's row.
 
         Not applied where the run is deleted. Raises ConveyorError(unavailable) where the addition
@@ -635,7 +621,7 @@ class Counters:
         return done
 
 
-def _sum(deltas: Sequence[Delta]) -> dict[str, Plain]:
+def _sum(deltas: Sequence[RunDelta]) -> dict[str, Plain]:
     """What is added, by attribute; nothing that is nought. Money in decimal digits."""
     adds: dict[str, Plain] = {
         "successful": sum(delta.successful for delta in deltas),

@@ -17,9 +17,9 @@ from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain import ids
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme
-from conveyor.domain.states import TERMINAL_TASK_STATES
+from conveyor.domain.task_rules import TERMINAL_TASK_STATES, settlement_change
 from conveyor.ports.tasks import Claim, NotClaimable, Released, Settled, Settlement, TaskPage
-from conveyor.prod.dynamodb.claims import ClaimCall, Claims, delta_of, settle_row
+from conveyor.prod.dynamodb.claims import ClaimCall, Claims, settle_row
 from conveyor.prod.dynamodb.client import Item, Table, keys_of
 from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunReads
@@ -244,16 +244,16 @@ class DynamoTasks:
             assert epoch is not None  # the run was just seen
         # Who only undoes a claim goes on to something else, or ends.
         patience = 0.0 if isinstance(settlement, Released) else self._patience
+        change = settlement_change(settlement, now=now)
         try:
             applied = await settle_row(
-                self._table, key, claim_number, settlement, now=now, patience=patience
+                self._table, key, claim_number, change, now=now, patience=patience
             )
         except BaseException:
             self._counters.doubt(place)
             raise
-        delta = delta_of(settlement, now=now)
-        if applied and delta is not None:
-            return await self._counters.add(place, delta, epoch=epoch)
+        if applied and change.delta is not None:
+            return await self._counters.add(place, change.delta, epoch=epoch)
         return Settled(applied, await self._status(place))
 
     async def page_tasks(

@@ -1,0 +1,294 @@
+"""The rules of a task's row: who may claim it, what a lapsed claim does to it, and what a
+settlement does to it and to the counters of its run.
+
+A `TaskChange` says what a rule does, relative to the row, so that it can be written with or without
+reading the row first. SQLite and the simulation write the change; DynamoDB writes the same change
+under a condition that repeats what the rule looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from conveyor.domain.model import (
+    Event,
+    EventKind,
+    Problem,
+    RunStats,
+    RunStatus,
+    Spend,
+    StoredBody,
+    TaskFailure,
+    TaskStatus,
+)
+from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+
+TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
+    TaskStatus.PENDING: frozenset({TaskStatus.PROCESSING}),
+    TaskStatus.PROCESSING: frozenset(
+        {TaskStatus.PENDING, TaskStatus.SUCCESSFUL, TaskStatus.FAILED}
+    ),
+    TaskStatus.SUCCESSFUL: frozenset(),
+    TaskStatus.FAILED: frozenset(),
+}
+"""Which state may follow which. A lapsed claim returns its task to pending, whether or not a store
+writes that down before the next claim."""
+
+TERMINAL_TASK_STATES = frozenset(
+    status for status, following in TASK_TRANSITIONS.items() if not following
+)
+"""States that a task never leaves."""
+
+INTERRUPTED = Problem(
+    code="interrupted",
+    title="Interrupted",
+    status=503,
+    detail="the worker that held the task was lost before it had finished",
+)
+
+
+# -- settlements --
+
+
+class Succeeded(msgspec.Struct, frozen=True):
+    """The body is stored; the task ends successful."""
+
+    event: Event
+    result: StoredBody
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The task ends failed, for the reason given."""
+
+    event: Event
+    problem: Problem
+    failure: TaskFailure
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """Back to pending until `not_before`; `burns_attempt` tells whether a try was used up, and
+    `recorded` whether the event stays in the history. One that does not has cost nothing."""
+
+    event: Event
+    not_before: int
+    burns_attempt: bool = True
+    recorded: bool = True
+
+
+class Released(msgspec.Struct, frozen=True):
+    """Back to pending as if never claimed: no event, no attempt, no interruption."""
+
+
+Settlement = Succeeded | Failed | Retry | Released
+
+
+# -- what a rule does --
+
+
+class RunDelta(msgspec.Struct, frozen=True, gc=False):
+    """What one change of a task adds to the counters of its run, at `now`."""
+
+    now: int
+    successful: int = 0
+    failed: int = 0
+    failure: TaskFailure | None = None
+    spend: Spend = Spend()
+
+    @property
+    def ends_task(self) -> bool:
+        """Whether a task came to its end with it."""
+        return self.successful + self.failed > 0
+
+
+class TaskChange(msgspec.Struct, frozen=True, gc=False):
+    """What a claim or a settlement does to a row.
+
+    `attempts` and `interruptions` are added to those of the row; a `not_before` of None leaves the
+    row's as it is. `event` goes to the end of the history, and `result`, `error` and `failure` are
+    written with it. `delta` goes to the run; None changes nothing there.
+    """
+
+    status: TaskStatus
+    attempts: int = 0
+    interruptions: int = 0
+    not_before: int | None = None
+    event: Event | None = None
+    result: StoredBody | None = None
+    error: Problem | None = None
+    failure: TaskFailure | None = None
+    delta: RunDelta | None = None
+
+
+class NotYet(msgspec.Struct, frozen=True, gc=False):
+    """The row may be claimed at `until`, unless something happens to it before."""
+
+    until: int
+
+
+# -- the rules --
+
+
+class HeldRow(Protocol):
+    """What the rules look at in a row to know whose it is."""
+
+    @property
+    def status(self) -> TaskStatus: ...
+
+    @property
+    def claim_number(self) -> int: ...
+
+
+class ClaimableRow(Protocol):
+    """What the rules look at in a row that somebody wants to claim; times in milliseconds since
+    1970."""
+
+    @property
+    def status(self) -> TaskStatus: ...
+
+    @property
+    def attempts(self) -> int: ...
+
+    @property
+    def interruptions(self) -> int: ...
+
+    @property
+    def not_before(self) -> int: ...
+
+    @property
+    def claimed_at(self) -> int: ...
+
+    @property
+    def claimed_until(self) -> int: ...
+
+
+_TAKEN = TaskChange(TaskStatus.PROCESSING)
+
+
+def claim_change(
+    row: ClaimableRow, *, run_status: RunStatus, now: int, max_interruptions: int
+) -> TaskChange | NotYet | None:
+    """Decide on a claim of a row.
+
+    The change makes the row processing, or failed where a lapsed claim was one too many. NotYet: it
+    is somebody else's, or not due. None: it is terminal, or its run is not live.
+    """
+    status = row.status
+    if run_status not in LIVE_RUN_STATES or status in TERMINAL_TASK_STATES:
+        return None
+    if status is TaskStatus.PENDING:
+        return NotYet(row.not_before) if row.not_before > now else _TAKEN
+    if row.claimed_until > now:
+        return NotYet(row.claimed_until)
+    return interruption_change(row, now=now, max_interruptions=max_interruptions)
+
+
+def interruption_change(row: ClaimableRow, *, now: int, max_interruptions: int) -> TaskChange:
+    """Take over a row whose claim has lapsed, or fail it after more than `max_interruptions`.
+
+    An interruption uses up no attempt, and carries the number of the next one.
+    """
+    event = Event(
+        kind=EventKind.INTERRUPTION,
+        attempt=row.attempts + 1,
+        started_at=row.claimed_at,
+        ended_at=now,
+        error=INTERRUPTED,
+    )
+    if row.interruptions < max_interruptions:
+        return TaskChange(TaskStatus.PROCESSING, interruptions=1, event=event)
+    return TaskChange(
+        TaskStatus.FAILED,
+        interruptions=1,
+        not_before=0,
+        event=event,
+        error=INTERRUPTED,
+        failure=TaskFailure.OTHER,
+        delta=interrupted_delta(now),
+    )
+
+
+def interrupted_delta(now: int) -> RunDelta:
+    """Count a task that failed because its claims lapsed too often."""
+    return RunDelta(now, failed=1, failure=TaskFailure.OTHER)
+
+
+def is_held(row: HeldRow, claim_number: int) -> bool:
+    """Tell whether a claim is still on a row: only its holder may renew or settle."""
+    return row.status is TaskStatus.PROCESSING and row.claim_number == claim_number
+
+
+def settlement_change(settlement: Settlement, *, now: int) -> TaskChange:
+    """Decide what a settlement does to a row that `is_held`."""
+    if isinstance(settlement, Succeeded):
+        event = settlement.event
+        return TaskChange(
+            TaskStatus.SUCCESSFUL,
+            attempts=1,
+            event=event,
+            result=settlement.result,
+            delta=RunDelta(now, successful=1, spend=event.spend),
+        )
+    if isinstance(settlement, Failed):
+        event, failure = settlement.event, settlement.failure
+        return TaskChange(
+            TaskStatus.FAILED,
+            attempts=1,
+            event=event,
+            error=settlement.problem,
+            failure=failure,
+            delta=RunDelta(now, failed=1, failure=failure, spend=event.spend),
+        )
+    if isinstance(settlement, Released):
+        return TaskChange(TaskStatus.PENDING)
+    return TaskChange(
+        TaskStatus.PENDING,
+        attempts=int(settlement.burns_attempt),
+        not_before=settlement.not_before,
+        event=settlement.event if settlement.recorded else None,
+        delta=RunDelta(now, spend=settlement.event.spend),
+    )
+
+
+# -- counting --
+
+
+@dataclass(slots=True, kw_only=True)
+class RunCounters:
+    """The counters of a run, while a store adds to them; `updated_at` never goes back."""
+
+    total: int
+    updated_at: int
+    successful: int = 0
+    failed: int = 0
+    failure_reasons: dict[str, int] = field(default_factory=dict)
+    credits: int = 0
+    cost: float = 0.0
+
+    def add(self, delta: RunDelta) -> None:
+        """Account for one change of a task."""
+        spend = delta.spend
+        self.credits += spend.credits
+        self.cost += spend.cost
+        if delta.now > self.updated_at:
+            self.updated_at = delta.now
+        self.successful += delta.successful
+        self.failed += delta.failed
+        if delta.failure is not None:
+            self.failure_reasons[delta.failure] = self.failure_reasons.get(delta.failure, 0) + 1
+
+    def touch(self, now: int) -> None:
+        """Account for a write at `now`, by the writer's clock."""
+        if now > self.updated_at:
+            self.updated_at = now
+
+    def status_after(self, status: RunStatus, *, job_closed: bool, ingesting: bool) -> RunStatus:
+        """Let the status of a run follow its counters, while the run is live."""
+        if status is RunStatus.RUNNING and self.successful + self.failed < self.total:
+            return status  # what the rule below says too, without a record for every task
+        if status not in LIVE_RUN_STATES:
+            return status
+        stats = RunStats(total=self.total, successful=self.successful, failed=self.failed)
+        return live_run_status(stats, job_closed=job_closed, ingesting=ingesting)
