@@ -76,7 +76,7 @@ async def open_binding(
     """Open a data directory and everything in it; the caller closes it by `ports.aclose`.
 
     Claims of an earlier process are void from here on, and deletions that it left unfinished are
-    queued again. Raises ConveyorError where the directory is in use, not usable, or of a newer
+    queued again. Raises ConveyorError where the directory is in use, not usable, or of another
     schema.
     """
     directory = DataDirectory.open(data_dir, clock, secret=secret)

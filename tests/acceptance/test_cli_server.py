@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -37,6 +39,28 @@ def test_a_taken_port_or_directory_is_one_line_and_touches_nothing(tmp_path: Pat
         second = dev(tmp_path / "used", "--port", "0")
         assert (second.code, second.out, len(second.err)) == (1, [], 1)
         assert fetched(first.info.api.removesuffix("/v1") + "/healthz").status_code == 200
+
+
+def test_a_directory_of_a_version_before_the_first_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("00" * 32 + "\n")
+    with closing(sqlite3.connect(tmp_path / "conveyor.db")) as older:
+        older.execute("CREATE TABLE jobs (job_id TEXT PRIMARY KEY)")
+        older.execute("PRAGMA user_version = 6")
+    before = contents(tmp_path)
+
+    ran = dev(tmp_path, "--port", "0")
+
+    assert (ran.code, ran.out) == (1, [])
+    assert ran.err == [
+        f"conveyor-dev: {tmp_path}: its conveyor.db was made by a development version before 0.1.0 "
+        "and cannot be read; move the directory away or name another --data-dir"
+    ]
+    assert contents(tmp_path) == before
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file of a directory but the lock, which names the process that looked last."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

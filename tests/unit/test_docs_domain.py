@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator
+from itertools import chain
 
 import pytest
-from reference.sqlite_columns import TABLES
+from reference.sqlite_columns import read_meanings
 
-from conveyor.dev.sqlite.schema import migrate
+from conveyor.dev.sqlite.schema import STEPS, migrate
 from conveyor.domain.model import RunFailure, TaskFailure
 from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS
 from conveyor.domain.task_rules import TASK_TRANSITIONS
@@ -120,6 +121,23 @@ def test_every_table_and_column_has_a_meaning(schema: sqlite3.Connection) -> Non
         )
     }
 
-    assert {table: set(meanings) for table, (_, meanings) in TABLES.items()} == {
-        table: set(columns) for table, columns in found.items()
+    meanings = read_meanings(chain.from_iterable(STEPS))
+
+    assert {name: set(columns) for name, (_, columns) in meanings.items()} == {
+        name: set(columns) for name, columns in found.items()
+    }
+    assert all(holds for holds, _ in meanings.values())
+
+
+def test_comments_of_a_later_step_are_read_too() -> None:
+    statements = (
+        "CREATE TABLE a ( -- one row\n  b TEXT, -- of b,\n    -- goes on\n  UNIQUE (b)\n)",
+        "CREATE TABLE c (\n  -- two lines\n  -- of it\n  d TEXT\n)",
+        "CREATE INDEX a_by_b ON a (b)",
+        "ALTER TABLE a ADD COLUMN e TEXT -- of e",
+    )
+
+    assert read_meanings(statements) == {
+        "a": ("one row", {"b": "of b, goes on", "e": "of e"}),
+        "c": ("two lines of it", {}),
     }

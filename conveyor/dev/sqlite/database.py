@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import aiosqlite
 
+from conveyor.dev.sqlite.schema import check_version
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import fnv32a
 
@@ -56,9 +57,14 @@ class Connection(aiosqlite.Connection):
 
 
 async def open_writer(path: Path, prepare: Callable[[sqlite3.Connection], None]) -> Connection:
-    """The connection that writes, once `prepare` has run on it."""
+    """Open the connection that writes, and run `prepare` on it.
+
+    Raises ConveyorError(unavailable) where the file cannot be used, and where `check_version`
+    refuses it: then nothing was written to it.
+    """
 
     def set_up(connection: sqlite3.Connection) -> None:
+        check_version(connection)
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}").fetchone()
@@ -71,7 +77,7 @@ async def open_writer(path: Path, prepare: Callable[[sqlite3.Connection], None])
 
 
 async def open_reader(path: Path) -> Connection:
-    """A connection that only reads."""
+    """Open a connection that only reads."""
 
     def set_up(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA query_only = ON")

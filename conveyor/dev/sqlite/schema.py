@@ -1,11 +1,15 @@
-"""The tables, and the steps by which an older file becomes a present one.
+"""The tables of the SQLite file, and the steps that lead an older file to them.
 
-`user_version` counts the steps taken. A new file takes all of them, so the steps are the schema.
+The statements say what each table and column holds, and docs/reference/columns.md repeats it: a
+comment behind a table's name or on its first lines is about the table, one behind a column about
+the column, and goes on in the lines of comment below it. Times are milliseconds since 1970.
 
 `tasks`, `claims` and `histories` share one key (see `rows.KeyRange`), so that the rows of a shard
-lie side by side in submission order; a run owns as many consecutive numbers as it has shards. What
-changes often is kept apart from what is large: claiming touches a row of `claims` alone, and a
-history is written when an attempt has ended.
+lie side by side in submission order. What changes often is kept apart from what is large: claiming
+touches a row of `claims` alone, and a history is written when an attempt has ended.
+
+`user_version` counts the steps that a file has taken; a new file takes all of them.
+`application_id` marks a file whose steps are counted from the first release.
 """
 
 from __future__ import annotations
@@ -14,186 +18,181 @@ import sqlite3
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 
+APPLICATION_ID = int.from_bytes(b"Cnvy")
+
 TABLES = (
     """
-    CREATE TABLE jobs (
-        job_id TEXT PRIMARY KEY,
-        caller TEXT NOT NULL,
-        status TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        updated_at INTEGER NOT NULL,
-        name TEXT,
-        external_id TEXT,
-        metadata TEXT,
-        params TEXT NOT NULL,
-        format TEXT NOT NULL,
-        max_inflight INTEGER NOT NULL,
-        priority INTEGER NOT NULL,
-        max_attempts INTEGER NOT NULL,
-        result_ttl_days INTEGER NOT NULL,
-        task_shard_count INTEGER NOT NULL,
-        shard_scheme TEXT NOT NULL,
-        sealed_key BLOB NOT NULL,
-        latest_run_id TEXT,
-        run_count INTEGER NOT NULL,
-        version INTEGER NOT NULL
+    CREATE TABLE jobs ( -- one row a job
+        job_id TEXT PRIMARY KEY, -- ULID
+        caller TEXT NOT NULL, -- keyed hash of the API key that made it
+        status TEXT NOT NULL, -- state of the job
+        created_at INTEGER NOT NULL, -- when it was made
+        updated_at INTEGER NOT NULL, -- when it last changed
+        name TEXT, -- the caller's label
+        external_id TEXT, -- the caller's id
+        metadata TEXT, -- the caller's own keys, as JSON
+        params TEXT NOT NULL, -- scraper params, as JSON
+        format TEXT NOT NULL, -- form of the results that the params imply
+        max_inflight INTEGER NOT NULL, -- most gateway calls at a time
+        priority INTEGER NOT NULL, -- 0 to 9, higher is sooner
+        max_attempts INTEGER NOT NULL, -- attempts that a task gets
+        result_ttl_days INTEGER NOT NULL, -- days that a result is kept
+        task_shard_count INTEGER NOT NULL, -- shards of the rows of its runs
+        shard_scheme TEXT NOT NULL, -- how rows go into shards
+        sealed_key BLOB NOT NULL, -- the API key, sealed for the worker
+        latest_run_id TEXT, -- its newest run that is not deleted
+        run_count INTEGER NOT NULL, -- runs ever made, from which the next number follows
+        version INTEGER NOT NULL, -- raised by each change, for optimistic locking
+        callback TEXT -- whom to notify of the end of the first run, as JSON, with a secret in it
     ) WITHOUT ROWID
     """,
     "CREATE INDEX jobs_by_caller ON jobs (caller, job_id)",
     "CREATE INDEX jobs_by_status ON jobs (caller, status, job_id)",
     """
-    CREATE TABLE runs (
-        run_no INTEGER PRIMARY KEY AUTOINCREMENT,
-        run_id TEXT NOT NULL UNIQUE,
-        job_id TEXT NOT NULL,
-        run_sequence INTEGER NOT NULL,
-        status TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        updated_at INTEGER NOT NULL,
-        trigger TEXT NOT NULL,
-        paused INTEGER NOT NULL,
-        last_batch_received INTEGER NOT NULL,
-        next_index INTEGER NOT NULL,
-        total INTEGER NOT NULL,
-        successful INTEGER NOT NULL,
-        failed INTEGER NOT NULL,
-        failure_reasons TEXT NOT NULL,
-        credits INTEGER NOT NULL,
-        cost REAL NOT NULL,
-        failure_reason TEXT,
-        failure_detail TEXT,
-        rerun_of TEXT,
-        version INTEGER NOT NULL,
-        inherited INTEGER NOT NULL DEFAULT 0,
+    CREATE TABLE runs ( -- one row a run, with its counters
+        run_no INTEGER PRIMARY KEY AUTOINCREMENT, -- number of its first shard; its other shards
+            -- have the numbers that follow
+        run_id TEXT NOT NULL UNIQUE, -- ULID
+        job_id TEXT NOT NULL, -- its job
+        run_sequence INTEGER NOT NULL, -- its number in the job, from 1
+        status TEXT NOT NULL, -- state of the run
+        created_at INTEGER NOT NULL, -- when it was made
+        updated_at INTEGER NOT NULL, -- when it last changed
+        trigger TEXT NOT NULL, -- always `manual`
+        paused INTEGER NOT NULL, -- 1 while it is paused
+        last_batch_received INTEGER NOT NULL, -- 1 once no task comes any more
+        next_index INTEGER NOT NULL, -- index of the next task to be added
+        total INTEGER NOT NULL, -- tasks
+        successful INTEGER NOT NULL, -- tasks that ended successful
+        failed INTEGER NOT NULL, -- tasks that ended failed
+        failure_reasons TEXT NOT NULL, -- failed tasks by reason, as JSON
+        credits INTEGER NOT NULL, -- credits spent, as the gateway reported
+        cost REAL NOT NULL, -- money spent, as the gateway reported
+        failure_reason TEXT, -- why the run failed
+        failure_detail TEXT, -- the same in a sentence
+        rerun_of TEXT, -- the run that it repeats
+        version INTEGER NOT NULL, -- raised by each change but those of counters
+        inherited INTEGER NOT NULL DEFAULT 0, -- rows that came with a body of an earlier run
+        dispatch_changed_at INTEGER NOT NULL DEFAULT 0, -- `updated_at` as it was when status or
+            -- pause last changed; never goes back
+        shard_count INTEGER NOT NULL DEFAULT 1, -- shards of its rows
+        shard_scheme TEXT NOT NULL DEFAULT 'stripe', -- how rows go into shards
+        ingest TEXT, -- the plan of its ingestion, as JSON
+        ingest_next INTEGER NOT NULL DEFAULT 0, -- checkpoint: every row below this index is
+            -- written
+        ingesting INTEGER NOT NULL DEFAULT 0, -- 1 while rows are being written after the answer
+        swept INTEGER NOT NULL DEFAULT 0, -- 1 once its expired bodies are removed
+        queue_dropped INTEGER NOT NULL DEFAULT 0, -- 1 once the queue that it left behind is
+            -- removed
         UNIQUE (job_id, run_sequence)
     )
     """,
+    "CREATE INDEX runs_by_dispatch_change ON runs (dispatch_changed_at)",
+    "CREATE INDEX runs_by_ingesting ON runs (ingesting) WHERE ingesting",
     "CREATE INDEX runs_by_status ON runs (status)",
     """
-    CREATE TABLE tasks (
-        task_key INTEGER PRIMARY KEY,
-        state INTEGER NOT NULL,
-        task_id TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        updated_at INTEGER NOT NULL,
-        attempts INTEGER NOT NULL DEFAULT 0,
-        interruptions INTEGER NOT NULL DEFAULT 0,
-        claim_number INTEGER NOT NULL DEFAULT 0,
-        not_before INTEGER NOT NULL DEFAULT 0,
-        source_run_id TEXT,
-        spec TEXT NOT NULL
+    CREATE TABLE tasks ( -- one row a task: what was asked, and where it stands
+        task_key INTEGER PRIMARY KEY, -- number of the shard, shifted by 35 bits, and the index
+            -- of the task
+        state INTEGER NOT NULL, -- 0 unfinished (`processing` with a row in `claims`, else
+            -- `pending`), 1 successful, 2 failed
+        task_id TEXT NOT NULL, -- id of the task
+        created_at INTEGER NOT NULL, -- when it was accepted
+        updated_at INTEGER NOT NULL, -- when it last changed
+        attempts INTEGER NOT NULL DEFAULT 0, -- attempts used up
+        interruptions INTEGER NOT NULL DEFAULT 0, -- claims that lapsed
+        claim_number INTEGER NOT NULL DEFAULT 0, -- number of its latest claim, which fences off
+            -- older ones
+        not_before INTEGER NOT NULL DEFAULT 0, -- when it may be tried again
+        source_run_id TEXT, -- the run that owns its body, where that is an earlier one
+        spec TEXT NOT NULL -- URL, method, body, params and the caller's fields, as JSON
     )
     """,
     "CREATE INDEX tasks_by_state ON tasks (state)",
     """
-    CREATE TABLE claims (
-        task_key INTEGER PRIMARY KEY,
-        claim_number INTEGER NOT NULL,
-        claimed_at INTEGER NOT NULL,
-        claimed_until INTEGER NOT NULL,
-        worker TEXT NOT NULL
+    CREATE TABLE claims ( -- one row a task that is claimed
+        task_key INTEGER PRIMARY KEY, -- the task
+        claim_number INTEGER NOT NULL, -- which claim this is
+        claimed_at INTEGER NOT NULL, -- when it was claimed
+        claimed_until INTEGER NOT NULL, -- when the claim lapses
+        worker TEXT NOT NULL -- the worker that holds it
     )
     """,
     """
-    CREATE TABLE histories (
-        task_key INTEGER PRIMARY KEY,
-        events TEXT NOT NULL,
-        result TEXT,
-        error TEXT,
-        failure TEXT
+    CREATE TABLE histories ( -- one row a task with a finished attempt
+        task_key INTEGER PRIMARY KEY, -- the task
+        events TEXT NOT NULL, -- attempts and interruptions, as JSON
+        result TEXT, -- key, type and size of the body, as JSON
+        error TEXT, -- the problem that it failed with, as JSON
+        failure TEXT -- the reason in the roll-up of its run
     )
     """,
     """
-    CREATE TABLE idempotency_keys (
-        scope TEXT PRIMARY KEY,
-        fingerprint BLOB NOT NULL,
-        created_id TEXT NOT NULL,
-        lapses_at INTEGER NOT NULL,
-        expires_at INTEGER NOT NULL,
-        status INTEGER,
-        body BLOB
+    CREATE TABLE idempotency_keys ( -- one row a key: claimed, or answered
+        scope TEXT PRIMARY KEY, -- hash of caller, method, path and key
+        fingerprint BLOB NOT NULL, -- hash of the body of its request
+        created_id TEXT NOT NULL, -- id of what the request makes; a repeated request uses
+            -- it again
+        lapses_at INTEGER NOT NULL, -- when an unanswered claim ends
+        expires_at INTEGER NOT NULL, -- when the row goes
+        status INTEGER, -- status of the answer; absent while unanswered
+        body BLOB -- the answer, byte for byte
     ) WITHOUT ROWID
     """,
     "CREATE INDEX idempotency_keys_by_expiry ON idempotency_keys (expires_at)",
-)
-
-PINS = (
     """
-    CREATE TABLE run_sources (
-        run_id TEXT NOT NULL,
-        source_run_id TEXT NOT NULL,
+    CREATE TABLE run_sources ( -- the pins: which runs a run draws bodies from
+        run_id TEXT NOT NULL, -- the run that draws
+        source_run_id TEXT NOT NULL, -- the run that owns the bodies, which cannot be deleted
+            -- before it
         PRIMARY KEY (run_id, source_run_id)
     ) WITHOUT ROWID
     """,
     "CREATE INDEX run_sources_by_source ON run_sources (source_run_id)",
     """
-    INSERT INTO run_sources (run_id, source_run_id)
-    SELECT DISTINCT runs.run_id, tasks.source_run_id
-    FROM tasks JOIN runs ON runs.run_no = tasks.task_key >> 35
-    WHERE tasks.source_run_id IS NOT NULL
-    """,
-)
-
-DISPATCH_CHANGES = (
-    "ALTER TABLE runs ADD COLUMN dispatch_changed_at INTEGER NOT NULL DEFAULT 0",
-    "UPDATE runs SET dispatch_changed_at = updated_at",
-    "CREATE INDEX runs_by_dispatch_change ON runs (dispatch_changed_at)",
-)
-
-LARGE_RUNS = (
-    "ALTER TABLE runs ADD COLUMN shard_count INTEGER NOT NULL DEFAULT 1",
-    "ALTER TABLE runs ADD COLUMN shard_scheme TEXT NOT NULL DEFAULT 'stripe'",
-    "ALTER TABLE runs ADD COLUMN ingest TEXT",
-    "ALTER TABLE runs ADD COLUMN ingest_next INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE runs ADD COLUMN ingesting INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE runs ADD COLUMN swept INTEGER NOT NULL DEFAULT 0",
-    "CREATE INDEX runs_by_ingesting ON runs (ingesting) WHERE ingesting",
-    """
-    CREATE TABLE job_inputs (
-        input_id TEXT PRIMARY KEY,
-        expires_at INTEGER NOT NULL,
-        size INTEGER,
-        slot TEXT NOT NULL
+    CREATE TABLE job_inputs ( -- one row a file input
+        input_id TEXT PRIMARY KEY, -- ULID
+        expires_at INTEGER NOT NULL, -- when it goes, and its file
+        size INTEGER, -- bytes of the uploaded file; absent before
+        slot TEXT NOT NULL -- caller, type and how the file is read, as JSON
     ) WITHOUT ROWID
     """,
     "CREATE INDEX job_inputs_by_expiry ON job_inputs (expires_at)",
     """
-    CREATE TABLE exports (
-        export_id TEXT PRIMARY KEY,
-        job_id TEXT NOT NULL,
-        run_id TEXT NOT NULL,
-        format TEXT NOT NULL,
-        status TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        updated_at INTEGER NOT NULL,
-        expires_at INTEGER NOT NULL,
-        error TEXT,
-        size INTEGER
+    CREATE TABLE exports ( -- one row an export
+        export_id TEXT PRIMARY KEY, -- ULID
+        job_id TEXT NOT NULL, -- its job
+        run_id TEXT NOT NULL, -- the run that it holds
+        format TEXT NOT NULL, -- zip, jsonl, csv or parquet
+        status TEXT NOT NULL, -- state of the export
+        created_at INTEGER NOT NULL, -- when it was asked for
+        updated_at INTEGER NOT NULL, -- when it last changed, or was last touched by its maker
+        expires_at INTEGER NOT NULL, -- when it goes
+        error TEXT, -- why it failed
+        size INTEGER -- bytes of the file
     ) WITHOUT ROWID
     """,
-    "CREATE INDEX exports_by_run ON exports (run_id)",
     "CREATE INDEX exports_by_expiry ON exports (expires_at)",
+    "CREATE INDEX exports_by_run ON exports (run_id)",
     """
-    CREATE TABLE sweeps (
-        one INTEGER PRIMARY KEY CHECK (one = 1),
-        lapses_at INTEGER NOT NULL
+    CREATE TABLE sweeps ( -- one row: until when a sweep is claimed
+        one INTEGER PRIMARY KEY CHECK (one = 1), -- always 1
+        lapses_at INTEGER NOT NULL -- when the claim ends
     )
     """,
-)
-
-NOTICES = (
-    "ALTER TABLE jobs ADD COLUMN callback TEXT",
     """
     CREATE TABLE notices (
-        run_id TEXT PRIMARY KEY,
-        job_id TEXT NOT NULL,
-        callback TEXT NOT NULL,
-        due_at INTEGER NOT NULL,
-        leased_until INTEGER NOT NULL DEFAULT 0,
-        ended_as TEXT,
-        ending TEXT,
-        decided_at INTEGER NOT NULL DEFAULT 0,
-        attempts INTEGER NOT NULL DEFAULT 0
+        -- the outbox: one row a run whose end somebody waits for; without a foreign key, because
+        -- the run and its job may be deleted first
+        run_id TEXT PRIMARY KEY, -- the run
+        job_id TEXT NOT NULL, -- its job
+        callback TEXT NOT NULL, -- whom to notify of the end, as JSON, with a secret in it
+        due_at INTEGER NOT NULL, -- when to look at it next
+        leased_until INTEGER NOT NULL DEFAULT 0, -- when the lease of the present notifier ends
+        ended_as TEXT, -- the state that the run ended in; a trigger on `runs.status` sets it
+        ending TEXT, -- the message about the end, as JSON, once it is decided
+        decided_at INTEGER NOT NULL DEFAULT 0, -- when it was decided
+        attempts INTEGER NOT NULL DEFAULT 0 -- notifications that failed
     ) WITHOUT ROWID
     """,
     "CREATE INDEX notices_by_due ON notices (due_at)",
@@ -208,32 +207,51 @@ NOTICES = (
     """,
 )
 
-DROPPED_QUEUES = ("ALTER TABLE runs ADD COLUMN queue_dropped INTEGER NOT NULL DEFAULT 0",)
-
-STEPS = (TABLES, PINS, DISPATCH_CHANGES, LARGE_RUNS, NOTICES, DROPPED_QUEUES)
-"""What leads from version n to n + 1. Steps are added at the end and never changed."""
+STEPS = (TABLES,)
+"""Step n leads from version n to n + 1. Append steps; never change one that was released."""
 
 
-def migrate(connection: sqlite3.Connection) -> None:
-    """Bring a file to the present schema, each step a transaction of its own.
+def check_version(connection: sqlite3.Connection) -> None:
+    """Refuse a file that this version cannot bring to its schema; reads only.
 
-    Raises ConveyorError(unavailable) for a file of a newer schema, which stays as it is.
+    Raises ConveyorError(unavailable) for a file of a newer schema, and for one that was made before
+    the first release.
     """
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version, application = _version(connection)
+    if version > 0 and application != APPLICATION_ID:
+        raise ConveyorError(
+            ErrorCode.UNAVAILABLE,
+            "its conveyor.db was made by a development version before 0.1.0 and cannot be read; "
+            "move the directory away or name another --data-dir",
+        )
     if version > len(STEPS):
         raise ConveyorError(
             ErrorCode.UNAVAILABLE,
             f"the data was written by a newer Conveyor: its schema is {version}, "
             f"this one knows {len(STEPS)}",
         )
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a file that `check_version` let pass to the present schema, each step in a transaction
+    of its own."""
+    version, _ = _version(connection)
     for number in range(version, len(STEPS)):
         connection.execute("BEGIN IMMEDIATE")
         try:
             for statement in STEPS[number]:
                 connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {number + 1}")
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+
+def _version(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Read how many steps a file has taken, and whose file it is."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    return version, application

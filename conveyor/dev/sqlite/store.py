@@ -109,7 +109,7 @@ async def open_store(path: Path, *, now: int, max_readers: int = 2) -> SqliteSto
     """Open or make the store of a file. Claims stay as they are until `void_claims`.
 
     Idempotency keys that had expired by `now` are removed, and tombstones of jobs without a run.
-    Raises ConveyorError(unavailable) where the file cannot be used or is of a newer schema.
+    Raises ConveyorError(unavailable) where the file cannot be used or is of another schema.
     """
 
     def prepare(connection: sqlite3.Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import anyio
 
 from conveyor.dev.directory import CONTENTS
 from conveyor.dev.sqlite.database import open_reader, open_writer
-from conveyor.dev.sqlite.schema import migrate
+from conveyor.dev.sqlite.schema import STEPS, migrate
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
 from conveyor.prod.dynamodb.schema import INDEXES, SPREAD
 from conveyor.prod.redis.job_cache import KEPT
@@ -21,7 +22,7 @@ from conveyor.prod.s3.bucket import lifecycle_rules
 from conveyor.prod.sqs.registry import RETENTION, prefix, run_queue_name
 from reference.dynamodb_attributes import FOUND_BY, ITEMS, OF_EVERY_ITEM
 from reference.markdown import code, page, table
-from reference.sqlite_columns import PRAGMAS, READER, TABLES, WRITER
+from reference.sqlite_columns import PRAGMAS, READER, WRITER, read_meanings
 
 
 def columns() -> str:
@@ -50,7 +51,7 @@ def _sqlite() -> list[str]:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     migrate(connection)
     blocks = []
-    for name, (holds, meanings) in TABLES.items():
+    for name, (holds, meanings) in read_meanings(chain.from_iterable(STEPS)).items():
         found = connection.execute(f"PRAGMA table_info({name})").fetchall()
         rows = [
             [
