@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Decorator = Callable[[Command], Command]
 
 FIELDS = ("url", "external_id")
 

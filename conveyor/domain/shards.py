@@ -12,7 +12,6 @@ import msgspec
 
 from conveyor.domain.model import Job
 
-MAX_SHARDS = 64
 WRITE_UNIT = 1_024
 """Bytes of a row that one write unit pays for."""
 MOST_UNITS_IN_ONE_SHARD = 2_000

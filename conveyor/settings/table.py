@@ -9,6 +9,7 @@ from conveyor.settings.validators import (
     HOUR,
     MOST_DAYS,
     MOST_LINK,
+    MOST_SHARDS,
     MOST_VISIBILITY,
     Check,
     at_least,
@@ -418,7 +419,7 @@ SETTINGS: tuple[Setting, ...] = (
         "task_shard_count",
         "shards",
         "for the rows of a large, open or heavy job, 1 to 64; 1 keeps every job in one",
-        between(1, 64),
+        between(1, MOST_SHARDS),
         used_by=SERVERS,
     ),
     Setting(

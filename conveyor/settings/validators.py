@@ -29,6 +29,8 @@ LONG = 31_536_000
 """In seconds, a year: longer is a mistake, and far later times cannot be written down."""
 MOST_DAYS = 36_500
 """In days, a hundred years: the same bound for days."""
+MOST_SHARDS = 64
+"""Shards of a job: every page of its tasks asks all of them."""
 
 
 def at_least(low: float) -> Check:

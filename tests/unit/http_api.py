@@ -30,13 +30,13 @@ from conveyor.domain.model import (
     Task,
     TaskFailure,
 )
-from conveyor.domain.shards import MAX_SHARDS
 from conveyor.http.app import create_app
 from conveyor.http.openapi import document
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import result_key
 from conveyor.ports.tasks import Claimed, Failed, Settlement, Succeeded
 from conveyor.service import Service, ServiceOptions
+from conveyor.settings.validators import MOST_SHARDS
 from conveyor.testing.clock import FakeClock
 
 ORIGIN = "http://127.0.0.1:9000"
@@ -72,7 +72,7 @@ class Api:
     async def tasks_of(self, run_id: str) -> list[Task]:
         """The rows of a run."""
         found: list[Task] = []
-        for shard in range(MAX_SHARDS):
+        for shard in range(MOST_SHARDS):
             page = await self.binding.tasks.page_tasks(
                 run_id, shard=shard, statuses=None, after=None, limit=1_000
             )

@@ -35,6 +35,7 @@ from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
 from conveyor.service.submit import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.settings import Settings
+from conveyor.settings.validators import MOST_SHARDS
 from tests.unit.spec_document import table
 
 DEFAULTS = Settings()
@@ -68,7 +69,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
         frames.CHUNK_ROWS,
         frames.CHUNK_BYTES,
     ),
-    "shards of a job": (1, shards.MAX_SHARDS, DEFAULTS.task_shard_count),
+    "shards of a job": (1, MOST_SHARDS, DEFAULTS.task_shard_count),
     "write units of a small job in one shard": (shards.MOST_UNITS_IN_ONE_SHARD,),
     "tasks in one add": (1, DEFAULTS.max_add_tasks),
     "tasks in an open job": (DEFAULTS.max_open_job_tasks,),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from conveyor.domain import ids
 from conveyor.domain.model import Job, JobStatus
 from conveyor.domain.shards import (
-    MAX_SHARDS,
     ONE_SHARD,
     Shards,
     ShardScheme,
@@ -26,6 +25,7 @@ from conveyor.service.results import (
     encode_cursor,
     encode_positions,
 )
+from conveyor.settings.validators import MOST_SHARDS
 
 PROPERTY = settings(database=None)
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
@@ -41,7 +41,7 @@ def test_the_hash_is_the_published_one(text: str, value: int) -> None:
 
 
 @PROPERTY
-@given(index=st.integers(0, ids.MAX_INDEX), count=st.integers(1, MAX_SHARDS))
+@given(index=st.integers(0, ids.MAX_INDEX), count=st.integers(1, MOST_SHARDS))
 def test_a_row_lies_in_one_shard_by_its_id_alone(index: int, count: int) -> None:
     task_id = ids.task_id(RUN, index)
     assert Shards(count, ShardScheme.STRIPE).of(task_id, index) == index % count
@@ -85,7 +85,7 @@ def test_a_job_keeps_the_layout_that_it_was_made_with() -> None:
     assert shards_of(job) == Shards(16, ShardScheme.FNV32A)
 
 
-POSITIONS = st.lists(st.integers(-1, ids.MAX_INDEX), min_size=1, max_size=MAX_SHARDS)
+POSITIONS = st.lists(st.integers(-1, ids.MAX_INDEX), min_size=1, max_size=MOST_SHARDS)
 
 
 @PROPERTY
@@ -97,7 +97,7 @@ def test_positions_come_back_and_their_cursor_stays_short(positions: list[int]) 
 
 
 def test_the_longest_cursor_has_room() -> None:
-    widest = [-1, *[ids.MAX_INDEX] * (MAX_SHARDS - 1)]
+    widest = [-1, *[ids.MAX_INDEX] * (MOST_SHARDS - 1)]
     longest = encode_cursor(encode_positions(RUN, widest), scope="list", key=b"k" * 32)
     assert MAX_LENGTH // 2 < len(longest) + 3 <= 760
     usual = range(999_936, 1_000_000)
