@@ -62,7 +62,7 @@ async def test_a_queue_that_is_down_fails_no_request(
     assert statuses == [201, 200, 201]
     assert len(await binding.runs.deleted_runs()) == 2
     warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
-    assert {one.getMessage() for one in warnings} == {"a written change could not be announced"}
+    assert {one.getMessage() for one in warnings} == {"workers could not be notified of a change"}
     assert {one.__dict__["error"] for one in warnings} == {"unavailable", "ConnectionError"}
     assert "secret address" not in caplog.text
 
