@@ -18,9 +18,9 @@ from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.dev.sqlite import SqliteStore, open_store
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import input_key, staged_prefix
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, ExportMessage, IngestMessage
+from conveyor.records.blob_keys import input_key, staged_prefix
 
 _END_OF_TIME = 1 << 62
 """Later than any moment, also of a clock that was set back since."""

@@ -28,7 +28,8 @@ import anyio
 from anyio import CancelScope, to_thread
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import Content, checked_key, checked_prefix
+from conveyor.ports.blobs import Content
+from conveyor.records.blob_keys import checked_key, checked_prefix
 
 _MAX_BATCH = 256
 _MAX_RENAMES = 5

@@ -12,10 +12,11 @@ from functools import partial
 from conveyor.aio.resilience import alone
 from conveyor.domain.model import Run, RunStatus
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import LIFECYCLE_DAYS, Blobs, export_prefix, run_prefix, staged_prefix
+from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery
+from conveyor.records.blob_keys import LIFECYCLE_DAYS, export_prefix, run_prefix, staged_prefix
 
 ROWS_A_STEP = 500
 BODIES_A_STEP = 256

@@ -22,11 +22,11 @@ from conveyor.domain.model import Job, Task, TaskStatus
 from conveyor.domain.shards import shards_of
 from conveyor.handlers.export_writers import Writer, archive
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import export_key
 from conveyor.ports.clock import Clock
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, Delivery, ExportMessage
+from conveyor.records.blob_keys import export_key
 from conveyor.records.expiry import Expiry
 from conveyor.records.sharded_reads import all_tasks
 

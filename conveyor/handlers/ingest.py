@@ -17,11 +17,11 @@ from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import staged_key, staged_prefix
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.ports.ingestion import Ingesting, StagedRows
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, Delivery, IngestMessage
+from conveyor.records.blob_keys import staged_key, staged_prefix
 
 STRETCH = 250
 """Indexes whose rows are written in one step: a rerun copies so many, and a line of a staged chunk

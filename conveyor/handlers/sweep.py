@@ -22,7 +22,6 @@ from conveyor.aio.resilience import alone
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.handlers.delete import BODIES_A_STEP, Remove, Throttle, bodies_below
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import LIFECYCLE_DAYS, export_key, input_key, run_prefix
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
@@ -32,6 +31,7 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.ports.sweeping import EndedRun, QuietRun
+from conveyor.records.blob_keys import LIFECYCLE_DAYS, export_key, input_key, run_prefix
 
 
 class RecentlyDone:

@@ -21,7 +21,7 @@ from conveyor.handlers.retry_policy import (
     unreadable_key,
 )
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import BodyRefused, Content, result_key
+from conveyor.ports.blobs import BodyRefused, Content
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
 from conveyor.ports.handler import ACKNOWLEDGE, Observer, Outcome, ResultLost, Throttled
@@ -36,6 +36,7 @@ from conveyor.ports.tasks import (
     Settlement,
     Succeeded,
 )
+from conveyor.records.blob_keys import result_key
 from conveyor.records.job_templates import JobTemplate, JobTemplates
 
 SUSPECT_PAUSE = 0.2

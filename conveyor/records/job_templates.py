@@ -8,8 +8,8 @@ import msgspec
 
 from conveyor.domain.api_keys import KeySealer
 from conveyor.domain.model import Job
-from conveyor.ports.blobs import lifecycle_class
 from conveyor.ports.records import JobLookup
+from conveyor.records.blob_keys import lifecycle_class
 
 CAPACITY = 1_000
 

@@ -27,10 +27,10 @@ from anyio.abc import TaskGroup
 from conveyor.bootstrap.production import RoleRuntime, open_role
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import PASSING_DAYS
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.handler import UNEXPECTED_LOGGER
+from conveyor.records.blob_keys import PASSING_DAYS
 from conveyor.roles.banner import LOOPBACK
 from conveyor.roles.logs import start_logs
 from conveyor.roles.serving import (

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
-from conveyor.ports.blobs import export_key
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
+from conveyor.records.blob_keys import export_key
 from conveyor.service.context import Context
 from conveyor.service.links import ExportLinks, ExportTarget
 from conveyor.service.notifier import WorkNotifier

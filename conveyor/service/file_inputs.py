@@ -12,8 +12,8 @@ from conveyor.domain import ids, strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.input_spec import InputType, parse_input
 from conveyor.domain.timestamps import rfc3339
-from conveyor.ports.blobs import input_key
 from conveyor.ports.inputs import JobInput
+from conveyor.records.blob_keys import input_key
 from conveyor.service.context import Context
 from conveyor.service.links import UploadSigner
 from conveyor.service.schemas import JobInputBody, UploadBody

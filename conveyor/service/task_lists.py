@@ -23,9 +23,10 @@ from conveyor.domain.submission import JobRequest, Limits
 from conveyor.intake.frames import Chunk, Csv, Head, ListSource, ValidationRequest
 from conveyor.intake.rows import RowWriter
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import Blobs, input_key, staged_key, staged_prefix
+from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.inputs import JobInput
+from conveyor.records.blob_keys import input_key, staged_key, staged_prefix
 from conveyor.service.context import ServiceOptions
 from conveyor.service.file_inputs import file_too_large
 from conveyor.service.list_validation import ListValidator, Pieces

@@ -19,8 +19,9 @@ from conveyor.clock import SystemClock
 from conveyor.dev import files
 from conveyor.dev.files import PIECE, FileBlobs
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import Blobs, Content, result_key, run_prefix
+from conveyor.ports.blobs import Blobs, Content
 from conveyor.prod.s3.blobs import PART, S3Blobs
+from conveyor.records.blob_keys import result_key, run_prefix
 from tests.conformance.s3_bucket import empty_bucket, unfinished_uploads
 
 PREFIX = run_prefix("JOB", "RUN", 30)

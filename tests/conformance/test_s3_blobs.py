@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import BodyRefused, run_prefix
+from conveyor.ports.blobs import BodyRefused
 from conveyor.prod.aws import calls
 from conveyor.prod.aws.calls import Answer, AnswerBody, Aws, AwsRefused, CallStats, Parameters
 from conveyor.prod.aws.refusals import DeployedAws
@@ -24,6 +24,7 @@ from conveyor.prod.s3.blobs import (
     S3Blobs,
     part_size,
 )
+from conveyor.records.blob_keys import run_prefix
 from tests.conformance.s3_bucket import empty_bucket, unfinished_uploads
 
 PREFIX = run_prefix("JOB", "RUN", 30)

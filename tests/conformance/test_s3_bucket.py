@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from conveyor.ports.blobs import (
+from conveyor.prod.aws.calls import Answer, Aws
+from conveyor.prod.s3.bucket import bucket_problem, ensure_bucket, lifecycle_rules
+from conveyor.records.blob_keys import (
     LIFECYCLE_DAYS,
     export_key,
     input_key,
@@ -16,8 +18,6 @@ from conveyor.ports.blobs import (
     result_key,
     staged_key,
 )
-from conveyor.prod.aws.calls import Answer, Aws
-from conveyor.prod.s3.bucket import bucket_problem, ensure_bucket, lifecycle_rules
 from tests.conformance.emulators import REGION
 from tests.conformance.s3_bucket import open_s3
 

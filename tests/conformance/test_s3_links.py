@@ -18,10 +18,10 @@ from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Event, EventKind, Format, StoredBody
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import export_key, input_key, result_key
 from conveyor.ports.exports import ExportFormat
 from conveyor.ports.tasks import Claimed, Succeeded
 from conveyor.prod.s3.blobs import S3Blobs
+from conveyor.records.blob_keys import export_key, input_key, result_key
 from conveyor.service import Service, ServiceOptions
 from conveyor.service.callers import Caller
 from conveyor.service.links import LinkTarget

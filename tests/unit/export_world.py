@@ -16,9 +16,10 @@ from zenrows.batch.models import StartExportResponse
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.handlers.export import ExportHandler
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import Blobs, Content, export_key
+from conveyor.ports.blobs import Blobs, Content
 from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, ExportMessage
+from conveyor.records.blob_keys import export_key
 from tests.unit.http_api import Api
 
 GIB = 1 << 30

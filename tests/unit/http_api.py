@@ -33,8 +33,8 @@ from conveyor.domain.model import (
 from conveyor.http.app import create_app
 from conveyor.http.openapi import document
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import result_key
 from conveyor.ports.tasks import Claimed, Failed, Settlement, Succeeded
+from conveyor.records.blob_keys import result_key
 from conveyor.service import Service, ServiceOptions
 from conveyor.settings.validators import MOST_SHARDS
 from conveyor.testing.clock import FakeClock

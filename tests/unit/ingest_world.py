@@ -21,10 +21,10 @@ from conveyor.domain.model import (
     TaskSpec,
 )
 from conveyor.handlers.ingest import IngestHandler
-from conveyor.ports.blobs import staged_key, staged_prefix
 from conveyor.ports.handler import Outcome
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, IngestMessage
 from conveyor.ports.records import StoredResponse
+from conveyor.records.blob_keys import staged_key, staged_prefix
 from conveyor.testing.clock import FakeClock
 
 CALLER = "caller"

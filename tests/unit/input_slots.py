@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from conveyor.ports.blobs import input_key
 from conveyor.ports.inputs import JobInput
+from conveyor.records.blob_keys import input_key
 from tests.disk import files_below
 from tests.unit.http_api import Api
 

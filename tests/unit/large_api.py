@@ -13,8 +13,8 @@ import msgspec
 
 from conveyor.clock import SystemClock
 from conveyor.domain.model import Run, Task
-from conveyor.ports.blobs import staged_prefix
 from conveyor.ports.queues import CONTROL_QUEUE
+from conveyor.records.blob_keys import staged_prefix
 from conveyor.service.submit import READ_HERE
 from tests.disk import files_below
 from tests.unit.http_api import Api

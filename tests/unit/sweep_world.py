@@ -9,9 +9,9 @@ from typing import Any, cast
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.handlers.sweep import Sweeper, SweepOptions
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import input_key
 from conveyor.ports.inputs import InputType, JobInput
 from conveyor.ports.queues import CONTROL_QUEUE, Message
+from conveyor.records.blob_keys import input_key
 from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import Api
 

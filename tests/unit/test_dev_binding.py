@@ -8,8 +8,8 @@ import pytest
 
 from conveyor.dev.binding import open_binding
 from conveyor.domain.errors import ConveyorError
-from conveyor.ports.blobs import result_key
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage
+from conveyor.records.blob_keys import result_key
 from conveyor.testing.clock import FakeClock
 
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from conveyor.domain import ids
-from conveyor.ports.blobs import input_key
 from conveyor.ports.inputs import CsvSpec, InputType, JobInput
+from conveyor.records.blob_keys import input_key
 from tests.unit.http_api import KEY, OTHER_KEY, Api, open_api, problem_of
 from tests.unit.large_api import (
     rows_of,

@@ -10,10 +10,10 @@ import pytest
 
 from conveyor.domain.model import RunFailure, RunStatus
 from conveyor.handlers.ingest import HELD_PAUSE, IngestHandler
-from conveyor.ports.blobs import staged_key
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.queues import DEAD_LETTER_QUEUE
+from conveyor.records.blob_keys import staged_key
 from tests.unit.ingest_world import CHUNK, LINE, Ingestion, large_run
 
 

@@ -10,10 +10,10 @@ import pytest
 from conveyor.dev.binding import open_binding
 from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats, RunStatus
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import export_key, input_key, result_key, staged_key
 from conveyor.ports.inputs import InputType, JobInput
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, IngestMessage, Message
 from conveyor.ports.records import StoredResponse
+from conveyor.records.blob_keys import export_key, input_key, result_key, staged_key
 from conveyor.testing.clock import FakeClock
 
 

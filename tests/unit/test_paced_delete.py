@@ -16,9 +16,9 @@ from conveyor.domain.model import RunStatus
 from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.handlers.delete import MOST_LONG, PAUSE, REST, ROWS_A_STEP, DeleteHandler, Throttle
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import export_prefix, run_prefix, staged_prefix
 from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, run_queue
+from conveyor.records.blob_keys import export_prefix, run_prefix, staged_prefix
 from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import Api, open_api
 

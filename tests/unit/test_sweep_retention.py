@@ -11,9 +11,9 @@ import pytest
 
 from conveyor.domain.model import RunStatus
 from conveyor.handlers import sweep as sweep_retention
-from conveyor.ports.blobs import export_key, input_key, run_prefix
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.queues import DeleteMessage, ExportMessage
+from conveyor.records.blob_keys import export_key, input_key, run_prefix
 from tests.unit.http_api import Api, open_api
 from tests.unit.sweep_world import (
     DAY,

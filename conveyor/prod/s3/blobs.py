@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from conveyor.aio.concurrency import unwrap
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import BodyRefused, Content, checked_key, checked_prefix
+from conveyor.ports.blobs import BodyRefused, Content
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import (
     Answer,
@@ -28,6 +28,7 @@ from conveyor.prod.aws.calls import (
     ShortLived,
     retry_unprocessed,
 )
+from conveyor.records.blob_keys import checked_key, checked_prefix
 
 PIECE = 256 * 1024
 """Most bytes in a piece that is read."""

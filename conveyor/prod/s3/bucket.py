@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import LIFECYCLE_DAYS, PASSING_DAYS
 from conveyor.prod.aws.calls import Aws, AwsRefused
+from conveyor.records.blob_keys import LIFECYCLE_DAYS, PASSING_DAYS
 
 MARGIN_DAYS = 2
 """Days that a body may outlive its class."""
