@@ -36,10 +36,11 @@ from conveyor.domain.model import (
     TaskSpec,
 )
 from conveyor.domain.shards import Shards, ShardScheme
+from conveyor.domain.task_rules import Failed
 from conveyor.ports.binding import Binding
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.records import StoredResponse
-from conveyor.ports.tasks import Claimed, Failed
+from conveyor.ports.tasks import Claimed
 from conveyor.records.sharded_reads import (
     START,
     Read,

@@ -28,9 +28,10 @@ from conveyor.domain.model import (
     StoredBody,
     TaskSpec,
 )
+from conveyor.domain.task_rules import Succeeded
 from conveyor.ports.binding import Binding
 from conveyor.ports.records import StoredResponse
-from conveyor.ports.tasks import Claimed, Succeeded
+from conveyor.ports.tasks import Claimed
 
 TASKS = 2_000
 WORKERS = 50

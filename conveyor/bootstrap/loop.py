@@ -6,6 +6,8 @@ What the bindings' wirings have in common: readiness, a gateway, options of the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.engine.discovery import Discovery
@@ -23,14 +25,24 @@ from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
 from conveyor.handlers.retry_policy import RetryPolicy
-from conveyor.handlers.sweep import Sweeper, SweepOptions
-from conveyor.handlers.task import TaskHandler, TaskOptions
+from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
+from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
 from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import BlobWrites
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
+from conveyor.ports.handler import Handler
 from conveyor.ports.permits import Permits
-from conveyor.ports.queues import DeleteMessage, ExportMessage, IngestMessage
-from conveyor.ports.records import JobLookup
+from conveyor.ports.queues import (
+    DeleteMessage,
+    ExportMessage,
+    IngestMessage,
+    Message,
+    Queues,
+    Signals,
+)
+from conveyor.ports.records import JobLookup, WorkerRuns
+from conveyor.ports.tasks import TaskClaims
 from conveyor.records.job_templates import JobTemplates
 from conveyor.service.context import ServiceOptions
 from conveyor.settings import InvalidSetting, Settings
@@ -108,6 +120,33 @@ BACKLOG_INTERVAL = 45.0
 and with the time that counting takes, there is a line in each minute."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPorts:
+    """The roles that discovering and working tasks uses; `sealer` opens callers' keys."""
+
+    jobs: JobLookup
+    runs: WorkerRuns
+    tasks: TaskClaims
+    blobs: BlobWrites
+    queues: Queues
+    permits: Permits
+    signals: Signals
+    gateway: Gateway
+    sealer: KeySealer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chores:
+    """The work of a worker beside tasks: control messages by kind, and tickers.
+
+    `says_backlog`: log in each minute how many messages wait, for whoever adds workers by it.
+    """
+
+    control: Mapping[type[Message], Handler] = field(default_factory=dict)
+    tickers: Sequence[Ticker] = ()
+    says_backlog: bool = False
+
+
 def build_worker(
     binding: Binding,
     gateway: Gateway,
@@ -124,24 +163,50 @@ def build_worker(
     """The loop over a binding: the same for every one of them. `picking` None: fewest in flight;
     `jobs` None: templates come from the binding's own. `says_backlog`: the log is told in each
     minute how many messages wait, for whoever adds workers by it."""
+    ports = WorkerPorts(
+        jobs=jobs or binding.jobs,
+        runs=binding.runs,
+        tasks=binding.tasks,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        permits=binding.permits,
+        signals=binding.signals,
+        gateway=gateway,
+        sealer=KeySealer([*binding.sealing_secrets, binding.root_secret, *older_secrets]),
+    )
+    chores = Chores(
+        control=_control_handlers(binding, settings, clock),
+        tickers=_tickers(binding, settings, clock, telemetry),
+        says_backlog=says_backlog,
+    )
+    return assemble_worker(
+        ports, settings, clock, telemetry=telemetry, chores=chores, polling=polling, picking=picking
+    )
+
+
+def assemble_worker(
+    ports: WorkerPorts,
+    settings: Settings,
+    clock: Clock,
+    *,
+    telemetry: Telemetry,
+    chores: Chores,
+    polling: Polling = POLLING,
+    picking: PickingRule | None = None,
+) -> Worker:
+    """Make a worker of tasks with its chores. `picking` None: fewest in flight."""
     name = clock.new_id()
     lasting = min(settings.visibility_timeout, settings.permit_lease)
     heartbeat = min(settings.heartbeat, lasting / RENEWALS)
-    templates = JobTemplates(
-        jobs or binding.jobs,
-        KeySealer([*binding.sealing_secrets, binding.root_secret, *older_secrets]),
-    )
     policy = build_policy(
-        settings, binding.permits, clock, holder=name, heartbeat=heartbeat, batch=polling.batch
+        settings, ports.permits, clock, holder=name, heartbeat=heartbeat, batch=polling.batch
     )
     dispatcher = Dispatcher(
-        binding.queues,
+        ports.queues,
         policy,
         clock,
-        task_handler=_task_handler(
-            binding, gateway, templates, settings, clock, worker=name, telemetry=telemetry
-        ),
-        control_handler=_control_handler(binding, settings, clock),
+        task_handler=_task_handler(ports, settings, clock, worker=name, telemetry=telemetry),
+        control_handler=ControlHandler(chores.control),
         telemetry=telemetry,
         slots=settings.workers,
         visibility=settings.visibility_timeout,
@@ -149,23 +214,23 @@ def build_worker(
         picking=picking or LeastInFlight(),
         max_receives=settings.max_receives,
     )
-    discovery = _discovery(dispatcher, binding, settings, clock)
+    discovery = _discovery(dispatcher, ports, settings, clock)
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("queue_depth", dispatcher.depth)
-    tickers = _tickers(binding, settings, clock, telemetry)
-    if says_backlog:
-        tickers.append(_backlog_teller(dispatcher, binding, clock))
+    tickers = list(chores.tickers)
+    if chores.says_backlog:
+        tickers.append(_backlog_teller(dispatcher, ports.queues, clock))
     return Worker(dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers)
 
 
 def _discovery(
-    dispatcher: Dispatcher, binding: Binding, settings: Settings, clock: Clock
+    dispatcher: Dispatcher, ports: WorkerPorts, settings: Settings, clock: Clock
 ) -> Discovery:
     return Discovery(
         dispatcher,
-        binding.runs,
-        binding.queues,
-        binding.signals,
+        ports.runs,
+        ports.queues,
+        ports.signals,
         clock,
         interval=settings.discovery_interval,
         resync=settings.resync_interval,
@@ -174,9 +239,7 @@ def _discovery(
 
 
 def _task_handler(
-    binding: Binding,
-    gateway: Gateway,
-    templates: JobTemplates,
+    ports: WorkerPorts,
     settings: Settings,
     clock: Clock,
     *,
@@ -184,9 +247,15 @@ def _task_handler(
     telemetry: Telemetry,
 ) -> TaskHandler:
     return TaskHandler(
-        binding,
-        gateway,
-        templates,
+        TaskPorts(
+            tasks=ports.tasks,
+            runs=ports.runs,
+            blobs=ports.blobs,
+            queues=ports.queues,
+            signals=ports.signals,
+            gateway=ports.gateway,
+        ),
+        JobTemplates(ports.jobs, ports.sealer),
         clock,
         backoff=RetryPolicy(
             clock,
@@ -205,28 +274,65 @@ def _task_handler(
     )
 
 
-def _control_handler(binding: Binding, settings: Settings, clock: Clock) -> ControlHandler:
-    return ControlHandler(
-        {
-            DeleteMessage: DeleteHandler(binding, clock, visibility=settings.visibility_timeout),
-            IngestMessage: IngestHandler(binding, clock),
-            ExportMessage: ExportHandler(binding, clock, max_bytes=settings.max_export_bytes),
-        }
-    )
+def _control_handlers(
+    binding: Binding, settings: Settings, clock: Clock
+) -> Mapping[type[Message], Handler]:
+    return {
+        DeleteMessage: DeleteHandler(
+            clock,
+            jobs=binding.jobs,
+            runs=binding.runs,
+            tasks=binding.tasks,
+            blobs=binding.blobs,
+            queues=binding.queues,
+            visibility=settings.visibility_timeout,
+        ),
+        IngestMessage: IngestHandler(
+            clock,
+            ingestion=binding.ingestion,
+            blobs=binding.blobs,
+            queues=binding.queues,
+            signals=binding.signals,
+        ),
+        ExportMessage: ExportHandler(
+            clock,
+            exports=binding.exports,
+            jobs=binding.jobs,
+            tasks=binding.tasks,
+            blobs=binding.blobs,
+            queues=binding.queues,
+            max_bytes=settings.max_export_bytes,
+        ),
+    }
 
 
 def _tickers(
     binding: Binding, settings: Settings, clock: Clock, telemetry: Telemetry
 ) -> list[Ticker]:
     """What a worker does now and then."""
+    ports = SweepPorts(
+        sweeping=binding.sweeping,
+        ingestion=binding.ingestion,
+        exports=binding.exports,
+        inputs=binding.inputs,
+        runs=binding.runs,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        signals=binding.signals,
+    )
     options = SweepOptions(
         interval=settings.sweep_interval,
         quiet_after=settings.quiet_after,
         row_retention_days=settings.row_retention_days,
     )
-    sweep = Sweeper(binding, clock, options=options).sweep
+    sweep = Sweeper(ports, clock, options=options).sweep
     deliver = Notifier(
-        binding, clock, observer=telemetry, heartbeat=settings.callback_heartbeat
+        clock,
+        outbox=binding.outbox,
+        callbacks=binding.callbacks,
+        jobs=binding.jobs,
+        observer=telemetry,
+        heartbeat=settings.callback_heartbeat,
     ).deliver
     return [
         Ticker(sweep, clock, interval=settings.sweep_interval, what="the sweep"),
@@ -234,8 +340,8 @@ def _tickers(
     ]
 
 
-def _backlog_teller(dispatcher: Dispatcher, binding: Binding, clock: Clock) -> Ticker:
-    tell = Backlog(dispatcher.lanes, binding.queues).tell
+def _backlog_teller(dispatcher: Dispatcher, queues: Queues, clock: Clock) -> Ticker:
+    tell = Backlog(dispatcher.lanes, queues).tell
     return Ticker(tell, clock, interval=BACKLOG_INTERVAL, what="counting the backlog")
 
 

@@ -11,11 +11,11 @@ from functools import partial
 
 from conveyor.aio.resilience import alone
 from conveyor.domain.model import Run, RunStatus
-from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import Blobs
+from conveyor.ports.blobs import BlobPurge
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
-from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery
+from conveyor.ports.maintenance import JobTombstones, RunTombstones, TaskScrubs
+from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, Queues
 from conveyor.records.blob_keys import LIFECYCLE_DAYS, export_prefix, run_prefix, staged_prefix
 
 ROWS_A_STEP = 500
@@ -52,8 +52,8 @@ class Throttle:
         return self._rest * (self._clock.monotonic() - began)
 
 
-def bodies_below(blobs: Blobs, prefix: str) -> Remove:
-    """What removes bodies below a prefix."""
+def bodies_below(blobs: BlobPurge, prefix: str) -> Remove:
+    """Return a removal of the bodies below a prefix."""
     return lambda size: blobs.delete_prefix(prefix, limit=size)
 
 
@@ -73,9 +73,23 @@ class DeleteHandler:
     killed between body and settlement. Doing any of it twice, or at the same time, is harmless.
     """
 
-    def __init__(self, binding: Binding, clock: Clock, *, visibility: float) -> None:
-        self._binding = binding
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        jobs: JobTombstones,
+        runs: RunTombstones,
+        tasks: TaskScrubs,
+        blobs: BlobPurge,
+        queues: Queues,
+        visibility: float,
+    ) -> None:
         self._clock = clock
+        self._jobs = jobs
+        self._runs = runs
+        self._tasks = tasks
+        self._blobs = blobs
+        self._queues = queues
         self._pace = Throttle(clock)
         self._visibility = visibility
         self._under_way: set[str] = set()
@@ -88,7 +102,7 @@ class DeleteHandler:
         run = await self._run(message)
         if run is None:
             # Purged before, so that its job alone may be left.
-            await self._binding.jobs.purge_job(message.job_id)
+            await self._jobs.purge_job(message.job_id)
             return ACKNOWLEDGE
         if run.status is not RunStatus.DELETED:
             _log.error("a delete message for a run that stands", extra={"run_id": run.run_id})
@@ -99,17 +113,17 @@ class DeleteHandler:
         self._under_way.add(message.run_id)
         try:
             await self._touch(message.run_id)
-            await self._binding.queues.drop_run(message.run_id)
+            await self._queues.drop_run(message.run_id)
             if not await self._scrub(message):
                 return await self._later(message)
         finally:
             self._under_way.discard(message.run_id)
         if not message.final:
             again = DeleteMessage(message.job_id, message.run_id, final=True)
-            await self._binding.queues.send(CONTROL_QUEUE, again, delay=self._visibility)
+            await self._queues.send(CONTROL_QUEUE, again, delay=self._visibility)
             return ACKNOWLEDGE
-        await self._binding.runs.purge_run(message.run_id)
-        await self._binding.jobs.purge_job(message.job_id)
+        await self._runs.purge_run(message.run_id)
+        await self._jobs.purge_job(message.job_id)
         return ACKNOWLEDGE
 
     async def renew(self) -> None:
@@ -118,18 +132,18 @@ class DeleteHandler:
             await alone("touching a deletion", partial(self._touch, run_id))
 
     async def _touch(self, run_id: str) -> None:
-        await self._binding.runs.touch_tombstone(run_id, now=self._clock.now())
+        await self._runs.touch_tombstone(run_id, now=self._clock.now())
 
     async def _run(self, message: DeleteMessage) -> Run | None:
         """The run, which should be a tombstone: nothing of it goes by a message's word alone."""
-        job = await self._binding.jobs.find_job(message.job_id)
+        job = await self._jobs.find_job(message.job_id)
         if job is None:
             return None
-        return await self._binding.runs.get_run(job.caller, message.job_id, message.run_id)
+        return await self._runs.get_run(job.caller, message.job_id, message.run_id)
 
     async def _later(self, message: DeleteMessage) -> Outcome:
         """Send a fresh copy: standing back again and again wears no message out."""
-        await self._binding.queues.send(CONTROL_QUEUE, message, delay=PAUSE)
+        await self._queues.send(CONTROL_QUEUE, message, delay=PAUSE)
         return ACKNOWLEDGE
 
     async def _scrub(self, message: DeleteMessage) -> bool:
@@ -154,8 +168,7 @@ class DeleteHandler:
             export_prefix(job_id, run_id),
             *(run_prefix(job_id, run_id, days) for days in LIFECYCLE_DAYS),
         ]
-        blobs = self._binding.blobs
         return [
-            (partial(self._binding.tasks.scrub_tasks, run_id), ROWS_A_STEP),
-            *((bodies_below(blobs, prefix), BODIES_A_STEP) for prefix in prefixes),
+            (partial(self._tasks.scrub_tasks, run_id), ROWS_A_STEP),
+            *((bodies_below(self._blobs, prefix), BODIES_A_STEP) for prefix in prefixes),
         ]

@@ -21,11 +21,19 @@ from conveyor.domain.export_rows import Exported
 from conveyor.domain.model import Job, Task, TaskStatus
 from conveyor.domain.shards import shards_of
 from conveyor.handlers.export_writers import Writer, archive
-from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import BlobReads, Blobs
 from conveyor.ports.clock import Clock
-from conveyor.ports.exports import Export, ExportFormat, ExportStatus
+from conveyor.ports.exports import Export, ExportFormat, ExportStatus, ExportWork
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
-from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, Delivery, ExportMessage
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DEAD_LETTER_QUEUE,
+    Delivery,
+    ExportMessage,
+    Queues,
+)
+from conveyor.ports.records import JobLookup
+from conveyor.ports.tasks import TaskReads
 from conveyor.records.blob_keys import export_key
 from conveyor.records.expiry import Expiry
 from conveyor.records.sharded_reads import all_tasks
@@ -44,19 +52,22 @@ class TooLarge(Exception):
 class ExportSource:
     """The rows of one run, read once."""
 
-    def __init__(self, binding: Binding, clock: Clock, job: Job, run_id: str) -> None:
-        self._binding = binding
+    def __init__(
+        self, clock: Clock, job: Job, run_id: str, *, tasks: TaskReads, blobs: BlobReads
+    ) -> None:
         self._clock = clock
         self._job = job
         self._run_id = run_id
-        self._expiry = Expiry(binding.tasks)
+        self._tasks = tasks
+        self._blobs = blobs
+        self._expiry = Expiry(tasks)
 
     async def portions(self, *, max_bytes: int) -> AsyncGenerator[list[Exported], None]:
         """Every row in submission order. Raises TooLarge before it reads a body beyond
         `max_bytes` of bodies in all."""
         rows: list[Task] = []
         held = total = 0
-        tasks = all_tasks(self._binding.tasks, self._run_id, shards_of(self._job))
+        tasks = all_tasks(self._tasks, self._run_id, shards_of(self._job))
         async for task in tasks:
             size = _body_size(task)
             total += size
@@ -85,7 +96,7 @@ class ExportSource:
     async def _body(self, task: Task) -> tuple[bytes, ...] | None:
         if task.result is None:
             return None
-        pieces = await self._binding.blobs.open(task.result.blob_key)
+        pieces = await self._blobs.open(task.result.blob_key)
         return None if pieces is None else tuple([piece async for piece in pieces])
 
 
@@ -124,10 +135,23 @@ class ExportHandler:
     Making one twice is harmless: until it is complete, nobody sees a byte of it.
     """
 
-    def __init__(self, binding: Binding, clock: Clock, *, max_bytes: int) -> None:
-        self._binding = binding
-        self._exports = binding.exports
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        exports: ExportWork,
+        jobs: JobLookup,
+        tasks: TaskReads,
+        blobs: Blobs,
+        queues: Queues,
+        max_bytes: int,
+    ) -> None:
         self._clock = clock
+        self._exports = exports
+        self._jobs = jobs
+        self._tasks = tasks
+        self._blobs = blobs
+        self._queues = queues
         self._max_bytes = max_bytes
         self._active: dict[str, anyio.CancelScope] = {}
         self._errors: dict[str, int] = {}
@@ -142,7 +166,7 @@ class ExportHandler:
             # Touched, so that no sweeper sends it, too. A fresh copy: standing back again and again
             # wears no message out.
             await self._exports.touch_export(message.export_id, now=self._clock.now())
-            await self._binding.queues.send(CONTROL_QUEUE, message, delay=BUSY_PAUSE)
+            await self._queues.send(CONTROL_QUEUE, message, delay=BUSY_PAUSE)
             return ACKNOWLEDGE
         with anyio.CancelScope() as scope:
             self._active[message.export_id] = scope
@@ -183,17 +207,19 @@ class ExportHandler:
 
     async def _make(self, message: ExportMessage) -> None:
         export = await self._begin(message)
-        job = await self._binding.jobs.find_job(message.job_id)
+        job = await self._jobs.find_job(message.job_id)
         if job is None:
             raise _Withdrawn
         writer = await to_thread.run_sync(_writer, export.format)
-        source = ExportSource(self._binding, self._clock, job, message.run_id)
+        source = ExportSource(
+            self._clock, job, message.run_id, tasks=self._tasks, blobs=self._blobs
+        )
         async with (
             aclosing(source.portions(max_bytes=self._max_bytes)) as portions,
             aclosing(self._checked(archive(writer, portions), message)) as blocks,
         ):
             try:
-                size = await self._binding.blobs.put(_key(message), blocks)
+                size = await self._blobs.put(_key(message), blocks)
             except TooLarge:
                 limit = self._max_bytes // _GIB
                 raise _Impossible(f"results are larger than {limit} gb") from None
@@ -225,13 +251,13 @@ class ExportHandler:
         """Remove the bytes of an export that is of no use, unless it was completed elsewhere."""
         export = await self._exports.get_export(message.export_id)
         if export is None or export.status is not ExportStatus.COMPLETED:
-            await self._binding.blobs.delete(_key(message))
+            await self._blobs.delete(_key(message))
 
     async def _give_up(self, message: ExportMessage, error: Exception) -> None:
         reason = error.detail if isinstance(error, ConveyorError) else type(error).__name__
         await self._end(message, error=f"the export could not be made: {reason}")
         letter = ExportMessage(message.job_id, message.run_id, message.export_id, reason=reason)
-        await self._binding.queues.send(DEAD_LETTER_QUEUE, letter)
+        await self._queues.send(DEAD_LETTER_QUEUE, letter)
 
 
 def _writer(export_format: ExportFormat) -> Writer:

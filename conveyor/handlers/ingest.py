@@ -16,11 +16,18 @@ import msgspec
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
-from conveyor.ports.ingestion import Ingesting, StagedRows
-from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, Delivery, IngestMessage
+from conveyor.ports.ingestion import Ingesting, IngestWork, StagedRows
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DEAD_LETTER_QUEUE,
+    Delivery,
+    IngestMessage,
+    Queues,
+    Signals,
+)
 from conveyor.records.blob_keys import staged_key, staged_prefix
 
 STRETCH = 250
@@ -42,10 +49,20 @@ class IngestFailed(Exception):
 class IngestHandler:
     """The handler of ingest messages."""
 
-    def __init__(self, binding: Binding, clock: Clock) -> None:
-        self._binding = binding
-        self._ingestion = binding.ingestion
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        ingestion: IngestWork,
+        blobs: Blobs,
+        queues: Queues,
+        signals: Signals,
+    ) -> None:
         self._clock = clock
+        self._ingestion = ingestion
+        self._blobs = blobs
+        self._queues = queues
+        self._signals = signals
 
     async def handle(self, delivery: Delivery, _throttled: Throttled) -> Outcome:
         """Go on from the checkpoint to the end, then latch."""
@@ -55,7 +72,7 @@ class IngestHandler:
         if state is None:
             await self._remove_staged(message)
             return ACKNOWLEDGE
-        await self._binding.queues.open_run(message.job_id, message.run_id)
+        await self._queues.open_run(message.job_id, message.run_id)
         try:
             whole = state.live and await self._write(state)
         except IngestFailed as broken:
@@ -63,7 +80,7 @@ class IngestHandler:
             return ACKNOWLEDGE
         except CallInFlight:
             # A fresh copy: waiting wears no message out, and takes no slot of the lane.
-            await self._binding.queues.send(CONTROL_QUEUE, message, delay=HELD_PAUSE)
+            await self._queues.send(CONTROL_QUEUE, message, delay=HELD_PAUSE)
             return ACKNOWLEDGE
         if not whole:
             # It was stopped, failed or deleted, or another ingester was quicker.
@@ -73,8 +90,8 @@ class IngestHandler:
         status = await self._ingestion.finish_ingest(message.run_id, now=self._clock.now())
         await self._remove_staged(message)
         if status is not None and status not in LIVE_RUN_STATES:
-            await self._binding.queues.drop_run(message.run_id)
-        self._binding.signals.run_changed(message.run_id)
+            await self._queues.drop_run(message.run_id)
+        self._signals.run_changed(message.run_id)
         return ACKNOWLEDGE
 
     async def renew(self) -> None:
@@ -129,7 +146,7 @@ class IngestHandler:
 
     async def _write_chunk(self, state: Ingesting, first: int, end: int) -> bool:
         """Write what is missing of one chunk; False where the run has done with ingesting."""
-        pieces = await self._binding.blobs.open(staged_key(state.job_id, state.run_id, first))
+        pieces = await self._blobs.open(staged_key(state.job_id, state.run_id, first))
         if pieces is None:
             raise IngestFailed("a part of the staged list is missing")
         index = first
@@ -148,8 +165,8 @@ class IngestHandler:
     async def _announce(self, state: Ingesting, references: Sequence[tuple[int, str]]) -> None:
         """Let the tasks be worked while later ones are still being written."""
         if references:
-            await self._binding.queues.send_tasks(state.job_id, state.run_id, references)
-            self._binding.signals.run_changed(state.run_id)
+            await self._queues.send_tasks(state.job_id, state.run_id, references)
+            self._signals.run_changed(state.run_id)
         await anyio.lowlevel.checkpoint()
 
     async def _give_up(self, message: IngestMessage, reason: str) -> None:
@@ -159,14 +176,14 @@ class IngestHandler:
             return
         _log.error("a run cannot be ingested", extra={"run_id": message.run_id, "error": reason})
         dead = msgspec.structs.replace(message, reason=reason)
-        await self._binding.queues.send(DEAD_LETTER_QUEUE, dead)
+        await self._queues.send(DEAD_LETTER_QUEUE, dead)
         await self._remove_staged(message)
-        await self._binding.queues.drop_run(message.run_id)
-        self._binding.signals.run_changed(message.run_id)
+        await self._queues.drop_run(message.run_id)
+        self._signals.run_changed(message.run_id)
 
     async def _remove_staged(self, message: IngestMessage) -> None:
         prefix = staged_prefix(message.job_id, message.run_id)
-        await self._binding.blobs.delete_prefix(prefix)
+        await self._blobs.delete_prefix(prefix)
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

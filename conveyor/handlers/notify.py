@@ -12,7 +12,6 @@ from conveyor.domain.backoff import retry_delay
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.run_events import RunFinished, build_run_event
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import Observer
 from conveyor.ports.outbox import Callbacks, Outbox, OutboxEntry, TokenExpired
@@ -39,12 +38,19 @@ class Notifier:
     """
 
     def __init__(
-        self, binding: Binding, clock: Clock, *, observer: Observer, heartbeat: float
+        self,
+        clock: Clock,
+        *,
+        outbox: Outbox,
+        callbacks: Callbacks,
+        jobs: JobLookup,
+        observer: Observer,
+        heartbeat: float,
     ) -> None:
-        self._outbox: Outbox = binding.outbox
-        self._callbacks: Callbacks = binding.callbacks
-        self._jobs: JobLookup = binding.jobs
         self._clock = clock
+        self._outbox = outbox
+        self._callbacks = callbacks
+        self._jobs = jobs
         self._observer = observer
         self._heartbeat = heartbeat
 

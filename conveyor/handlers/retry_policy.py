@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from conveyor.domain.backoff import retry_delay
 from conveyor.domain.model import Event, EventKind, Job, Problem, Spend, Task, TaskFailure
+from conveyor.domain.task_rules import Failed, Retry
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import ScrapeFailed
-from conveyor.ports.tasks import Failed, Retry
 
 RECORDED = 32
 """Receives of a task whose refusals for load are written to its history: one that lasts for a day

@@ -14,6 +14,7 @@ many days after that.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -21,16 +22,26 @@ import msgspec
 from conveyor.aio.resilience import alone
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.handlers.delete import BODIES_A_STEP, Remove, Throttle, bodies_below
-from conveyor.ports.binding import Binding
+from conveyor.ports.blobs import BlobPurge, Blobs
 from conveyor.ports.clock import Clock
+from conveyor.ports.maintenance import (
+    EndedRun,
+    ExportUpkeep,
+    InputExpiry,
+    QuietRun,
+    RunTombstones,
+    StuckIngests,
+    Sweeping,
+)
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
     DeleteMessage,
     ExportMessage,
     IngestMessage,
+    Queues,
+    Signals,
     run_queue,
 )
-from conveyor.ports.sweeping import EndedRun, QuietRun
 from conveyor.records.blob_keys import LIFECYCLE_DAYS, export_key, input_key, run_prefix
 
 
@@ -71,9 +82,19 @@ class QuietRuns:
     no run's references are sent while its queue holds as many, nor twice within `quiet_after`.
     """
 
-    def __init__(self, binding: Binding, clock: Clock, *, quiet_after: float) -> None:
-        self._binding = binding
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        sweeping: Sweeping,
+        queues: Queues,
+        signals: Signals,
+        quiet_after: float,
+    ) -> None:
         self._clock = clock
+        self._sweeping = sweeping
+        self._queues = queues
+        self._signals = signals
         self._quiet_after = quiet_after
         self._recently = RecentlyDone(clock, seconds=quiet_after)
         self._onward: dict[tuple[str, str], int] = {}
@@ -91,7 +112,7 @@ class QuietRuns:
             if self._clock.monotonic() >= until:
                 break
         before = self._clock.now() - round(self._quiet_after * 1_000)
-        runs = await self._binding.sweeping.quiet_runs(before=before)
+        runs = await self._sweeping.quiet_runs(before=before)
         for run in sorted(runs, key=lambda run: (run.run_id <= self._reached, run.run_id)):
             if self._recently.first(run.run_id):
                 await alone("sweeping a quiet run", partial(self._set_right, run, until=until))
@@ -101,16 +122,15 @@ class QuietRuns:
         self._reached = ""
 
     async def _set_right(self, run: QuietRun, *, until: float) -> None:
-        sweeping = self._binding.sweeping
-        status = await sweeping.reconcile_run(run.run_id, now=self._clock.now())
+        status = await self._sweeping.reconcile_run(run.run_id, now=self._clock.now())
         if status is None:
             return
         if status not in LIVE_RUN_STATES:
-            await self._binding.queues.drop_run(run.run_id)
-            self._binding.signals.run_changed(run.run_id)
+            await self._queues.drop_run(run.run_id)
+            self._signals.run_changed(run.run_id)
             return
         due = await self._due(run.run_id, after=_BEFORE_ALL)
-        if await self._binding.queues.count(run_queue(run.run_id)) < len(due):
+        if await self._queues.count(run_queue(run.run_id)) < len(due):
             await self._send(run.job_id, run.run_id, after=_BEFORE_ALL, until=until)
 
     async def _send(self, job_id: str, run_id: str, *, after: int, until: float) -> None:
@@ -118,7 +138,7 @@ class QuietRuns:
         for _ in range(PIECES):
             due = await self._due(run_id, after=after)
             if due:
-                await self._binding.queues.send_tasks(job_id, run_id, due)
+                await self._queues.send_tasks(job_id, run_id, due)
                 after = due[-1][0]
             if len(due) < PIECE:
                 self._onward.pop((job_id, run_id), None)
@@ -126,13 +146,11 @@ class QuietRuns:
             self._onward[job_id, run_id] = after
             if self._clock.monotonic() >= until:
                 break
-        self._binding.signals.run_changed(run_id)
+        self._signals.run_changed(run_id)
 
     async def _due(self, run_id: str, *, after: int) -> list[tuple[int, str]]:
         now = self._clock.now()
-        return await self._binding.sweeping.due_references(
-            run_id, after=after, limit=PIECE, now=now
-        )
+        return await self._sweeping.due_references(run_id, after=after, limit=PIECE, now=now)
 
 
 INTERVAL = 3_600.0
@@ -154,9 +172,19 @@ class Retention:
     when the last of them has expired. `row_days` 0 keeps the rows.
     """
 
-    def __init__(self, binding: Binding, clock: Clock, *, row_days: int) -> None:
-        self._binding = binding
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        sweeping: Sweeping,
+        blobs: BlobPurge,
+        queues: Queues,
+        row_days: int,
+    ) -> None:
         self._clock = clock
+        self._sweeping = sweeping
+        self._blobs = blobs
+        self._queues = queues
         self._pace = Throttle(clock)
         self._row_days = row_days
         self._looked_at: int | None = None
@@ -175,9 +203,7 @@ class Retention:
         until = min(until, now + BUDGET)
         while True:
             before = self._clock.now() - ENDED_FOR
-            runs = await self._binding.sweeping.ended_runs(
-                before=before, after=self._after, limit=PAGE
-            )
+            runs = await self._sweeping.ended_runs(before=before, after=self._after, limit=PAGE)
             for run in runs:
                 if not await self._age(run, until=until):
                     return
@@ -206,19 +232,19 @@ class Retention:
         if not run.swept:
             for days in LIFECYCLE_DAYS:
                 prefix = run_prefix(run.job_id, run.run_id, days)
-                if not await self._remove(bodies_below(self._binding.blobs, prefix), until=until):
+                if not await self._remove(bodies_below(self._blobs, prefix), until=until):
                     return False
-            await self._binding.sweeping.mark_swept(run.run_id)
+            await self._sweeping.mark_swept(run.run_id)
         if self._row_days and expired_for >= self._row_days * _DAY:
             now = self._clock.now()
-            for run_id in await self._binding.sweeping.expire_run(run.run_id, now=now):
+            for run_id in await self._sweeping.expire_run(run.run_id, now=now):
                 message = DeleteMessage(run.job_id, run_id)
-                await self._binding.queues.send(CONTROL_QUEUE, message)
+                await self._queues.send(CONTROL_QUEUE, message)
         return True
 
     async def _drop_queue(self, run_id: str) -> None:
-        await self._binding.queues.drop_run(run_id)
-        await self._binding.sweeping.mark_queue_dropped(run_id)
+        await self._queues.drop_run(run_id)
+        await self._sweeping.mark_queue_dropped(run_id)
 
     async def _remove(self, remove: Remove, *, until: float) -> bool:
         """Remove step by step; False where the time was over before that. A rest that does not end
@@ -251,17 +277,43 @@ class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
     row_retention_days: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPorts:
+    """The roles that a sweeper uses."""
+
+    sweeping: Sweeping
+    ingestion: StuckIngests
+    exports: ExportUpkeep
+    inputs: InputExpiry
+    runs: RunTombstones
+    blobs: Blobs
+    queues: Queues
+    signals: Signals
+
+
 class Sweeper:
     """Looks after everything once a call; one worker of a fleet at a time."""
 
-    def __init__(self, binding: Binding, clock: Clock, *, options: SweepOptions) -> None:
-        self._binding = binding
+    def __init__(self, ports: SweepPorts, clock: Clock, *, options: SweepOptions) -> None:
+        self._ports = ports
         self._clock = clock
         self._options = options
         self._recently = RecentlyDone(clock, seconds=options.quiet_after)
         self._claimed_until = 0.0
-        self._quiet_runs = QuietRuns(binding, clock, quiet_after=options.quiet_after)
-        self._retention = Retention(binding, clock, row_days=options.row_retention_days)
+        self._quiet_runs = QuietRuns(
+            clock,
+            sweeping=ports.sweeping,
+            queues=ports.queues,
+            signals=ports.signals,
+            quiet_after=options.quiet_after,
+        )
+        self._retention = Retention(
+            clock,
+            sweeping=ports.sweeping,
+            blobs=ports.blobs,
+            queues=ports.queues,
+            row_days=options.row_retention_days,
+        )
 
     async def sweep(self) -> None:
         """One look. What fails is logged and left to the next one; the rest is done.
@@ -272,7 +324,7 @@ class Sweeper:
         lasts = self._options.interval * CLAIM_SHARE
         self._claimed_until = self._clock.monotonic() + lasts
         lapses_at = now + round(lasts * 1_000)
-        if not await self._binding.sweeping.claim_sweep(now=now, lapses_at=lapses_at):
+        if not await self._ports.sweeping.claim_sweep(now=now, lapses_at=lapses_at):
             return
         await alone("sweeping unfinished writes", self._unfinished_writes)
         await alone("sweeping stuck ingestions", self._ingestions)
@@ -293,47 +345,47 @@ class Sweeper:
         return self._clock.now() - round(self._options.quiet_after * 1_000)
 
     async def _unfinished_writes(self) -> None:
-        if count := await self._binding.sweeping.tidy(now=self._clock.now()):
+        if count := await self._ports.sweeping.tidy(now=self._clock.now()):
             _log.warning("what unfinished writes left behind was removed: %d things", count)
 
     async def _ingestions(self) -> None:
-        stuck = await self._binding.ingestion.stuck_ingests(before=self._quiet_since)
+        stuck = await self._ports.ingestion.stuck_ingests(before=self._quiet_since)
         for job_id, run_id in stuck:
             if self._recently.first(f"ingest {run_id}"):
-                await self._binding.queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))
+                await self._ports.queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))
 
     async def _exports(self) -> None:
         """Whoever makes an export, or lets it wait for its turn, touches it."""
-        exports = self._binding.exports
+        exports = self._ports.exports
         for export in await exports.unfinished_exports(before=self._quiet_since):
             await exports.touch_export(export.export_id, now=self._clock.now())
             message = ExportMessage(export.job_id, export.run_id, export.export_id)
-            await self._binding.queues.send(CONTROL_QUEUE, message)
+            await self._ports.queues.send(CONTROL_QUEUE, message)
 
     async def _deletions(self) -> None:
         """Whoever scrubs a run touches its tombstone, however long it takes."""
         now = self._clock.now()
         before = now - round(DELETE_PATIENCE * self._options.quiet_after * 1_000)
-        for job_id, run_id in await self._binding.runs.deleted_runs(before=before):
+        for job_id, run_id in await self._ports.runs.deleted_runs(before=before):
             # Touched first: one message of all workers, also where sending one fails.
-            await self._binding.runs.touch_tombstone(run_id, now=now)
-            await self._binding.queues.send(CONTROL_QUEUE, DeleteMessage(job_id, run_id))
+            await self._ports.runs.touch_tombstone(run_id, now=now)
+            await self._ports.queues.send(CONTROL_QUEUE, DeleteMessage(job_id, run_id))
 
     async def _expired_inputs(self, *, until: float) -> None:
-        page = partial(self._binding.inputs.expired_inputs, now=self._clock.now(), limit=PAGE)
+        page = partial(self._ports.inputs.expired_inputs, now=self._clock.now(), limit=PAGE)
         while expired := await page():
             for input_id in expired:
-                await self._binding.blobs.delete(input_key(input_id))
-                await self._binding.inputs.drop_input(input_id)
+                await self._ports.blobs.delete(input_key(input_id))
+                await self._ports.inputs.drop_input(input_id)
                 if self._clock.monotonic() >= until:
                     return
 
     async def _expired_exports(self, *, until: float) -> None:
-        page = partial(self._binding.exports.expired_exports, now=self._clock.now(), limit=PAGE)
+        page = partial(self._ports.exports.expired_exports, now=self._clock.now(), limit=PAGE)
         while expired := await page():
             for export in expired:
                 key = export_key(export.job_id, export.run_id, export.export_id)
-                await self._binding.blobs.delete(key)
-                await self._binding.exports.drop_export(export.export_id)
+                await self._ports.blobs.delete(key)
+                await self._ports.exports.drop_export(export.export_id)
                 if self._clock.monotonic() >= until:
                     return

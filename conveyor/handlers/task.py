@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import dataclass
 
 import anyio
 import msgspec
@@ -14,28 +15,20 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import StoredBody, Task
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.domain.task_rules import Failed, Released, Retry, Settlement, Succeeded
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
     internal_failure,
     unreadable_key,
 )
-from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import BodyRefused, Content
+from conveyor.ports.blobs import BlobWrites, BodyRefused, Content
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
 from conveyor.ports.handler import ACKNOWLEDGE, Observer, Outcome, ResultLost, Throttled
-from conveyor.ports.queues import Delivery, TaskMessage
-from conveyor.ports.tasks import (
-    ClaimedElsewhere,
-    Failed,
-    NotClaimable,
-    Released,
-    Retry,
-    Settled,
-    Settlement,
-    Succeeded,
-)
+from conveyor.ports.queues import Delivery, Queues, Signals, TaskMessage
+from conveyor.ports.records import WorkerRuns
+from conveyor.ports.tasks import ClaimedElsewhere, NotClaimable, Settled, TaskClaims
 from conveyor.records.blob_keys import result_key
 from conveyor.records.job_templates import JobTemplate, JobTemplates
 
@@ -59,13 +52,24 @@ class TaskOptions(msgspec.Struct, frozen=True):
     max_interruptions: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPorts:
+    """The roles that working tasks uses."""
+
+    tasks: TaskClaims
+    runs: WorkerRuns
+    blobs: BlobWrites
+    queues: Queues
+    signals: Signals
+    gateway: Gateway
+
+
 class TaskHandler:
     """The handler of task messages."""
 
     def __init__(
         self,
-        binding: Binding,
-        gateway: Gateway,
+        ports: TaskPorts,
         templates: JobTemplates,
         clock: Clock,
         *,
@@ -73,9 +77,12 @@ class TaskHandler:
         observer: Observer,
         options: TaskOptions,
     ) -> None:
-        self._binding = binding
-        self._tasks = binding.tasks
-        self._gateway = gateway
+        self._tasks = ports.tasks
+        self._runs = ports.runs
+        self._blobs = ports.blobs
+        self._queues = ports.queues
+        self._signals = ports.signals
+        self._gateway = ports.gateway
         self._templates = templates
         self._clock = clock
         self._retry_policy = backoff
@@ -179,7 +186,7 @@ class TaskHandler:
         settled = await self._settle(task, settlement)
         if not settled.applied:
             # The claim was lost, or the run deleted meanwhile: nobody will ever point at this body.
-            await self._binding.blobs.delete(settlement.result.blob_key)
+            await self._blobs.delete(settlement.result.blob_key)
             return ACKNOWLEDGE
         return await self._ended(task, "successful", settled)
 
@@ -200,7 +207,7 @@ class TaskHandler:
                     raise
                 self._observer.gateway_called("retry")
                 await self._clock.sleep(pause)
-                if await self._binding.runs.dispatchable_run(task.run_id) is None:
+                if await self._runs.dispatchable_run(task.run_id) is None:
                     raise
         raise AssertionError("unreachable")
 
@@ -244,7 +251,7 @@ class TaskHandler:
         """Store a body; its size. Where the store refuses this very one, that is an attempt that
         failed, or else the gateway would be called for it for ever."""
         try:
-            size = await self._binding.blobs.put(key, content)
+            size = await self._blobs.put(key, content)
         except BodyRefused as refused:
             _log.error("a body was refused", extra={"error": str(refused)})
             # It answers, and would keep another one.
@@ -268,7 +275,7 @@ class TaskHandler:
         if failure.account is not None:
             self._observer.gateway_called("refused")
             detail = failure.problem.detail or failure.problem.title
-            await self._binding.runs.fail_run(
+            await self._runs.fail_run(
                 task.run_id, reason=failure.account, detail=detail[:500], now=self._clock.now()
             )
             await self._settle(task, Released())
@@ -304,8 +311,8 @@ class TaskHandler:
         return ACKNOWLEDGE
 
     async def _drop_run(self, run_id: str) -> None:
-        await self._binding.queues.drop_run(run_id)
-        self._binding.signals.run_changed(run_id)
+        await self._queues.drop_run(run_id)
+        self._signals.run_changed(run_id)
 
     async def _settle(self, task: Task, settlement: Settlement) -> Settled:
         return await self._tasks.settle_task(

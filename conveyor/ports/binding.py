@@ -1,28 +1,61 @@
-"""One set of adapters, as bootstrap hands it to the rooms above."""
+"""One set of adapters, as bootstrap hands out its roles to the rooms above."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from conveyor.ports.blobs import Blobs
-from conveyor.ports.exports import Exports
-from conveyor.ports.ingestion import Ingestion
-from conveyor.ports.inputs import Inputs
+from conveyor.ports.exports import ExportRequests, ExportWork
+from conveyor.ports.ingestion import IngestWork
+from conveyor.ports.inputs import InputSlots
+from conveyor.ports.maintenance import (
+    ExportUpkeep,
+    InputExpiry,
+    JobPurge,
+    RunTombstones,
+    StuckIngests,
+    Sweeping,
+    TaskScrubs,
+)
 from conveyor.ports.outbox import Callbacks, Outbox
 from conveyor.ports.permits import Permits
 from conveyor.ports.queues import Queues, Signals
-from conveyor.ports.records import Idempotency, Jobs, Runs
-from conveyor.ports.sweeping import Sweeping
-from conveyor.ports.tasks import Tasks
+from conveyor.ports.records import ApiRuns, Idempotency, JobReads, JobWrites, WorkerRuns
+from conveyor.ports.tasks import TaskClaims, TaskReads, UnfinishedTasks
+
+
+class Jobs(JobReads, JobWrites, JobPurge, Protocol):
+    """Every role over jobs."""
+
+
+class Runs(WorkerRuns, ApiRuns, RunTombstones, Protocol):
+    """Every role over runs."""
+
+
+class Tasks(TaskClaims, TaskReads, UnfinishedTasks, TaskScrubs, Protocol):
+    """Every role over tasks."""
+
+
+class Ingestion(IngestWork, StuckIngests, Protocol):
+    """Every role over ingestion."""
+
+
+class Inputs(InputSlots, InputExpiry, Protocol):
+    """Every role over uploaded files of tasks."""
+
+
+class Exports(ExportRequests, ExportWork, ExportUpkeep, Protocol):
+    """Every role over exports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """Every port of one store; `aclose` flushes and closes them all.
+    """The adapters of one store; `aclose` flushes and closes them all.
 
-    `root_secret` is what all other secrets are derived from, the same on every process. What
-    callers' keys are sealed with comes before it, where that is something else.
+    `root_secret` is the same on every process, and all other secrets are derived from it. Callers'
+    keys are sealed with the first of `sealing_secrets`, or with the root secret if there are none.
     """
 
     jobs: Jobs

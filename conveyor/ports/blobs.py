@@ -20,48 +20,64 @@ class BodyRefused(ConveyorError):
         self.args = (reason,)
 
 
-class Blobs(Protocol):
-    """Immutable byte strings."""
+class BlobWrites(Protocol):
+    """Bodies as a worker of tasks keeps them."""
 
     async def put(self, key: str, content: Content) -> int:
-        """Store a body under a key; the number of bytes. Readers see all of it or nothing.
+        """Store a body under a key; return its number of bytes. Readers see all of it or nothing.
 
-        Whatever the iterator raises is raised again, and nothing is stored. Raises BodyRefused;
-        ConveyorError(unavailable) where the store is away, or set up so that it keeps none.
+        If the iterator raises, raise the same, and store nothing. Raises BodyRefused;
+        ConveyorError(unavailable) if the store is away, or set up so that it keeps no body.
         """
         ...
 
-    async def open(self, key: str) -> AsyncIterator[bytes] | None:
-        """The body in pieces of at most 256 KiB; None where there is none."""
-        ...
-
     async def delete(self, key: str) -> None:
-        """Remove one body; without effect where there is none."""
+        """Remove one body; without effect if there is no such body."""
         ...
 
-    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
-        """Remove the bodies whose keys start with `prefix` (which ends in "/"), at most `limit` of
-        them; how many went. Fewer than `limit` tells that none was left."""
+
+class BlobReads(Protocol):
+    """Bodies as the API, exports and ingestion read them."""
+
+    async def open(self, key: str) -> AsyncIterator[bytes] | None:
+        """Return the body in pieces of at most 256 KiB; None if there is no such body."""
         ...
 
     async def size(self, key: str) -> int | None:
-        """How many bytes a body has; None where there is none."""
+        """Return the number of bytes of a body; None if there is no such body."""
         ...
 
-    async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
-        """A link by which whoever holds it puts one body, sent as that Content-Type and no other,
-        for so many seconds; again and again, the last one counts.
 
-        None: this store has no links of its own, or none now that would last so long; it takes
-        this body through the API.
+class BlobPurge(Protocol):
+    """Bodies as maintenance removes them."""
+
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        """Remove the bodies whose keys start with `prefix` (which ends in "/"), at most `limit` of
+        them; return how many. Fewer than `limit` means that no body is left."""
+        ...
+
+
+class BlobLinks(Protocol):
+    """Links by which callers reach the store itself."""
+
+    async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
+        """Return a link that accepts one body of that Content-Type for so many seconds; further
+        uploads replace it.
+
+        None if the store has no links of its own, or none now that would last so long: then the API
+        takes the body.
         """
         ...
 
     async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
-        """A link by which whoever holds it gets one body, for so many seconds, as an attachment of
-        that name. None: this store has no links of its own, or none now.
+        """Return a link that serves one body for so many seconds as an attachment of that name.
+        None if the store has no links of its own, or none now.
 
-        A link may be made for a shorter time, which it tells, where the store can give none that
-        lasts so long: it is to be used now.
+        The link may end earlier, and says so, if the store can give none that lasts so long: it is
+        to be used now.
         """
         ...
+
+
+class Blobs(BlobWrites, BlobReads, BlobPurge, BlobLinks, Protocol):
+    """Immutable byte strings by key."""

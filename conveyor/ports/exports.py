@@ -1,4 +1,4 @@
-"""The exports port: archives of a run's results, made on request and kept for hours."""
+"""The exports ports: archives of a run's results, made on request and kept for hours."""
 
 from __future__ import annotations
 
@@ -41,42 +41,42 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None = None
 
 
-class Exports(Protocol):
-    """Exports. They go with their run: `purge_run` removes them."""
-
-    async def create_export(self, export: Export) -> None:
-        """Write a new export. Raises ConveyorError(not_found) where its run is deleted or gone."""
-        ...
+class ExportLookup(Protocol):
+    """One export. Exports go with their run: `purge_run` removes them."""
 
     async def get_export(self, export_id: str) -> Export | None:
-        """An export by its id, expired ones included."""
+        """Return an export by its id, expired ones included."""
         ...
 
-    async def begin_export(self, export_id: str, *, now: int) -> Export | None:
-        """Mark it running, also where it runs already (its worker may be lost); None where it has
-        ended, expired, or its run is deleted or gone."""
+
+class ExportRequests(ExportLookup, Protocol):
+    """Exports as the API asks for them."""
+
+    async def create_export(self, export: Export) -> None:
+        """Write a new export. Raises ConveyorError(not_found) if its run is deleted or gone."""
         ...
+
+
+class ExportTouches(Protocol):
+    """The time at which an export was last waited for or worked on."""
 
     async def touch_export(self, export_id: str, *, now: int) -> None:
-        """Note that it waits for its turn: no message of it is lost. Without effect where it has
-        ended, expired, or its run is deleted or gone."""
+        """Note that the export waits for its turn, so that its message is not sent again. Without
+        effect if it has ended or expired, or its run is deleted or gone."""
+        ...
+
+
+class ExportWork(ExportLookup, ExportTouches, Protocol):
+    """Exports as a worker makes them."""
+
+    async def begin_export(self, export_id: str, *, now: int) -> Export | None:
+        """Mark it running, also if it runs already (its worker may be lost); None if it has ended
+        or expired, or its run is deleted or gone."""
         ...
 
     async def end_export(
         self, export_id: str, *, size: int | None, error: str | None, now: int
     ) -> bool:
-        """Complete it with a size, or fail it with an error; False where it has ended, expired, or
-        its run is deleted or gone: then its bytes are to be removed."""
-        ...
-
-    async def unfinished_exports(self, *, before: int) -> list[Export]:
-        """Exports that have not ended and were last touched before `before`."""
-        ...
-
-    async def expired_exports(self, *, now: int, limit: int) -> list[Export]:
-        """Exports past their time."""
-        ...
-
-    async def drop_export(self, export_id: str) -> None:
-        """Remove an export. Without effect where it is gone."""
+        """Complete it with a size, or fail it with an error; False if it has ended or expired, or
+        its run is deleted or gone: then the caller removes its bytes."""
         ...

@@ -34,17 +34,17 @@ class Ingesting(msgspec.Struct, frozen=True, kw_only=True):
     rerun_of: str | None = None
 
 
-class Ingestion(Protocol):
-    """Writing the rows of large runs."""
+class IngestWork(Protocol):
+    """The rows of large runs as a worker writes them."""
 
     async def ingesting(self, run_id: str) -> Ingesting | None:
-        """How far a run is; None where it is gone, deleted, or done with ingesting."""
+        """Return the progress of a run; None if it is gone, deleted, or done with ingesting."""
         ...
 
     async def write_rows(self, run_id: str, rows: StagedRows, *, now: int) -> bool:
         """Insert the pending rows that are absent, and move the checkpoint behind them.
 
-        False, and nothing written, where the run is not live or has done with ingesting.
+        Return False and write nothing if the run is not live or done with ingesting.
         """
         ...
 
@@ -54,15 +54,15 @@ class Ingestion(Protocol):
         """Copy the source's rows with an index from `first_index` below `end_index`, as the run's
         `Ingest` says, where they are absent, and move the checkpoint to `end_index`.
 
-        The references, (index, task_id) each, of the rows that are to be worked; None, and nothing
-        written, where the run is not live or has done with ingesting. Raises
+        Return references, (index, task_id) each, to the rows to be worked; None, with nothing
+        written, if the run is not live or done with ingesting. Raises
         ConveyorError(not_found) where the source is gone; CallInFlight, and the checkpoint stays,
         where a task of the stretch is under a live claim in the source.
         """
         ...
 
     async def finish_ingest(self, run_id: str, *, now: int) -> RunStatus | None:
-        """End the ingestion: where the run stands then; None where it is gone or deleted.
+        """End the ingestion; return the run's status after it, None if it is gone or deleted.
 
         With every row written the total of a submit stays what it was, and a drained run of a
         closed job is complete. Of a rerun, and of a run that is no longer live, total and counters
@@ -73,9 +73,5 @@ class Ingestion(Protocol):
 
     async def fail_ingest(self, run_id: str, *, detail: str, now: int) -> bool:
         """End a live run as `failed` with reason ingest_failed, because its rows cannot be written,
-        and its ingestion with it; True where this call did it."""
-        ...
-
-    async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
-        """(job_id, run_id) of runs that ingest and have not moved on since `before`."""
+        and its ingestion with it; True if this call did it."""
         ...

@@ -8,7 +8,7 @@ import msgspec
 
 from conveyor.domain.input_spec import CsvSpec, InputType
 
-__all__ = ["CsvSpec", "InputType", "Inputs", "JobInput"]
+__all__ = ["CsvSpec", "InputSlots", "InputType", "JobInput"]
 
 
 class JobInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,25 +28,17 @@ class JobInput(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None = None
 
 
-class Inputs(Protocol):
-    """Slots. The bytes lie in the blob store under `input_key`."""
+class InputSlots(Protocol):
+    """Slots as the API uses them. The bytes lie in the blob store under `input_key`."""
 
     async def create_input(self, job_input: JobInput) -> None:
         """Write a new slot."""
         ...
 
     async def get_input(self, input_id: str) -> JobInput | None:
-        """A slot by its id, expired ones included; whose it is, is for the caller to compare."""
+        """Return a slot by its id, expired ones included; the API compares its owner."""
         ...
 
     async def input_uploaded(self, input_id: str, *, size: int) -> bool:
-        """Note a complete upload; False where the slot is gone."""
-        ...
-
-    async def expired_inputs(self, *, now: int, limit: int) -> list[str]:
-        """Ids of slots past their time."""
-        ...
-
-    async def drop_input(self, input_id: str) -> None:
-        """Remove a slot. Without effect where it is gone."""
+        """Note a complete upload; False if the slot is gone."""
         ...

@@ -24,7 +24,7 @@ class TokenExpired(Exception):
 class Callbacks(Protocol):
     """Callbacks by task token. A token is a secret: no error and no log names it.
 
-    Each method raises NobodyWaits; ConveyorError(unavailable) where it may be well later.
+    Each method raises TokenExpired; ConveyorError(unavailable) where it may be well later.
     """
 
     async def send_heartbeat(self, task_token: str) -> None:
@@ -70,8 +70,8 @@ class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outbox(Protocol):
-    """Notices, one for each run of a job with a callback; `Jobs.create_job` writes them, due at
-    once.
+    """Notices, one for each run of a job with a callback; `JobWrites.create_job` writes them, due
+    at once.
 
     They outlive their runs: `purge_run` and `purge_job` leave them alone.
     """

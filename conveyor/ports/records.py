@@ -1,7 +1,7 @@
-"""The records ports: jobs, runs and idempotency keys.
+"""The records ports: jobs, runs and idempotency keys, one role for each kind of caller.
 
-One binding implements all of them over one store. Whatever a method writes becomes visible at once
-and entirely, or not at all.
+One adapter implements all of them over one store. Each write becomes visible at once and entirely,
+or not at all. `caller` is the keyed hash of an API key; another caller's job is absent.
 """
 
 from __future__ import annotations
@@ -40,12 +40,43 @@ class IdempotencyScope(msgspec.Struct, frozen=True):
     scope: str
 
 
+class AppendRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks to add to a job; with `last_batch` the job is closed too.
+
+    The run may hold `max_tasks` at most.
+    """
+
+    caller: str
+    job_id: str
+    specs: Sequence[TaskSpec]
+    last_batch: bool
+    max_tasks: int
+    now: int
+
+
 class Appended(msgspec.Struct, frozen=True):
     """What adding tasks did: the job and run after it, and how many tasks were added."""
 
     view: JobView
     accepted: int
     first_index: int
+
+
+class RerunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The new run `run_id` to make from the latest one of a job.
+
+    `statuses`: the tasks to start afresh, None for all. A partial rerun needs a source that was
+    created at or after `window_start`. The rows of a source of `large_from` tasks or more are left
+    to ingestion.
+    """
+
+    caller: str
+    job_id: str
+    run_id: str
+    statuses: frozenset[TaskStatus] | None
+    window_start: int
+    large_from: int
+    now: int
 
 
 class Rerun(msgspec.Struct, frozen=True):
@@ -64,16 +95,40 @@ class DispatchChange(msgspec.Struct, frozen=True):
     run: DispatchableRun | None
 
 
+# -- jobs --
+
+
 class JobLookup(Protocol):
-    """The part of `Jobs` that workers get templates from."""
+    """A job without its caller: for workers, and for signed links, whose signature stands for the
+    caller."""
 
     async def find_job(self, job_id: str) -> Job | None:
-        """A job by id alone, as `Jobs.find_job`."""
+        """Return a job by id alone, whoever owns it, deleted ones included; None once it is
+        gone."""
         ...
 
 
-class Jobs(Protocol):
-    """Jobs of callers. `caller` is the keyed hash of an API key; another caller's job is absent."""
+class JobReads(JobLookup, Protocol):
+    """Jobs as the API reads them."""
+
+    async def get_job(self, caller: str, job_id: str) -> JobView | None:
+        """Return the job and its latest run, also while it is being deleted; None once it is
+        gone."""
+        ...
+
+    async def list_jobs(
+        self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
+    ) -> list[JobView]:
+        """Return a caller's jobs, newest first by job_id, strictly below `before`; with a `status`,
+        only those.
+
+        Without a status, deleted jobs are left out.
+        """
+        ...
+
+
+class JobWrites(Protocol):
+    """Jobs as the API writes them."""
 
     async def create_job(
         self,
@@ -86,45 +141,21 @@ class Jobs(Protocol):
     ) -> None:
         """Write job, first run, every task and, under `once`, the answer. All, or nothing.
 
-        A run with an `ingest` comes without tasks. With a `callback` on the job, its notice is in
+        A run with an `ingest` comes without tasks. With a `callback` on the job, its entry is in
         the outbox from then on.
 
         Writing a job_id a second time raises ConveyorError(conflict) and changes nothing.
         """
         ...
 
-    async def get_job(self, caller: str, job_id: str) -> JobView | None:
-        """The job and its latest run, also while it is being deleted; None once it is gone."""
-        ...
-
-    async def find_job(self, job_id: str) -> Job | None:
-        """A job by id alone, whoever owns it: for workers and for signed links, whose signature
-        stands for the caller."""
-        ...
-
-    async def list_jobs(
-        self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
-    ) -> list[JobView]:
-        """A caller's jobs, newest first by job_id, strictly below `before`; with a `status`, only
-        those.
-
-        Without a status, deleted jobs are left out.
-        """
-        ...
-
     async def append_tasks(
         self,
-        caller: str,
-        job_id: str,
-        specs: Sequence[TaskSpec],
+        request: AppendRequest,
         *,
-        last_batch: bool,
-        max_tasks: int,
-        now: int,
         answer: Callable[[Appended], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Add tasks to the first run of an open job; with `last_batch`, close the job too.
+        """Add tasks to the first run of an open job, and close the job if the request says so.
 
         Indexes are given out in order and never twice, however many callers add at once. The answer
         is rendered from what this very write made, and stored under `once` in the same step.
@@ -135,7 +166,7 @@ class Jobs(Protocol):
         ...
 
     async def close_job(self, caller: str, job_id: str, *, now: int) -> JobView:
-        """No task comes any more; completes the run at once where all its tasks have ended.
+        """Refuse further tasks; complete the run at once if all its tasks have ended.
 
         Idempotent. Raises ConveyorError(not_found), also for a deleted job.
         """
@@ -148,43 +179,60 @@ class Jobs(Protocol):
         """
         ...
 
-    async def purge_job(self, job_id: str) -> None:
-        """Remove the tombstone of a deleted job, once no run of it is left; else without effect."""
-        ...
+
+# -- runs --
 
 
 class Dispatchable(Protocol):
-    """Which runs may have work: what a worker discovers."""
+    """Runs as a worker discovers them: those that may have work."""
 
     async def dispatchable_runs(self) -> list[DispatchableRun]:
-        """Every run that is running and not paused."""
+        """Return every run that is running and not paused."""
         ...
 
     async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
-        """Runs whose status or pause was changed at or after `since`, as they are now.
+        """Return runs whose status or pause was changed at or after `since`, as they are now.
 
-        `since` is compared with the clocks of those who wrote: a reader leaves a margin. Runs whose
+        `since` is compared with the clocks of the writers: a reader leaves a margin. Runs whose
         tombstone has been removed meanwhile are not among them.
         """
         ...
 
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
-        """One run, if it is running and not paused."""
+        """Return one run, if it is running and not paused."""
         ...
 
 
-class Runs(Dispatchable, Protocol):
-    """Runs of jobs."""
+class WorkerRuns(Dispatchable, Protocol):
+    """Runs as a worker sees and ends them."""
+
+    async def fail_run(self, run_id: str, *, reason: RunFailure, detail: str, now: int) -> bool:
+        """End a live run as `failed`; True if this call did it, False if the run was terminal or
+        gone."""
+        ...
+
+
+class RunLookup(Protocol):
+    """One run of a job."""
 
     async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
-        """A run by id, deleted ones included; with None, the latest that is not deleted."""
+        """Return a run by id, deleted ones included; with None, the latest that is not deleted."""
         ...
+
+
+class RunReads(RunLookup, Protocol):
+    """Runs as the API reads them."""
 
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
     ) -> list[Run]:
-        """Runs of a job that are not deleted, newest first, with a run_sequence below `before`."""
+        """Return runs of a job that are not deleted, newest first, with a run_sequence below
+        `before`."""
         ...
+
+
+class RunWrites(Protocol):
+    """Runs as the API writes them."""
 
     async def stop_run(self, caller: str, job_id: str, *, now: int) -> Run:
         """End the latest run as `stopped`. Once this returns, no task of the run can be claimed.
@@ -201,61 +249,45 @@ class Runs(Dispatchable, Protocol):
         """
         ...
 
-    async def fail_run(self, run_id: str, *, reason: RunFailure, detail: str, now: int) -> bool:
-        """End a live run as `failed`; True where this call did it, False where it was terminal."""
-        ...
-
     async def rerun(
         self,
-        caller: str,
-        job_id: str,
-        run_id: str,
+        request: RerunRequest,
         *,
-        statuses: frozenset[TaskStatus] | None,
-        window_start: int,
-        large_from: int,
-        now: int,
         answer: Callable[[Rerun], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Make the new run `run_id` from the latest one, and close the job.
+        """Make a new run from the latest one, and close the job.
 
         Where the latest run has `large_from` tasks or more, no row is read or written here: the new
         run has an `ingest` to be done, and the totals that it will have. Where statuses name one of
         pending and processing, the totals presume the unfinished tasks of both kinds.
 
-        With None every task starts afresh under its old id. With statuses, matching rows start
-        afresh, other terminal rows are copied with the run that owns their body in source_run_id,
-        and other rows are left out; the new run pins the runs it draws bodies from.
+        Without statuses every task starts afresh under its old id. With statuses, matching rows
+        start afresh, other terminal rows are copied with the run that owns their body in
+        source_run_id, and other rows are left out; the new run pins the runs it draws bodies from.
+        The answer is rendered from what this very write made, and stored under `once` in the same
+        step. A run_id that exists already is answered, not made again.
         Raises ConveyorError: not_found; run_not_terminal, also while rows of the latest run are
         still being written, and, as CallInFlight, while a task of a run with fewer is under a live
-        claim; no_prior_run; no_matching_tasks; partial_rerun_window_expired where
-        statuses are given and the source run was created before `window_start`. A run_id that
-        exists already is answered, not made again.
+        claim; no_prior_run; no_matching_tasks; partial_rerun_window_expired where statuses are
+        given and the source run was created before `window_start`.
         """
         ...
 
     async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:
-        """Turn a run to `deleted` and let the job's latest run be the newest other one. Idempotent.
+        """Turn a run to `deleted` and make the newest other run the job's latest one. Idempotent.
 
         Raises ConveyorError: not_found; run_has_descendants while another run that is not deleted
         pins it.
         """
         ...
 
-    async def purge_run(self, run_id: str) -> None:
-        """Remove the tombstone of a deleted run. Without effect where it is gone."""
-        ...
 
-    async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
-        """(job_id, run_id) of every tombstone, so that a restart takes up unfinished scrubs; with
-        `before`, of those that were neither made nor touched since."""
-        ...
+class ApiRuns(RunReads, RunWrites, Protocol):
+    """Runs as the API reads and writes them."""
 
-    async def touch_tombstone(self, run_id: str, *, now: int) -> None:
-        """Note that the scrub of a deleted run is under way, in its `updated_at`. Without effect
-        where the run stands or is gone."""
-        ...
+
+# -- idempotency keys --
 
 
 class ClaimedKey(msgspec.Struct, frozen=True):
@@ -289,10 +321,10 @@ class Idempotency(Protocol):
         lapses_at: int,
         expires_at: int,
     ) -> KeyClaim:
-        """Claim a key for one request, or learn what became of it.
+        """Claim a key for one request, or return the state of the request that has it.
 
-        A claim lapses at `lapses_at` unless answered; whoever takes it over gets the id that it
-        named. An answer stands until `expires_at`.
+        A claim lapses at `lapses_at` unless answered; a request that takes it over gets the id that
+        it named. An answer stands until `expires_at`.
         """
         ...
 

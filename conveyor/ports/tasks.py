@@ -1,5 +1,7 @@
-"""The tasks port: the bulk collection. Task rows are the truth, a run's counters a cache of
-them."""
+"""The tasks ports: the bulk collection, one role for each kind of caller.
+
+Task rows are the truth, a run's counters a cache of them.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +11,7 @@ from typing import Protocol
 import msgspec
 
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
-from conveyor.domain.task_rules import Failed, Released, Retry, Settlement, Succeeded
-
-__all__ = [
-    "Claim",
-    "Claimed",
-    "ClaimedElsewhere",
-    "Failed",
-    "NotClaimable",
-    "Released",
-    "Retry",
-    "Settled",
-    "Settlement",
-    "Succeeded",
-    "TaskPage",
-    "Tasks",
-]
-"""Settlements are of the domain, whose rules say what they do; this port takes them."""
+from conveyor.domain.task_rules import Settlement
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -74,8 +60,8 @@ class TaskPage(msgspec.Struct, frozen=True):
     rows_read: int
 
 
-class Tasks(Protocol):
-    """Task rows and their histories. A run that does not exist has none."""
+class TaskClaims(Protocol):
+    """Tasks as a worker claims and settles them. A run that does not exist has no tasks."""
 
     async def claim_task(
         self,
@@ -91,24 +77,25 @@ class Tasks(Protocol):
 
         A lapsed claim is written to the history as an interruption. One that lapsed more than
         `max_interruptions` times ends the task as failed (code `interrupted`): the answer is
-        NotClaimable with the run's status. A pause does not hinder a claim: the message was already
-        received.
+        NotClaimable with the run's status. A paused run's tasks can still be claimed: the message
+        was already received.
         """
         ...
 
     async def release_claim(self, run_id: str, task_id: str, *, worker: str) -> None:
         """Undo a claim made under this very `worker` name; else without effect.
 
-        For a `claim_task` that was cancelled: nobody knows its number, and nobody works it. A
-        caller that may claim a task twice gives each call of `claim_task` a name of its own.
+        For a `claim_task` that was cancelled, so that nobody knows the claim's number or works the
+        task. A caller that may claim a task twice gives each call of `claim_task` a name of its
+        own.
         """
         ...
 
     async def renew_claims(
         self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
     ) -> None:
-        """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over. What
-        fails for one of them keeps no other from being renewed, and is raised in the end."""
+        """Extend claims, given as (run_id, task_id, claim_number); skip those that were lost. If
+        one fails, renew the others before raising."""
         ...
 
     async def settle_task(
@@ -122,6 +109,11 @@ class Tasks(Protocol):
         """
         ...
 
+
+class TaskReads(Protocol):
+    """Tasks and their histories as the API and exports read them. A run that does not exist has no
+    tasks."""
+
     async def page_tasks(
         self,
         run_id: str,
@@ -132,25 +124,27 @@ class Tasks(Protocol):
         limit: int,
         most_read: int | None = None,
     ) -> TaskPage:
-        """At most `limit` rows of a shard with an index above `after`; None as statuses means all.
+        """Return at most `limit` rows of a shard with an index above `after`; None as statuses
+        means all.
 
-        At most `most_read` rows of the store are read for it (None: as many as it takes), so that
-        a rare status cannot make one page read a whole run.
+        Read at most `most_read` rows of the store (None: no bound), so that a rare status cannot
+        make one page read a whole run.
         """
         ...
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None:
-        """One row."""
+        """Return one row; None if there is no such task."""
         ...
 
     async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
-        """The events of a task, oldest first; None where there is no such task."""
+        """Return the events of a task, oldest first; None if there is no such task."""
         ...
+
+
+class UnfinishedTasks(Protocol):
+    """References to tasks that still need a message, for queues that are filled from the rows."""
 
     async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        """(index, task_id) of rows that are not terminal, in order, with an index above `after`."""
-        ...
-
-    async def scrub_tasks(self, run_id: str, limit: int) -> int:
-        """Remove at most `limit` rows of a deleted run, events with them; how many went."""
+        """Return (index, task_id) of rows that are not terminal, in order, with an index above
+        `after`; none for a run that does not exist."""
         ...

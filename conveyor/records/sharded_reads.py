@@ -25,7 +25,7 @@ from conveyor.aio.concurrency import for_each
 from conveyor.domain.ids import MAX_INDEX
 from conveyor.domain.model import Task, TaskStatus
 from conveyor.domain.shards import Shards, ShardScheme
-from conveyor.ports.tasks import Tasks
+from conveyor.ports.tasks import TaskReads
 
 START = -1
 """The position before the first row of a shard."""
@@ -315,8 +315,10 @@ class _Merge(Generic[Row]):
         )
 
 
-def task_reader(tasks: Tasks, run_id: str, *, statuses: frozenset[TaskStatus] | None) -> Read[Task]:
-    """What reads a stretch of one shard of a run, for the functions of `domain.gather`."""
+def task_reader(
+    tasks: TaskReads, run_id: str, *, statuses: frozenset[TaskStatus] | None
+) -> Read[Task]:
+    """Return a function that reads a stretch of one shard of a run, for the functions above."""
 
     async def read(wanted: ShardRead) -> ShardRows[Task]:
         page = await tasks.page_tasks(
@@ -333,7 +335,7 @@ def task_reader(tasks: Tasks, run_id: str, *, statuses: frozenset[TaskStatus] | 
 
 
 def all_tasks(
-    tasks: Tasks,
+    tasks: TaskReads,
     run_id: str,
     shards: Shards,
     *,

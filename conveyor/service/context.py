@@ -4,11 +4,18 @@ runs."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from conveyor.domain.errors import not_found
 from conveyor.domain.model import JobStatus, JobView, Run, RunStatus
-from conveyor.ports.binding import Binding
+from conveyor.ports.binding import Jobs
+from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
+from conveyor.ports.exports import ExportRequests
+from conveyor.ports.inputs import InputSlots
+from conveyor.ports.queues import Queues, Signals
+from conveyor.ports.records import ApiRuns, Idempotency
+from conveyor.ports.tasks import TaskReads, UnfinishedTasks
 from conveyor.service.callers import Keyring
 
 
@@ -18,7 +25,7 @@ class ServiceOptions:
 
     Durations are seconds. `public_origin` is scheme, host and port (and a path prefix, if any) for
     signed links, with no slash at the end. `older_secrets` are root secrets in use before the
-    binding's own, newest first: what they sealed and signed stays valid, and the last of all keeps
+    present one, newest first: what they sealed and signed stays valid, and the last of all keeps
     naming callers.
     """
 
@@ -44,11 +51,57 @@ class ServiceOptions:
     older_secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 
+class ApiTasks(TaskReads, UnfinishedTasks, Protocol):
+    """Tasks as the API reads them and fills queues from them."""
+
+
+class ApiPorts(Protocol):
+    """The roles and secrets that the service uses; a binding has them all."""
+
+    @property
+    def jobs(self) -> Jobs: ...
+
+    @property
+    def runs(self) -> ApiRuns: ...
+
+    @property
+    def tasks(self) -> ApiTasks: ...
+
+    @property
+    def idempotency(self) -> Idempotency: ...
+
+    @property
+    def inputs(self) -> InputSlots: ...
+
+    @property
+    def exports(self) -> ExportRequests: ...
+
+    @property
+    def blobs(self) -> Blobs: ...
+
+    @property
+    def queues(self) -> Queues: ...
+
+    @property
+    def signals(self) -> Signals: ...
+
+    @property
+    def root_secret(self) -> bytes: ...
+
+    @property
+    def sealing_secrets(self) -> tuple[bytes, ...]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The ports, the clock, the options and the keys."""
+    """The roles of the store, the clock, the options and the keys."""
 
-    binding: Binding
+    jobs: Jobs
+    runs: ApiRuns
+    tasks: TaskReads
+    inputs: InputSlots
+    exports: ExportRequests
+    blobs: Blobs
     clock: Clock
     options: ServiceOptions
     keyring: Keyring
@@ -56,7 +109,7 @@ class Context:
     async def live_job(self, caller_id: str, job_id: str) -> JobView:
         """Return the caller's job. Raises ConveyorError(not_found), also where it is being
         deleted."""
-        view = await self.binding.jobs.get_job(caller_id, job_id)
+        view = await self.jobs.get_job(caller_id, job_id)
         if view is None or view.job.status is JobStatus.DELETED:
             raise not_found("job")
         return view
@@ -71,7 +124,7 @@ class Context:
         view = await self.live_job(caller_id, job_id)
         run = view.latest_run
         if run_id is not None and (run is None or run.run_id != run_id):
-            run = await self.binding.runs.get_run(caller_id, job_id, run_id)
+            run = await self.runs.get_run(caller_id, job_id, run_id)
         if run is None or run.status is RunStatus.DELETED:
             raise not_found("run")
         return view, run

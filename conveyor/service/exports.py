@@ -36,7 +36,7 @@ class RunExports:
     def __init__(self, context: Context, links: ExportLinks, notifier: WorkNotifier) -> None:
         self._context = context
         self._notifier = notifier
-        self._exports = context.binding.exports
+        self._exports = context.exports
         self._links = links
 
     async def start(
@@ -88,12 +88,12 @@ class RunExports:
         now = self._context.clock.now()
         self._links.check(target, expires=expires, signature=signature, now=now)
         # The signature was given to the owner: it stands for them here.
-        job = await self._context.binding.jobs.find_job(target.job_id)
+        job = await self._context.jobs.find_job(target.job_id)
         if job is None:
             raise not_found("export")
         export = await self._find(job.caller, target)
         key = export_key(export.job_id, export.run_id, export.export_id)
-        pieces = await self._context.binding.blobs.open(key)
+        pieces = await self._context.blobs.open(key)
         if pieces is None or export.size is None:
             raise not_found("export")
         return Download(pieces, export.size, export.format, _file_name(export))
@@ -103,7 +103,7 @@ class RunExports:
         now = self._context.clock.now()
         ttl = round(self._context.options.result_url_ttl * 1_000)
         link_end = min(now + ttl, export.expires_at)
-        own = await self._context.binding.blobs.download_link(
+        own = await self._context.blobs.download_link(
             export_key(export.job_id, export.run_id, export.export_id),
             seconds=max(1, (link_end - now) // 1_000),
             file_name=_file_name(export),

@@ -32,8 +32,8 @@ class FileInputs:
     def __init__(self, context: Context, signer: UploadSigner) -> None:
         self._context = context
         self._signer = signer
-        self._inputs = context.binding.inputs
-        self._blobs = context.binding.blobs
+        self._inputs = context.inputs
+        self._blobs = context.blobs
 
     async def create(self, caller_id: str, body: bytes) -> JobInputBody:
         """Make a slot from a JSON document. Raises ConveyorError(invalid_argument)."""

@@ -25,7 +25,7 @@ class JobQueries:
 
     async def get_job(self, caller_id: str, job_id: str) -> JobBody:
         """Return a job, also while it is being deleted. Raises ConveyorError(not_found)."""
-        view = await self._context.binding.jobs.get_job(caller_id, job_id)
+        view = await self._context.jobs.get_job(caller_id, job_id)
         if view is None:
             raise not_found("job")
         return job_body(view)
@@ -48,7 +48,7 @@ class JobQueries:
         before = self._cursors.decode(cursor, scope=scope) if cursor is not None else None
         views: list[JobView] = []
         if job_type != "scheduled":
-            views = await self._context.binding.jobs.list_jobs(
+            views = await self._context.jobs.list_jobs(
                 caller_id, status=status, before=before, limit=limit + 1
             )
         following = None
@@ -59,7 +59,7 @@ class JobQueries:
     async def get_run(self, caller_id: str, job_id: str, run_id: str) -> RunBody:
         """Return a run, also while it is being deleted. Raises ConveyorError(not_found)."""
         await self._context.live_job(caller_id, job_id)
-        run = await self._context.binding.runs.get_run(caller_id, job_id, run_id)
+        run = await self._context.runs.get_run(caller_id, job_id, run_id)
         if run is None:
             raise not_found("run")
         return run_body(run)
@@ -72,7 +72,7 @@ class JobQueries:
         await self._context.live_job(caller_id, job_id)
         scope = f"runs:{job_id}"
         before = self._before(cursor, scope) if cursor is not None else None
-        runs: list[Run] = await self._context.binding.runs.list_runs(
+        runs: list[Run] = await self._context.runs.list_runs(
             caller_id, job_id, before=before, limit=limit + 1
         )
         following = None
@@ -92,8 +92,8 @@ class JobCommands:
 
     def __init__(self, context: Context, notifier: WorkNotifier) -> None:
         self._context = context
-        self._jobs = context.binding.jobs
-        self._runs = context.binding.runs
+        self._jobs = context.jobs
+        self._runs = context.runs
         self._notifier = notifier
 
     async def close(self, caller_id: str, job_id: str) -> JobBody:

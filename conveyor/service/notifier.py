@@ -18,7 +18,7 @@ from conveyor.ports.queues import (
     Queues,
     Signals,
 )
-from conveyor.ports.tasks import Tasks
+from conveyor.ports.tasks import UnfinishedTasks
 
 SEND_CHUNK = 1_000
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("conveyor.service")
 class WorkNotifier:
     """Enqueues references and signals changed runs."""
 
-    def __init__(self, queues: Queues, signals: Signals, tasks: Tasks) -> None:
+    def __init__(self, queues: Queues, signals: Signals, tasks: UnfinishedTasks) -> None:
         self._queues = queues
         self._signals = signals
         self._tasks = tasks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
-from conveyor.ports.records import Rerun, StoredResponse
+from conveyor.ports.records import Rerun, RerunRequest, StoredResponse
 from conveyor.service.context import Context
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
 from conveyor.service.notifier import WorkNotifier
@@ -41,7 +41,7 @@ class Reruns:
         """Make the new run; `statuses` of None replays everything. Answers 202 if its rows come
         later.
 
-        Raises ConveyorError as `Runs.rerun` does, and idempotency_key_conflict.
+        Raises ConveyorError as `RunWrites.rerun` does, and idempotency_key_conflict.
         """
 
         async def work(claim: IdempotencyClaim) -> StoredResponse:
@@ -78,14 +78,16 @@ class Reruns:
         claim: IdempotencyClaim,
     ) -> StoredResponse:
         now = self._context.clock.now()
-        return await self._context.binding.runs.rerun(
-            caller_id,
-            job_id,
-            claim.created_id,
-            statuses=statuses,
-            window_start=now - self._context.options.partial_rerun_window_days * _DAY,
-            large_from=self._context.options.async_threshold,
-            now=now,
+        return await self._context.runs.rerun(
+            RerunRequest(
+                caller=caller_id,
+                job_id=job_id,
+                run_id=claim.created_id,
+                statuses=statuses,
+                window_start=now - self._context.options.partial_rerun_window_days * _DAY,
+                large_from=self._context.options.async_threshold,
+                now=now,
+            ),
             answer=_answer,
             once=claim.once,
         )
@@ -101,7 +103,7 @@ class _SourceWait:
 
     def __init__(self, context: Context) -> None:
         self._clock = context.clock
-        self._tasks = context.binding.tasks
+        self._tasks = context.tasks
         self._deadline = context.clock.monotonic() + CLAIM_WAIT
         self._pause = _FIRST_PAUSE
 

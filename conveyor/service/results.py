@@ -215,10 +215,10 @@ class Results:
 
     def __init__(self, context: Context, cursors: Cursors, links: LinkSigner) -> None:
         self._context = context
-        self._tasks = context.binding.tasks
+        self._tasks = context.tasks
         self._cursors = cursors
         self._links = links
-        self._expiry = Expiry(context.binding.tasks)
+        self._expiry = Expiry(context.tasks)
         self.rows_discarded = 0
 
     async def page(
@@ -280,7 +280,7 @@ class Results:
         now = self._context.clock.now()
         self._links.check(target, expires=expires, signature=signature, now=now)
         # The signature was given to the owner: it stands for them here.
-        job = await self._context.binding.jobs.find_job(target.job_id)
+        job = await self._context.jobs.find_job(target.job_id)
         if job is None:
             raise not_found("job")
         return await self.content(job.caller, target.job_id, target.run_id, target.task_id)
@@ -334,7 +334,7 @@ class Results:
         [end] = await self._expiry.of([task], ttl_days, horizon=now)
         if end is not None and end <= now:
             raise ConveyorError(ErrorCode.RESULT_EXPIRED, "the result is past its retention")
-        pieces = await self._context.binding.blobs.open(result.blob_key)
+        pieces = await self._context.blobs.open(result.blob_key)
         if pieces is None:
             raise not_found("result")
         return Content(pieces, result.size, result.content_type)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from conveyor.domain.submission import Limits
-from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.service.callers import Caller, derive_keyring, identify
-from conveyor.service.context import Context, ServiceOptions
+from conveyor.service.context import ApiPorts, Context, ServiceOptions
 from conveyor.service.exports import RunExports
 from conveyor.service.file_inputs import FileInputs
 from conveyor.service.idempotency import IdempotentRequests
@@ -26,15 +25,25 @@ class Service:
     makes archives of results.
     """
 
-    def __init__(self, binding: Binding, options: ServiceOptions, clock: Clock) -> None:
+    def __init__(self, ports: ApiPorts, options: ServiceOptions, clock: Clock) -> None:
         self.options = options
         self._keyring = derive_keyring(
-            [binding.root_secret, *options.older_secrets], binding.sealing_secrets
+            [ports.root_secret, *options.older_secrets], ports.sealing_secrets
         )
-        context = Context(binding=binding, clock=clock, options=options, keyring=self._keyring)
-        notifier = WorkNotifier(binding.queues, binding.signals, binding.tasks)
+        context = Context(
+            jobs=ports.jobs,
+            runs=ports.runs,
+            tasks=ports.tasks,
+            inputs=ports.inputs,
+            exports=ports.exports,
+            blobs=ports.blobs,
+            clock=clock,
+            options=options,
+            keyring=self._keyring,
+        )
+        notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
         once = IdempotentRequests(
-            binding.idempotency,
+            ports.idempotency,
             clock,
             claim=options.idempotency_claim,
             ttl=options.idempotency_ttl,

@@ -13,7 +13,7 @@ from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, Run
 from conveyor.domain.shards import Shards, ShardScheme, layout
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.domain.submission import JobRequest, Limits, parse_add, parse_job
-from conveyor.ports.records import Appended, Jobs, StoredResponse
+from conveyor.ports.records import Appended, AppendRequest, JobReads, StoredResponse
 from conveyor.service.callers import Caller
 from conveyor.service.context import Context
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
@@ -60,13 +60,15 @@ class Additions:
             added[:] = [(made.latest_run.run_id, appended.first_index)]
             return StoredResponse(200, encode(made))
 
-        answer = await self._context.binding.jobs.append_tasks(
-            caller_id,
-            job_id,
-            request.specs,
-            last_batch=request.last_batch,
-            max_tasks=self._limits.max_open_job_tasks,
-            now=self._context.clock.now(),
+        answer = await self._context.jobs.append_tasks(
+            AppendRequest(
+                caller=caller_id,
+                job_id=job_id,
+                specs=request.specs,
+                last_batch=request.last_batch,
+                max_tasks=self._limits.max_open_job_tasks,
+                now=self._context.clock.now(),
+            ),
             answer=render,
             once=claim.once,
         )
@@ -89,7 +91,7 @@ class ActiveJobQuota:
     """Limits the unfinished jobs of each caller, within one process; a `limit` of 0 means no
     limit."""
 
-    def __init__(self, jobs: Jobs, *, limit: int) -> None:
+    def __init__(self, jobs: JobReads, *, limit: int) -> None:
         self._jobs = jobs
         self._limit = limit
         self._locks = KeyedLocks()
@@ -141,8 +143,8 @@ class Submissions:
         self._notifier = notifier
         self._once = once
         self._limits = limits
-        self._lists = TaskListLoader(context.binding, context.options, context.clock)
-        self._quota = ActiveJobQuota(context.binding.jobs, limit=context.options.max_active_jobs)
+        self._lists = TaskListLoader(context.inputs, context.blobs, context.options, context.clock)
+        self._quota = ActiveJobQuota(context.jobs, limit=context.options.max_active_jobs)
 
     async def submit(
         self,
@@ -177,7 +179,7 @@ class Submissions:
         attended: CancelOnDisconnect,
     ) -> StoredResponse:
         to = StagedList(
-            self._context.binding.blobs,
+            self._context.blobs,
             job_id=claim.created_id,
             run_id=self._context.clock.new_id(),
         )
@@ -191,7 +193,7 @@ class Submissions:
         answer = StoredResponse(status, encode(submit_body(job, run, accepted=tasks.rows)))
         try:
             async with self._quota.room_for_one(caller.caller_id):
-                await self._context.binding.jobs.create_job(
+                await self._context.jobs.create_job(
                     job, run, tasks.tasks, answer=answer, once=claim.once
                 )
         except Exception:
@@ -264,7 +266,7 @@ class Submissions:
 
     async def _discard_unless_written(self, to: StagedList) -> None:
         """Discard what was staged, unless the failed write happened after all and needs it."""
-        job = await self._context.binding.jobs.find_job(to.job_id) if to.chunks else None
+        job = await self._context.jobs.find_job(to.job_id) if to.chunks else None
         if job is None or job.latest_run_id != to.run_id:
             await to.discard()
 

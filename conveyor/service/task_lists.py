@@ -22,10 +22,9 @@ from conveyor.domain.shards import MOST_UNITS_IN_ONE_SHARD, WRITE_UNIT, write_un
 from conveyor.domain.submission import JobRequest, Limits
 from conveyor.intake.frames import Chunk, Csv, Head, ListSource, ValidationRequest
 from conveyor.intake.rows import RowWriter
-from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import Blobs
+from conveyor.ports.blobs import BlobReads, Blobs
 from conveyor.ports.clock import Clock
-from conveyor.ports.inputs import JobInput
+from conveyor.ports.inputs import InputSlots, JobInput
 from conveyor.records.blob_keys import input_key, staged_key, staged_prefix
 from conveyor.service.context import ServiceOptions
 from conveyor.service.file_inputs import file_too_large
@@ -109,8 +108,11 @@ class TaskListLoader:
     Every method raises ConveyorError as the check does; the caller discards what was staged.
     """
 
-    def __init__(self, binding: Binding, options: ServiceOptions, clock: Clock) -> None:
-        self._binding = binding
+    def __init__(
+        self, inputs: InputSlots, blobs: BlobReads, options: ServiceOptions, clock: Clock
+    ) -> None:
+        self._inputs = inputs
+        self._blobs = blobs
         self._options = options
         self._clock = clock
         self._validator = ListValidator(clock, max_seconds=options.max_validation_seconds)
@@ -158,7 +160,7 @@ class TaskListLoader:
 
         A store with links of its own does not report uploads, so it is asked here.
         """
-        blobs, key = self._binding.blobs, input_key(slot.input_id)
+        blobs, key = self._blobs, input_key(slot.input_id)
         size = await blobs.size(key)
         if size is not None and size > self._options.max_input_bytes:
             raise file_too_large(self._options.max_input_bytes)
@@ -199,7 +201,7 @@ class TaskListLoader:
         return TaskList(rows=done.rows, units=done.units, chunks=tuple(to.chunks))
 
     async def _slot(self, input_id: str, caller_id: str) -> JobInput:
-        slot = await self._binding.inputs.get_input(input_id) if ids.is_ulid(input_id) else None
+        slot = await self._inputs.get_input(input_id) if ids.is_ulid(input_id) else None
         if slot is None or slot.caller != caller_id or slot.expires_at <= self._clock.now():
             raise ConveyorError(ErrorCode.FILE_INPUT_NOT_FOUND, "no such file input")
         return slot

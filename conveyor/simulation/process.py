@@ -12,11 +12,11 @@ import anyio
 from anyio.abc import TaskGroup
 from ulid import ULID
 
-from conveyor.bootstrap import build_worker
+from conveyor.bootstrap import Chores, WorkerPorts, assemble_worker
 from conveyor.dev.queues import LocalSignals
+from conveyor.domain.api_keys import KeySealer
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
-from conveyor.ports.binding import Binding
 from conveyor.settings import Settings
 from conveyor.simulation.gateway import GatewayService, SimulatedGateway
 from conveyor.simulation.latency import Latency, stream
@@ -32,15 +32,6 @@ from conveyor.simulation.store import (
     SimulatedRuns,
     SimulatedTasks,
     Store,
-)
-from conveyor.simulation.unsimulated import (
-    UnsimulatedCallbacks,
-    UnsimulatedExports,
-    UnsimulatedIdempotency,
-    UnsimulatedIngestion,
-    UnsimulatedInputs,
-    UnsimulatedOutbox,
-    UnsimulatedSweeping,
 )
 from conveyor.simulation.world import NO_TIME, World
 
@@ -143,33 +134,26 @@ class _Boot:
             services.permits, self._link("permits", permit_latency), reach
         )
         self.gateway = SimulatedGateway(services.gateway, self._link("gateway", NO_TIME))
-        binding = Binding(
+        ports = WorkerPorts(
             jobs=SimulatedJobs(services.store, store),
             runs=SimulatedRuns(services.store, store),
-            idempotency=UnsimulatedIdempotency(),
-            ingestion=UnsimulatedIngestion(),
-            inputs=UnsimulatedInputs(),
-            exports=UnsimulatedExports(),
-            sweeping=UnsimulatedSweeping(),
-            outbox=UnsimulatedOutbox(),
-            callbacks=UnsimulatedCallbacks(),
             tasks=SimulatedTasks(services.store, store),
-            queues=SimulatedQueues(services.queues, self._link("queues", world.queue_latency)),
             blobs=SimulatedBlobs(services.blobs, self._link("blobs", NO_TIME)),
+            queues=SimulatedQueues(services.queues, self._link("queues", world.queue_latency)),
             permits=self.permits,
             signals=LocalSignals(),
-            root_secret=SECRET,
-            aclose=self.gateway.aclose,
+            gateway=self.gateway,
+            sealer=KeySealer([SECRET]),
         )
         clock = SimulatedClock(
             services.time, self.gate, seed=services.seed, process=name, skew=skew
         )
-        self.worker: Worker = build_worker(
-            binding,
-            self.gateway,
+        self.worker: Worker = assemble_worker(
+            ports,
             settings,
             clock,
             telemetry=self.telemetry,
+            chores=Chores(),
             polling=world.polling(),
             picking=picking(services.picking, clock),
         )

@@ -30,19 +30,13 @@ from conveyor.domain.task_rules import (
     TERMINAL_TASK_STATES,
     NotYet,
     RunCounters,
+    Settlement,
     TaskChange,
     claim_change,
     is_held,
     settlement_change,
 )
-from conveyor.ports.tasks import (
-    Claim,
-    Claimed,
-    ClaimedElsewhere,
-    NotClaimable,
-    Settled,
-    Settlement,
-)
+from conveyor.ports.tasks import Claim, Claimed, ClaimedElsewhere, NotClaimable, Settled
 
 
 class Row:
@@ -130,7 +124,6 @@ class RunRows:
         "failure_reason",
         "job",
         "moved",
-        "paused",
         "rows",
         "run",
         "status",
@@ -144,7 +137,6 @@ class RunRows:
         self.rows = rows
         self.moved = moved
         self.status = run.status
-        self.paused = run.paused
         self.changed_at = run.updated_at
         self.counters = RunCounters(total=len(rows), updated_at=run.updated_at)
         self.failure_reason: RunFailure | None = None
@@ -157,7 +149,7 @@ class RunRows:
 
     def dispatchable(self) -> DispatchableRun | None:
         """Return the dispatcher's view of the run, if it may have work."""
-        if self.status is not RunStatus.RUNNING or self.paused:
+        if self.status is not RunStatus.RUNNING:
             return None
         return DispatchableRun(
             run_id=self.run.run_id,
@@ -177,7 +169,6 @@ class RunRows:
             status=self.status,
             created_at=run.created_at,
             updated_at=counters.updated_at,
-            paused=self.paused,
             last_batch_received=True,
             next_index=len(self.rows),
             stats=RunStats(
@@ -200,15 +191,8 @@ class RunRows:
         self.moved(self)
         return True
 
-    def pause(self, now: int, *, paused: bool) -> bool:
-        """Set or clear the pause of a live run; return False if it has ended."""
-        if self.live and self.paused is not paused:
-            self.paused = paused
-            self.changed(now)
-        return self.live
-
     def changed(self, now: int) -> None:
-        """Record a change of status or pause at `now`, by the writer's clock."""
+        """Record a change of status at `now`, by the writer's clock."""
         self.changed_at = max(self.changed_at, now)
         self.counters.touch(now)
 

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
-from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import (
     DispatchableRun,
-    Event,
     Job,
-    JobView,
     NewTask,
     Run,
     RunFailure,
     RunStatus,
-    Task,
-    TaskStatus,
 )
-from conveyor.domain.task_rules import TERMINAL_TASK_STATES
+from conveyor.domain.task_rules import TERMINAL_TASK_STATES, Failed, Settlement, Succeeded
 from conveyor.ports.blobs import Content
-from conveyor.ports.records import DispatchChange, IdempotencyScope, StoredResponse
-from conveyor.ports.tasks import (
-    Claim,
-    Failed,
-    NotClaimable,
-    Settled,
-    Settlement,
-    Succeeded,
-    TaskPage,
-)
+from conveyor.ports.records import DispatchChange
+from conveyor.ports.tasks import Claim, NotClaimable, Settled
 from conveyor.simulation.link import Link
 from conveyor.simulation.rows import Row, RunRows
-from conveyor.simulation.unsimulated import UnsimulatedJobs, UnsimulatedRuns
 
 
 class Store:
@@ -45,7 +32,6 @@ class Store:
     def __init__(self) -> None:
         self.runs: dict[str, RunRows] = {}
         self.jobs: dict[str, Job] = {}
-        self.latest: dict[str, str] = {}
         self.on_ended: Callable[[RunRows], None] = lambda _run: None
         self.on_settled: Callable[[str], None] = lambda _task_id: None
         self.completed = 0
@@ -57,7 +43,6 @@ class Store:
             raise ConveyorError(ErrorCode.CONFLICT, "the job exists already")
         rows = {task.task_id: Row(task, run.created_at) for task in tasks}
         self.jobs[job.job_id] = job
-        self.latest[job.job_id] = run.run_id
         self.runs[run.run_id] = RunRows(job, run, rows, lambda ended: self.on_ended(ended))
 
     async def unfinished(self, run_id: str) -> list[tuple[int, str]]:
@@ -65,13 +50,6 @@ class Store:
         run = self.runs.get(run_id)
         rows = run.rows.values() if run is not None else ()
         return [(row.index, row.task_id) for row in rows if row.status not in TERMINAL_TASK_STATES]
-
-    def latest_run(self, caller: str, job_id: str) -> RunRows:
-        """Return a caller's run. Raises ConveyorError(not_found)."""
-        job = self.jobs.get(job_id)
-        if job is None or job.caller != caller:
-            raise not_found("job")
-        return self.runs[self.latest[job_id]]
 
 
 class SimulatedTasks:
@@ -149,83 +127,13 @@ class SimulatedTasks:
         await link.come_back(back)
         return settled
 
-    async def page_tasks(
-        self,
-        run_id: str,
-        *,
-        shard: int = 0,
-        statuses: frozenset[TaskStatus] | None,
-        after: int | None,
-        limit: int,
-        most_read: int | None = None,
-    ) -> TaskPage:
-        """Page the rows with an index above `after`; every run here has one shard."""
-        back = await self._link.go()
-        low = -1 if after is None else after
-        run = self._store.runs.get(run_id)
-        rows = run.rows.values() if run is not None else ()
-        tasks = [row.as_task(run_id) for row in rows if row.index > low]
-        found = [task for task in tasks if statuses is None or task.status in statuses]
-        page = found[:limit]
-        more = len(found) > limit
-        await self._link.come_back(back)
-        return TaskPage(page, page[-1].index if more else None, len(page))
 
-    async def get_task(self, run_id: str, task_id: str) -> Task | None:
-        back = await self._link.go()
-        row = self._row(run_id, task_id)
-        task = row.as_task(run_id) if row is not None else None
-        await self._link.come_back(back)
-        return task
-
-    async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
-        back = await self._link.go()
-        row = self._row(run_id, task_id)
-        events = list(row.events) if row is not None else None
-        await self._link.come_back(back)
-        return events
-
-    async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        back = await self._link.go()
-        found = [task for task in await self._store.unfinished(run_id) if task[0] > after]
-        await self._link.come_back(back)
-        return found[:limit]
-
-    async def scrub_tasks(self, run_id: str, limit: int) -> int:
-        """Scrub nothing: no run is ever deleted here."""
-        return 0
-
-    def _row(self, run_id: str, task_id: str) -> Row | None:
-        run = self._store.runs.get(run_id)
-        return run.rows.get(task_id) if run is not None else None
-
-
-class SimulatedJobs(UnsimulatedJobs):
-    """The jobs port of one process: closed jobs with one run."""
+class SimulatedJobs:
+    """The jobs of one process: closed jobs with one run."""
 
     def __init__(self, store: Store, link: Link) -> None:
         self._store = store
         self._link = link
-
-    async def create_job(
-        self,
-        job: Job,
-        run: Run,
-        tasks: Sequence[NewTask],
-        *,
-        answer: StoredResponse,
-        once: IdempotencyScope | None,
-    ) -> None:
-        """Write a closed job, its run and every task; ignores idempotency keys."""
-        back = await self._link.go()
-        self._store.add(job, run, tasks)
-        await self._link.come_back(back)
-
-    async def get_job(self, caller: str, job_id: str) -> JobView | None:
-        job = await self.find_job(job_id)
-        if job is None or job.caller != caller:
-            return None
-        return JobView(job, self._store.latest_run(caller, job_id).as_run())
 
     async def find_job(self, job_id: str) -> Job | None:
         back = await self._link.go()
@@ -234,40 +142,12 @@ class SimulatedJobs(UnsimulatedJobs):
         return job
 
 
-class SimulatedRuns(UnsimulatedRuns):
-    """The runs port of one process."""
+class SimulatedRuns:
+    """The runs of one process."""
 
     def __init__(self, store: Store, link: Link) -> None:
         self._store = store
         self._link = link
-
-    async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
-        """Return a run by id; with None, the job's only one."""
-        back = await self._link.go()
-        job = self._store.jobs.get(job_id)
-        found = self._store.runs.get(run_id or self._store.latest.get(job_id, ""))
-        await self._link.come_back(back)
-        if found is None or job is None or job.caller != caller or found.job is not job:
-            return None
-        return found.as_run()
-
-    async def stop_run(self, caller: str, job_id: str, *, now: int) -> Run:
-        back = await self._link.go()
-        run = self._store.latest_run(caller, job_id)
-        if run.status is not RunStatus.STOPPED and not run.move(RunStatus.STOPPED, now):
-            raise ConveyorError(
-                ErrorCode.RUN_NOT_STOPPABLE, f"the latest run is {run.status} already"
-            )
-        await self._link.come_back(back)
-        return run.as_run()
-
-    async def pause_run(self, caller: str, job_id: str, *, paused: bool, now: int) -> Run:
-        back = await self._link.go()
-        run = self._store.latest_run(caller, job_id)
-        if not run.pause(now, paused=paused):
-            raise ConveyorError(ErrorCode.CONFLICT, f"the latest run is {run.status} already")
-        await self._link.come_back(back)
-        return run.as_run()
 
     async def fail_run(self, run_id: str, *, reason: RunFailure, detail: str, now: int) -> bool:
         back = await self._link.go()
@@ -301,16 +181,6 @@ class SimulatedRuns(UnsimulatedRuns):
         await self._link.come_back(back)
         return found
 
-    async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
-        """Return nothing: no run is ever deleted here."""
-        return []
-
-    async def touch_tombstone(self, run_id: str, *, now: int) -> None:
-        """Do nothing: no run is ever deleted here."""
-
-    async def purge_run(self, run_id: str) -> None:
-        """Do nothing: no run is ever deleted here."""
-
 
 class BlobService:
     """The bodies of the whole fleet: their `sizes` by key. While `down` is not 0, every put
@@ -342,41 +212,7 @@ class SimulatedBlobs:
         await self._link.come_back(back)
         return size
 
-    async def open(self, key: str) -> AsyncIterator[bytes] | None:
-        """Return zeros of the size that was put, or None if there is no body."""
-        back = await self._link.go()
-        size = self._sizes.get(key)
-        await self._link.come_back(back)
-        return None if size is None else _zeros(size)
-
     async def delete(self, key: str) -> None:
         back = await self._link.go()
         self._sizes.pop(key, None)
         await self._link.come_back(back)
-
-    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
-        back = await self._link.go()
-        gone = [key for key in self._sizes if key.startswith(prefix)][:limit]
-        for key in gone:
-            del self._sizes[key]
-        await self._link.come_back(back)
-        return len(gone)
-
-    async def size(self, key: str) -> int | None:
-        back = await self._link.go()
-        size = self._sizes.get(key)
-        await self._link.come_back(back)
-        return size
-
-    async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
-        """Return None: nothing is ever uploaded here."""
-        return None
-
-    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
-        """Return None: nothing is ever downloaded here."""
-        return None
-
-
-async def _zeros(size: int) -> AsyncIterator[bytes]:
-    for start in range(0, size, 262_144):
-        yield bytes(min(262_144, size - start))

@@ -14,8 +14,8 @@ import pytest
 from conveyor.dev.sqlite.jobs import SqliteJobs
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, NewTask, Run
-from conveyor.ports.binding import Binding
-from conveyor.ports.records import IdempotencyScope, Jobs, StoredResponse
+from conveyor.ports.binding import Binding, Jobs
+from conveyor.ports.records import IdempotencyScope, StoredResponse
 from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_data import (
     rows_of,

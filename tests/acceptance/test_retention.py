@@ -10,8 +10,7 @@ import anyio
 import pytest
 
 from conveyor.handlers import delete
-from conveyor.ports.binding import Binding
-from conveyor.ports.tasks import Tasks
+from conveyor.ports.binding import Binding, Tasks
 from tests.acceptance.support_data import body_files, row_counts, rows_left, rows_of, server
 from tests.acceptance.support_inside import ORIGIN, Inside, UnhurriedClock, inside
 from tests.acceptance.support_wire import Wire, eventually, target

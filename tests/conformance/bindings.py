@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from conveyor.dev.sqlite import open_store
-from conveyor.ports.exports import Exports
-from conveyor.ports.ingestion import Ingestion
-from conveyor.ports.inputs import Inputs
+from conveyor.ports.binding import Exports, Ingestion, Inputs, Jobs, Runs, Tasks
+from conveyor.ports.maintenance import Sweeping
 from conveyor.ports.outbox import Outbox
-from conveyor.ports.records import Idempotency, Jobs, Runs
-from conveyor.ports.sweeping import Sweeping
-from conveyor.ports.tasks import Tasks
+from conveyor.ports.records import Idempotency
 from tests.conformance.production_store import open_production
 
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.ports.exports import Exports
-from conveyor.ports.inputs import Inputs
+from conveyor.ports.binding import Exports, Inputs, Jobs, Runs, Tasks
 from conveyor.ports.outbox import Outbox
-from conveyor.ports.records import Idempotency, Jobs, Runs
-from conveyor.ports.tasks import Tasks
+from conveyor.ports.records import Idempotency
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import BINDINGS, BindingKind, Store
 from tests.conformance.world import World

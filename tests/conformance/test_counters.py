@@ -34,8 +34,8 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
-from conveyor.domain.task_rules import TERMINAL_TASK_STATES
-from conveyor.ports.tasks import Claim, Claimed, Failed, Released
+from conveyor.domain.task_rules import TERMINAL_TASK_STATES, Failed, Released
+from conveyor.ports.tasks import Claim, Claimed
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import BindingKind
 from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World

@@ -10,8 +10,10 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunFailure, TaskFailure, TaskStatus
-from conveyor.ports.records import Jobs, Runs, StoredResponse
-from conveyor.ports.tasks import Failed, NotClaimable, Released, Tasks
+from conveyor.domain.task_rules import Failed, Released
+from conveyor.ports.binding import Jobs, Runs, Tasks
+from conveyor.ports.records import StoredResponse
+from conveyor.ports.tasks import NotClaimable
 from tests.conformance.test_dispatchable import named
 from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World
 

@@ -11,8 +11,10 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import DispatchableRun, RunFailure, Task, TaskStatus
-from conveyor.ports.records import DispatchChange, Jobs, Runs
-from conveyor.ports.tasks import Claimed, Released, Settlement
+from conveyor.domain.task_rules import Released, Settlement
+from conveyor.ports.binding import Jobs, Runs
+from conveyor.ports.records import DispatchChange
+from conveyor.ports.tasks import Claimed
 from tests.conformance.bindings import BindingKind
 from tests.conformance.world import CALLER, CLAIM_LENGTH, World
 

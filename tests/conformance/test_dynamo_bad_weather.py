@@ -21,8 +21,8 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskStatus,
 )
-from conveyor.domain.task_rules import TERMINAL_TASK_STATES
-from conveyor.ports.tasks import Claimed, Failed, Settlement
+from conveyor.domain.task_rules import TERMINAL_TASK_STATES, Failed, Settlement
+from conveyor.ports.tasks import Claimed
 from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb.store import open_store
 from conveyor.testing.aws_faults import FaultyAws

@@ -10,7 +10,8 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus, Spend, TaskFailure
-from conveyor.ports.tasks import Failed, NotClaimable, Released, Settled
+from conveyor.domain.task_rules import Failed, Released
+from conveyor.ports.tasks import NotClaimable, Settled
 from conveyor.prod.dynamodb.run_rows import Change, RunMoved
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench, settles, writes

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from conveyor.domain.model import RunStatus, TaskFailure, TaskStatus
-from conveyor.ports.tasks import Failed, Retry, Settlement
+from conveyor.domain.task_rules import Failed, Retry, Settlement
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import Bench, open_bench
 from tests.conformance.world import PROBLEM

@@ -9,7 +9,8 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
-from conveyor.ports.tasks import Released, Settled
+from conveyor.domain.task_rules import Released
+from conveyor.ports.tasks import Settled
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, check, open_bench, settles, writes
 

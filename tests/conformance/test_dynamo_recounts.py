@@ -9,7 +9,8 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
-from conveyor.ports.tasks import ClaimedElsewhere, Released, Settled
+from conveyor.domain.task_rules import Released
+from conveyor.ports.tasks import ClaimedElsewhere, Settled
 from conveyor.prod.dynamodb.client import Plain
 from conveyor.prod.dynamodb.counters import recount
 from conveyor.testing.clock import FakeClock

@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus
-from conveyor.ports.records import IdempotencyScope, StoredResponse
+from conveyor.ports.records import IdempotencyScope, RerunRequest, StoredResponse
 from conveyor.prod.dynamodb.schema import intent_key, pin_key, place_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
@@ -192,13 +192,15 @@ async def test_an_answer_that_cannot_be_rendered_leaves_no_row(bench: Ingests) -
 
     with pytest.raises(RuntimeError, match="rendering"):
         await bench.one.world.store.runs.rerun(
-            CALLER,
-            job_id,
-            bench.one.world.clock.new_id(),
-            statuses=frozenset({F}),
-            window_start=0,
-            large_from=100,
-            now=bench.one.world.now,
+            RerunRequest(
+                caller=CALLER,
+                job_id=job_id,
+                run_id=bench.one.world.clock.new_id(),
+                statuses=frozenset({F}),
+                window_start=0,
+                large_from=100,
+                now=bench.one.world.now,
+            ),
             answer=broken,
             once=None,
         )

@@ -14,7 +14,7 @@ from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Job, JobStatus, NewTask, Run, RunStats, RunStatus, TaskSpec
 from conveyor.domain.shards import Shards, ShardScheme
-from conveyor.ports.records import Appended
+from conveyor.ports.records import Appended, AppendRequest
 from conveyor.ports.records import StoredResponse as Stored
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
@@ -246,12 +246,14 @@ async def test_who_was_given_up_cannot_add_any_more(bench: Bench) -> None:
 
     async def add() -> Stored:
         return await bench.jobs.append_tasks(
-            CALLER,
-            job.job_id,
-            [SPEC, SPEC, SPEC],
-            last_batch=False,
-            max_tasks=100,
-            now=bench.now,
+            AppendRequest(
+                caller=CALLER,
+                job_id=job.job_id,
+                specs=[SPEC, SPEC, SPEC],
+                last_batch=False,
+                max_tasks=100,
+                now=bench.now,
+            ),
             answer=_first_index,
             once=None,
         )

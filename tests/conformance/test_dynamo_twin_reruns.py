@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import TaskStatus
-from conveyor.ports.records import StoredResponse
+from conveyor.ports.records import RerunRequest, StoredResponse
 from conveyor.prod.dynamodb.schema import intent_key, place_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import DB, INSERT, Ingests, open_ingests
@@ -58,13 +58,15 @@ async def test_rows_of_the_slower_call_do_not_outlive_a_run_that_was_not_made(
     async def fail_meanwhile() -> None:
         with pytest.raises(RuntimeError, match="rendering"):
             await bench.other.world.store.runs.rerun(
-                CALLER,
-                job_id,
-                run_id,
-                statuses=frozenset({F}),
-                window_start=0,
-                large_from=100,
-                now=bench.one.world.now,
+                RerunRequest(
+                    caller=CALLER,
+                    job_id=job_id,
+                    run_id=run_id,
+                    statuses=frozenset({F}),
+                    window_start=0,
+                    large_from=100,
+                    now=bench.one.world.now,
+                ),
                 answer=broken,
                 once=None,
             )

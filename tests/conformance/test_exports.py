@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.exports import Export, ExportFormat, Exports, ExportStatus
-from conveyor.ports.records import Runs
+from conveyor.ports.binding import Exports, Runs
+from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from tests.conformance.world import CALLER, World
 
 LIFETIME = 43_200_000

@@ -8,7 +8,7 @@ from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import IngestStatus, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import Shards
-from conveyor.ports.ingestion import Ingestion
+from conveyor.ports.binding import Ingestion
 from conveyor.ports.tasks import Claimed, NotClaimable
 from tests.conformance.large_runs import LAYOUTS, Large
 from tests.conformance.world import CALLER, World, spec

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from conveyor.ports.inputs import CsvSpec, Inputs, InputType, JobInput
+from conveyor.ports.binding import Inputs
+from conveyor.ports.inputs import CsvSpec, InputType, JobInput
 from conveyor.testing.clock import FakeClock
 
 HOUR = 3_600_000

@@ -10,13 +10,14 @@ from msgspec import structs
 from conveyor.domain import ids
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import Format, JobStatus, RunStatus
+from conveyor.ports.binding import Jobs, Runs
 from conveyor.ports.records import (
     Appended,
+    AppendRequest,
     ClaimedKey,
     Idempotency,
     IdempotencyScope,
-    Jobs,
-    Runs,
+    RerunRequest,
     StoredResponse,
 )
 from tests.conformance.world import CALLER, World, refused, spec
@@ -130,23 +131,27 @@ async def test_another_callers_job_is_absent(world: World, jobs: Jobs, runs: Run
         runs.pause_run(STRANGER, job_id, paused=True, now=now),
         runs.delete_run(STRANGER, job_id, run_id, now=now),
         jobs.append_tasks(
-            STRANGER,
-            job_id,
-            [spec(0)],
-            last_batch=False,
-            max_tasks=10,
-            now=now,
+            AppendRequest(
+                caller=STRANGER,
+                job_id=job_id,
+                specs=[spec(0)],
+                last_batch=False,
+                max_tasks=10,
+                now=now,
+            ),
             answer=lambda made: StoredResponse(200, b""),
             once=None,
         ),
         runs.rerun(
-            STRANGER,
-            job_id,
-            world.clock.new_id(),
-            statuses=None,
-            window_start=0,
-            large_from=10_000,
-            now=now,
+            RerunRequest(
+                caller=STRANGER,
+                job_id=job_id,
+                run_id=world.clock.new_id(),
+                statuses=None,
+                window_start=0,
+                large_from=10_000,
+                now=now,
+            ),
             answer=lambda made: StoredResponse(200, b""),
             once=None,
         ),
@@ -293,12 +298,14 @@ async def test_an_answer_that_cannot_be_rendered_undoes_the_add(world: World, jo
 
     with pytest.raises(RuntimeError, match="rendering"):
         await jobs.append_tasks(
-            CALLER,
-            job_id,
-            [spec(0)],
-            last_batch=True,
-            max_tasks=10,
-            now=world.now,
+            AppendRequest(
+                caller=CALLER,
+                job_id=job_id,
+                specs=[spec(0)],
+                last_batch=True,
+                max_tasks=10,
+                now=world.now,
+            ),
             answer=broken,
             once=None,
         )

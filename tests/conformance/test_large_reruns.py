@@ -8,8 +8,8 @@ from conveyor.domain import ids
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest, IngestStatus, RunStatus, TaskFailure, TaskStatus
 from conveyor.domain.shards import Shards
-from conveyor.ports.ingestion import Ingestion
-from conveyor.ports.tasks import Failed, Released
+from conveyor.domain.task_rules import Failed, Released
+from conveyor.ports.binding import Ingestion
 from tests.conformance.large_runs import LAYOUTS, Large
 from tests.conformance.world import CALLER, CLAIM_LENGTH, PROBLEM, World
 

@@ -8,7 +8,7 @@ from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import (
     JobStatus,
 )
-from conveyor.ports.records import Runs
+from conveyor.ports.binding import Runs
 from tests.conformance.world import CALLER, World, refused
 
 

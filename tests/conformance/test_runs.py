@@ -13,8 +13,9 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskStatus,
 )
-from conveyor.ports.records import Idempotency, IdempotencyScope, Jobs, Rerun, Runs
-from conveyor.ports.tasks import NotClaimable, Tasks
+from conveyor.ports.binding import Jobs, Runs, Tasks
+from conveyor.ports.records import Idempotency, IdempotencyScope, Rerun, RerunRequest
+from conveyor.ports.tasks import NotClaimable
 from tests.conformance.world import CALLER, CLAIM_LENGTH, F, P, R, S, World, refused
 
 
@@ -330,13 +331,15 @@ async def test_an_answer_that_cannot_be_rendered_undoes_the_rerun(world: World, 
 
     with pytest.raises(RuntimeError, match="rendering"):
         await runs.rerun(
-            CALLER,
-            job_id,
-            world.clock.new_id(),
-            statuses=None,
-            window_start=0,
-            large_from=10_000,
-            now=world.now,
+            RerunRequest(
+                caller=CALLER,
+                job_id=job_id,
+                run_id=world.clock.new_id(),
+                statuses=None,
+                window_start=0,
+                large_from=10_000,
+                now=world.now,
+            ),
             answer=broken,  # type: ignore[arg-type]
             once=None,
         )

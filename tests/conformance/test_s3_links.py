@@ -17,9 +17,10 @@ from conveyor.dev.binding import open_binding
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Event, EventKind, Format, StoredBody
+from conveyor.domain.task_rules import Succeeded
 from conveyor.ports.binding import Binding
 from conveyor.ports.exports import ExportFormat
-from conveyor.ports.tasks import Claimed, Succeeded
+from conveyor.ports.tasks import Claimed
 from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.records.blob_keys import export_key, input_key, result_key
 from conveyor.service import Service, ServiceOptions

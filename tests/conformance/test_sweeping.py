@@ -14,9 +14,9 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
-from conveyor.ports.records import Jobs, Runs, StoredResponse
-from conveyor.ports.sweeping import EndedRun, Sweeping
-from conveyor.ports.tasks import Tasks
+from conveyor.ports.binding import Jobs, Runs, Tasks
+from conveyor.ports.maintenance import EndedRun, Sweeping
+from conveyor.ports.records import StoredResponse
 from tests.conformance.bindings import Store
 from tests.conformance.world import CALLER, CLAIM_LENGTH, World
 

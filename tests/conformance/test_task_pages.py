@@ -8,8 +8,7 @@ import pytest
 
 from conveyor.domain import ids
 from conveyor.domain.model import TaskStatus
-from conveyor.ports.records import Jobs
-from conveyor.ports.tasks import Tasks
+from conveyor.ports.binding import Jobs, Tasks
 from tests.conformance.bindings import BindingKind
 from tests.conformance.world import CALLER, F, P, R, S, World
 

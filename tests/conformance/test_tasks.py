@@ -10,17 +10,9 @@ import pytest
 
 from conveyor.domain import ids
 from conveyor.domain.model import EventKind, RunFailure, RunStatus, Spend, TaskFailure
-from conveyor.ports.records import Jobs, Runs
-from conveyor.ports.tasks import (
-    Claimed,
-    ClaimedElsewhere,
-    Failed,
-    NotClaimable,
-    Released,
-    Settled,
-    Settlement,
-    Tasks,
-)
+from conveyor.domain.task_rules import Failed, Released, Settlement
+from conveyor.ports.binding import Jobs, Runs, Tasks
+from conveyor.ports.tasks import Claimed, ClaimedElsewhere, NotClaimable, Settled
 from tests.conformance.world import (
     CALLER,
     CLAIM_LENGTH,

@@ -28,8 +28,16 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
-from conveyor.ports.records import Appended, IdempotencyScope, Rerun, StoredResponse
-from conveyor.ports.tasks import Claim, Claimed, Failed, Retry, Settled, Settlement, Succeeded
+from conveyor.domain.task_rules import Failed, Retry, Settlement, Succeeded
+from conveyor.ports.records import (
+    Appended,
+    AppendRequest,
+    IdempotencyScope,
+    Rerun,
+    RerunRequest,
+    StoredResponse,
+)
+from conveyor.ports.tasks import Claim, Claimed, Settled
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import Store
 
@@ -142,12 +150,14 @@ class World:
     ) -> StoredResponse:
         """Add tasks; the answer says where the first one went."""
         return await self.store.jobs.append_tasks(
-            CALLER,
-            job_id,
-            [spec(index) for index in range(count)],
-            last_batch=last_batch,
-            max_tasks=max_tasks,
-            now=self.now,
+            AppendRequest(
+                caller=CALLER,
+                job_id=job_id,
+                specs=[spec(index) for index in range(count)],
+                last_batch=last_batch,
+                max_tasks=max_tasks,
+                now=self.now,
+            ),
             answer=_appended,
             once=once,
         )
@@ -164,13 +174,15 @@ class World:
         """Rerun in full, or those in the statuses; the new run and "retried inherited source"."""
         new_id = run_id or self.clock.new_id()
         answer = await self.store.runs.rerun(
-            CALLER,
-            job_id,
-            new_id,
-            statuses=frozenset(statuses) or None,
-            window_start=window_start,
-            large_from=large_from,
-            now=self.now,
+            RerunRequest(
+                caller=CALLER,
+                job_id=job_id,
+                run_id=new_id,
+                statuses=frozenset(statuses) or None,
+                window_start=window_start,
+                large_from=large_from,
+                now=self.now,
+            ),
             answer=_rerun,
             once=once,
         )

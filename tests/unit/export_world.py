@@ -21,6 +21,7 @@ from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, ExportMessage
 from conveyor.records.blob_keys import export_key
 from tests.unit.http_api import Api
+from tests.unit.wired_handlers import export_handler
 
 GIB = 1 << 30
 DAY = 86_400.0
@@ -71,7 +72,7 @@ class Gated:
 def handler(api: Api, *, max_bytes: int = 100 * GIB, blobs: Gated | None = None) -> ExportHandler:
     """A handler over an API's binding."""
     binding: Binding = api.binding if blobs is None else replace(api.binding, blobs=blobs)
-    return ExportHandler(binding, api.clock, max_bytes=max_bytes)
+    return export_handler(binding, api.clock, max_bytes=max_bytes)
 
 
 def never() -> None:

@@ -30,10 +30,11 @@ from conveyor.domain.model import (
     Task,
     TaskFailure,
 )
+from conveyor.domain.task_rules import Failed, Settlement, Succeeded
 from conveyor.http.app import create_app
 from conveyor.http.openapi import document
 from conveyor.ports.binding import Binding
-from conveyor.ports.tasks import Claimed, Failed, Settlement, Succeeded
+from conveyor.ports.tasks import Claimed
 from conveyor.records.blob_keys import result_key
 from conveyor.service import Service, ServiceOptions
 from conveyor.settings.validators import MOST_SHARDS

@@ -20,12 +20,12 @@ from conveyor.domain.model import (
     RunStatus,
     TaskSpec,
 )
-from conveyor.handlers.ingest import IngestHandler
 from conveyor.ports.handler import Outcome
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, IngestMessage
 from conveyor.ports.records import StoredResponse
 from conveyor.records.blob_keys import staged_key, staged_prefix
 from conveyor.testing.clock import FakeClock
+from tests.unit.wired_handlers import ingest_handler
 
 CALLER = "caller"
 LINE = 4
@@ -105,7 +105,7 @@ class Ingestion:
 
     async def handle(self) -> Outcome:
         """Let a handler do it, once."""
-        handler = IngestHandler(self.binding, self.clock)
+        handler = ingest_handler(self.binding, self.clock)
         return await handler.handle(self.delivery, lambda: None)
 
     async def run(self) -> Run:

@@ -14,6 +14,7 @@ from conveyor.ports.queues import CONTROL_QUEUE, Message
 from conveyor.records.blob_keys import input_key
 from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import Api
+from tests.unit.wired_handlers import sweeper
 
 INTERVAL = 60.0
 QUIET = 300.0
@@ -108,7 +109,7 @@ def sweep_over(api: Api, *, row_days: int = ROW_DAYS, **ports: Any) -> Sweep:
     outbox = Outbox()
     binding = dataclasses.replace(api.binding, queues=cast(Any, outbox), **ports)
     options = SweepOptions(interval=INTERVAL, quiet_after=QUIET, row_retention_days=row_days)
-    return Sweep(api, binding, outbox, Sweeper(binding, clock, options=options))
+    return Sweep(api, binding, outbox, sweeper(binding, clock, options=options))
 
 
 def run_id_of(job: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Format, StoredBody, Task, TaskSpec, TaskStatus
-from conveyor.ports.tasks import Tasks
+from conveyor.ports.binding import Tasks
 from conveyor.records.expiry import READS_AT_A_TIME, Expiry
 
 DAY = 86_400_000

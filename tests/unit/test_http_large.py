@@ -18,8 +18,8 @@ import pytest
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import IngestStatus
+from conveyor.ports.binding import Jobs
 from conveyor.ports.queues import IngestMessage
-from conveyor.ports.records import Jobs
 from conveyor.service import Service
 from conveyor.service.submit import READ_HERE
 from tests.unit.http_api import KEY, Api, open_api, problem_of

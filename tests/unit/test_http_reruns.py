@@ -14,12 +14,13 @@ from zenrows.batch.models import RerunJobResponse
 
 from conveyor.domain import ids
 from conveyor.domain.model import Task, TaskStatus
+from conveyor.domain.task_rules import Released
 from conveyor.handlers.ingest import HELD_PAUSE, IngestHandler
 from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import CONTROL_QUEUE, run_queue
 from conveyor.ports.records import StoredResponse
-from conveyor.ports.tasks import Released
 from tests.unit.http_api import PAGE, Api, open_api, problem_of
+from tests.unit.wired_handlers import ingest_handler
 
 DAY = 86_400.0
 
@@ -249,7 +250,7 @@ async def test_a_large_rerun_waits_for_no_call(tmp_path: Path) -> None:
     async with open_api(tmp_path / "data", async_threshold=2) as api:
         document = {"tasks": [{"url": f"https://site.test/{number}"} for number in range(3)]}
         job = (await api.client.post("/v1/jobs", json=document)).json()
-        ingest = IngestHandler(api.binding, api.clock)
+        ingest = ingest_handler(api.binding, api.clock)
         await ingested(api, ingest)
         claimed = await api.claim(
             job["latest_run"]["run_id"], ids.task_id(job["latest_run"]["run_id"], 1)

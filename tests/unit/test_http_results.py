@@ -10,7 +10,8 @@ import pytest
 from zenrows.batch.models import TaskHistoryResponse, TaskResult
 
 from conveyor.domain.model import Event, EventKind, Problem, Spend, Task
-from conveyor.ports.tasks import Claimed, Retry
+from conveyor.domain.task_rules import Retry
+from conveyor.ports.tasks import Claimed
 from tests.unit.http_api import Api, open_api, problem_of
 from tests.unit.result_pages import listed
 

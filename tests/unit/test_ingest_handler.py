@@ -19,7 +19,6 @@ from conveyor.domain.model import (
     RunStatus,
 )
 from conveyor.handlers import ingest
-from conveyor.handlers.ingest import IngestHandler
 from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.queues import (
@@ -33,9 +32,10 @@ from conveyor.ports.queues import (
     TaskMessage,
     run_queue,
 )
-from conveyor.ports.records import StoredResponse
+from conveyor.ports.records import RerunRequest, StoredResponse
 from conveyor.testing.clock import FakeClock
 from tests.unit.ingest_world import CALLER, LINE, Ingestion, large_run
+from tests.unit.wired_handlers import ingest_handler
 
 
 @pytest.fixture
@@ -133,13 +133,15 @@ async def rerun(large: Ingestion) -> str:
     """Plan a large rerun of the run; its id."""
     again = large.clock.new_id()
     await large.binding.runs.rerun(
-        CALLER,
-        large.job_id,
-        again,
-        statuses=None,
-        window_start=0,
-        large_from=1,
-        now=0,
+        RerunRequest(
+            caller=CALLER,
+            job_id=large.job_id,
+            run_id=again,
+            statuses=None,
+            window_start=0,
+            large_from=1,
+            now=0,
+        ),
         answer=lambda _made: StoredResponse(202, b"{}"),
         once=None,
     )
@@ -154,7 +156,7 @@ async def test_copied_rows_are_announced_and_again_after_a_cut(large: Ingestion)
     recorder = Recorder(large.binding.queues)
     large.binding = replace(large.binding, queues=cast(Queues, recorder))
     message = IngestMessage(large.job_id, again)
-    handler = IngestHandler(large.binding, large.clock)
+    handler = ingest_handler(large.binding, large.clock)
     delivery = Delivery(CONTROL_QUEUE, message, "receipt", 1)
     assert await handler.handle(delivery, lambda: None) == ACKNOWLEDGE
     assert recorder.indexes == list(range(30))
@@ -175,7 +177,7 @@ async def test_a_copy_that_is_held_sends_no_reference_twice(
     again = await rerun(large)
     recorder = Recorder(large.binding.queues)
     large.binding = replace(large.binding, queues=cast(Queues, recorder))
-    handler = IngestHandler(large.binding, large.clock)
+    handler = ingest_handler(large.binding, large.clock)
     delivery = Delivery(CONTROL_QUEUE, IngestMessage(large.job_id, again), "receipt", 1)
     for _ in range(3):
         assert await handler.handle(delivery, lambda: None) == ACKNOWLEDGE
@@ -206,7 +208,7 @@ async def test_a_run_to_copy_from_that_is_gone_fails_the_rerun(large: Ingestion)
             """Raises what the port says."""
             raise not_found("run")
 
-    handler = IngestHandler(large.binding, large.clock)
+    handler = ingest_handler(large.binding, large.clock)
     handler._ingestion = Gone()  # type: ignore[assignment]
     assert await handler.handle(large.delivery, lambda: None) == ACKNOWLEDGE
     run = await large.run()
@@ -231,7 +233,7 @@ async def test_a_late_second_ingester_does_no_harm_to_a_live_run(large: Ingestio
             """What was known before, once."""
             return self.answers.pop() if self.answers else await ingestion.ingesting(run_id)
 
-    handler = IngestHandler(large.binding, large.clock)
+    handler = ingest_handler(large.binding, large.clock)
     handler._ingestion = Late()  # type: ignore[assignment]
     assert await handler.handle(large.delivery, lambda: None) == ACKNOWLEDGE
     assert (await large.run()).status is RunStatus.RUNNING
@@ -298,7 +300,7 @@ async def test_one_frozen_in_the_middle_wakes_up_to_nothing(large: Ingestion) ->
                 await thawed.wait()
             return await ingestion.write_rows(run_id, rows, now=now)
 
-    first = IngestHandler(large.binding, large.clock)
+    first = ingest_handler(large.binding, large.clock)
     first._ingestion = Slow()  # type: ignore[assignment]
     async with anyio.create_task_group() as group:
         group.start_soon(first.handle, large.delivery, lambda: None)
@@ -313,7 +315,8 @@ async def test_one_frozen_in_the_middle_wakes_up_to_nothing(large: Ingestion) ->
 
 async def _settle_all(large: Ingestion) -> None:
     from conveyor.domain.model import Event, EventKind, Format, StoredBody
-    from conveyor.ports.tasks import Claimed, Succeeded
+    from conveyor.domain.task_rules import Succeeded
+    from conveyor.ports.tasks import Claimed
 
     tasks = large.binding.tasks
     for index, task_id in await tasks.unfinished_after(large.run_id, -1, 100):

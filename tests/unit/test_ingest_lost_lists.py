@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from conveyor.domain.model import RunFailure, RunStatus
-from conveyor.handlers.ingest import HELD_PAUSE, IngestHandler
+from conveyor.handlers.ingest import HELD_PAUSE
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.queues import DEAD_LETTER_QUEUE
 from conveyor.records.blob_keys import staged_key
 from tests.unit.ingest_world import CHUNK, LINE, Ingestion, large_run
+from tests.unit.wired_handlers import ingest_handler
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ async def test_one_that_could_not_go_on_looks_again_after_a_pause(large: Ingesti
             """Nothing is written, as if the run had done with ingesting for a moment."""
             return False
 
-    handler = IngestHandler(large.binding, large.clock)
+    handler = ingest_handler(large.binding, large.clock)
     handler._ingestion = Refusing()  # type: ignore[assignment]
 
     assert await handler.handle(large.delivery, lambda: None) == Outcome(hide_for=HELD_PAUSE)

@@ -16,10 +16,11 @@ from zenrows.batch.models import WebhookEvent
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunFailure
 from conveyor.handlers import notify
-from conveyor.handlers.notify import LEASE, RETRY_CAP, Notifier
+from conveyor.handlers.notify import LEASE, RETRY_CAP
 from conveyor.ports.binding import Binding
 from conveyor.testing.callbacks import ScriptedCallbacks
 from tests.unit.http_api import Api, open_api
+from tests.unit.wired_handlers import notifier
 
 HEARTBEAT = 30.0
 LOOK = 5.0
@@ -59,8 +60,8 @@ class Waiting:
         """What one look tells, `after` seconds later."""
         await self.api.clock.advance(after)
         before = len(self.callbacks.told)
-        notifier = Notifier(self.binding, self.api.clock, observer=self, heartbeat=HEARTBEAT)
-        await notifier.deliver()
+        teller = notifier(self.binding, self.api.clock, observer=self, heartbeat=HEARTBEAT)
+        await teller.deliver()
         return self.callbacks.told[before:]
 
     async def submit(self, urls: int = 2, **fields: Any) -> dict[str, Any]:
@@ -178,7 +179,7 @@ async def test_a_look_ends_though_nothing_can_be_leased(
         lease_entry = staticmethod(full)
 
     binding = dataclasses.replace(waiting.binding, outbox=cast(Any, Full()))
-    await Notifier(binding, waiting.api.clock, observer=waiting, heartbeat=HEARTBEAT).deliver()
+    await notifier(binding, waiting.api.clock, observer=waiting, heartbeat=HEARTBEAT).deliver()
     assert len(asked) == 4
 
 

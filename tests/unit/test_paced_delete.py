@@ -21,6 +21,7 @@ from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, run_qu
 from conveyor.records.blob_keys import export_prefix, run_prefix, staged_prefix
 from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import Api, open_api
+from tests.unit.wired_handlers import delete_handler
 
 VISIBILITY = 60.0
 STEP_SECONDS = 0.5
@@ -133,7 +134,7 @@ async def test_a_full_step_is_followed_by_a_rest_of_a_multiple_of_it() -> None:
 
 async def test_a_long_deletion_is_at_work_a_tenth_of_the_time(api: Api) -> None:
     rows = ManyRows(api.clock, RUN=10 * ROWS_A_STEP)
-    handler = DeleteHandler(over(api, rows), api.clock, visibility=VISIBILITY)
+    handler = delete_handler(over(api, rows), api.clock, visibility=VISIBILITY)
     async with anyio.create_task_group() as group:
         group.start_soon(handle, handler, delivery("RUN"))
         await api.clock.advance(9 * STEP_SECONDS * (1 + REST))
@@ -146,7 +147,7 @@ async def test_long_deletions_leave_control_slots_for_others_and_all_end(api: Ap
     assert MOST_LONG < CONTROL_SLOTS
     names = ["A", "B", "C", "D", "E"]
     rows = ManyRows(api.clock, **dict.fromkeys(names, 4 * ROWS_A_STEP), SHORT=3)
-    handler = DeleteHandler(over(api, rows), api.clock, visibility=VISIBILITY)
+    handler = delete_handler(over(api, rows), api.clock, visibility=VISIBILITY)
     ended: list[str] = []
 
     async def delete(run_id: str) -> None:
@@ -175,7 +176,7 @@ async def test_long_deletions_leave_control_slots_for_others_and_all_end(api: Ap
 
 async def test_a_second_message_for_a_run_that_is_being_scrubbed_goes(api: Api) -> None:
     rows = ManyRows(api.clock, RUN=3 * ROWS_A_STEP)
-    handler = DeleteHandler(over(api, rows), api.clock, visibility=VISIBILITY)
+    handler = delete_handler(over(api, rows), api.clock, visibility=VISIBILITY)
     async with anyio.create_task_group() as group:
         group.start_soon(handle, handler, delivery("RUN"))
         await api.clock.advance(STEP_SECONDS / 2)
@@ -191,7 +192,7 @@ async def test_a_second_message_for_a_run_that_is_being_scrubbed_goes(api: Api) 
 async def test_a_heartbeat_touches_the_tombstones_of_what_is_being_scrubbed(api: Api) -> None:
     rows = ManyRows(api.clock, RUN=3 * ROWS_A_STEP)
     tombstones = Tombstones(api.clock)
-    handler = DeleteHandler(over(api, rows, tombstones), api.clock, visibility=VISIBILITY)
+    handler = delete_handler(over(api, rows, tombstones), api.clock, visibility=VISIBILITY)
     began = api.clock.monotonic()
     async with anyio.create_task_group() as group:
         group.start_soon(handle, handler, delivery("RUN"))
@@ -217,7 +218,7 @@ async def test_a_heartbeat_that_fails_for_one_deletion_touches_the_others(
     rows = ManyRows(api.clock, A=3 * ROWS_A_STEP, B=3 * ROWS_A_STEP)
     began = api.clock.monotonic()
     tombstones = Away(api.clock)
-    handler = DeleteHandler(over(api, rows, tombstones), api.clock, visibility=VISIBILITY)
+    handler = delete_handler(over(api, rows, tombstones), api.clock, visibility=VISIBILITY)
     async with anyio.create_task_group() as group:
         for name in ("A", "B"):
             group.start_soon(handle, handler, delivery(name))
@@ -232,7 +233,7 @@ async def test_a_heartbeat_that_fails_for_one_deletion_touches_the_others(
 
 async def test_a_cancelled_deletion_gives_its_place_back(api: Api) -> None:
     rows = ManyRows(api.clock, **{str(number): 4 * ROWS_A_STEP for number in range(5)})
-    handler = DeleteHandler(over(api, rows), api.clock, visibility=VISIBILITY)
+    handler = delete_handler(over(api, rows), api.clock, visibility=VISIBILITY)
     for number in range(MOST_LONG + 1):
         async with anyio.create_task_group() as group:
             group.start_soon(handle, handler, delivery(str(number)))
@@ -261,7 +262,7 @@ async def test_everything_of_a_run_goes_and_the_tombstone_with_the_second_pass(a
         await api.binding.blobs.put(key, b"x")
     assert (await api.client.delete(f"/v1/jobs/{job_id}")).status_code == 202
     [message] = await waiting(api)
-    handler = DeleteHandler(api.binding, api.clock, visibility=VISIBILITY)
+    handler = delete_handler(api.binding, api.clock, visibility=VISIBILITY)
     await handle(handler, delivery(run_id, job_id), delivery(run_id, job_id))
     assert await api.tasks_of(run_id) == []
     for key in keys:
@@ -289,7 +290,7 @@ async def test_a_run_that_stands_loses_nothing_by_a_message_alone(
     job_ids = {"its job": job["job_id"], "another job": other["job_id"], "no job": "NONE"}
     key = f"{run_prefix(job_ids[of], run_id, 400)}something"
     await api.binding.blobs.put(key, b"x")
-    handler = DeleteHandler(api.binding, api.clock, visibility=VISIBILITY)
+    handler = delete_handler(api.binding, api.clock, visibility=VISIBILITY)
     await handle(handler, delivery(run_id, job_ids[of], final=final))
     assert await api.binding.blobs.open(key) is not None
     assert len(await api.tasks_of(run_id)) == 3

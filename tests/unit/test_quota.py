@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, JobView, Run, RunStatus
-from conveyor.ports.records import Jobs
+from conveyor.ports.binding import Jobs
 from conveyor.service.submit import COUNTED_PER_JOB, LEAST_COUNTED, PAGE, ActiveJobQuota
 
 

@@ -6,11 +6,12 @@ import random
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from conveyor.dev.sqlite import open_store
+from conveyor.dev.sqlite.store import SqliteStore
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import (
@@ -27,13 +28,16 @@ from conveyor.domain.model import (
     RunStatus,
     Spend,
     StoredBody,
+    Task,
     TaskFailure,
     TaskSpec,
 )
-from conveyor.ports.records import Jobs, Runs, StoredResponse
-from conveyor.ports.tasks import Failed, Released, Retry, Settlement, Succeeded, Tasks
+from conveyor.domain.task_rules import Failed, Released, Retry, Settlement, Succeeded
+from conveyor.ports.records import StoredResponse, WorkerRuns
+from conveyor.ports.tasks import NotClaimable, TaskClaims
 from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Gate, Link, Trace
+from conveyor.simulation.rows import Row
 from conveyor.simulation.store import (
     BlobService,
     SimulatedBlobs,
@@ -42,7 +46,6 @@ from conveyor.simulation.store import (
     SimulatedTasks,
     Store,
 )
-from conveyor.simulation.unsimulated import UnsimulatedIdempotency
 from conveyor.testing.clock import START
 
 CALLER = "caller"
@@ -58,13 +61,87 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+class Reads(Protocol):
+    """What the two stores are compared by."""
+
+    async def get_task(self, run_id: str, task_id: str) -> Task | None: ...
+
+    async def task_history(self, run_id: str, task_id: str) -> list[Event] | None: ...
+
+    async def unfinished(self, run_id: str) -> list[tuple[int, str]]: ...
+
+    async def get_run(self, job_id: str, run_id: str) -> Run | None: ...
+
+    async def create(self, job: Job, run: Run, tasks: list[NewTask]) -> None: ...
+
+    async def stop(self, job_id: str, run_id: str, now: int) -> None: ...
+
+
 @dataclass
 class Ports:
-    """One store's ports."""
+    """One store: the roles that a worker uses, and what the comparison reads and writes."""
 
-    jobs: Jobs
-    runs: Runs
-    tasks: Tasks
+    runs: WorkerRuns
+    tasks: TaskClaims
+    store: Reads
+
+
+class RealStore:
+    """The development binding's store."""
+
+    def __init__(self, opened: SqliteStore) -> None:
+        self._opened = opened
+
+    async def get_task(self, run_id: str, task_id: str) -> Task | None:
+        return await self._opened.tasks.get_task(run_id, task_id)
+
+    async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
+        return await self._opened.tasks.task_history(run_id, task_id)
+
+    async def unfinished(self, run_id: str) -> list[tuple[int, str]]:
+        return await self._opened.tasks.unfinished_after(run_id, -1, TASKS)
+
+    async def get_run(self, job_id: str, run_id: str) -> Run | None:
+        return await self._opened.runs.get_run(CALLER, job_id, run_id)
+
+    async def create(self, job: Job, run: Run, tasks: list[NewTask]) -> None:
+        answer = StoredResponse(201, b"{}")
+        await self._opened.jobs.create_job(job, run, tasks, answer=answer, once=None)
+
+    async def stop(self, job_id: str, run_id: str, now: int) -> None:
+        await self._opened.runs.stop_run(CALLER, job_id, now=now)
+
+
+class SimulatedStore:
+    """The store of a simulation."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def _row(self, run_id: str, task_id: str) -> Row | None:
+        run = self._store.runs.get(run_id)
+        return run.rows.get(task_id) if run is not None else None
+
+    async def get_task(self, run_id: str, task_id: str) -> Task | None:
+        row = self._row(run_id, task_id)
+        return row.as_task(run_id) if row is not None else None
+
+    async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
+        row = self._row(run_id, task_id)
+        return list(row.events) if row is not None else None
+
+    async def unfinished(self, run_id: str) -> list[tuple[int, str]]:
+        return await self._store.unfinished(run_id)
+
+    async def get_run(self, job_id: str, run_id: str) -> Run | None:
+        run = self._store.runs.get(run_id)
+        return run.as_run() if run is not None else None
+
+    async def create(self, job: Job, run: Run, tasks: list[NewTask]) -> None:
+        self._store.add(job, run, tasks)
+
+    async def stop(self, job_id: str, run_id: str, now: int) -> None:
+        self._store.runs[run_id].move(RunStatus.STOPPED, now)
 
 
 async def _no_sleep(_seconds: float) -> None:
@@ -83,11 +160,13 @@ def _link() -> Link:
     )
 
 
+def _real(opened: SqliteStore) -> Ports:
+    return Ports(opened.runs, opened.tasks, RealStore(opened))
+
+
 def _simulated(store: Store) -> Ports:
     link = _link()
-    return Ports(
-        SimulatedJobs(store, link), SimulatedRuns(store, link), SimulatedTasks(store, link)
-    )
+    return Ports(SimulatedRuns(store, link), SimulatedTasks(store, link), SimulatedStore(store))
 
 
 async def _submit(ports: Ports, run_id: str) -> None:
@@ -115,7 +194,7 @@ async def _submit(ports: Ports, run_id: str) -> None:
         NewTask(index, task_id(run_id, index), TaskSpec(url=f"https://a.example/{index}"))
         for index in range(TASKS)
     ]
-    await ports.jobs.create_job(job, run, tasks, answer=StoredResponse(201, b"{}"), once=None)
+    await ports.store.create(job, run, tasks)
 
 
 class Script:
@@ -148,19 +227,7 @@ class Script:
         kind = draw.choice(("claim",) * 6 + ("settle",) * 6 + ("release", "renew", "renew"))
         tasks = [ports.tasks for ports in self.both]
         if kind == "claim":
-            await self.same(
-                *(
-                    port.claim_task(
-                        run_id,
-                        name,
-                        worker=worker,
-                        now=now,
-                        claimed_until=now + 30_000,
-                        max_interruptions=MAX_INTERRUPTIONS,
-                    )
-                    for port in tasks
-                )
-            )
+            await self.claim(run_id, name, now, worker=worker)
         elif kind == "settle":
             settlement = self._settlement(name)
             await self.same(
@@ -171,6 +238,22 @@ class Script:
         else:
             claims, until = [(run_id, name, number)], now + draw.choice((10_000, 50_000))
             await self.same(*(port.renew_claims(claims, claimed_until=until) for port in tasks))
+
+    async def claim(self, run_id: str, name: str, now: int, *, worker: str = "a") -> Any:
+        """Claim a task of both."""
+        return await self.same(
+            *(
+                ports.tasks.claim_task(
+                    run_id,
+                    name,
+                    worker=worker,
+                    now=now,
+                    claimed_until=now + 30_000,
+                    max_interruptions=MAX_INTERRUPTIONS,
+                )
+                for ports in self.both
+            )
+        )
 
     def _settlement(self, name: str) -> Settlement:
         event = Event(
@@ -197,11 +280,11 @@ class Script:
             job_id = f"JOB-{run_id}"
             for index in range(TASKS):
                 name = task_id(run_id, index)
-                await self.same(*(ports.tasks.get_task(run_id, name) for ports in self.both))
-                await self.same(*(ports.tasks.task_history(run_id, name) for ports in self.both))
-            await self.same(*(ports.tasks.unfinished_after(run_id, 0, 2) for ports in self.both))
+                await self.same(*(ports.store.get_task(run_id, name) for ports in self.both))
+                await self.same(*(ports.store.task_history(run_id, name) for ports in self.both))
+            await self.same(*(ports.store.unfinished(run_id) for ports in self.both))
             await self.same(*(ports.runs.dispatchable_run(run_id) for ports in self.both))
-            run = [await ports.runs.get_run(CALLER, job_id, None) for ports in self.both]
+            run = [await ports.store.get_run(job_id, run_id) for ports in self.both]
             assert [one and (one.status, one.stats, one.updated_at) for one in run[:1]] == [
                 one and (one.status, one.stats, one.updated_at) for one in run[1:]
             ]
@@ -215,7 +298,7 @@ async def test_random_calls_are_answered_as_by_the_development_store(
 ) -> None:
     opened = await open_store(tmp_path / "conveyor.db", now=START)
     try:
-        script = Script(seed, Ports(opened.jobs, opened.runs, opened.tasks), _simulated(Store()))
+        script = Script(seed, _real(opened), _simulated(Store()))
         for run_id in RUNS:
             for ports in script.both:
                 await _submit(ports, run_id)
@@ -226,56 +309,46 @@ async def test_random_calls_are_answered_as_by_the_development_store(
         await opened.aclose()
 
 
-async def test_stopping_pausing_and_failing_are_as_in_the_development_store(
-    tmp_path: Path,
-) -> None:
+async def test_stopping_and_failing_are_as_in_the_development_store(tmp_path: Path) -> None:
     opened = await open_store(tmp_path / "conveyor.db", now=START)
     try:
-        script = Script(0, Ports(opened.jobs, opened.runs, opened.tasks), _simulated(Store()))
+        script = Script(0, _real(opened), _simulated(Store()))
         for run_id in RUNS:
             for ports in script.both:
                 await _submit(ports, run_id)
         both = [ports.runs for ports in script.both]
-        job_id, other = (f"JOB-{run_id}" for run_id in RUNS)
-        for paused, now in ((True, START + 1), (False, START + 2)):
-            for port in both:
-                assert (
-                    await port.pause_run(CALLER, job_id, paused=paused, now=now)
-                ).paused is paused
-            await script.compare()
-            for since in (START, START + 1, START + 2, START + 3):
-                changes = [await port.dispatch_changes(since=since) for port in both]
-                assert sorted(changes[0], key=lambda one: one.run_id) == sorted(
-                    changes[1], key=lambda one: one.run_id
-                )
-        for _ in range(2):
-            statuses = [
-                (await port.stop_run(CALLER, job_id, now=START + 9)).status for port in both
-            ]
-            assert statuses == [RunStatus.STOPPED] * 2
+        for ports in script.both:
+            await ports.store.stop(f"JOB-{RUNS[0]}", RUNS[0], START + 2)
+        await script.compare()
         reason = RunFailure.INSUFFICIENT_CREDITS
         for expected in (True, False):
             ended = await script.same(
                 *(port.fail_run(RUNS[1], reason=reason, detail="x", now=START) for port in both)
             )
             assert ended is expected
-        await script.same(*(port.stop_run(CALLER, other, now=START) for port in both))
-        await script.same(*(port.pause_run(CALLER, other, paused=True, now=START) for port in both))
-        await script.same(*(port.stop_run("another", job_id, now=START) for port in both))
         await script.compare()
+        for since in (START, START + 1, START + 2, START + 3):
+            changes = [await port.dispatch_changes(since=since) for port in both]
+            assert sorted(changes[0], key=lambda one: one.run_id) == sorted(
+                changes[1], key=lambda one: one.run_id
+            )
+        for run_id in RUNS:
+            assert await script.claim(run_id, task_id(run_id, 0), START + 3) == NotClaimable()
     finally:
         await opened.aclose()
 
 
-async def test_what_only_an_api_asks_for_is_refused_in_words() -> None:
-    ports = _simulated(Store())
-    with pytest.raises(ConveyorError, match="not simulated") as refused:
-        await ports.jobs.close_job(CALLER, "JOB", now=START)
-    assert refused.value.code is ErrorCode.UNAVAILABLE
-    with pytest.raises(ConveyorError, match="not simulated"):
-        await UnsimulatedIdempotency().release_idempotency_key(
-            "scope", created_id="ID", lapses_at=1
-        )
+async def test_a_job_is_found_by_its_id_and_written_once() -> None:
+    store = Store()
+    await _submit(_simulated(store), RUNS[0])
+    jobs = SimulatedJobs(store, _link())
+    found = await jobs.find_job(f"JOB-{RUNS[0]}")
+    assert found is not None
+    assert found.latest_run_id == RUNS[0]
+    assert await jobs.find_job("JOB") is None
+    with pytest.raises(ConveyorError) as refused:
+        await _submit(_simulated(store), RUNS[0])
+    assert refused.value.code is ErrorCode.CONFLICT
 
 
 async def test_an_ending_is_counted_once_and_work_in_vain_apart() -> None:
@@ -306,7 +379,8 @@ async def test_an_ending_is_counted_once_and_work_in_vain_apart() -> None:
 
 
 async def test_blobs_keep_their_sizes() -> None:
-    blobs = SimulatedBlobs(BlobService(), _link())
+    service = BlobService()
+    blobs = SimulatedBlobs(service, _link())
 
     async def pieces() -> Any:
         yield b"abc"
@@ -314,9 +388,6 @@ async def test_blobs_keep_their_sizes() -> None:
 
     assert await blobs.put("run/a", pieces()) == 5
     assert await blobs.put("run/b", b"x") == 1
-    body = await blobs.open("run/a")
-    assert body is not None
-    assert [piece async for piece in body] == [bytes(5)]
+    assert service.sizes == {"run/a": 5, "run/b": 1}
     await blobs.delete("run/b")
-    assert await blobs.open("run/b") is None
-    assert await blobs.delete_prefix("run/") == 1
+    assert service.sizes == {"run/a": 5}

@@ -13,20 +13,19 @@ import anyio.lowlevel
 import pytest
 
 from conveyor.aio.circuit_breaker import FIRST_PAUSE
-from conveyor.domain.api_keys import KeySealer
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.retry_policy import RetryPolicy
-from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler, TaskOptions
+from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler
 from conveyor.ports.blobs import BodyRefused
 from conveyor.ports.gateway import ScrapeRequest, Success
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, ResultLost
 from conveyor.ports.queues import Delivery, TaskMessage, run_queue
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.aws.refusals import NotDeployed
-from conveyor.records.job_templates import JobTemplates
 from tests.unit.http_api import Api, open_api
+from tests.unit.wired_handlers import task_handler
 
 MAX_INTERRUPTIONS = 4
 
@@ -71,20 +70,13 @@ def handler_over(
     api: Api, gateway: GatedGateway, telemetry: Telemetry | None = None
 ) -> TaskHandler:
     binding, clock = api.binding, api.clock
-    return TaskHandler(
+    return task_handler(
         binding,
         gateway,
-        JobTemplates(binding.jobs, KeySealer([binding.root_secret])),
         clock,
         backoff=RetryPolicy(clock, base=1.0, cap=1.0, rate_limit_deadline=1.0),
         observer=telemetry or Telemetry(),
-        options=TaskOptions(
-            worker="worker",
-            visibility=60.0,
-            gateway_timeout=60.0,
-            max_result_bytes=1_000,
-            max_interruptions=MAX_INTERRUPTIONS,
-        ),
+        max_interruptions=MAX_INTERRUPTIONS,
     )
 
 
@@ -272,14 +264,14 @@ async def test_a_trial_is_made_now_and_then_and_a_body_that_is_kept_ends_it(api:
             await handler.handle(delivery, calm)
         assert len(gateway.calls) == calls
         await api.clock.advance(FIRST_PAUSE * 2 ** (calls - 1))
-    handler._binding.blobs.put = api.binding.blobs.put  # type: ignore[method-assign]
+    handler._blobs.put = api.binding.blobs.put  # type: ignore[method-assign]
     assert await handler.handle(delivery, calm) == ACKNOWLEDGE
     assert len(gateway.calls) == 3
 
 
 async def test_a_store_that_refuses_one_body_alone_keeps_others(api: Api) -> None:
     gateway, handler, delivery = await work_unkept(api, UNKEPT[0])
-    unkept = cast(Any, handler._binding.blobs)
+    unkept = cast(Any, handler._blobs)
     with pytest.raises(ResultLost):
         await handler.handle(delivery, calm)
     await api.clock.advance(FIRST_PAUSE)

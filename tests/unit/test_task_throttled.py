@@ -10,16 +10,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conveyor.domain.api_keys import KeySealer
 from conveyor.domain.model import Problem, TaskFailure, TaskStatus
 from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.retry_policy import RetryPolicy
-from conveyor.handlers.task import PATIENCE, TaskHandler, TaskOptions
+from conveyor.handlers.task import PATIENCE, TaskHandler
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.queues import Delivery, TaskMessage
-from conveyor.records.job_templates import JobTemplates
 from tests.unit.http_api import Api, open_api
+from tests.unit.wired_handlers import task_handler
 
 DEADLINE = 3_600.0
 
@@ -83,20 +82,13 @@ class Work:
 
     def handler(self) -> TaskHandler:
         binding, clock = self.api.binding, self.api.clock
-        return TaskHandler(
+        return task_handler(
             binding,
             self.gateway,
-            JobTemplates(binding.jobs, KeySealer([binding.root_secret])),
             clock,
             backoff=RetryPolicy(clock, base=0.1, cap=1.0, rate_limit_deadline=DEADLINE),
             observer=self.telemetry,
-            options=TaskOptions(
-                worker="worker",
-                visibility=60.0,
-                gateway_timeout=60.0,
-                max_result_bytes=1_000,
-                max_interruptions=10,
-            ),
+            max_interruptions=10,
         )
 
     def throttle(self) -> None:

@@ -16,9 +16,9 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
+from conveyor.domain.task_rules import Failed, Retry
 from conveyor.handlers.retry_policy import RECORDED, RetryPolicy, attempt_event
 from conveyor.ports.gateway import ScrapeFailed
-from conveyor.ports.tasks import Failed, Retry
 from conveyor.testing.clock import FakeClock
 
 PROBLEM = Problem(code="gateway_unreachable", title="Gateway unreachable", status=502)

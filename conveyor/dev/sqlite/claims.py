@@ -36,19 +36,13 @@ from conveyor.domain.task_rules import (
     NotYet,
     RunCounters,
     RunDelta,
+    Settlement,
     TaskChange,
     claim_change,
     is_held,
     settlement_change,
 )
-from conveyor.ports.tasks import (
-    Claim,
-    Claimed,
-    ClaimedElsewhere,
-    NotClaimable,
-    Settled,
-    Settlement,
-)
+from conveyor.ports.tasks import Claim, Claimed, ClaimedElsewhere, NotClaimable, Settled
 
 _SELECT = KeyStatement(
     "SELECT r.run_id, r.run_no, r.status, r.updated_at, r.total, r.successful, r.failed, "

@@ -26,7 +26,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, TaskSpec
 from conveyor.domain.shards import shards_of
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
-from conveyor.ports.records import Appended, IdempotencyScope, StoredResponse
+from conveyor.ports.records import Appended, AppendRequest, IdempotencyScope, StoredResponse
 
 
 class SqliteJobs:
@@ -84,17 +84,12 @@ class SqliteJobs:
 
     async def append_tasks(
         self,
-        caller: str,
-        job_id: str,
-        specs: Sequence[TaskSpec],
+        request: AppendRequest,
         *,
-        last_batch: bool,
-        max_tasks: int,
-        now: int,
         answer: Callable[[Appended], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Add tasks to the first run of an open job; with `last_batch`, close the job too."""
+        caller, job_id, now = request.caller, request.job_id, request.now
 
         def append(connection: sqlite3.Connection) -> StoredResponse:
             earlier = stored_answer(connection, once)
@@ -102,15 +97,16 @@ class SqliteJobs:
                 return earlier
             view = need_view(connection, caller, job_id)
             run = _open_run(view)
-            if run.stats.total + len(specs) > max_tasks:
+            if run.stats.total + len(request.specs) > request.max_tasks:
                 raise ConveyorError(
-                    ErrorCode.QUOTA_EXCEEDED, f"the run would hold more than {max_tasks} tasks"
+                    ErrorCode.QUOTA_EXCEEDED,
+                    f"the run would hold more than {request.max_tasks} tasks",
                 )
-            _add(connection, run, specs, now=now)
-            if last_batch:
+            _add(connection, run, request.specs, now=now)
+            if request.last_batch:
                 end_of_tasks(connection, need_view(connection, caller, job_id), now=now)
             after = need_view(connection, caller, job_id)
-            made = answer(Appended(after, len(specs), run.next_index))
+            made = answer(Appended(after, len(request.specs), run.next_index))
             store_answer(connection, once, made)
             return made
 

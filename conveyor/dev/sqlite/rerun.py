@@ -34,7 +34,7 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.ports.records import IdempotencyScope, Rerun, StoredResponse
+from conveyor.ports.records import IdempotencyScope, Rerun, RerunRequest, StoredResponse
 
 _MATCHES = {
     TaskStatus.PENDING: "(t.state = 0 AND c.task_key IS NULL)",
@@ -160,19 +160,6 @@ def find_live_claim(
 
 _CHUNK = 10_000
 """Indexes copied by one statement: bounds what SQLite holds aside while it copies."""
-
-
-@dataclass(frozen=True, slots=True)
-class RerunRequest:
-    """What the port's method was asked for; see there."""
-
-    caller: str
-    job_id: str
-    run_id: str
-    statuses: frozenset[TaskStatus] | None
-    window_start: int
-    large_from: int
-    now: int
 
 
 @dataclass(frozen=True, slots=True)

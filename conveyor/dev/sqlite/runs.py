@@ -8,7 +8,7 @@ from typing import Any
 
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.exports import remove_exports_of_run
-from conveyor.dev.sqlite.rerun import RerunRequest, make_rerun
+from conveyor.dev.sqlite.rerun import make_rerun
 from conveyor.dev.sqlite.rows import SELECT_RUN, run_from
 from conveyor.dev.sqlite.states import (
     RUN_CHANGED,
@@ -18,9 +18,15 @@ from conveyor.dev.sqlite.states import (
     need_view,
 )
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
-from conveyor.domain.model import DispatchableRun, Run, RunFailure, RunStatus, TaskStatus
+from conveyor.domain.model import DispatchableRun, Run, RunFailure, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.ports.records import DispatchChange, IdempotencyScope, Rerun, StoredResponse
+from conveyor.ports.records import (
+    DispatchChange,
+    IdempotencyScope,
+    Rerun,
+    RerunRequest,
+    StoredResponse,
+)
 
 _OF_CALLER = f"{SELECT_RUN} JOIN jobs USING (job_id) WHERE jobs.caller = ? AND jobs.job_id = ?"
 _DISPATCH_COLUMNS = "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at"
@@ -115,19 +121,11 @@ class SqliteRuns:
 
     async def rerun(
         self,
-        caller: str,
-        job_id: str,
-        run_id: str,
+        request: RerunRequest,
         *,
-        statuses: frozenset[TaskStatus] | None,
-        window_start: int,
-        large_from: int,
-        now: int,
         answer: Callable[[Rerun], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Make the new run `run_id` from the latest one, and close the job."""
-        request = RerunRequest(caller, job_id, run_id, statuses, window_start, large_from, now)
         return await self._database.write(
             lambda connection: make_rerun(connection, request, answer, once)
         )

@@ -20,7 +20,7 @@ from conveyor.dev.sqlite.states import (
 from conveyor.dev.sqlite.tasks import References, merged_references
 from conveyor.domain.model import JobStatus, Run, RunStats, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
-from conveyor.ports.sweeping import EndedRun, QuietRun
+from conveyor.ports.maintenance import EndedRun, QuietRun
 
 CLOCKS_APART = 60_000
 """Milliseconds by which a claim may outlast one that is made now. One that lasts longer was made

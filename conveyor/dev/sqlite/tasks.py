@@ -29,7 +29,8 @@ from conveyor.dev.sqlite.rows import (
 from conveyor.dev.sqlite.states import find_place, find_run
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme, fnv32a
-from conveyor.ports.tasks import Claim, Settled, Settlement, TaskPage
+from conveyor.domain.task_rules import Settlement
+from conveyor.ports.tasks import Claim, Settled, TaskPage
 
 _BETWEEN = "task_key > ?2 AND task_key <= ?3"
 _BY_STATE = "SELECT task_key FROM tasks INDEXED BY tasks_by_state WHERE state = {} AND " + _BETWEEN

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, TaskSpec
-from conveyor.ports.records import Appended, IdempotencyScope, StoredResponse
+from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run
+from conveyor.ports.records import Appended, AppendRequest, IdempotencyScope, StoredResponse
 from conveyor.prod.dynamodb.idempotency import StoredResponses
 from conveyor.prod.dynamodb.job_rows import Closing, JobReads
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows
@@ -83,29 +83,12 @@ class DynamoJobs:
 
     async def append_tasks(
         self,
-        caller: str,
-        job_id: str,
-        specs: Sequence[TaskSpec],
+        request: AppendRequest,
         *,
-        last_batch: bool,
-        max_tasks: int,
-        now: int,
         answer: Callable[[Appended], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Add tasks to the first run of an open job; with `last_batch`, close the job too."""
-        return await self._appending.append(
-            Addition(
-                caller=caller,
-                job_id=job_id,
-                specs=specs,
-                last_batch=last_batch,
-                max_tasks=max_tasks,
-                now=now,
-                answer=answer,
-                once=once,
-            )
-        )
+        return await self._appending.append(Addition(request, answer, once))
 
     async def close_job(self, caller: str, job_id: str, *, now: int) -> JobView:
         """No task comes any more; completes the run at once where all its tasks have ended."""

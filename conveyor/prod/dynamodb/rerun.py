@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from msgspec import structs
@@ -28,7 +27,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
-from conveyor.ports.records import IdempotencyScope, Rerun, StoredResponse
+from conveyor.ports.records import IdempotencyScope, Rerun, RerunRequest, StoredResponse
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import Item, Table, changed_too_often, rewritten
 from conveyor.prod.dynamodb.copying import (
@@ -194,21 +193,6 @@ def _pins(new: NewRun) -> list[Key]:
 _log = logging.getLogger("conveyor.records")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """What the port's method was asked for; see `Runs.rerun`."""
-
-    caller: str
-    job_id: str
-    run_id: str
-    statuses: frozenset[TaskStatus] | None
-    window_start: int
-    large_from: int
-    now: int
-    answer: Callable[[Rerun], StoredResponse]
-    once: IdempotencyScope | None
-
-
 class DynamoReruns:
     """Makes reruns."""
 
@@ -217,30 +201,13 @@ class DynamoReruns:
 
     async def rerun(
         self,
-        caller: str,
-        job_id: str,
-        run_id: str,
+        request: RerunRequest,
         *,
-        statuses: frozenset[TaskStatus] | None,
-        window_start: int,
-        large_from: int,
-        now: int,
         answer: Callable[[Rerun], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Make the run, unless it exists, and render its answer; see `Runs.rerun`."""
-        request = _Request(
-            caller=caller,
-            job_id=job_id,
-            run_id=run_id,
-            statuses=statuses,
-            window_start=window_start,
-            large_from=large_from,
-            now=now,
-            answer=answer,
-            once=once,
-        )
-        call = _Call(self._records, request)
+        """Make the run, unless it exists, and render its answer; see `RunWrites.rerun`."""
+        call = _Call(self._records, request, answer, once)
         try:
             given = await call.make()
         except Exception:
@@ -253,12 +220,20 @@ class DynamoReruns:
 class _Call:
     """One call of `rerun`. It writes rows under one intent, whatever number of tries it takes."""
 
-    def __init__(self, records: DynamoRunRows, request: _Request) -> None:
+    def __init__(
+        self,
+        records: DynamoRunRows,
+        request: RerunRequest,
+        answer: Callable[[Rerun], StoredResponse],
+        once: IdempotencyScope | None,
+    ) -> None:
         self._records = records
         self._table = records.table
         self._views = JobReads(records)
         self._answers = StoredResponses(records.table)
         self._request = request
+        self._answer = answer
+        self._once = once
         self._holder = records.table.clock.new_id()
         self._intent: Intent | None = None
         self._is_overtaken = False
@@ -267,7 +242,7 @@ class _Call:
     async def make(self) -> StoredResponse:
         request = self._request
         for _ in range(TRIES):
-            once = await self._answers.look(request.once)
+            once = await self._answers.look(self._once)
             if isinstance(once, StoredResponse):
                 return once
             view = await self._views.need(request.caller, request.job_id)
@@ -316,7 +291,7 @@ class _Call:
         """Answer for a run that exists already."""
         if there.run.job_id != self._request.job_id:
             raise ConveyorError(ErrorCode.CONFLICT, "the run exists already, of another job")
-        answer = self._request.answer(_described(view.public, there.run, there.inherited))
+        answer = self._answer(_described(view.public, there.run, there.inherited))
         if parts := self._answers.parts(once, answer):
             await self._table.transact(parts, token=self._table.clock.new_id())
         return answer
@@ -386,7 +361,7 @@ class _Call:
     async def _commit(self, new: NewRun, once: IdempotencyScope | None) -> StoredResponse:
         """Make the run. Raises AwsRefused where something has moved since it was read."""
         view = JobView(new.job().job, new.run)
-        answer = self._request.answer(_described(view, new.run, new.counts.inherited))
+        answer = self._answer(_described(view, new.run, new.counts.inherited))
         await pin_beforehand(self._table, new)
         ending = [] if self._intent is None else [fulfil(self._table, self._intent)]
         parts = [*ending, *parts_of(self._table, new), *self._answers.parts(once, answer)]

@@ -22,9 +22,15 @@ from msgspec import structs
 
 from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
-from conveyor.domain.model import DispatchableRun, JobStatus, Run, RunFailure, RunStatus, TaskStatus
+from conveyor.domain.model import DispatchableRun, JobStatus, Run, RunFailure, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, RUN_TRANSITIONS
-from conveyor.ports.records import DispatchChange, IdempotencyScope, Rerun, StoredResponse
+from conveyor.ports.records import (
+    DispatchChange,
+    IdempotencyScope,
+    Rerun,
+    RerunRequest,
+    StoredResponse,
+)
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
@@ -462,29 +468,12 @@ class DynamoRuns:
 
     async def rerun(
         self,
-        caller: str,
-        job_id: str,
-        run_id: str,
+        request: RerunRequest,
         *,
-        statuses: frozenset[TaskStatus] | None,
-        window_start: int,
-        large_from: int,
-        now: int,
         answer: Callable[[Rerun], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Make the new run `run_id` from the latest one, and close the job."""
-        return await self._reruns.rerun(
-            caller,
-            job_id,
-            run_id,
-            statuses=statuses,
-            window_start=window_start,
-            large_from=large_from,
-            now=now,
-            answer=answer,
-            once=once,
-        )
+        return await self._reruns.rerun(request, answer=answer, once=once)
 
     async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:
         """Turn a run to `deleted` and let the job's latest run be the newest other one."""

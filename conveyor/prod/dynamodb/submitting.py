@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from msgspec import structs
@@ -27,10 +26,10 @@ from msgspec import structs
 from conveyor.aio.keyed_locks import KeyedLocks
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, RunStatus, TaskSpec
+from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, RunStatus
 from conveyor.domain.shards import shards_of
 from conveyor.domain.states import live_run_status
-from conveyor.ports.records import Appended, IdempotencyScope, StoredResponse
+from conveyor.ports.records import Appended, AppendRequest, IdempotencyScope, StoredResponse
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import Given, Item, Name, changed_too_often, untag_all
 from conveyor.prod.dynamodb.idempotency import StoredResponses
@@ -207,16 +206,10 @@ CONDITION = "ConditionalCheckFailed"
 _log = logging.getLogger("conveyor.records")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Addition:
-    """What the port's method was asked for; see `Jobs.append_tasks`."""
+class Addition(NamedTuple):
+    """A call of `JobWrites.append_tasks`."""
 
-    caller: str
-    job_id: str
-    specs: Sequence[TaskSpec]
-    last_batch: bool
-    max_tasks: int
-    now: int
+    request: AppendRequest
     answer: Callable[[Appended], StoredResponse]
     once: IdempotencyScope | None
 
@@ -254,11 +247,12 @@ class TaskAppender:
         self._locks = KeyedLocks()
 
     async def append(self, addition: Addition) -> StoredResponse:
-        """Add tasks; see `Jobs.append_tasks`."""
+        """Add tasks; see `JobWrites.append_tasks`."""
+        request = addition.request
         try:
             found = await self._open(addition)
-            refuse_excess(found.run, len(addition.specs), max_tasks=addition.max_tasks)
-            if addition.specs:
+            refuse_excess(found.run, len(request.specs), max_tasks=request.max_tasks)
+            if request.specs:
                 return await self._add(addition, found)
             return await self._count(addition, found, None)
         except _Answered as earlier:
@@ -274,13 +268,17 @@ class TaskAppender:
             async with turn:
                 return await self._count(addition, found, reservation)
         except Exception:
-            await self._undo(place, reservation, addition.now)
+            await self._undo(place, reservation, addition.request.now)
             raise
 
     async def _reserve(self, addition: Addition, found: _Open) -> tuple[Reservation, _Open]:
+        request = addition.request
         for _ in range(TRIES):
             reserved = await reserve(
-                self._records, found.run, len(addition.specs), max_tasks=addition.max_tasks
+                self._records,
+                found.run,
+                len(request.specs),
+                max_tasks=request.max_tasks,
             )
             if reserved is not None:
                 return reserved[0], found._replace(run=reserved[1])
@@ -302,7 +300,7 @@ class TaskAppender:
         standing = await self._answers.look(addition.once)
         if isinstance(standing, StoredResponse):
             raise _Answered(standing)
-        view = await self._views.need(addition.caller, addition.job_id)
+        view = await self._views.need(addition.request.caller, addition.request.job_id)
         if view.job.job.status is not JobStatus.OPEN or view.run is None:
             raise ConveyorError(ErrorCode.JOB_NOT_OPEN, "the job takes no more tasks")
         refuse_closed(view.run)
@@ -327,8 +325,8 @@ class TaskAppender:
                         ErrorCode.UNAVAILABLE, "adding the tasks took too long", retry_after=5
                     ) from None
                 continue
-            if addition.last_batch:
-                await settled(self._records, found.run.place, now=addition.now)
+            if addition.request.last_batch:
+                await settled(self._records, found.run.place, now=addition.request.now)
             return step.answer
         raise changed_too_often()
 
@@ -344,25 +342,25 @@ class TaskAppender:
 
     def _step(self, addition: Addition, found: _Open, reservation: Reservation | None) -> _Step:
         """What is to be written for things to be as asked for, from how they stand now."""
-        job, row = found.job, found.run
+        job, row, request = found.job, found.run, addition.request
         added = 0 if reservation is None else reservation.size
         stats = structs.replace(row.run.stats, total=row.run.stats.total + added)
         run = row.run
         parts: list[dict[str, Any]] = []
-        if added or addition.last_batch:
+        if added or request.last_batch:
             run = structs.replace(
                 run,
                 stats=stats,
-                status=live_run_status(stats, job_closed=addition.last_batch),
-                last_batch_received=addition.last_batch,
-                updated_at=max(run.updated_at, addition.now),
+                status=live_run_status(stats, job_closed=request.last_batch),
+                last_batch_received=request.last_batch,
+                updated_at=max(run.updated_at, request.now),
                 version=run.version + 1,
             )
             parts.append(
-                self._records.part(row, _change(row.run, run, reservation), now=addition.now)
+                self._records.part(row, _change(row.run, run, reservation), now=request.now)
             )
-        if addition.last_batch:
-            job = closed(job, now=addition.now)
+        if request.last_batch:
+            job = closed(job, now=request.now)
             parts.append(job_part(self._records.table, found.job, job))
         first = row.run.next_index if reservation is None else reservation.start
         answer = addition.answer(Appended(JobView(job.job, run), added, first))
@@ -383,8 +381,8 @@ def _change(before: Run, after: Run, reservation: Reservation | None) -> Change:
 def _rows(place: RunPlace, reservation: Reservation, addition: Addition) -> list[tuple[Key, Item]]:
     task_ids = ids.task_ids(place.run_id, reservation.start, reservation.size)
     return [
-        (place.task(task_id), new_task_item(task_id, spec, now=addition.now))
-        for task_id, spec in zip(task_ids, addition.specs, strict=True)
+        (place.task(task_id), new_task_item(task_id, spec, now=addition.request.now))
+        for task_id, spec in zip(task_ids, addition.request.specs, strict=True)
     ]
 
 

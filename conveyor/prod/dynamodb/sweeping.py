@@ -27,7 +27,7 @@ from math import ceil
 from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus, TaskStatus
-from conveyor.ports.sweeping import EndedRun, QuietRun
+from conveyor.ports.maintenance import EndedRun, QuietRun
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Table,

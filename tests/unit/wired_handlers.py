@@ -1,0 +1,115 @@
+"""Handlers over a whole binding, as bootstrap wires them."""
+
+from __future__ import annotations
+
+from conveyor.domain.api_keys import KeySealer
+from conveyor.handlers.delete import DeleteHandler
+from conveyor.handlers.export import ExportHandler
+from conveyor.handlers.ingest import IngestHandler
+from conveyor.handlers.notify import Notifier
+from conveyor.handlers.retry_policy import RetryPolicy
+from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
+from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
+from conveyor.ports.binding import Binding
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Gateway
+from conveyor.ports.handler import Observer
+from conveyor.records.job_templates import JobTemplates
+
+
+def task_handler(
+    binding: Binding,
+    gateway: Gateway,
+    clock: Clock,
+    *,
+    backoff: RetryPolicy,
+    observer: Observer,
+    max_interruptions: int,
+) -> TaskHandler:
+    """Make a handler of task messages."""
+    ports = TaskPorts(
+        tasks=binding.tasks,
+        runs=binding.runs,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        signals=binding.signals,
+        gateway=gateway,
+    )
+    return TaskHandler(
+        ports,
+        JobTemplates(binding.jobs, KeySealer([binding.root_secret])),
+        clock,
+        backoff=backoff,
+        observer=observer,
+        options=TaskOptions(
+            worker="worker",
+            visibility=60.0,
+            gateway_timeout=60.0,
+            max_result_bytes=1_000,
+            max_interruptions=max_interruptions,
+        ),
+    )
+
+
+def delete_handler(binding: Binding, clock: Clock, *, visibility: float) -> DeleteHandler:
+    """Make a handler of delete messages."""
+    return DeleteHandler(
+        clock,
+        jobs=binding.jobs,
+        runs=binding.runs,
+        tasks=binding.tasks,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        visibility=visibility,
+    )
+
+
+def ingest_handler(binding: Binding, clock: Clock) -> IngestHandler:
+    """Make a handler of ingest messages."""
+    return IngestHandler(
+        clock,
+        ingestion=binding.ingestion,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        signals=binding.signals,
+    )
+
+
+def export_handler(binding: Binding, clock: Clock, *, max_bytes: int) -> ExportHandler:
+    """Make a handler of export messages."""
+    return ExportHandler(
+        clock,
+        exports=binding.exports,
+        jobs=binding.jobs,
+        tasks=binding.tasks,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        max_bytes=max_bytes,
+    )
+
+
+def notifier(binding: Binding, clock: Clock, *, observer: Observer, heartbeat: float) -> Notifier:
+    """Make a notifier."""
+    return Notifier(
+        clock,
+        outbox=binding.outbox,
+        callbacks=binding.callbacks,
+        jobs=binding.jobs,
+        observer=observer,
+        heartbeat=heartbeat,
+    )
+
+
+def sweeper(binding: Binding, clock: Clock, *, options: SweepOptions) -> Sweeper:
+    """Make a sweeper."""
+    ports = SweepPorts(
+        sweeping=binding.sweeping,
+        ingestion=binding.ingestion,
+        exports=binding.exports,
+        inputs=binding.inputs,
+        runs=binding.runs,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        signals=binding.signals,
+    )
+    return Sweeper(ports, clock, options=options)
