@@ -21,7 +21,7 @@ import msgspec
 from bench.conveyor_server import API_KEY
 from bench.processes import cpu_seconds
 from conveyor.roles.production import RoleInfo
-from conveyor.testing.fleet import END_SECONDS, FleetServices, RoleFleet
+from conveyor.testing.fleet import END_SECONDS, FleetServices, FleetSize, RoleFleet
 
 _ROLE = (sys.executable, "-m", "bench.aws_role")
 _GATEWAY = (sys.executable, "-m", "conveyor.testing.gateway_server", "--port", "0")
@@ -177,8 +177,7 @@ def watched(
                 gateway=url,
                 directory=directory,
                 inherited=os.environ,
-                apis=0,
-                workers=0,
+                size=FleetSize(apis=0, workers=0),
                 log_level="warning",
                 shutdown_grace=2,
                 **settings,

@@ -18,7 +18,7 @@ from conveyor.bootstrap.loop import (
 )
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
-from conveyor.http.app import create_app
+from conveyor.http.app import AppOptions, create_app
 from conveyor.http.malformed import protocol
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
@@ -73,12 +73,16 @@ async def open_dev(
         service,
         registry=telemetry.registry(),
         ready=readiness,
-        allowed_hosts=allowed_hosts(settings),
         clock=clock,
-        max_request_bytes=settings.max_request_bytes,
-        rate_limit=MemoryRateLimit(clock, rate=settings.rate_limit, burst=settings.rate_limit_burst)
-        if settings.rate_limit
-        else None,
+        options=AppOptions(
+            allowed_hosts=allowed_hosts(settings),
+            max_request_bytes=settings.max_request_bytes,
+            rate_limit=MemoryRateLimit(
+                clock, rate=settings.rate_limit, burst=settings.rate_limit_burst
+            )
+            if settings.rate_limit
+            else None,
+        ),
     )
 
     async def close() -> None:

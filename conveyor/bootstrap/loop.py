@@ -28,7 +28,7 @@ from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
 from conveyor.ports.binding import Binding
-from conveyor.ports.blobs import BlobWrites
+from conveyor.ports.blobs import BlobWriter
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
 from conveyor.ports.handler import Handler
@@ -127,7 +127,7 @@ class WorkerPorts:
     jobs: JobLookup
     runs: WorkerRuns
     tasks: TaskClaims
-    blobs: BlobWrites
+    blobs: BlobWriter
     queues: Queues
     permits: Permits
     signals: Signals

@@ -20,7 +20,7 @@ from conveyor.domain.api_keys import secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.engine.telemetry import LoopLag, Telemetry
 from conveyor.engine.worker import Worker
-from conveyor.http.app import create_app
+from conveyor.http.app import AppOptions, create_app
 from conveyor.http.auth import ApiKeys, open_api_keys
 from conveyor.http.malformed import protocol
 from conveyor.http.routes_server import create_probes
@@ -102,16 +102,11 @@ async def open_role(
         engine = gateway or gateway_of(settings, clock)
         worker = _worker(binding, engine, settings, clock, telemetry)
     else:
-        app = _app(
-            binding,
-            settings,
-            clock,
-            telemetry,
-            origin=origin,
-            api_keys=api_keys,
-            ready=readiness,
-            lag=lag,
-        )
+        _, older = root_secrets(settings)
+        service = Service(binding.ports, service_options(settings, origin, older), clock)
+        results = service.results
+        _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
+        app = _app(binding, settings, clock, service=service, api_keys=api_keys, ready=readiness)
     return RoleRuntime(
         app=app,
         worker=worker,
@@ -172,26 +167,22 @@ def _app(
     binding: ProdBinding,
     settings: Settings,
     clock: Clock,
-    telemetry: Telemetry,
     *,
-    origin: str,
+    service: Service,
     api_keys: ApiKeys,
     ready: Readiness,
-    lag: LoopLag,
 ) -> Any:
-    _, older = root_secrets(settings)
-    service = Service(binding.ports, service_options(settings, origin, older), clock)
-    results = service.results
-    _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
     return create_app(
         service,
         registry=None,
         ready=ready,
-        allowed_hosts=allowed_hosts(settings),
         clock=clock,
-        max_request_bytes=settings.max_request_bytes,
-        api_keys=api_keys,
-        rate_limit=binding.rate_limit,
+        options=AppOptions(
+            allowed_hosts=allowed_hosts(settings),
+            max_request_bytes=settings.max_request_bytes,
+            api_keys=api_keys,
+            rate_limit=binding.rate_limit,
+        ),
     )
 
 

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 def run(
     inputs: tuple[str, ...],
     out: Path,
-    gateway: str | None,
-    allow_private: bool | None,
-    workers: int | None,
     data_dir: Path | None,
     api_key: str | None,
     **flags: Any,
@@ -55,11 +52,7 @@ def run(
     """
     from conveyor.settings import InvalidSetting, from_environment
 
-    server_flags: dict[str, Any] = {
-        "gateway": gateway,
-        "allow_private": allow_private,
-        "workers": workers,
-    }
+    server_flags = {name: flags.pop(name) for name in ("gateway", "allow_private", "workers")}
     try:
         settings = from_environment(
             host="127.0.0.1", port=0, public_url="", log_level="error", **server_flags

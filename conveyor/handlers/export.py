@@ -21,7 +21,7 @@ from conveyor.domain.export_rows import Exported
 from conveyor.domain.model import Job, Task, TaskStatus
 from conveyor.domain.shards import shards_of
 from conveyor.handlers.export_writers import Writer, archive
-from conveyor.ports.blobs import BlobReads, Blobs
+from conveyor.ports.blobs import BlobReader, Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus, ExportWork
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
@@ -33,7 +33,7 @@ from conveyor.ports.queues import (
     Queues,
 )
 from conveyor.ports.records import JobLookup
-from conveyor.ports.tasks import TaskReads
+from conveyor.ports.tasks import TaskReader
 from conveyor.records.blob_keys import export_key
 from conveyor.records.expiry import Expiry
 from conveyor.records.sharded_reads import all_tasks
@@ -53,7 +53,7 @@ class ExportSource:
     """The rows of one run, read once."""
 
     def __init__(
-        self, clock: Clock, job: Job, run_id: str, *, tasks: TaskReads, blobs: BlobReads
+        self, clock: Clock, job: Job, run_id: str, *, tasks: TaskReader, blobs: BlobReader
     ) -> None:
         self._clock = clock
         self._job = job
@@ -141,7 +141,7 @@ class ExportHandler:
         *,
         exports: ExportWork,
         jobs: JobLookup,
-        tasks: TaskReads,
+        tasks: TaskReader,
         blobs: Blobs,
         queues: Queues,
         max_bytes: int,

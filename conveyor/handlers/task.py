@@ -22,7 +22,7 @@ from conveyor.handlers.retry_policy import (
     internal_failure,
     unreadable_key,
 )
-from conveyor.ports.blobs import BlobWrites, BodyRefused, Content
+from conveyor.ports.blobs import BlobWriter, BodyRefused, Content
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
 from conveyor.ports.handler import ACKNOWLEDGE, Observer, Outcome, ResultLost, Throttled
@@ -58,7 +58,7 @@ class TaskPorts:
 
     tasks: TaskClaims
     runs: WorkerRuns
-    blobs: BlobWrites
+    blobs: BlobWriter
     queues: Queues
     signals: Signals
     gateway: Gateway

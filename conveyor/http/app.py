@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -40,36 +41,46 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
 """Every path that needs a key, and what serves each of its methods."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppOptions:
+    """Who may call, how often, and how much they may send.
+
+    Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
+    without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
+    is.
+    """
+
+    allowed_hosts: Collection[str]
+    max_request_bytes: int = 50_331_648
+    api_keys: ApiKeys = field(default_factory=AnyKey)
+    rate_limit: RateLimit | None = None
+
+
 def create_app(
     service: Service,
     *,
     registry: CollectorRegistry | None,
     ready: Callable[[], bool],
-    allowed_hosts: Collection[str],
     clock: Clock,
-    max_request_bytes: int = 50_331_648,
-    api_keys: ApiKeys | None = None,
-    rate_limit: RateLimit | None = None,
+    options: AppOptions,
 ) -> Starlette:
     """The application over one service.
 
     `ready` tells whether /readyz says yes, `registry` is what /metrics shows; without one there is
-    no such path. Requests may name loopback, the host of the service's public origin, and
-    `allowed_hosts`: names without a port. Without `api_keys` every key may call,
-    without a `rate_limit` as often as it likes; signed links know no caller and are not limited.
+    no such path.
     """
     app = Starlette(
-        routes=_routes(service, registry, ready, api_keys or AnyKey(), rate_limit),
+        routes=_routes(service, registry, ready, options),
         middleware=[
             Middleware(RequestId, clock=clock),
             Middleware(AccessLog, clock=clock),
             Middleware(ProblemResponses),
             Middleware(
                 Origins,
-                allowed_hosts=allowed_hosts,
+                allowed_hosts=options.allowed_hosts,
                 public_origin=service.options.public_origin,
             ),
-            Middleware(BodyLimits, limit=max_request_bytes),
+            Middleware(BodyLimits, limit=options.max_request_bytes),
         ],
         exception_handlers={HTTPException: routing_problem},
     )
@@ -81,8 +92,7 @@ def _routes(
     service: Service,
     registry: CollectorRegistry | None,
     ready: Callable[[], bool],
-    api_keys: ApiKeys,
-    rate_limit: RateLimit | None,
+    options: AppOptions,
 ) -> list[Route]:
     async def signed(request: Request) -> Response:
         return await read_link(request, service)
@@ -94,7 +104,7 @@ def _routes(
         return await receive_upload(request, service)
 
     routes = [
-        Route(path, _endpoint(service, handlers, api_keys, rate_limit), methods=list(handlers))
+        Route(path, _endpoint(service, handlers, options), methods=list(handlers))
         for path, handlers in V1_ROUTES.items()
     ]
     routes.append(Route(links.CONTENT_PATH, signed, methods=["GET"]))
@@ -108,12 +118,11 @@ def _routes(
 def _endpoint(
     service: Service,
     handlers: dict[str, Handler],
-    api_keys: ApiKeys,
-    rate_limit: RateLimit | None,
+    options: AppOptions,
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        caller = authenticate(request, service, api_keys)
-        await check_rate_limit(rate_limit, caller.caller_id)
+        caller = authenticate(request, service, options.api_keys)
+        await check_rate_limit(options.rate_limit, caller.caller_id)
         handler = handlers["GET" if request.method == "HEAD" else request.method]
         return await handler(RequestContext(request, service, caller))
 

@@ -22,11 +22,11 @@ from conveyor.ports.maintenance import (
 from conveyor.ports.outbox import Callbacks, Outbox
 from conveyor.ports.permits import Permits
 from conveyor.ports.queues import Queues, Signals
-from conveyor.ports.records import ApiRuns, Idempotency, JobReads, JobWrites, WorkerRuns
-from conveyor.ports.tasks import TaskClaims, TaskReads, UnfinishedTasks
+from conveyor.ports.records import ApiRuns, Idempotency, JobReader, JobWriter, WorkerRuns
+from conveyor.ports.tasks import TaskClaims, TaskReader, UnfinishedTasks
 
 
-class Jobs(JobReads, JobWrites, JobPurge, Protocol):
+class Jobs(JobReader, JobWriter, JobPurge, Protocol):
     """Every role over jobs."""
 
 
@@ -34,7 +34,7 @@ class Runs(WorkerRuns, ApiRuns, RunTombstones, Protocol):
     """Every role over runs."""
 
 
-class Tasks(TaskClaims, TaskReads, UnfinishedTasks, TaskScrubs, Protocol):
+class Tasks(TaskClaims, TaskReader, UnfinishedTasks, TaskScrubs, Protocol):
     """Every role over tasks."""
 
 

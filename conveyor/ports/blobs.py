@@ -20,7 +20,7 @@ class BodyRefused(ConveyorError):
         self.args = (reason,)
 
 
-class BlobWrites(Protocol):
+class BlobWriter(Protocol):
     """Bodies as a worker of tasks keeps them."""
 
     async def put(self, key: str, content: Content) -> int:
@@ -36,7 +36,7 @@ class BlobWrites(Protocol):
         ...
 
 
-class BlobReads(Protocol):
+class BlobReader(Protocol):
     """Bodies as the API, exports and ingestion read them."""
 
     async def open(self, key: str) -> AsyncIterator[bytes] | None:
@@ -79,5 +79,5 @@ class BlobLinks(Protocol):
         ...
 
 
-class Blobs(BlobWrites, BlobReads, BlobPurge, BlobLinks, Protocol):
+class Blobs(BlobWriter, BlobReader, BlobPurge, BlobLinks, Protocol):
     """Immutable byte strings by key."""

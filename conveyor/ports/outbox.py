@@ -70,7 +70,7 @@ class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outbox(Protocol):
-    """Notices, one for each run of a job with a callback; `JobWrites.create_job` writes them, due
+    """Notices, one for each run of a job with a callback; `JobWriter.create_job` writes them, due
     at once.
 
     They outlive their runs: `purge_run` and `purge_job` leave them alone.

@@ -108,7 +108,7 @@ class JobLookup(Protocol):
         ...
 
 
-class JobReads(JobLookup, Protocol):
+class JobReader(JobLookup, Protocol):
     """Jobs as the API reads them."""
 
     async def get_job(self, caller: str, job_id: str) -> JobView | None:
@@ -127,7 +127,7 @@ class JobReads(JobLookup, Protocol):
         ...
 
 
-class JobWrites(Protocol):
+class JobWriter(Protocol):
     """Jobs as the API writes them."""
 
     async def create_job(
@@ -220,7 +220,7 @@ class RunLookup(Protocol):
         ...
 
 
-class RunReads(RunLookup, Protocol):
+class RunReader(RunLookup, Protocol):
     """Runs as the API reads them."""
 
     async def list_runs(
@@ -231,7 +231,7 @@ class RunReads(RunLookup, Protocol):
         ...
 
 
-class RunWrites(Protocol):
+class RunWriter(Protocol):
     """Runs as the API writes them."""
 
     async def stop_run(self, caller: str, job_id: str, *, now: int) -> Run:
@@ -283,7 +283,7 @@ class RunWrites(Protocol):
         ...
 
 
-class ApiRuns(RunReads, RunWrites, Protocol):
+class ApiRuns(RunReader, RunWriter, Protocol):
     """Runs as the API reads and writes them."""
 
 

@@ -110,7 +110,7 @@ class TaskClaims(Protocol):
         ...
 
 
-class TaskReads(Protocol):
+class TaskReader(Protocol):
     """Tasks and their histories as the API and exports read them. A run that does not exist has no
     tasks."""
 

@@ -8,7 +8,7 @@ from ulid import ULID
 
 from conveyor.aio.concurrency import for_each
 from conveyor.domain.model import Task, TaskStatus
-from conveyor.ports.tasks import TaskReads
+from conveyor.ports.tasks import TaskReader
 
 READS_AT_A_TIME = 8
 """Rows of source runs that are read at a time, of the up to a thousand of a page: half of the calls
@@ -20,7 +20,7 @@ _DAY = 86_400_000
 class Expiry:
     """Knows how long bodies are served."""
 
-    def __init__(self, tasks: TaskReads) -> None:
+    def __init__(self, tasks: TaskReader) -> None:
         self._tasks = tasks
 
     async def of(self, tasks: Sequence[Task], ttl_days: int, *, horizon: int) -> list[int | None]:

@@ -25,7 +25,7 @@ from conveyor.aio.concurrency import for_each
 from conveyor.domain.ids import MAX_INDEX
 from conveyor.domain.model import Task, TaskStatus
 from conveyor.domain.shards import Shards, ShardScheme
-from conveyor.ports.tasks import TaskReads
+from conveyor.ports.tasks import TaskReader
 
 START = -1
 """The position before the first row of a shard."""
@@ -316,7 +316,7 @@ class _Merge(Generic[Row]):
 
 
 def task_reader(
-    tasks: TaskReads, run_id: str, *, statuses: frozenset[TaskStatus] | None
+    tasks: TaskReader, run_id: str, *, statuses: frozenset[TaskStatus] | None
 ) -> Read[Task]:
     """Return a function that reads a stretch of one shard of a run, for the functions above."""
 
@@ -335,7 +335,7 @@ def task_reader(
 
 
 def all_tasks(
-    tasks: TaskReads,
+    tasks: TaskReader,
     run_id: str,
     shards: Shards,
     *,

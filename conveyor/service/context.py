@@ -15,7 +15,7 @@ from conveyor.ports.exports import ExportRequests
 from conveyor.ports.inputs import InputSlots
 from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import ApiRuns, Idempotency
-from conveyor.ports.tasks import TaskReads, UnfinishedTasks
+from conveyor.ports.tasks import TaskReader, UnfinishedTasks
 from conveyor.service.callers import Keyring
 
 
@@ -51,7 +51,7 @@ class ServiceOptions:
     older_secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 
-class ApiTasks(TaskReads, UnfinishedTasks, Protocol):
+class ApiTasks(TaskReader, UnfinishedTasks, Protocol):
     """Tasks as the API reads them and fills queues from them."""
 
 
@@ -98,7 +98,7 @@ class Context:
 
     jobs: Jobs
     runs: ApiRuns
-    tasks: TaskReads
+    tasks: TaskReader
     inputs: InputSlots
     exports: ExportRequests
     blobs: Blobs

@@ -41,7 +41,7 @@ class Reruns:
         """Make the new run; `statuses` of None replays everything. Answers 202 if its rows come
         later.
 
-        Raises ConveyorError as `RunWrites.rerun` does, and idempotency_key_conflict.
+        Raises ConveyorError as `RunWriter.rerun` does, and idempotency_key_conflict.
         """
 
         async def work(claim: IdempotencyClaim) -> StoredResponse:

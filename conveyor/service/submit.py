@@ -13,7 +13,7 @@ from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, Run
 from conveyor.domain.shards import Shards, ShardScheme, layout
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.domain.submission import JobRequest, Limits, parse_add, parse_job
-from conveyor.ports.records import Appended, AppendRequest, JobReads, StoredResponse
+from conveyor.ports.records import Appended, AppendRequest, JobReader, StoredResponse
 from conveyor.service.callers import Caller
 from conveyor.service.context import Context
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
@@ -91,7 +91,7 @@ class ActiveJobQuota:
     """Limits the unfinished jobs of each caller, within one process; a `limit` of 0 means no
     limit."""
 
-    def __init__(self, jobs: JobReads, *, limit: int) -> None:
+    def __init__(self, jobs: JobReader, *, limit: int) -> None:
         self._jobs = jobs
         self._limit = limit
         self._locks = KeyedLocks()

@@ -22,7 +22,7 @@ from conveyor.domain.shards import MOST_UNITS_IN_ONE_SHARD, WRITE_UNIT, write_un
 from conveyor.domain.submission import JobRequest, Limits
 from conveyor.intake.frames import Chunk, Csv, Head, ListSource, ValidationRequest
 from conveyor.intake.rows import RowWriter
-from conveyor.ports.blobs import BlobReads, Blobs
+from conveyor.ports.blobs import BlobReader, Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.inputs import InputSlots, JobInput
 from conveyor.records.blob_keys import input_key, staged_key, staged_prefix
@@ -109,7 +109,7 @@ class TaskListLoader:
     """
 
     def __init__(
-        self, inputs: InputSlots, blobs: BlobReads, options: ServiceOptions, clock: Clock
+        self, inputs: InputSlots, blobs: BlobReader, options: ServiceOptions, clock: Clock
     ) -> None:
         self._inputs = inputs
         self._blobs = blobs

@@ -74,13 +74,13 @@ class FaultyAws:
         self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
     ) -> None:
         """Carry the call out, lose its answer, and make the same call again."""
-        self._add(_Kind.LOSE, service, operation, nth, times, where)
+        self._rules.append(_Rule(_Kind.LOSE, (service, operation), where, nth - 1, times))
 
     def vanish(
         self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
     ) -> None:
         """Carry the call out without ever answering: unavailable, as after the last attempt."""
-        self._add(_Kind.VANISH, service, operation, nth, times, where)
+        self._rules.append(_Rule(_Kind.VANISH, (service, operation), where, nth - 1, times))
 
     def throttle(
         self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
@@ -89,7 +89,7 @@ class FaultyAws:
 
         The call is unavailable if no attempt is left, else carried out by the next one.
         """
-        self._add(_Kind.THROTTLE, service, operation, nth, times, where)
+        self._rules.append(_Rule(_Kind.THROTTLE, (service, operation), where, nth - 1, times))
 
     def fail(
         self,
@@ -102,7 +102,9 @@ class FaultyAws:
         where: Match = _any,
     ) -> None:
         """Raise `error` instead of carrying the call out."""
-        self._add(_Kind.FAIL, service, operation, nth, times, where, error=error)
+        self._rules.append(
+            _Rule(_Kind.FAIL, (service, operation), where, nth - 1, times, error=error)
+        )
 
     def split(
         self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
@@ -112,7 +114,7 @@ class FaultyAws:
 
         A batch of one is left undone as a whole.
         """
-        self._add(_Kind.SPLIT, service, operation, nth, times, where)
+        self._rules.append(_Rule(_Kind.SPLIT, (service, operation), where, nth - 1, times))
 
     def before(
         self,
@@ -125,7 +127,9 @@ class FaultyAws:
         where: Match = _any,
     ) -> None:
         """Run an action before the call; calls made by the action are passed on like any others."""
-        self._add(_Kind.BEFORE, service, operation, nth, times, where, action=action)
+        self._rules.append(
+            _Rule(_Kind.BEFORE, (service, operation), where, nth - 1, times, action=action)
+        )
 
     def after(
         self,
@@ -138,7 +142,9 @@ class FaultyAws:
         where: Match = _any,
     ) -> None:
         """Run an action between the call and its answer."""
-        self._add(_Kind.AFTER, service, operation, nth, times, where, action=action)
+        self._rules.append(
+            _Rule(_Kind.AFTER, (service, operation), where, nth - 1, times, action=action)
+        )
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
         """Make one call, under the first rule that applies to it."""
@@ -151,21 +157,6 @@ class FaultyAws:
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
         """Return a link, unchanged."""
         return self._aws.presign(operation, parameters, seconds=seconds)
-
-    def _add(
-        self,
-        kind: _Kind,
-        service: str,
-        operation: str,
-        nth: int,
-        times: int,
-        where: Match,
-        *,
-        error: Exception | None = None,
-        action: Action | None = None,
-    ) -> None:
-        rule = _Rule(kind, (service, operation), where, nth - 1, times, error, action)
-        self._rules.append(rule)
 
     def _rule(self, service: str, operation: str, parameters: Parameters) -> _Rule | None:
         """Return the rule that applies to the call; all other matching rules count it."""

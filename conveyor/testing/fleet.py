@@ -131,14 +131,26 @@ class RoleProcess:
             return
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSize:
+    """How many processes of each role, and how many gateway calls a worker makes at a time."""
+
+    apis: int = 2
+    workers: int = 4
+    slots: int = 50
+
+
+DEFAULT_SIZE = FleetSize()
+
+
 class RoleFleet:
     """API servers behind one address, and workers. Ready once entered; ended, and its environment
     removed, once left.
 
-    `settings` are fields of Settings for every process; `gateway` is the URL of a scraping API, and
-    `slots` the number of each worker's concurrent calls of it. `trouble` returns the options of
-    `conveyor.testing.chaos_role` for a role and its number, or none for an ordinary process of
-    production. The processes inherit the `inherited` environment except settings and proxies.
+    `settings` are fields of Settings for every process; `gateway` is the URL of a scraping API.
+    `trouble` returns the options of `conveyor.testing.chaos_role` for a role and its number, or
+    none for an ordinary process of production. The processes inherit the `inherited` environment
+    except settings and proxies.
     """
 
     def __init__(
@@ -148,9 +160,7 @@ class RoleFleet:
         gateway: str,
         directory: Path,
         inherited: Mapping[str, str],
-        apis: int = 2,
-        workers: int = 4,
-        slots: int = 50,
+        size: FleetSize = DEFAULT_SIZE,
         trouble: Trouble = lambda _role, _number: (),
         **settings: object,
     ) -> None:
@@ -159,10 +169,10 @@ class RoleFleet:
         self._trouble = trouble
         directory.mkdir(parents=True, exist_ok=True)
         self.environment = _kept(inherited) | self._environment(
-            services, {"gateway": gateway, "workers": slots, **settings}
+            services, {"gateway": gateway, "workers": size.slots, **settings}
         )
-        self.apis = [self._process("api", number) for number in range(apis)]
-        self.workers = [self._process("worker", number) for number in range(workers)]
+        self.apis = [self._process("api", number) for number in range(size.apis)]
+        self.workers = [self._process("worker", number) for number in range(size.workers)]
         self.front = LoadBalancer([])
         self.api = ""
         self._stack = ExitStack()

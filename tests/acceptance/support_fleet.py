@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.testing.fleet import FleetServices, RoleFleet, Trouble
+from conveyor.testing.fleet import FleetServices, FleetSize, RoleFleet, Trouble
 from tests.conformance.emulators import PREFIX, address
 
 APIS, WORKERS = 2, 4
@@ -62,8 +62,7 @@ def fleet(
             gateway=gateway,
             directory=directory,
             inherited=os.environ,
-            apis=apis,
-            workers=workers,
+            size=FleetSize(apis=apis, workers=workers),
             trouble=trouble,
             **chosen,
         ) as running,

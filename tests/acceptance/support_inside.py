@@ -17,7 +17,7 @@ from conveyor.clock import SystemClock
 from conveyor.dev.binding import open_binding
 from conveyor.engine.telemetry import Telemetry
 from conveyor.gateway.fake import FakeGateway
-from conveyor.http.app import create_app
+from conveyor.http.app import AppOptions, create_app
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.service import Service, ServiceOptions
@@ -122,9 +122,11 @@ async def inside(
         Service(ports, ServiceOptions(public_origin=ORIGIN), clock),
         registry=telemetry.registry(),
         ready=lambda: True,
-        allowed_hosts=["conveyor.test"],
         clock=clock,
-        max_request_bytes=chosen.max_request_bytes,
+        options=AppOptions(
+            allowed_hosts=["conveyor.test"],
+            max_request_bytes=chosen.max_request_bytes,
+        ),
     )
     client = httpx.AsyncClient(
         transport=httpx.ASGITransport(app),

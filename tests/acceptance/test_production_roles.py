@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from conveyor.domain.api_keys import key_hash
-from conveyor.testing.fleet import RoleFleet, RoleProcess
+from conveyor.testing.fleet import FleetSize, RoleFleet, RoleProcess
 from tests.acceptance.support_fleet import services
 from tests.acceptance.support_wire import eventually, target
 from tests.patient import SECONDS, fetched
@@ -34,8 +34,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
         gateway="fake",
         directory=directory,
         inherited=os.environ,
-        apis=1,
-        workers=1,
+        size=FleetSize(apis=1, workers=1),
         api_keys=str(keys),
         discovery_interval=0.3,
         shutdown_grace=30,
@@ -227,8 +226,7 @@ def test_a_fleet_that_is_removed_beneath_its_processes_says_so(tmp_path: Path) -
         gateway="fake",
         directory=tmp_path,
         inherited=os.environ,
-        apis=1,
-        workers=1,
+        size=FleetSize(apis=1, workers=1),
         discovery_interval=0.3,
         shutdown_grace=0,
     ) as fleet:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.testing.fleet import FleetServices, RoleFleet, RoleProcess
+from conveyor.testing.fleet import FleetServices, FleetSize, RoleFleet, RoleProcess
 from tests.acceptance.support_wire import eventually
 
 pytestmark = pytest.mark.server
@@ -49,8 +49,7 @@ def booting(role: str, directory: Path, aws: str) -> RoleProcess:
             "AWS_ACCESS_KEY_ID": "of-nobody",
             "AWS_SECRET_ACCESS_KEY": "of-nobody",
         },
-        apis=0,
-        workers=0,
+        size=FleetSize(apis=0, workers=0),
         shutdown_grace=1,
     )
     process = RoleProcess(role, directory / f"{role}.log", fleet.environment)

@@ -18,7 +18,7 @@ from conveyor.domain.shards import Shards
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.records import StoredResponse
 from conveyor.prod.aws.boto import BotoAws
-from conveyor.prod.dynamodb.client import Item, Table
+from conveyor.prod.dynamodb.client import Item, Query, Table
 from conveyor.prod.dynamodb.schema import BY_OWNER, INTENTS, description, run_key, task_partition
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.testing.aws_faults import FaultyAws
@@ -128,7 +128,7 @@ class Ingests:
 
     async def intents(self) -> int:
         """Runs whose rows are being written before them."""
-        return len((await self.table.page(INTENTS, index=BY_OWNER)).items)
+        return len((await self.table.page(Query(INTENTS, index=BY_OWNER))).items)
 
     async def exact(self, job_id: str, run_id: str, states: str) -> None:
         """The rows stand as the letters say, each once, and the counters say the same."""

@@ -12,7 +12,7 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ErrorCode
 from conveyor.prod.aws.boto import BotoAws
-from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.client import Query, Table
 from conveyor.prod.dynamodb.schema import Key, description
 from conveyor.prod.dynamodb.store import open_store
 from conveyor.prod.s3.blobs import S3Blobs
@@ -81,7 +81,7 @@ async def test_a_job_is_unavailable_while_somebody_speaks_for_the_table(
         await refused(ErrorCode.UNAVAILABLE, rows.get(key))
         await refused(ErrorCode.UNAVAILABLE, rows.get_many([key]))
         await refused(ErrorCode.UNAVAILABLE, rows.count(key.pk, begins_with=""))
-        await refused(ErrorCode.UNAVAILABLE, rows.page(key.pk))
+        await refused(ErrorCode.UNAVAILABLE, rows.page(Query(key.pk)))
         await refused(ErrorCode.UNAVAILABLE, rows.delete_many([key]))
         await refused(
             ErrorCode.UNAVAILABLE, rows.update(key, "ADD #count :one", condition="", one=1)

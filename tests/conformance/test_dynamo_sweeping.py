@@ -18,7 +18,7 @@ from conveyor.ports.records import Appended, AppendRequest
 from conveyor.ports.records import StoredResponse as Stored
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
-from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.client import Query, Table
 from conveyor.prod.dynamodb.jobs import DynamoJobs
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces, new_run_item
 from conveyor.prod.dynamodb.schema import (
@@ -161,7 +161,7 @@ class Bench:
         for shard in range(place.shards.count):
             partition = task_partition(place.job_id, place.shards, shard)
             async for page in self.table.pages(
-                partition, begins_with=task_sort_key(place.run_id, "")
+                Query(partition, begins_with=task_sort_key(place.run_id, ""))
             ):
                 found += [ids.task_index(item["task_id"]) for item in page.items]
         return sorted(found)

@@ -31,7 +31,7 @@ from conveyor.domain.model import (
     TaskFailure,
 )
 from conveyor.domain.task_rules import Failed, Settlement, Succeeded
-from conveyor.http.app import create_app
+from conveyor.http.app import AppOptions, create_app
 from conveyor.http.openapi import document
 from conveyor.ports.binding import Binding
 from conveyor.ports.tasks import Claimed
@@ -167,9 +167,11 @@ async def open_api(
         service,
         registry=registry,
         ready=lambda: ready[0],
-        allowed_hosts=["conveyor.test"],
         clock=clock,
-        max_request_bytes=max_request_bytes,
+        options=AppOptions(
+            allowed_hosts=["conveyor.test"],
+            max_request_bytes=max_request_bytes,
+        ),
     )
     transport = httpx.ASGITransport(app)
 

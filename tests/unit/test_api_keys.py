@@ -13,8 +13,8 @@ import pytest
 from conveyor.dev.binding import open_binding
 from conveyor.domain.api_keys import is_key_hash, key_hash
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.http.app import create_app
-from conveyor.http.auth import ApiKeys, open_api_keys
+from conveyor.http.app import AppOptions, create_app
+from conveyor.http.auth import AnyKey, ApiKeys, open_api_keys
 from conveyor.service import Service, ServiceOptions
 from conveyor.testing.clock import FakeClock
 
@@ -135,9 +135,11 @@ async def answers(tmp_path: Path, keys: ApiKeys | None) -> dict[str, httpx.Respo
         service,
         registry=None,
         ready=lambda: True,
-        allowed_hosts=[],
         clock=clock,
-        api_keys=keys,
+        options=AppOptions(
+            allowed_hosts=[],
+            api_keys=keys or AnyKey(),
+        ),
     )
     found = {}
     transport = httpx.ASGITransport(app=app)

@@ -35,39 +35,14 @@ KNOWN_SHARED_NAMES: list[str] = []
 KNOWN_LONG_SIGNATURES = [
     "Discovery.__init__",
     "Dispatcher.__init__",
-    "DynamoJobs.append_tasks",
-    "DynamoReruns.rerun",
-    "DynamoRuns.rerun",
-    "FaultyAws._add",
-    "Jobs.append_tasks",
     "ReceiveFirstPolicy.__init__",
     "ReservePolicy.__init__",
-    "RoleFleet.__init__",
-    "Runs.rerun",
     "SimulatedFleet.__init__",
-    "SqliteJobs.append_tasks",
-    "SqliteRuns.rerun",
-    "Table.page",
-    "UnsimulatedJobs.append_tasks",
-    "UnsimulatedRuns.rerun",
-    "_app",
     "build_worker",
-    "create_app",
-    "run",
 ]
 """Functions with too many parameters today. The goal is at most five."""
 
-KNOWN_WITH_BINDING = [
-    "DeleteHandler.__init__",
-    "ExportHandler.__init__",
-    "ExportSource.__init__",
-    "IngestHandler.__init__",
-    "Notifier.__init__",
-    "QuietRuns.__init__",
-    "Retention.__init__",
-    "Sweeper.__init__",
-    "TaskHandler.__init__",
-]
+KNOWN_WITH_BINDING: list[str] = []
 """Handlers that take a whole binding today. The goal is an empty list."""
 
 

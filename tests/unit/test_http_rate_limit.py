@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from conveyor.dev.rate_limit import MemoryRateLimit
-from conveyor.http.app import create_app
+from conveyor.http.app import AppOptions, create_app
 from tests.unit.http_api import KEY, ORIGIN, OTHER_KEY, Api, check_described, open_api, problem_of
 
 BURST = 3
@@ -35,9 +35,11 @@ async def limited(api: Api) -> AsyncIterator[httpx.AsyncClient]:
         api.service,
         registry=CollectorRegistry(),
         ready=lambda: True,
-        allowed_hosts=["conveyor.test"],
         clock=api.clock,
-        rate_limit=MemoryRateLimit(api.clock, rate=0.25, burst=BURST),
+        options=AppOptions(
+            allowed_hosts=["conveyor.test"],
+            rate_limit=MemoryRateLimit(api.clock, rate=0.25, burst=BURST),
+        ),
     )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app),

@@ -19,7 +19,7 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.aws.refusals import describe
-from conveyor.prod.dynamodb.client import Table, tag_all
+from conveyor.prod.dynamodb.client import Query, Table, tag_all
 from conveyor.prod.dynamodb.schema import BY_DISPATCH, BY_OWNER, FLEET, TIME_TO_LIVE, Key
 from conveyor.prod.sqs.registry import prefix
 from conveyor.prod.stepfunctions import NOBODY_WAITS, SERVICE
@@ -98,7 +98,7 @@ async def rows_problem(aws: Aws, table: Table, clock: Clock) -> str | None:
     await table.get(key)
     await table.get_many([key])
     for index in (None, BY_OWNER, BY_DISPATCH):
-        await table.page(key.pk, index=index, limit=1)
+        await table.page(Query(key.pk, index=index, limit=1))
     parts = [
         table.check_part(Key(key.pk, "Other"), condition="attribute_not_exists(pk)"),
         table.delete_part(key),

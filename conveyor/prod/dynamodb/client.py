@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from decimal import Decimal
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -242,6 +242,42 @@ UNDONE = "dynamodb leaves a part of each batch undone"
 _NAME = re.compile(r"#\w+")
 
 
+class RowFilter(NamedTuple):
+    """A condition on the items that a query returns, and the values of its placeholders."""
+
+    expression: str
+    values: Mapping[str, Given]
+
+
+ALL_ITEMS = RowFilter("", {})
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query of one partition, of the table or of an index.
+
+    `between` takes both its ends, `below` does not take its own. `limit` bounds the items touched,
+    not those returned; `start` goes on after an earlier page. `keys_only` returns partition and
+    sort key alone, `projection` beside them the attributes that it lists (and costs as much).
+    `known_only` leaves out items of a shape that this version does not know; an index
+    does not tell shapes, nor do keys.
+    """
+
+    partition: str
+    _: KW_ONLY
+    index: str | None = None
+    begins_with: str = ""
+    between: tuple[str, str] | None = None
+    below: str = ""
+    where: RowFilter = ALL_ITEMS
+    limit: int | None = None
+    start: dict[str, Tagged] | None = None
+    forward: bool = True
+    keys_only: bool = False
+    projection: str = ""
+    known_only: bool = False
+
+
 class Page(NamedTuple):
     """Items of one query, and from where the next one goes on (None: there is nothing more).
 
@@ -407,64 +443,48 @@ class Table:
         body = {"TableName": self.name, "Key": _key(key)}
         return {"ConditionCheck": _conditional(body, condition, values)}
 
-    async def page(
-        self,
-        partition: str,
-        *,
-        index: str | None = None,
-        begins_with: str = "",
-        between: tuple[str, str] | None = None,
-        below: str = "",
-        filtered: str = "",
-        limit: int | None = None,
-        start: dict[str, Tagged] | None = None,
-        forward: bool = True,
-        keys_only: bool = False,
-        projection: str = "",
-        known_only: bool = False,
-        **values: Given,
-    ) -> Page:
-        """One query of a partition of the table or of an index, strongly read from the table.
-
-        `between` takes both its ends, `below` does not take its own. `limit` bounds the items
-        touched, not those returned. `keys_only` returns partition and sort key alone, `projection`
-        beside them the attributes that it lists (and costs as much). `known_only` leaves out items
-        of a shape that this version does not know. Indexes do not tell shapes, nor do keys.
-        """
-        pk, sk = (PARTITION_KEY, SORT_KEY) if index is None else INDEXES[index][:2]
-        condition, bounds = _sorted(sk, between=between, below=below, begins_with=begins_with)
+    async def page(self, query: Query) -> Page:
+        """Make one query, strongly read where it is of the table itself."""
+        where = query.where
+        pk, sk = (PARTITION_KEY, SORT_KEY) if query.index is None else INDEXES[query.index][:2]
+        condition, bounds = _sorted(sk, query)
         parameters: dict[str, Any] = {
             "KeyConditionExpression": f"{pk} = :partition{condition}",
-            "ScanIndexForward": forward,
-            **_placeholders({**values, **bounds, "partition": partition}, filtered, projection),
+            "ScanIndexForward": query.forward,
+            **_placeholders(
+                {**where.values, **bounds, "partition": query.partition},
+                where.expression,
+                query.projection,
+            ),
         }
-        parameters |= {"ConsistentRead": True} if index is None else {"IndexName": index}
-        if filtered:
-            parameters["FilterExpression"] = filtered
-        if limit is not None:
-            parameters["Limit"] = limit
-        if start is not None:
-            parameters["ExclusiveStartKey"] = start
-        if keys_only:
+        parameters |= (
+            {"ConsistentRead": True} if query.index is None else {"IndexName": query.index}
+        )
+        if where.expression:
+            parameters["FilterExpression"] = where.expression
+        if query.limit is not None:
+            parameters["Limit"] = query.limit
+        if query.start is not None:
+            parameters["ExclusiveStartKey"] = query.start
+        if query.keys_only:
             parameters["ProjectionExpression"] = f"{PARTITION_KEY}, {SORT_KEY}"
-        elif projection:
+        elif query.projection:
             keys = f"{PARTITION_KEY}, {SORT_KEY}"
-            parameters["ProjectionExpression"] = f"{keys}, {projection}, {SHAPE}"
+            parameters["ProjectionExpression"] = f"{keys}, {query.projection}, {SHAPE}"
         answer = await self.call("query", **parameters)
         items = supported_fields(
-            [untag_all(item) for item in answer["Items"]], known_only=known_only
+            [untag_all(item) for item in answer["Items"]], known_only=query.known_only
         )
         return Page(items, answer["ScannedCount"], answer.get("LastEvaluatedKey"))
 
-    async def pages(self, partition: str, **query: Any) -> AsyncIterator[Page]:
-        """Every page of a query; arguments as of `page`."""
-        start: dict[str, Tagged] | None = None
+    async def pages(self, query: Query) -> AsyncIterator[Page]:
+        """Yield every page of a query."""
         while True:
-            page = await self.page(partition, start=start, **query)
+            page = await self.page(query)
             yield page
-            start = page.last
-            if start is None:
+            if page.last is None:
                 return
+            query = replace(query, start=page.last)
 
     async def count(self, partition: str, *, begins_with: str) -> int:
         """How many items a partition has, strongly read, without fetching them."""
@@ -547,17 +567,15 @@ def _key(key: Key) -> dict[str, Tagged]:
     return {PARTITION_KEY: tag(key.pk), SORT_KEY: tag(key.sk)}
 
 
-def _sorted(
-    key: str, *, between: tuple[str, str] | None, below: str, begins_with: str
-) -> tuple[str, dict[str, Plain]]:
+def _sorted(key: str, query: Query) -> tuple[str, dict[str, Plain]]:
     """What bounds a sort key, to stand behind the condition on its partition; and its values."""
-    if between is not None:
-        low, high = between
+    if query.between is not None:
+        low, high = query.between
         return f" AND {key} BETWEEN :low AND :high", {"low": low, "high": high}
-    if below:
-        return f" AND {key} < :below", {"below": below}
-    if begins_with:
-        return f" AND begins_with({key}, :begin)", {"begin": begins_with}
+    if query.below:
+        return f" AND {key} < :below", {"below": query.below}
+    if query.begins_with:
+        return f" AND begins_with({key}, :begin)", {"begin": query.begins_with}
     return "", {}
 
 
@@ -612,11 +630,13 @@ async def ended(table: Table, partition: str, *, now: int, limit: int) -> list[I
     version does not know left out."""
     found: list[Item] = []
     async for page in table.pages(
-        partition,
-        index=BY_DISPATCH,
-        between=(by_time(0, ""), by_time(now, END)),
-        limit=limit,
-        keys_only=True,
+        Query(
+            partition,
+            index=BY_DISPATCH,
+            between=(by_time(0, ""), by_time(now, END)),
+            limit=limit,
+            keys_only=True,
+        )
     ):
         keys = keys_of(page.items)
         items = await table.get_many(keys)

@@ -23,7 +23,7 @@ from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import TaskSpec, TaskStatus
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Table, condition_met, whole
+from conveyor.prod.dynamodb.client import Item, Query, RowFilter, Table, condition_met, whole
 from conveyor.prod.dynamodb.counters import Counts
 from conveyor.prod.dynamodb.run_rows import RunPlace, RunRow
 from conveyor.prod.dynamodb.schema import (
@@ -58,17 +58,17 @@ async def refuse_live_claims(table: Table, row: RunRow, *, now: int) -> None:
     all_ended = row.run.stats.completed >= row.run.stats.total
     if all_ended or now - row.ended_at > LONGEST_CALL:
         return
-    query: dict[str, Any] = {
-        "filtered": "#status = :processing AND claimed_until > :now",
-        "keys_only": True,
-        "processing": str(TaskStatus.PROCESSING),
-        "now": now,
-    }
+    held = RowFilter(
+        "#status = :processing AND claimed_until > :now",
+        {"processing": str(TaskStatus.PROCESSING), "now": now},
+    )
 
     async def look(shard: int) -> None:
         partition = task_partition(row.run.job_id, row.shards, shard)
         begin = task_sort_key(row.run.run_id, "")
-        async for page in table.pages(partition, begins_with=begin, **query):
+        async for page in table.pages(
+            Query(partition, begins_with=begin, where=held, keys_only=True)
+        ):
             for item in page.items:
                 raise CallInFlight(row.run.run_id, item[SORT_KEY].removeprefix(begin))
 
@@ -219,9 +219,11 @@ async def _stretch(
         return
     low, high = ids.encode_index(first), ids.encode_index(end - 1) + END
     async for page in table.pages(
-        task_partition(place.job_id, place.shards, shard),
-        between=(task_sort_key(place.run_id, low), task_sort_key(place.run_id, high)),
-        projection=", ".join(f"#{name}" for name in names),
+        Query(
+            task_partition(place.job_id, place.shards, shard),
+            between=(task_sort_key(place.run_id, low), task_sort_key(place.run_id, high)),
+            projection=", ".join(f"#{name}" for name in names),
+        )
     ):
         yield page.items
 

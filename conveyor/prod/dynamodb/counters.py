@@ -30,7 +30,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -43,7 +43,15 @@ from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.domain.task_rules import RunDelta
 from conveyor.ports.tasks import Settled
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Name, Plain, changed_too_often, condition_met, whole
+from conveyor.prod.dynamodb.client import (
+    Item,
+    Name,
+    Plain,
+    Query,
+    changed_too_often,
+    condition_met,
+    whole,
+)
 from conveyor.prod.dynamodb.run_rows import (
     REASON,
     TRIES,
@@ -193,14 +201,13 @@ class _Tally:
 async def _count(records: DynamoRunRows, row: RunRow, now: int) -> RunStats | None:
     """Count every shard at once; None where a task is under a live claim. Raises DamagedRow."""
     place, tally = row.place, _Tally()
-    query: dict[str, Any] = {
-        "begins_with": task_sort_key(place.run_id, ""),
-        "projection": ", ".join(f"#{name}" for name in _NAMES),
-    }
+    projection = ", ".join(f"#{name}" for name in _NAMES)
 
     async def count(shard: int) -> None:
         partition = task_partition(place.job_id, place.shards, shard)
-        async for page in records.table.pages(partition, **query):
+        async for page in records.table.pages(
+            Query(partition, begins_with=task_sort_key(place.run_id, ""), projection=projection)
+        ):
             for item in page.items:
                 one = _read_counted(item)
                 if one.row.status is TaskStatus.PROCESSING and one.row.claimed_until > now:

@@ -13,6 +13,8 @@ from conveyor.ports.exports import Export, ExportStatus
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
+    Query,
+    RowFilter,
     changed_too_often,
     ended,
     ends_at,
@@ -93,11 +95,14 @@ class DynamoExports:
         """Exports that have not ended and were last touched before `before`, by export id."""
         keys: list[Key] = []
         async for page in self._table.pages(
-            EXPORTS,
-            index=BY_DISPATCH,
-            filtered="#status IN (:pending, :running)",
-            pending=str(ExportStatus.PENDING),
-            running=str(ExportStatus.RUNNING),
+            Query(
+                EXPORTS,
+                index=BY_DISPATCH,
+                where=RowFilter(
+                    "#status IN (:pending, :running)",
+                    {"pending": str(ExportStatus.PENDING), "running": str(ExportStatus.RUNNING)},
+                ),
+            )
         ):
             keys += keys_of(page.items)
         # An index may know of others still.

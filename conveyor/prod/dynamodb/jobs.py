@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run
 from conveyor.ports.records import Appended, AppendRequest, IdempotencyScope, StoredResponse
+from conveyor.prod.dynamodb.client import Query, RowFilter
 from conveyor.prod.dynamodb.idempotency import StoredResponses
 from conveyor.prod.dynamodb.job_rows import Closing, JobReads
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows
@@ -65,14 +66,15 @@ class DynamoJobs:
         start, size = None, limit
         while len(found) < limit:
             page = await self._table.page(
-                caller_jobs(caller),
-                index=BY_OWNER,
-                below=before or END,
-                forward=False,
-                start=start,
-                limit=size,
-                filtered=condition,
-                status=str(status or JobStatus.DELETED),
+                Query(
+                    caller_jobs(caller),
+                    index=BY_OWNER,
+                    below=before or END,
+                    forward=False,
+                    start=start,
+                    limit=size,
+                    where=RowFilter(condition, {"status": str(status or JobStatus.DELETED)}),
+                )
             )
             views = await self._views.many(caller, [item[JOB_ID] for item in page.items])
             found += [view.public for view in views if _is_listed(view.job.job, status)]

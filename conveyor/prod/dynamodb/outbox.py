@@ -7,7 +7,7 @@ from typing import NamedTuple
 from conveyor.domain.run_events import RunFinished
 from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, OutboxEntry
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, condition_met, keys_of, readable, whole
+from conveyor.prod.dynamodb.client import Item, Query, condition_met, keys_of, readable, whole
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, encode_run_event, read_outbox_item
 from conveyor.prod.dynamodb.schema import BY_DISPATCH, END, OUTBOX, by_time, notice_key
 
@@ -33,11 +33,13 @@ class DynamoOutbox:
         """
         found: list[_Standing] = []
         async for page in self._table.pages(
-            OUTBOX,
-            index=BY_DISPATCH,
-            between=(by_time(0, ""), by_time(now, END)),
-            limit=limit,
-            keys_only=True,
+            Query(
+                OUTBOX,
+                index=BY_DISPATCH,
+                between=(by_time(0, ""), by_time(now, END)),
+                limit=limit,
+                keys_only=True,
+            )
         ):
             items = await self._table.get_many(keys_of(page.items))
             notices = readable(_standing, items.values())

@@ -29,7 +29,7 @@ from conveyor.domain.model import (
 )
 from conveyor.ports.records import IdempotencyScope, Rerun, RerunRequest, StoredResponse
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Table, changed_too_often, rewritten
+from conveyor.prod.dynamodb.client import Item, Query, Table, changed_too_often, rewritten
 from conveyor.prod.dynamodb.copying import (
     Intent,
     busy,
@@ -147,7 +147,7 @@ async def pinned_by(table: Table, source: RunRow) -> list[str]:
     """The runs that a source draws bodies from."""
     found: list[str] = []
     partition = source.place.key.pk
-    async for page in table.pages(partition, begins_with="Pin#", keys_only=True):
+    async for page in table.pages(Query(partition, begins_with="Pin#", keys_only=True)):
         for item in page.items:
             _, owner, drawing = item[SORT_KEY].split("#")
             if drawing == source.run.run_id:
@@ -206,7 +206,7 @@ class DynamoReruns:
         answer: Callable[[Rerun], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Make the run, unless it exists, and render its answer; see `RunWrites.rerun`."""
+        """Make the run, unless it exists, and render its answer; see `RunWriter.rerun`."""
         call = _Call(self._records, request, answer, once)
         try:
             given = await call.make()

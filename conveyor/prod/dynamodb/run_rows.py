@@ -53,6 +53,7 @@ from conveyor.prod.dynamodb.client import (
     Given,
     Item,
     Plain,
+    Query,
     Table,
     changed_too_often,
     condition_met,
@@ -397,7 +398,9 @@ async def runs_of(
     if below is not None:
         last = run_key(job_id, max(below - 1, 0))
     async for page in table.pages(
-        first.pk, between=(first.sk, last.sk), forward=False, limit=limit, known_only=known_only
+        Query(
+            first.pk, between=(first.sk, last.sk), forward=False, limit=limit, known_only=known_only
+        )
     ):
         rows = readable(read_run_row, page.items) if known_only else map(read_run_row, page.items)
         for row in rows:
@@ -706,6 +709,6 @@ async def dependants(table: Table, job_id: str, run_id: str) -> list[str]:
     """The ids of the runs that draw bodies, or are still copied, from a run."""
     prefix = pin_key(job_id, run_id, "")
     found: list[str] = []
-    async for page in table.pages(prefix.pk, begins_with=prefix.sk, keys_only=True):
+    async for page in table.pages(Query(prefix.pk, begins_with=prefix.sk, keys_only=True)):
         found += [item[SORT_KEY].rpartition("#")[2] for item in page.items]
     return found

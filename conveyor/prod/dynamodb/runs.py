@@ -34,6 +34,7 @@ from conveyor.ports.records import (
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
+    Query,
     Table,
     UnreadableRow,
     changed_too_often,
@@ -170,7 +171,7 @@ class Deletion:
         strongly, as an index does not know yet of one that was made a moment before."""
         found: list[Key] = []
         mark = exported_key(row.run.job_id, row.run.run_id, "")
-        async for page in self._table.pages(mark.pk, begins_with=mark.sk, keys_only=True):
+        async for page in self._table.pages(Query(mark.pk, begins_with=mark.sk, keys_only=True)):
             for key in keys_of(page.items):
                 found += [key, export_item_key(key.sk.rpartition("#")[2])]
         return found
@@ -178,7 +179,7 @@ class Deletion:
     async def _pins_held_by(self, row: RunRow) -> list[Key]:
         found: list[Key] = []
         partition = row.place.key.pk
-        async for page in self._table.pages(partition, begins_with="Pin#", keys_only=True):
+        async for page in self._table.pages(Query(partition, begins_with="Pin#", keys_only=True)):
             found += [key for key in keys_of(page.items) if key.sk.endswith(f"#{row.run.run_id}")]
         return found
 
@@ -324,12 +325,21 @@ class DispatchReads:
         return _dispatchable(row)
 
 
-async def read_all(table: Table, partitions: list[str], **query: Any) -> list[Item]:
-    """The items of several partitions of an index, all at once; arguments as of `Table.page`."""
+async def read_all(
+    table: Table,
+    partitions: list[str],
+    *,
+    index: str,
+    between: tuple[str, str] | None = None,
+    keys_only: bool = False,
+) -> list[Item]:
+    """Return the items of several partitions of an index, read all at once; see `Query`."""
     found: list[Item] = []
 
     async def read(partition: str) -> None:
-        async for page in table.pages(partition, **query):
+        async for page in table.pages(
+            Query(partition, index=index, between=between, keys_only=keys_only)
+        ):
             found.extend(page.items)
 
     await for_each(read, partitions)

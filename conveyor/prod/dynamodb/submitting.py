@@ -207,7 +207,7 @@ _log = logging.getLogger("conveyor.records")
 
 
 class Addition(NamedTuple):
-    """A call of `JobWrites.append_tasks`."""
+    """A call of `JobWriter.append_tasks`."""
 
     request: AppendRequest
     answer: Callable[[Appended], StoredResponse]
@@ -247,7 +247,7 @@ class TaskAppender:
         self._locks = KeyedLocks()
 
     async def append(self, addition: Addition) -> StoredResponse:
-        """Add tasks; see `JobWrites.append_tasks`."""
+        """Add tasks; see `JobWriter.append_tasks`."""
         request = addition.request
         try:
             found = await self._open(addition)

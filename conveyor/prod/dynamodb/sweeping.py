@@ -30,6 +30,9 @@ from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.ports.maintenance import EndedRun, QuietRun
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
+    Plain,
+    Query,
+    RowFilter,
     Table,
     Tagged,
     UnreadableRow,
@@ -85,13 +88,12 @@ def due_rows(
     table: Table, place: RunPlace, *, after: int, piece: int, now: int
 ) -> AsyncIterator[Reference]:
     """Rows that could be worked now, of all shards in order, with an index above `after`."""
-    wanted = {
-        "filtered": _DUE,
+    values: dict[str, Plain] = {
         "pending": str(TaskStatus.PENDING),
         "processing": str(TaskStatus.PROCESSING),
         "now": now,
     }
-    return references(table, place, wanted, after=after, piece=piece)
+    return references(table, place, RowFilter(_DUE, values), after=after, piece=piece)
 
 
 async def ended_keys(table: Table, *, after: str, piece: int) -> AsyncIterator[list[Key]]:
@@ -102,11 +104,13 @@ async def ended_keys(table: Table, *, after: str, piece: int) -> AsyncIterator[l
 
     async def read(part: _Part) -> None:
         page = await table.page(
-            part.partition,
-            index=BY_OWNER,
-            between=(f"{after}{BEGIN}", END),
-            limit=share,
-            start=part.last,
+            Query(
+                part.partition,
+                index=BY_OWNER,
+                between=(f"{after}{BEGIN}", END),
+                limit=share,
+                start=part.last,
+            )
         )
         part.entries.extend(
             (item[_ID], Key(item[PARTITION_KEY], item[SORT_KEY])) for item in page.items
@@ -181,7 +185,7 @@ class Leftovers:
     async def _end_intents(self, now: int) -> int:
         done = 0
         until = by_time(now - PATIENCE, "")
-        async for page in self._table.pages(INTENTS, index=BY_OWNER, between=(BEGIN, until)):
+        async for page in self._table.pages(Query(INTENTS, index=BY_OWNER, between=(BEGIN, until))):
             for key in keys_of(page.items):
                 done += await _alone(f"ending the intent {key.sk}", self._end_intent(key))
         return done
@@ -287,11 +291,14 @@ class Leftovers:
 
         async def find(partition: str) -> None:
             async for page in self._table.pages(
-                partition,
-                index=BY_DISPATCH,
-                filtered="#status IN (:running, :pending)",
-                running=str(RunStatus.RUNNING),
-                pending=str(RunStatus.PENDING),
+                Query(
+                    partition,
+                    index=BY_DISPATCH,
+                    where=RowFilter(
+                        "#status IN (:running, :pending)",
+                        {"running": str(RunStatus.RUNNING), "pending": str(RunStatus.PENDING)},
+                    ),
+                )
             ):
                 found.extend(keys_of(page.items))
 
@@ -432,7 +439,7 @@ class DynamoSweeping:
         found: list[Key] = []
 
         async def find(partition: str) -> None:
-            async for page in self._table.pages(partition, index=BY_DISPATCH):
+            async for page in self._table.pages(Query(partition, index=BY_DISPATCH)):
                 found.extend(keys_of(page.items))
 
         await for_each(find, every("active"))

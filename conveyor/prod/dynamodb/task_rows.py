@@ -14,8 +14,7 @@ that is there. It is therefore safe to repeat: after a lost answer, a redelivere
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -32,7 +31,19 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.prod.aws.calls import AwsRefused, retry_unprocessed
-from conveyor.prod.dynamodb.client import UNDONE, Item, Page, Table, keys_of, tag, untag_all, whole
+from conveyor.prod.dynamodb.client import (
+    ALL_ITEMS,
+    UNDONE,
+    Item,
+    Page,
+    Query,
+    RowFilter,
+    Table,
+    keys_of,
+    tag,
+    untag_all,
+    whole,
+)
 from conveyor.prod.dynamodb.run_rows import RunPlace
 from conveyor.prod.dynamodb.schema import (
     END,
@@ -185,14 +196,13 @@ class Reference(msgspec.Struct, frozen=True):
 async def references(
     table: Table,
     place: RunPlace,
-    wanted: Mapping[str, Any],
+    wanted: RowFilter,
     *,
     after: int,
     piece: int,
     count: Callable[[int, int], None] = lambda read, returned: None,
 ) -> AsyncIterator[Reference]:
-    """Rows with an index above `after` that a filter lets pass, which `wanted` gives as arguments
-    of `Table.page`.
+    """Yield the rows with an index above `after` that the filter `wanted` lets pass.
 
     About `piece` are held at a time. Where few pass, each query of a shard touches twice as many
     rows as the one before. `count` is told of each how many it touched, and how many passed.
@@ -202,7 +212,9 @@ async def references(
     async def read(asked: ShardRead) -> ShardRows[Reference]:
         at = max(asked.after, after)
         size = max(asked.limit, sizes[asked.shard])
-        page = await rows_after(table, place, asked.shard, at, limit=size, keys_only=True, **wanted)
+        page = await rows_after(
+            table, place, asked.shard, at, limit=size, keys_only=True, where=wanted
+        )
         rows = [_reference(item) for item in page.items]
         if 2 * len(rows) < page.read:
             sizes[asked.shard] = min(2 * size, MOST_TOUCHED)
@@ -214,13 +226,26 @@ async def references(
         yield row
 
 
-async def rows_after(table: Table, place: RunPlace, shard: int, index: int, **query: Any) -> Page:
-    """One query of a shard's rows behind an index; arguments as of `Table.page`."""
+async def rows_after(
+    table: Table,
+    place: RunPlace,
+    shard: int,
+    index: int,
+    *,
+    where: RowFilter = ALL_ITEMS,
+    limit: int,
+    keys_only: bool = False,
+) -> Page:
+    """Make one query of a shard's rows behind an index; see `Query`."""
     low = ids.encode_index(min(index + 1, ids.MAX_INDEX))
     return await table.page(
-        task_partition(place.job_id, place.shards, shard),
-        between=(task_sort_key(place.run_id, low), task_sort_key(place.run_id, END)),
-        **query,
+        Query(
+            task_partition(place.job_id, place.shards, shard),
+            between=(task_sort_key(place.run_id, low), task_sort_key(place.run_id, END)),
+            where=where,
+            limit=limit,
+            keys_only=keys_only,
+        )
     )
 
 
@@ -319,7 +344,7 @@ async def remove_rows(table: Table, place: RunPlace) -> None:
     async def remove(shard: int) -> None:
         partition = task_partition(place.job_id, place.shards, shard)
         prefix = task_sort_key(place.run_id, "")
-        async for page in table.pages(partition, begins_with=prefix, keys_only=True):
+        async for page in table.pages(Query(partition, begins_with=prefix, keys_only=True)):
             await table.delete_many(keys_of(page.items))
 
     await for_each(remove, range(place.shards.count))

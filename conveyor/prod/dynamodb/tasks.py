@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Any
 
 from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain import ids
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme
+from conveyor.domain.states import TERMINAL_TASK_STATES
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES, Released, Settlement, settlement_change
-from conveyor.ports.tasks import Claim, NotClaimable, Settled, TaskPage
+from conveyor.ports.tasks import Claim, NotClaimable, Released, Settled, Settlement, TaskPage
 from conveyor.prod.dynamodb.claims import ClaimCall, Claims, settle_row
-from conveyor.prod.dynamodb.client import Item, Table, keys_of
+from conveyor.prod.dynamodb.client import ALL_ITEMS, Item, RowFilter, Table, keys_of
 from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunReads
 from conveyor.prod.dynamodb.schema import Key
@@ -82,7 +82,9 @@ class TaskPages:
         read, at, more = 0, after, True
         size = min(limit, most)
         while more and len(items) < limit and read < most:
-            page = await rows_after(self._table, place, shard, at, limit=size, **_filter(statuses))
+            page = await rows_after(
+                self._table, place, shard, at, limit=size, where=_filter(statuses)
+            )
             items += page.items
             read += page.read
             more = page.last is not None
@@ -149,13 +151,13 @@ class TaskPages:
         self.rows_returned += returned
 
 
-def _filter(statuses: frozenset[TaskStatus]) -> dict[str, Any]:
-    """Arguments of a query that returns rows in these statuses."""
+def _filter(statuses: frozenset[TaskStatus]) -> RowFilter:
+    """Return a filter that lets rows in these statuses pass."""
     if statuses == ALL:
-        return {}
+        return ALL_ITEMS
     values = {f"status_{number}": str(status) for number, status in enumerate(sorted(statuses))}
     marks = ", ".join(f":{name}" for name in values)
-    return {"filtered": f"#status IN ({marks})", **values}
+    return RowFilter(f"#status IN ({marks})", values)
 
 
 class DynamoTasks:
