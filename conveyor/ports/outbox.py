@@ -1,10 +1,10 @@
-"""The outbox port: what is owed to those who wait for the end of a run.
+"""The outbox port: entries that each announce the end of one run to a waiting state machine.
 
-A notice is written together with its run and stays until it was delivered, or nobody waits for it
-any more: neither a crash after the run's end nor a destination that is away loses it. While the
-run goes on it is due now and then, for a sign of life.
+An entry is written together with its run and stays until it was delivered or its task token has
+expired: neither a crash after the run's end nor a destination that is away loses it. While the run
+goes on the entry is due now and then, for a heartbeat.
 
-The callbacks port: telling a state machine that waits with a task token how a run ended.
+The callbacks port: heartbeats and results, sent to a state machine by its task token.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from conveyor.domain.run_events import RunFinished
 
 
 class TokenExpired(Exception):
-    """The token is of nobody who waits: its task has timed out, was told before, or never was."""
+    """Nobody waits with this token: its task timed out, was answered before, or never existed."""
 
 
 class Callbacks(Protocol):
     """Callbacks by task token. A token is a secret: no error and no log names it.
 
-    Each method raises TokenExpired; ConveyorError(unavailable) where it may be well later.
+    Each method raises TokenExpired; ConveyorError(unavailable) if a later try may succeed.
     """
 
     async def send_heartbeat(self, task_token: str) -> None:
@@ -42,20 +42,19 @@ class Callbacks(Protocol):
 
 
 LONGEST_LEASE = 120_000
-"""Milliseconds that a lease may last at most."""
+"""The longest lease, in milliseconds."""
 CLOCKS_APART = 60_000
 """Milliseconds by which a lease may outlast one that is taken now. One that lasts longer was taken
 before a clock was set back, and counts for nothing."""
 
 
 class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A notice, leased to whoever delivers it.
+    """An entry, leased to one worker for delivery.
 
-    `run` is how its run stands, None where it is gone. `ended_as` is the state in which it ended,
-    whatever became of it since: None while it goes on, or where that was not noted. `ending`, once
-    it was decided, is what is told, the same at every attempt; `decided_at` tells since when,
-    `attempts` how many deliveries of it have failed. `lease` is the instant at which the lease
-    lapses.
+    `run` is its run as it is now, None if it is gone. `ended_as` is the state in which the run
+    ended, also after its deletion: None while it goes on, or if that was not noted. `ending` is the
+    payload, the same at every attempt, once it was fixed at `decided_at`; `attempts` counts failed
+    deliveries of it. `lease` is the instant at which the lease lapses.
     """
 
     job_id: str
@@ -70,43 +69,43 @@ class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outbox(Protocol):
-    """Notices, one for each run of a job with a callback; `JobWriter.create_job` writes them, due
+    """Entries, one for each run of a job with a callback; `JobWriter.create_job` writes them, due
     at once.
 
     They outlive their runs: `purge_run` and `purge_job` leave them alone.
     """
 
     async def due_entries(self, *, now: int, limit: int) -> list[str]:
-        """The run ids of notices that are due by `now`, the longest due first; not those that are
-        leased, unless for longer than any lease lasts.
+        """Return the run ids of entries that are due by `now`, the longest due first. Leave out
+        leased ones, unless the lease is longer than any lease may be.
 
-        The end of a run makes its notice due at the time of that end. A store that cannot write
-        both in one step may fail to do so after a crash: then the notice is due when it was before.
+        The end of a run makes its entry due at the time of that end. In a store that cannot write
+        both in one step, a crash between them leaves the entry due when it was before.
         """
         ...
 
     async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
-        """Take a notice for one delivery; None where there is none, it is not due, or another holds
-        it.
+        """Lease an entry for one delivery; None if there is no such entry, it is not due, or it is
+        leased.
 
-        Until `lapses_at` it is not due, and nobody else gets it. A lease that lapses more than a
-        minute after `lapses_at` is of a clock that was set back since, and does not count.
+        Until `lapses_at` it is not due, and nobody else gets it. An earlier lease that lapses more
+        than a minute after `lapses_at` is of a clock that was set back since, and does not count.
         """
         ...
 
     async def fix_payload(self, notice: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
-        """Settle what is told, once its run has ended; False where the lease was lost, or that was
-        settled before."""
+        """Fix the payload once the run has ended; False if the lease was lost, or the payload was
+        fixed before."""
         ...
 
     async def reschedule_entry(self, notice: OutboxEntry, *, due_at: int, attempts: int) -> None:
-        """Give the lease back: the notice is due at `due_at`, after so many failed deliveries.
+        """Give the lease back: the entry is due at `due_at`, after so many failed deliveries.
 
-        Where its run has ended meanwhile without being told, it is due at that end already. Without
-        effect where the lease was lost.
+        If its run has ended meanwhile and no payload is fixed, the entry is due at that end
+        already. Without effect if the lease was lost.
         """
         ...
 
     async def drop_entry(self, notice: OutboxEntry) -> None:
-        """Remove a notice. Without effect where the lease was lost."""
+        """Remove an entry. Without effect if the lease was lost."""
         ...
