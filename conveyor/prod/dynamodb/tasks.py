@@ -16,9 +16,8 @@ from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain import ids
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme
-from conveyor.domain.states import TERMINAL_TASK_STATES
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES, Released, Settlement, settlement_change
-from conveyor.ports.tasks import Claim, NotClaimable, Released, Settled, Settlement, TaskPage
+from conveyor.ports.tasks import Claim, NotClaimable, Settled, TaskPage
 from conveyor.prod.dynamodb.claims import ClaimCall, Claims, settle_row
 from conveyor.prod.dynamodb.client import ALL_ITEMS, Item, RowFilter, Table, keys_of
 from conveyor.prod.dynamodb.counters import Counters
