@@ -67,11 +67,11 @@ class Used:
 class Role:
     """One role as a process of its own."""
 
-    def __init__(self, role: str, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, role: str, log: Path, environment: Mapping[str, str], policy: str) -> None:
         self._log = log
         with log.open("wb") as errors:
             self._child = subprocess.Popen(
-                [*_ROLE, role],
+                [*_ROLE, role, policy],
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -164,7 +164,12 @@ class Watched:
 
 @contextmanager
 def watched(
-    directory: Path, *, workers: int, settings: Mapping[str, Any], redis: bool = True
+    directory: Path,
+    *,
+    workers: int,
+    settings: Mapping[str, Any],
+    redis: bool = True,
+    policy: str = "reserve",
 ) -> Iterator[Watched]:
     """Make an environment and start its roles with fields of Settings; remove everything
     afterwards."""
@@ -186,7 +191,7 @@ def watched(
         roles: list[Role] = []
         for role in ("api", *["worker"] * workers):
             log = directory / f"{role}-{len(roles)}.log"
-            roles.append(Role(role, log, fleet.environment))
+            roles.append(Role(role, log, fleet.environment, policy))
             stack.callback(roles[-1].end)
         for started in roles:
             started.ready()

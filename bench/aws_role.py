@@ -1,11 +1,12 @@
 """An ordinary production role that counts its calls by purpose.
 
-    python -m bench.aws_role api|worker
+    python -m bench.aws_role api|worker [POLICY]
 
-Its settings come from the environment, as those of `conveyor`; its ports are free ones. AWS calls
-are counted at the transport that every call goes through, Redis scripts and values at its client.
-The first line on standard output says that the role is ready. For each line on standard input it
-prints its counts, as JSON; it ends with its input.
+A worker runs under a permit policy of the simulation, `reserve` by default. Settings come from the
+environment, as those of `conveyor`; ports are free ones. Calls are counted at the seam that every
+call of AWS goes through, scripts and values of Redis at its client. The first line on standard
+output says that the role is ready. For each line on standard input it says its counts, as JSON; it
+ends with its input.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from conveyor.prod.redis.permits import HOLD
 from conveyor.prod.redis.server import RedisServer, Script
 from conveyor.roles.production import RoleInfo, run
 from conveyor.settings import from_environment
+from conveyor.simulation.policies import policy_factory
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -170,7 +172,7 @@ def _say(info: RoleInfo) -> None:
     threading.Thread(target=_tell, daemon=True).start()
 
 
-def main(role: str) -> int:
+def main(role: str, policy: str = "reserve") -> int:
     """Run the role until a signal; return the exit code."""
     let_be_sampled()
     vars(binding)["RedisServer"] = CountedRedis
@@ -182,8 +184,9 @@ def main(role: str) -> int:
         metrics_host="127.0.0.1",
         metrics_port=0,
     )
-    return run(settings, on_ready=_say, opened=partial(open_role, seam=counted))
+    opened = partial(open_role, seam=counted, policy=policy_factory(policy))
+    return run(settings, on_ready=_say, opened=opened)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:3]))

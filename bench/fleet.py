@@ -29,9 +29,11 @@ _POLL = 0.5
 
 def measure(policy: str, options: Options, *, redis: bool = True) -> Row:
     """Measure one window of a fleet."""
-    settings = {"slots": SLOTS, "permit_policy": policy, "discovery_interval": 2}
+    settings = {"slots": SLOTS, "discovery_interval": 2}
     directory = options.directory("fleet")
-    with watched(directory, workers=WORKERS, settings=settings, redis=redis) as fleet:
+    with watched(
+        directory, workers=WORKERS, settings=settings, redis=redis, policy=policy
+    ) as fleet:
         _open_ledger(fleet)
         used(fleet.workers)
         began = time.monotonic()

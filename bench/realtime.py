@@ -19,7 +19,7 @@ import anyio
 
 from bench.dispatch_grid import LEDGER, PUBLISHED_CAP, PUBLISHED_STORE, PUBLISHED_TASKS
 from bench.flight import Flight
-from conveyor.bootstrap import build_worker
+from conveyor.bootstrap import LoopOptions, build_worker
 from conveyor.clock import SystemClock
 from conveyor.dev.binding import DevBinding, open_binding
 from conveyor.dev.permits import MemoryPermits
@@ -27,7 +27,6 @@ from conveyor.dev.queues import MemoryQueues
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import Job, JobStatus, NewTask, Run, RunStats, RunStatus, TaskSpec
-from conveyor.engine.planner import Polling
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.ports.binding import Binding
@@ -35,7 +34,7 @@ from conveyor.ports.gateway import ScrapeRequest, Success
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import DEAD_LETTER_QUEUE, Delivery, run_queue
 from conveyor.ports.records import StoredResponse
-from conveyor.settings import Settings, load
+from conveyor.settings import load
 from conveyor.simulation import PUBLISHED
 from conveyor.simulation.permits import CountThenInsertPermits, LeaseRows
 from conveyor.simulation.view import Row
@@ -124,20 +123,9 @@ def measure_real_time(
     ]
 
 
-def _settings(policy: str) -> Settings:
-    return load(
-        {},
-        permit_policy=policy,
-        workers=PUBLISHED.slots,
-        throttle_cooldown=PUBLISHED.cooldown,
-        bounce_visibility=PUBLISHED.bounce,
-        bounce_visibility_cap=PUBLISHED.bounce_cap,
-    )
-
-
 async def _measure(directory: Path, policy: str, store: str, tasks: int) -> Row:
     clock = SystemClock()
-    settings = _settings(policy)
+    settings = load({}, workers=PUBLISHED.slots)
     dev = await open_binding(directory, clock)
     queues = CountedQueues(dev, clock, settings.visibility_timeout)
     permits, permit_calls = _open_permits(store, clock, PUBLISHED.permit_latency.median)
@@ -146,8 +134,9 @@ async def _measure(directory: Path, policy: str, store: str, tasks: int) -> Row:
     binding = replace(dev.ports, queues=queues, permits=permits)
     try:
         await _create_job(binding, clock, tasks)
+        options = LoopOptions(policy=PUBLISHED.policy(policy), polling=PUBLISHED.polling())
         worker = build_worker(
-            binding, gateway, settings, clock, telemetry=telemetry, polling=_polling()
+            binding, gateway, settings, clock, telemetry=telemetry, options=options
         )
         began = time.perf_counter()
         await _work(worker, telemetry, tasks)
@@ -203,15 +192,6 @@ async def _work(worker: Worker, telemetry: Telemetry, tasks: int) -> None:
             while sum(telemetry.tasks.values()) < tasks:  # noqa: ASYNC110  (they call nobody)
                 await anyio.sleep(_POLL)
             worker.stop()
-
-
-def _polling() -> Polling:
-    return Polling(
-        batch=PUBLISHED.batch,
-        wait=PUBLISHED.probe_wait,
-        pause=PUBLISHED.empty_pause,
-        pause_cap=PUBLISHED.empty_pause_cap,
-    )
 
 
 async def _create_job(binding: Binding, clock: SystemClock, tasks: int) -> None:

@@ -61,11 +61,9 @@ async def open_dev(
         queue_window=settings.queue_window,
         max_receives=settings.max_receives,
     )
-    engine = gateway or gateway_of(settings, clock)
+    scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
-    worker = build_worker(
-        binding.ports, engine, settings, clock, telemetry=telemetry, older_secrets=older
-    )
+    worker = build_worker(binding.ports, scraper, settings, clock, telemetry=telemetry)
     service = Service(binding.ports, service_options(settings, origin, older), clock)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
@@ -87,7 +85,7 @@ async def open_dev(
 
     async def close() -> None:
         if gateway is None:
-            await engine.aclose()
+            await scraper.aclose()
         await binding.ports.aclose()
 
     return Runtime(app, protocol(clock), worker, binding.directory.path, readiness, close)

@@ -5,16 +5,14 @@ What the bindings' wirings have in common: readiness, a gateway, options of the 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from conveyor.domain.api_keys import KeySealer, secret_bytes
-from conveyor.engine.discovery import Discovery
-from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.discovery import Discovery, DiscoveryOptions
+from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
-from conveyor.engine.policy import Policy
-from conveyor.engine.receive_first import ReceiveFirstPolicy, exact_local_gate, local_gate, no_gate
+from conveyor.engine.policy import LeaseOptions, PolicyFactory
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Backlog, Telemetry
 from conveyor.engine.worker import Ticker, Worker
@@ -111,8 +109,6 @@ def service_options(
     )
 
 
-POLLING = Polling()
-_log = logging.getLogger("conveyor.engine")
 RENEWALS = 3
 """Heartbeats at least within one visibility timeout and within one permit lease."""
 BACKLOG_INTERVAL = 45.0
@@ -137,14 +133,28 @@ class WorkerPorts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chores:
-    """The work of a worker beside tasks: control messages by kind, and tickers.
-
-    `says_backlog`: log in each minute how many messages wait, for whoever adds workers by it.
-    """
+    """The work of a worker beside tasks: control messages by kind, and tickers."""
 
     control: Mapping[type[Message], Handler] = field(default_factory=dict)
     tickers: Sequence[Ticker] = ()
-    says_backlog: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """How a loop differs from that of `conveyor-dev`.
+
+    `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
+    to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
+    adds workers by it.
+    """
+
+    policy: PolicyFactory = ReservePolicy
+    polling: Polling = Polling()
+    picking: Callable[[], PickingRule] = LeastInFlight
+    logs_backlog: bool = False
+
+
+USUAL = LoopOptions()
 
 
 def build_worker(
@@ -154,15 +164,12 @@ def build_worker(
     clock: Clock,
     *,
     telemetry: Telemetry,
-    older_secrets: tuple[bytes, ...] = (),
-    polling: Polling = POLLING,
-    picking: PickingRule | None = None,
     jobs: JobLookup | None = None,
-    says_backlog: bool = False,
+    options: LoopOptions = USUAL,
 ) -> Worker:
-    """The loop over a binding: the same for every one of them. `picking` None: fewest in flight;
-    `jobs` None: templates come from the binding's own. `says_backlog`: the log is told in each
-    minute how many messages wait, for whoever adds workers by it."""
+    """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
+    own."""
+    _, older_secrets = root_secrets(settings)
     ports = WorkerPorts(
         jobs=jobs or binding.jobs,
         runs=binding.runs,
@@ -177,10 +184,9 @@ def build_worker(
     chores = Chores(
         control=_control_handlers(binding, settings, clock),
         tickers=_tickers(binding, settings, clock, telemetry),
-        says_backlog=says_backlog,
     )
     return assemble_worker(
-        ports, settings, clock, telemetry=telemetry, chores=chores, polling=polling, picking=picking
+        ports, settings, clock, telemetry=telemetry, chores=chores, options=options
     )
 
 
@@ -191,16 +197,20 @@ def assemble_worker(
     *,
     telemetry: Telemetry,
     chores: Chores,
-    polling: Polling = POLLING,
-    picking: PickingRule | None = None,
+    options: LoopOptions = USUAL,
 ) -> Worker:
-    """Make a worker of tasks with its chores. `picking` None: fewest in flight."""
+    """Make a worker of tasks with its chores."""
     name = clock.new_id()
     lasting = min(settings.visibility_timeout, settings.permit_lease)
     heartbeat = min(settings.heartbeat, lasting / RENEWALS)
-    policy = build_policy(
-        settings, ports.permits, clock, holder=name, heartbeat=heartbeat, batch=polling.batch
+    leases = LeaseOptions(
+        holder=name,
+        lease=settings.permit_lease,
+        heartbeat=heartbeat,
+        slots=settings.workers,
+        batch=options.polling.batch,
     )
+    policy = options.policy(ports.permits, clock, leases)
     dispatcher = Dispatcher(
         ports.queues,
         policy,
@@ -208,17 +218,19 @@ def assemble_worker(
         task_handler=_task_handler(ports, settings, clock, worker=name, telemetry=telemetry),
         control_handler=ControlHandler(chores.control),
         telemetry=telemetry,
-        slots=settings.workers,
-        visibility=settings.visibility_timeout,
-        polling=polling,
-        picking=picking or LeastInFlight(),
-        max_receives=settings.max_receives,
+        options=DispatchOptions(
+            slots=settings.workers,
+            visibility=settings.visibility_timeout,
+            max_receives=settings.max_receives,
+            polling=options.polling,
+            picking=options.picking(),
+        ),
     )
     discovery = _discovery(dispatcher, ports, settings, clock)
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("queue_depth", dispatcher.depth)
     tickers = list(chores.tickers)
-    if chores.says_backlog:
+    if options.logs_backlog:
         tickers.append(_backlog_teller(dispatcher, ports.queues, clock))
     return Worker(dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers)
 
@@ -232,9 +244,11 @@ def _discovery(
         ports.queues,
         ports.signals,
         clock,
-        interval=settings.discovery_interval,
-        resync=settings.resync_interval,
-        evict_after=settings.evict_after,
+        DiscoveryOptions(
+            interval=settings.discovery_interval,
+            resync=settings.resync_interval,
+            evict_after=settings.evict_after,
+        ),
     )
 
 
@@ -343,42 +357,3 @@ def _tickers(
 def _backlog_teller(dispatcher: Dispatcher, queues: Queues, clock: Clock) -> Ticker:
     tell = Backlog(dispatcher.lanes, queues).tell
     return Ticker(tell, clock, interval=BACKLOG_INTERVAL, what="counting the backlog")
-
-
-def build_policy(
-    settings: Settings,
-    permits: Permits,
-    clock: Clock,
-    *,
-    holder: str,
-    heartbeat: float,
-    batch: int,
-) -> Policy:
-    """The permit policy that the settings name."""
-    gates = {"off": no_gate, "local": local_gate, "local-exact": exact_local_gate}
-    if settings.permit_policy in gates:
-        _log.warning(
-            "permit policy %s receives messages that it cannot work: use reserve",
-            settings.permit_policy,
-        )
-        return ReceiveFirstPolicy(
-            permits,
-            clock,
-            gate=gates[settings.permit_policy],
-            holder=holder,
-            lease=settings.permit_lease,
-            heartbeat=heartbeat,
-            cooldown=settings.throttle_cooldown,
-            bounce=settings.bounce_visibility,
-            bounce_cap=settings.bounce_visibility_cap,
-        )
-    return ReservePolicy(
-        permits,
-        clock,
-        holder=holder,
-        lease=settings.permit_lease,
-        heartbeat=heartbeat,
-        slots=settings.workers,
-        batch=batch,
-        strict=settings.permit_policy == "reserve-strict",
-    )

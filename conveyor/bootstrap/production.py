@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conveyor.bootstrap.loop import (
+    LoopOptions,
     Readiness,
     allowed_hosts,
     build_worker,
@@ -18,6 +19,8 @@ from conveyor.bootstrap.loop import (
 )
 from conveyor.domain.api_keys import secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.engine.policy import PolicyFactory
+from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import LoopLag, Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.http.app import AppOptions, create_app
@@ -82,6 +85,7 @@ async def open_role(
     origin: str,
     gateway: Gateway | None = None,
     seam: Callable[[Aws], Aws] | None = None,
+    policy: PolicyFactory = ReservePolicy,
 ) -> RoleRuntime:
     """The role that the settings name, opened and not yet running.
 
@@ -97,10 +101,10 @@ async def open_role(
     works = api_keys is None
     binding = await open_binding(_options(settings), clock, works=works, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
-    engine, worker, app = gateway, None, None
+    scraper, worker, app = gateway, None, None
     if api_keys is None:
-        engine = gateway or gateway_of(settings, clock)
-        worker = _worker(binding, engine, settings, clock, telemetry)
+        scraper = gateway or gateway_of(settings, clock)
+        worker = _worker(binding, scraper, settings, clock, telemetry=telemetry, policy=policy)
     else:
         _, older = root_secrets(settings)
         service = Service(binding.ports, service_options(settings, origin, older), clock)
@@ -116,7 +120,7 @@ async def open_role(
         lag=lag,
         agree=binding.agree,
         agree_every=binding.agree_every,
-        aclose=_closing(binding, engine if engine is not gateway else None),
+        aclose=_closing(binding, scraper if scraper is not gateway else None),
     )
 
 
@@ -146,18 +150,22 @@ async def open_dead_letters(settings: Settings, clock: Clock) -> DeadLetters:
 
 
 def _worker(
-    binding: ProdBinding, gateway: Gateway, settings: Settings, clock: Clock, telemetry: Telemetry
+    binding: ProdBinding,
+    gateway: Gateway,
+    settings: Settings,
+    clock: Clock,
+    *,
+    telemetry: Telemetry,
+    policy: PolicyFactory,
 ) -> Worker:
-    _, older = root_secrets(settings)
     worker = build_worker(
         binding.ports,
         gateway,
         settings,
         clock,
         telemetry=telemetry,
-        older_secrets=older,
         jobs=binding.jobs,
-        says_backlog=True,
+        options=LoopOptions(policy=policy, logs_backlog=True),
     )
     _measure(telemetry, binding, lag=worker.lag, discarded=lambda: 0)
     return worker

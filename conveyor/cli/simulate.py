@@ -162,9 +162,9 @@ def simulate(as_json: bool, policies: tuple[str, ...], **numbers: Any) -> int:
     """Simulate a fleet at work on one job, with your own numbers.
 
     Runs the worker's own dispatcher in virtual time, against a made-up queue, permit store and
-    gateway. Needs no server, no key and no network. Compares the setting CONVEYOR_PERMIT_POLICY:
-    reserve takes permits before it receives; local and off receive first, and so hide again what
-    they may not work. Those two are cut off where they would take long.
+    gateway. Needs no server, no key and no network. Compares permit policies: reserve, which every
+    worker runs, takes permits before it receives; local and off receive first, and so hide again
+    what they may not work. Those two are cut off where they would take long.
     """
     from conveyor.simulation.planner import Question, real_seconds, refusal
 

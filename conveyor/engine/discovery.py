@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
@@ -59,8 +60,21 @@ YOUNG_QUEUE = 60_000
 _log = logging.getLogger("conveyor.engine")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveryOptions:
+    """How often discovery looks. All times in seconds.
+
+    It reads changed runs every `interval`, all runs with work every `resync`, and closes a lane
+    whose queue has been empty for `evict_after`.
+    """
+
+    interval: float
+    resync: float
+    evict_after: float
+
+
 class Discovery:
-    """Opens and closes a dispatcher's lanes. All intervals in seconds."""
+    """Open and close a dispatcher's lanes."""
 
     def __init__(
         self,
@@ -69,19 +83,16 @@ class Discovery:
         queues: Queues,
         signals: Signals,
         clock: Clock,
-        *,
-        interval: float,
-        resync: float,
-        evict_after: float,
+        options: DiscoveryOptions,
     ) -> None:
         self._dispatcher = dispatcher
         self._runs = runs
         self._queues = queues
         self._signals = signals
         self._clock = clock
-        self._interval = interval
-        self._resync = resync
-        self._evict_after = evict_after
+        self._interval = options.interval
+        self._resync = options.resync
+        self._evict_after = options.evict_after
         self._reads = ReadOrder()
         self._missing: set[str] = set()
         self._some_missing = anyio.Event()

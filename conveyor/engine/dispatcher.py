@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio.lowlevel
@@ -23,6 +24,7 @@ from conveyor.engine.lanes import Lane, Lanes
 from conveyor.engine.planner import (
     CONTROL_SLOTS,
     Acquire,
+    LeastInFlight,
     PickingRule,
     Planner,
     Polling,
@@ -43,8 +45,23 @@ CALM = 2.0
 """Seconds without buffering after a queue gave less than it was asked for."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchOptions:
+    """How a dispatcher works its lanes.
+
+    It makes up to `slots` gateway calls at a time, and a receive hides messages for `visibility`
+    seconds. A queue gives a message up after `max_receives`. One `picking` serves one dispatcher.
+    """
+
+    slots: int
+    visibility: float
+    max_receives: int
+    polling: Polling
+    picking: PickingRule = field(default_factory=LeastInFlight)
+
+
 class Dispatcher:
-    """One worker's loop over its lanes. `slots` bounds the gateway calls at a time."""
+    """One worker's loop over its lanes."""
 
     def __init__(
         self,
@@ -55,11 +72,7 @@ class Dispatcher:
         task_handler: Handler,
         control_handler: Handler,
         telemetry: Telemetry,
-        slots: int,
-        visibility: float,
-        polling: Polling,
-        picking: PickingRule,
-        max_receives: int,
+        options: DispatchOptions,
     ) -> None:
         self._queues = queues
         self._policy = policy
@@ -67,14 +80,16 @@ class Dispatcher:
         self._task_handler = task_handler
         self._control_handler = control_handler
         self._telemetry = telemetry
-        self._slots = slots
-        self._visibility = visibility
-        self._polling = polling
-        self._returns = MessageReturner(queues, telemetry, max_receives=max_receives)
+        self._slots = options.slots
+        self._visibility = options.visibility
+        self._polling = options.polling
+        self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
         self._renewals = Heartbeat(self._returns, tasks=task_handler, control=control_handler)
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
         self.queue_missing: Callable[[str], None] = lambda _run_id: None
-        self._planner = Planner(self.lanes, policy, polling, slots=slots, picking=picking)
+        self._planner = Planner(
+            self.lanes, policy, options.polling, slots=options.slots, picking=options.picking
+        )
         self._acknowledger = AckBatcher(queues, clock)
         self._ready: deque[tuple[Lane, Delivery]] = deque()
         self._parked: deque[anyio.Event] = deque()

@@ -7,13 +7,32 @@ same permit.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from conveyor.engine.lanes import Lane
+from conveyor.ports.clock import Clock
+from conveyor.ports.permits import Permits
 from conveyor.ports.queues import Delivery
 
 Spawn = Callable[[Callable[[], Awaitable[None]]], None]
 """Starts a coroutine beside the slots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOptions:
+    """How one worker holds permits. All times in seconds.
+
+    `holder` is its name in the ledger. The ledger takes its permits back `lease` after it last
+    renewed them, which it does every `heartbeat`. It makes `slots` calls at a time, and one receive
+    brings up to `batch` messages.
+    """
+
+    holder: str
+    lease: float
+    heartbeat: float
+    slots: int
+    batch: int
 
 
 class Policy(Protocol):
@@ -80,3 +99,7 @@ class Policy(Protocol):
     async def release(self) -> None:
         """Give everything back, at the end."""
         ...
+
+
+PolicyFactory = Callable[[Permits, Clock, LeaseOptions], Policy]
+"""Makes the policy of one worker."""

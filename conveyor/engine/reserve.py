@@ -20,7 +20,7 @@ import anyio
 
 from conveyor.aio.resilience import log_failure
 from conveyor.engine.lanes import Lane
-from conveyor.engine.policy import Spawn
+from conveyor.engine.policy import LeaseOptions, Spawn
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import Delivery
@@ -187,28 +187,24 @@ away for half a lease is asked before the fence."""
 
 
 class ReservePolicy:
-    """Holds this worker's permits, one `JobLease` a job. All times in seconds."""
+    """Hold this worker's permits, one `JobLease` a job; `strict` keeps no buffer."""
 
     def __init__(
         self,
         permits: Permits,
         clock: Clock,
+        options: LeaseOptions,
         *,
-        holder: str,
-        lease: float,
-        heartbeat: float,
-        slots: int,
-        batch: int,
         strict: bool = False,
     ) -> None:
         self._ledger = permits
         self._clock = clock
-        self._holder = holder
-        self._lease = lease
-        self._usable = lease - max(FENCE_SHARE * lease, FENCE_LEAST)
-        self._heartbeat = heartbeat
-        self._slots = slots
-        self._batch = batch
+        self._holder = options.holder
+        self._lease = options.lease
+        self._usable = options.lease - max(FENCE_SHARE * options.lease, FENCE_LEAST)
+        self._heartbeat = options.heartbeat
+        self._slots = options.slots
+        self._batch = options.batch
         self._buffer = 0 if strict else BUFFER
         self._shares: dict[str, JobLease] = {}
         self._by_lane: dict[Lane, JobLease] = {}

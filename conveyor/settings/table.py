@@ -52,10 +52,6 @@ class Settings:
     log_level: str = "info"
     log_format: str = "text"
     workers: int = 50
-    permit_policy: str = "reserve"
-    throttle_cooldown: float = 1.0
-    bounce_visibility: float = 5.0
-    bounce_visibility_cap: float = 300.0
     permit_lease: float = 30.0
     visibility_timeout: float = 60.0
     heartbeat: float = 10.0
@@ -217,36 +213,6 @@ SETTINGS: tuple[Setting, ...] = (
         "calls",
         "gateway calls at a time in this process, 1 to 10,000",
         between(1, 10_000),
-        used_by=WORKERS,
-    ),
-    Setting(
-        "permit_policy",
-        "word",
-        "how workers combine permits and receives: `reserve`, `reserve-strict`, "
-        "`local-exact`, `local`, `off`",
-        one_of("reserve", "reserve-strict", "local-exact", "local", "off"),
-        used_by=WORKERS,
-    ),
-    Setting(
-        "throttle_cooldown",
-        "seconds",
-        "how long a queue rests after a refused permit; for the policies that receive first",
-        lasting(0),
-        used_by=WORKERS,
-    ),
-    Setting(
-        "bounce_visibility",
-        "seconds",
-        "how long a policy that receives first hides a message without a permit; doubles with "
-        "each receive",
-        lasting(0),
-        used_by=WORKERS,
-    ),
-    Setting(
-        "bounce_visibility_cap",
-        "seconds",
-        "the longest that a policy that receives first hides a message",
-        lasting(0),
         used_by=WORKERS,
     ),
     Setting(

@@ -24,8 +24,9 @@ from conveyor.simulation.faults import (
 )
 from conveyor.simulation.latency import Latency
 from conveyor.simulation.picking import PICKINGS
+from conveyor.simulation.policies import POLICIES
 from conveyor.simulation.report import Report
-from conveyor.simulation.scenario import POLICIES, JobPlan, Scenario
+from conveyor.simulation.scenario import JobPlan, Scenario
 from conveyor.simulation.simulate import simulate
 from conveyor.simulation.world import PUBLISHED, REALISTIC, REALISTIC_COOL, WORLDS, World
 

@@ -7,12 +7,13 @@ reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 from ulid import ULID
 
-from conveyor.bootstrap import Chores, WorkerPorts, assemble_worker
+from conveyor.bootstrap import Chores, LoopOptions, WorkerPorts, assemble_worker
 from conveyor.dev.queues import LocalSignals
 from conveyor.domain.api_keys import KeySealer
 from conveyor.engine.telemetry import Telemetry
@@ -101,6 +102,7 @@ class SimulatedServices:
     time: VirtualTime
     trace: Trace
     world: World
+    policy: str
     picking: str
     seed: int
     store: Store
@@ -154,8 +156,11 @@ class _Boot:
             clock,
             telemetry=self.telemetry,
             chores=Chores(),
-            polling=world.polling(),
-            picking=picking(services.picking, clock),
+            options=LoopOptions(
+                policy=world.policy(services.policy),
+                polling=world.polling(),
+                picking=partial(picking, services.picking, clock),
+            ),
         )
 
     def _link(self, service: str, latency: Latency) -> Link:
@@ -276,22 +281,24 @@ class WorkerProcess:
                 boot.gateway.abandon_beyond(job_id, boot.permits.usable(job_id))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """The size of a fleet, and the rules by which it works; the fields are those of Scenario."""
+
+    policy: str
+    permit_store: str
+    picking: str
+    workers: int
+    seed: int
+    clock_skew: float
+
+
 class SimulatedFleet:
     """Workers by number, services by name. `run_ids` are the runs of the jobs, in order of the
     plans; "" before a job has arrived."""
 
-    def __init__(
-        self,
-        time: VirtualTime,
-        world: World,
-        *,
-        policy: str,
-        permit_store: str,
-        picking: str,
-        workers: int,
-        seed: int,
-        clock_skew: float,
-    ) -> None:
+    def __init__(self, time: VirtualTime, world: World, options: FleetOptions) -> None:
+        seed = options.seed
         self.time = time
         self.world = world
         self.trace = Trace(time.seconds)
@@ -299,13 +306,7 @@ class SimulatedFleet:
         self.blobs = BlobService()
         self.clock = SimulatedClock(time, Gate(), seed=seed, process="fleet")
         self.queues = self._queue_service(seed)
-        self.permits = PermitService(
-            SimulatedClock(time, Gate(), seed=seed, process="permit store"),
-            world.permit_latency,
-            kind=permit_store,
-            lease=world.permit_lease,
-            seed=seed,
-        )
+        self.permits = self._permit_service(options)
         self.gateway = GatewayService(time, seed=seed)
         self.run_ids: list[str] = []
         self._group: TaskGroup | None = None
@@ -313,7 +314,8 @@ class SimulatedFleet:
             time=time,
             trace=self.trace,
             world=world,
-            picking=picking,
+            policy=options.policy,
+            picking=options.picking,
             seed=seed,
             store=self.store,
             blobs=self.blobs,
@@ -321,12 +323,21 @@ class SimulatedFleet:
             permits=self.permits,
             gateway=self.gateway,
         )
-        draw = stream(seed, "clock skews").uniform
-        settings = world.settings(policy)
+        draw, most = stream(seed, "clock skews").uniform, options.clock_skew
+        settings = world.settings()
         self.workers = [
-            WorkerProcess(services, settings, number=number, skew=draw(-clock_skew, clock_skew))
-            for number in range(workers)
+            WorkerProcess(services, settings, number=number, skew=draw(-most, most))
+            for number in range(options.workers)
         ]
+
+    def _permit_service(self, options: FleetOptions) -> PermitService:
+        return PermitService(
+            SimulatedClock(self.time, Gate(), seed=options.seed, process="permit store"),
+            self.world.permit_latency,
+            kind=options.permit_store,
+            lease=self.world.permit_lease,
+            seed=options.seed,
+        )
 
     def _queue_service(self, seed: int) -> QueueService:
         queues = QueueService(

@@ -18,9 +18,9 @@ from conveyor.simulation.latency import Latency
 from conveyor.simulation.loop import BACKENDS
 from conveyor.simulation.permits import LEDGER, PERMIT_STORES
 from conveyor.simulation.picking import LEAST_IN_FLIGHT, PICKINGS
+from conveyor.simulation.policies import POLICIES
 from conveyor.simulation.world import World
 
-POLICIES = ("reserve", "reserve-strict", "local-exact", "local", "off")
 MOST_PRIORITY = 9
 
 

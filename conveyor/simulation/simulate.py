@@ -26,7 +26,7 @@ from conveyor.domain.task_rules import TERMINAL_TASK_STATES
 from conveyor.simulation.gateway import task_url
 from conveyor.simulation.loop import VirtualTime
 from conveyor.simulation.loop import run as run_in_virtual_time
-from conveyor.simulation.process import SECRET, SimulatedFleet
+from conveyor.simulation.process import SECRET, FleetOptions, SimulatedFleet
 from conveyor.simulation.report import Report
 from conveyor.simulation.rows import RunRows
 from conveyor.simulation.scenario import JobPlan, Scenario
@@ -82,12 +82,14 @@ class _Simulation:
         self._fleet = SimulatedFleet(
             time,
             scenario.world,
-            policy=scenario.policy,
-            permit_store=scenario.permit_store,
-            picking=scenario.picking,
-            workers=scenario.workers,
-            seed=scenario.seed,
-            clock_skew=scenario.clock_skew,
+            FleetOptions(
+                policy=scenario.policy,
+                permit_store=scenario.permit_store,
+                picking=scenario.picking,
+                workers=scenario.workers,
+                seed=scenario.seed,
+                clock_skew=scenario.clock_skew,
+            ),
         )
         self._fleet.run_ids = [""] * len(scenario.jobs)
         self._fleet.store.on_ended = self._run_ended

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from conveyor.engine.planner import Polling
+from conveyor.engine.policy import PolicyFactory
 from conveyor.ports.queues import MAX_BATCH
 from conveyor.settings import Settings
 from conveyor.simulation.checks import INSTANT, NEVER, check_count, check_kind, check_time
 from conveyor.simulation.latency import Latency
+from conveyor.simulation.policies import Bounces, policy_factory
 
 NO_TIME = Latency(0.0)
 
@@ -78,15 +80,16 @@ class World:
             pause_cap=self.empty_pause_cap,
         )
 
-    def settings(self, policy: str) -> Settings:
-        """Return the settings of its workers under a permit policy."""
+    def policy(self, name: str) -> PolicyFactory:
+        """Return what makes a permit policy of its workers."""
+        bounces = Bounces(first=self.bounce, longest=self.bounce_cap, cooldown=self.cooldown)
+        return policy_factory(name, bounces)
+
+    def settings(self) -> Settings:
+        """Return the settings of its workers."""
         return Settings(
             log_level="error",
             workers=self.slots,
-            permit_policy=policy,
-            throttle_cooldown=self.cooldown,
-            bounce_visibility=self.bounce,
-            bounce_visibility_cap=self.bounce_cap,
             permit_lease=self.permit_lease,
             visibility_timeout=self.visibility,
             heartbeat=self.heartbeat,

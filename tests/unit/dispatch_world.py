@@ -8,19 +8,20 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from conveyor.bootstrap import build_policy
 from conveyor.dev.permits import MemoryPermits
 from conveyor.dev.queues import MemoryQueues
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
-from conveyor.engine.dispatcher import Dispatcher
-from conveyor.engine.planner import LeastInFlight, Polling
+from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
+from conveyor.engine.planner import Polling
+from conveyor.engine.policy import LeaseOptions, PolicyFactory
 from conveyor.engine.telemetry import LOOK, Telemetry
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import Delivery, TaskMessage
 from conveyor.settings import Settings
+from conveyor.simulation.policies import BOUNCES, Bounces, policy_factory
 from conveyor.testing.clock import FakeClock
 
 GRACE = 2.0
@@ -130,19 +131,25 @@ class Member:
     """One worker of a fleet: a dispatcher that is tended and renewed as a worker does it."""
 
     def __init__(
-        self, world: World, name: str, settings: Settings, *, slots: int, polling: Polling
+        self,
+        world: World,
+        name: str,
+        settings: Settings,
+        *,
+        polling: Polling,
+        policy: PolicyFactory,
     ) -> None:
         self.telemetry = Telemetry()
         self._clock = world.clock
         self._heartbeat = settings.heartbeat
-        self.policy = build_policy(
-            settings,
-            world.ledger,
-            world.clock,
+        leases = LeaseOptions(
             holder=name,
+            lease=settings.permit_lease,
             heartbeat=settings.heartbeat,
+            slots=settings.workers,
             batch=polling.batch,
         )
+        self.policy = policy(world.ledger, world.clock, leases)
         self.dispatcher = Dispatcher(
             world.queues,
             self.policy,
@@ -150,11 +157,12 @@ class Member:
             task_handler=world.tasks,
             control_handler=world.control,
             telemetry=self.telemetry,
-            slots=slots,
-            visibility=60.0,
-            polling=polling,
-            picking=LeastInFlight(),
-            max_receives=settings.max_receives,
+            options=DispatchOptions(
+                slots=settings.workers,
+                visibility=60.0,
+                polling=polling,
+                max_receives=settings.max_receives,
+            ),
         )
 
     async def run(self) -> None:
@@ -191,6 +199,8 @@ class World:
         polling: Polling = Polling(wait=1.0),  # noqa: B008  (frozen)
         ledger: Callable[[Permits, FakeClock], Permits] = lambda permits, _clock: permits,
         redrive: int | None = None,
+        permit_policy: str = "reserve",
+        bounces: Bounces = BOUNCES,
         **settings: object,
     ) -> None:
         self.clock = FakeClock(seed=7)
@@ -203,7 +213,13 @@ class World:
         self.control = Work(self.clock, lambda _delivery: 0.0)
         chosen = Settings(**{"workers": slots, **settings})  # type: ignore[arg-type]
         self.members = [
-            Member(self, f"w{number}", chosen, slots=slots, polling=polling)
+            Member(
+                self,
+                f"w{number}",
+                chosen,
+                polling=polling,
+                policy=policy_factory(permit_policy, bounces),
+            )
             for number in range(workers)
         ]
         self.dispatcher = self.members[0].dispatcher

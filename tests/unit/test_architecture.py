@@ -32,14 +32,7 @@ MOST_DYNAMODB = 22
 KNOWN_SHARED_NAMES: list[str] = []
 """Names that several public types have today. The goal is an empty list."""
 
-KNOWN_LONG_SIGNATURES = [
-    "Discovery.__init__",
-    "Dispatcher.__init__",
-    "ReceiveFirstPolicy.__init__",
-    "ReservePolicy.__init__",
-    "SimulatedFleet.__init__",
-    "build_worker",
-]
+KNOWN_LONG_SIGNATURES: list[str] = []
 """Functions with too many parameters today. The goal is at most five."""
 
 KNOWN_WITH_BINDING: list[str] = []

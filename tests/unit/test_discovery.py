@@ -12,7 +12,7 @@ import pytest
 from conveyor.dev.queues import LocalSignals
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
-from conveyor.engine.discovery import CHANGES_MARGIN, YOUNG_QUEUE, Discovery
+from conveyor.engine.discovery import CHANGES_MARGIN, YOUNG_QUEUE, Discovery, DiscoveryOptions
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.records import DispatchChange
 from tests.unit.dispatch_world import World
@@ -77,9 +77,7 @@ class Discovering:
             self.world.queues,
             self.signals,
             self.world.clock,
-            interval=INTERVAL,
-            resync=RESYNC,
-            evict_after=EVICT_AFTER,
+            DiscoveryOptions(interval=INTERVAL, resync=RESYNC, evict_after=EVICT_AFTER),
         )
 
     async def submit(self, name: str, count: int, *, told: bool = True) -> DispatchableRun:

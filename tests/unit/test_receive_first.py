@@ -10,15 +10,12 @@ from conveyor.engine.planner import Polling
 from conveyor.ports.permits import Permits
 from conveyor.ports.queues import DEAD_LETTER_QUEUE
 from conveyor.simulation.permits import AtomicLeaseRows, LeaseRows
+from conveyor.simulation.policies import Bounces
 from conveyor.testing.clock import FakeClock
 from tests.unit.dispatch_world import BrokenLedger, World
 
 POLLERS = Polling(batch=1, wait=0.0, pause=0.05, pause_cap=0.05)
-BRIEF: dict[str, Any] = {
-    "bounce_visibility": 0.2,
-    "bounce_visibility_cap": 0.2,
-    "throttle_cooldown": 0.0,
-}
+BRIEF = Bounces(first=0.2, longest=0.2, cooldown=0.0)
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -35,7 +32,7 @@ def slow_rows(_permits: Permits, clock: FakeClock) -> Permits:
     return AtomicLeaseRows(LeaseRows(clock, pause))
 
 
-def world(policy: str, **settings: Any) -> World:
+def world(policy: str, bounces: Bounces) -> World:
     """Twenty pollers of one worker."""
     return World(
         slots=20,
@@ -43,13 +40,13 @@ def world(policy: str, **settings: Any) -> World:
         polling=POLLERS,
         ledger=slow_rows,
         permit_policy=policy,
-        **settings,
+        bounces=bounces,
     )
 
 
 async def bounces(policy: str) -> int:
     """Bounces of forty messages under a limit of four."""
-    it = world(policy, **BRIEF)
+    it = world(policy, BRIEF)
     async with it.running():
         await it.submit("a", 40, limit=4)
         await it.clock.advance(30)
@@ -67,7 +64,7 @@ async def test_the_tighter_the_gate_the_fewer_bounces_and_every_one_keeps_the_li
 
 async def asked_in_one_burst(policy: str) -> int:
     """Messages received at once by twenty pollers under a limit of four, nothing being done yet."""
-    it = world(policy, bounce_visibility=60.0, bounce_visibility_cap=60.0, throttle_cooldown=0.0)
+    it = world(policy, Bounces(first=60.0, longest=60.0, cooldown=0.0))
     async with it.running():
         await it.submit("a", 40, limit=4)
         await it.clock.advance(0.4)
@@ -89,9 +86,7 @@ async def test_a_bounced_message_is_hidden_twice_as_long_each_time_up_to_the_cap
         duration=lambda _delivery: 0.1,
         polling=POLLERS,
         permit_policy="off",
-        bounce_visibility=5.0,
-        bounce_visibility_cap=20.0,
-        throttle_cooldown=0.0,
+        bounces=Bounces(first=5.0, longest=20.0, cooldown=0.0),
     )
     assert await it.take("a", 1, limit=1)
     received_at = []
@@ -112,9 +107,7 @@ async def test_a_queue_rests_after_a_refused_permit() -> None:
         duration=lambda _delivery: 0.5,
         polling=POLLERS,
         permit_policy="off",
-        bounce_visibility=0.0,
-        bounce_visibility_cap=0.0,
-        throttle_cooldown=2.0,
+        bounces=Bounces(first=0.0, longest=0.0, cooldown=2.0),
     )
     assert await it.take("a", 1, limit=1)
     async with it.running():
@@ -186,7 +179,7 @@ async def test_bouncing_makes_no_dead_letters() -> None:
         permit_policy="off",
         redrive=5,
         max_receives=5,
-        **BRIEF,
+        bounces=BRIEF,
     )
     async with it.running():
         await it.submit("a", 30, limit=1)

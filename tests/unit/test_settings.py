@@ -213,13 +213,13 @@ def test_what_would_break_the_server_later_is_refused_by_name(variable: str, tex
 
 def test_variables_that_set_nothing_are_named_with_what_is_probably_meant() -> None:
     given = {
-        "CONVEYOR_PERMIT_POLCY": "off",
+        "CONVEYOR_PERMIT_LAESE": "60",
         "CONVEYOR_SERVICE_HOST": "10.0.0.1",
         "CONVEYORS": "x",
         "PORT": "1",
     }
     assert unknown_variables(given) == [
-        "CONVEYOR_PERMIT_POLCY (is CONVEYOR_PERMIT_POLICY meant?)",
+        "CONVEYOR_PERMIT_LAESE (is CONVEYOR_PERMIT_LEASE meant?)",
         "CONVEYOR_SERVICE_HOST",
     ]
 

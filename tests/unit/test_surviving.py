@@ -12,7 +12,7 @@ import pytest
 from conveyor.dev.queues import LocalSignals
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
-from conveyor.engine.discovery import Discovery
+from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.worker import Worker
 from conveyor.ports.records import DispatchChange
 from tests.unit.dispatch_world import GRACE, World
@@ -25,7 +25,7 @@ FAULTS = [
     ("queues", "delete"),
     ("queues", "change_visibility"),
     ("queues", "open_run"),
-    ("ledger", "hold"),
+    ("ledger", "acquire_or_renew"),
     ("tasks", "handle"),
     ("tasks", "renew"),
     ("control", "renew"),
@@ -86,9 +86,7 @@ class Bench:
             self.world.queues,
             self.signals,
             self.world.clock,
-            interval=3.0,
-            resync=10.0,
-            evict_after=600.0,
+            DiscoveryOptions(interval=3.0, resync=10.0, evict_after=600.0),
         )
         return Worker(self.world.dispatcher, discovery, self.world.clock, heartbeat=HEARTBEAT)
 
@@ -96,7 +94,7 @@ class Bench:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("port", "method", "policy"),
-    [*((*fault, "reserve") for fault in FAULTS), ("ledger", "hold", "off")],
+    [*((*fault, "reserve") for fault in FAULTS), ("ledger", "acquire_or_renew", "off")],
 )
 async def test_what_no_port_may_raise_costs_a_pause_and_is_told(
     monkeypatch: pytest.MonkeyPatch,

@@ -1,72 +1,96 @@
-"""The permit policies that receive first: a message is here, and then a permit is asked for.
+"""The permit policies that a simulation compares: `reserve`, and those that receive first.
 
-What gets none is hidden again: bounced. `off` asks whatever there is. `local` looks first whether
-this worker has fewer messages under permits than the job allows: the gate of the published design,
-with its race, since pollers pass it before any of them has its permit. `local-exact` counts what
-was asked for instead. None of them knows of other workers, which is why `reserve` is the default.
+A policy that receives first asks for a permit once the message is here, and bounces the message
+(hides it again) when the ledger refuses. `off` receives all it can. `local` receives only while
+this worker holds fewer permits than the job allows: the gate of the published design with its race,
+because pollers pass it before any of them has its permit. `local-exact` counts messages asked for
+instead. No worker of production runs these three: they ignore what other workers do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
 
 from conveyor.aio.resilience import log_failure
 from conveyor.engine.lanes import Lane
-from conveyor.engine.policy import Spawn
+from conveyor.engine.policy import LeaseOptions, PolicyFactory, Spawn
+from conveyor.engine.reserve import ReservePolicy
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, Permits
 from conveyor.ports.queues import Delivery
 
 Gate = Callable[[Lane], int]
-"""How many messages a lane's queue may be asked for, before slots and batches are looked at."""
+"""How many messages a lane's queue may be asked for, whatever the slots and batches allow."""
 
 ANY_NUMBER = 1_000_000
 _RECEIVES_MAX = 30
 
 
 def no_gate(_lane: Lane) -> int:
-    """`off`: whatever there is."""
+    """`off`: receive all there is."""
     return ANY_NUMBER
 
 
 def local_gate(lane: Lane) -> int:
-    """`local`: whatever there is, while fewer messages than the limit have their permit."""
+    """`local`: receive all there is while fewer messages than the limit hold a permit."""
     return ANY_NUMBER if lane.admitted < lane.limit else 0
 
 
 def exact_local_gate(lane: Lane) -> int:
-    """`local-exact`: no more than the limit leaves room for, those asked for included."""
+    """`local-exact`: receive what the limit leaves room for, counting messages asked for."""
     return max(0, lane.limit - lane.busy)
 
 
+GATES: dict[str, Gate] = {"local-exact": exact_local_gate, "local": local_gate, "off": no_gate}
+POLICIES = ("reserve", "reserve-strict", *GATES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounces:
+    """How a policy that receives first treats a message without a permit. All times in seconds.
+
+    It hides the message for `first`, doubling with each receive up to `longest`, and lets the queue
+    rest for `cooldown`.
+    """
+
+    first: float = 5.0
+    longest: float = 300.0
+    cooldown: float = 1.0
+
+
+BOUNCES = Bounces()
+
+
+def policy_factory(name: str, bounces: Bounces = BOUNCES) -> PolicyFactory:
+    """Return what makes the policy of a name in POLICIES."""
+    if name in GATES:
+        return partial(ReceiveFirstPolicy, gate=GATES[name], bounces=bounces)
+    return partial(ReservePolicy, strict=name == "reserve-strict")
+
+
 class ReceiveFirstPolicy:
-    """One permit a message, each under a name of its own. All times in seconds."""
+    """Take one permit a message, each under a name of its own."""
 
     def __init__(
         self,
         permits: Permits,
         clock: Clock,
+        options: LeaseOptions,
         *,
         gate: Gate,
-        holder: str,
-        lease: float,
-        heartbeat: float,
-        cooldown: float,
-        bounce: float,
-        bounce_cap: float,
+        bounces: Bounces,
     ) -> None:
         self._ledger = permits
         self._clock = clock
         self._gate = gate
-        self._holder = holder
-        self._lease = lease
-        self._heartbeat = heartbeat
-        self._cooldown = cooldown
-        self._bounce = bounce
-        self._bounce_cap = bounce_cap
+        self._holder = options.holder
+        self._lease = options.lease
+        self._heartbeat = options.heartbeat
+        self._bounces = bounces
         self._held: dict[str, tuple[LeaseRequest, int]] = {}
         self._leaving: set[str] = set()
         self._asked = 0
@@ -121,10 +145,11 @@ class ReceiveFirstPolicy:
 
     def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
         """Hide it for longer each time it comes, and let its queue rest."""
-        if self._cooldown > 0:
-            lane.not_before = max(lane.not_before, now + self._cooldown)
-        doubled = self._bounce * 2.0 ** min(delivery.receive_count - 1, _RECEIVES_MAX)
-        return min(self._bounce_cap, doubled)
+        bounces = self._bounces
+        if bounces.cooldown > 0:
+            lane.not_before = max(lane.not_before, now + bounces.cooldown)
+        doubled = bounces.first * 2.0 ** min(delivery.receive_count - 1, _RECEIVES_MAX)
+        return min(bounces.longest, doubled)
 
     def next_due(self, lane: Lane, now: float) -> float | None:
         """Nothing is waited for."""
