@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
@@ -102,6 +103,8 @@ class AckBatcher:
         self._queues = queues
         self._clock = clock
         self._waiting: dict[str, list[str]] = {}
+        self._calls: Counter[str] = Counter()
+        self._call_ended = anyio.Event()
         self._some = anyio.Event()
         self._stopped = False
 
@@ -113,6 +116,15 @@ class AckBatcher:
             await self._delete(queue, self._waiting.pop(queue))
         elif len(receipts) == 1:
             self._some.set()
+
+    async def finish(self, queue: str, receipt: str) -> None:
+        """Acknowledge the last message of a queue, and all others of it that wait.
+
+        Return when no call that acknowledges messages of this queue is under way.
+        """
+        await self._delete(queue, [*self._waiting.pop(queue, ()), receipt])
+        while self._calls[queue]:
+            await self._call_ended.wait()
 
     def stop(self) -> None:
         """Let `run` return once nothing waits."""
@@ -130,15 +142,23 @@ class AckBatcher:
             self._some = anyio.Event()
             if self._stopped:
                 self._some.set()
-            waiting, self._waiting = self._waiting, {}
-            for queue, receipts in waiting.items():
-                await self._delete(queue, receipts)
+            for queue in list(self._waiting):
+                # A queue that was finished meanwhile has nothing left.
+                if receipts := self._waiting.pop(queue, None):
+                    await self._delete(queue, receipts)
 
     async def _delete(self, queue: str, receipts: list[str]) -> None:
+        self._calls[queue] += 1
         try:
             await self._queues.delete(queue, receipts)
         except Exception as error:
             log_failure("acknowledgements were lost", error)
+        finally:
+            self._calls[queue] -= 1
+            if not self._calls[queue]:
+                del self._calls[queue]
+            ended, self._call_ended = self._call_ended, anyio.Event()
+            ended.set()
 
 
 class Heartbeat:

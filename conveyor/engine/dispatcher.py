@@ -93,7 +93,7 @@ class Dispatcher:
         self._acknowledger = AckBatcher(queues, clock)
         self._ready: deque[tuple[Lane, Delivery]] = deque()
         self._parked: deque[anyio.Event] = deque()
-        self._working: dict[str, Delivery] = {}
+        self._working: dict[str, tuple[Lane, Delivery]] = {}
         self._waiting_receives: set[anyio.CancelScope] = set()
         self._workers: TaskGroup | None = None
         self._timer_wake = anyio.Event()
@@ -145,8 +145,9 @@ class Dispatcher:
                 self._workers = None
                 outer.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
-                await self._returns.give_back([delivery for _, delivery in self._ready])
-                self._ready.clear()
+                while self._ready:
+                    lane, delivery = self._ready.popleft()
+                    await self._give_back(lane, [delivery])
                 for lane in self.lanes:
                     await self._empty_buffer(lane)
                 await self._policy.release()
@@ -174,7 +175,8 @@ class Dispatcher:
 
     def renew(self) -> None:
         """Begin to extend the visibility of every message in work, and what handlers hold."""
-        self._renewals.begin(list(self._working.values()), seconds=self._visibility)
+        kept = [delivery for lane, delivery in self._working.values() if not lane.dropped]
+        self._renewals.begin(kept, seconds=self._visibility)
 
     def tend(self) -> None:
         """Look after permits and buffers; called a few times a second, and never waits."""
@@ -297,10 +299,10 @@ class Dispatcher:
         """What was asked for under permits goes to the slots, the rest into the buffer."""
         lane = plan.lane
         lane.found()
-        if lane.closed or self._stopping:
+        if lane.closed or lane.dropped or self._stopping:
             # The run was paused, or ended, or this worker stops, while its queue was being asked.
             self._planner.free(lane, min(len(received), plan.count))
-            await self._returns.give_back(received)
+            await self._give_back(lane, received)
             await self._tidy(lane)
             return
         if plan.extra and len(received) < plan.count + plan.extra:
@@ -322,7 +324,7 @@ class Dispatcher:
                 admitted = await self._policy.admit(lane, delivery)
                 if admitted is None:
                     now = self._clock.monotonic()
-                    await self._returns.hide(delivery, self._policy.bounce_for(lane, delivery, now))
+                    await self._hide(lane, delivery, self._policy.bounce_for(lane, delivery, now))
                     self._timer_wake.set()
                     return
                 permit = admitted
@@ -333,10 +335,10 @@ class Dispatcher:
             log_failure("the ledger did not answer", error)
             lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
-            await self._returns.give_back([delivery])
+            await self._give_back(lane, [delivery])
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._returns.give_back([delivery])
+                await self._give_back(lane, [delivery])
             raise
         finally:
             try:
@@ -352,7 +354,7 @@ class Dispatcher:
         self, lane: Lane, handler: Handler, delivery: Delivery, scope: anyio.CancelScope
     ) -> Outcome:
         """A handler that breaks costs its own message a pause, never the worker."""
-        self._working[delivery.receipt] = delivery
+        self._working[delivery.receipt] = (lane, delivery)
         lane.scopes.add(scope)
         try:
             return await retry_in_place(
@@ -369,17 +371,39 @@ class Dispatcher:
     async def _conclude(
         self, lane: Lane, delivery: Delivery, outcome: Outcome, began: float
     ) -> None:
-        if outcome.hide_for is None:
-            lane.succeed()
-            lane.took(self._clock.monotonic() - began)
+        if outcome.hide_for is not None:
+            await self._hide(lane, delivery, outcome.hide_for)
+            return
+        lane.succeed()
+        lane.took(self._clock.monotonic() - began)
+        if lane.dropped:
+            # The message goes with its queue.
+            return
+        if outcome.drop_queue is None:
             await self._acknowledger.add(delivery.queue, delivery.receipt)
-        else:
-            await self._returns.hide(delivery, outcome.hide_for)
+            return
+        lane.dropped = True
+        self._spawn(partial(self._drop, delivery, outcome.drop_queue))
+
+    async def _drop(self, delivery: Delivery, drop_queue: Callable[[], Awaitable[None]]) -> None:
+        """Acknowledge the last message of a run, then drop its queue: not the other way round,
+        which would ask for a queue that is gone."""
+        await self._acknowledger.finish(delivery.queue, delivery.receipt)
+        await log_and_continue("the queue of an ended run was not dropped", drop_queue)
 
     async def _empty_buffer(self, lane: Lane) -> None:
         if lane.buffer:
             deliveries = [delivery for delivery, _ in lane.buffer]
             lane.buffer.clear()
+            await self._give_back(lane, deliveries)
+
+    async def _hide(self, lane: Lane, delivery: Delivery, seconds: float) -> None:
+        if not lane.dropped:
+            await self._returns.hide(delivery, seconds)
+
+    async def _give_back(self, lane: Lane, deliveries: list[Delivery]) -> None:
+        """Give messages back, unless they go with their queue."""
+        if not lane.dropped:
             await self._returns.give_back(deliveries)
 
     async def _tidy(self, lane: Lane) -> None:

@@ -28,6 +28,7 @@ class Lane:
     `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
     counts empty receives in a row, since `empty_since`; `not_before` keeps the lane from being
     polled until then. All moments are monotonic seconds. A closed lane ends with its last message.
+    The queue of a `dropped` lane is gone, or going, because its run has ended.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Lane:
         "calm_until",
         "ceiling",
         "closed",
+        "dropped",
         "empties",
         "empty_since",
         "job_id",
@@ -74,6 +76,7 @@ class Lane:
         self.turn = 0
         self.probing = False
         self.closed = False
+        self.dropped = False
 
     @property
     def is_control(self) -> bool:

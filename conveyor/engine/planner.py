@@ -139,7 +139,7 @@ class Planner:
         policy = self._policy
 
         def eligible(lane: Lane) -> bool:
-            if lane.closed:
+            if lane.closed or lane.dropped:
                 return False
             if lane.buffer and policy.may_start(lane, now):
                 return True
@@ -180,7 +180,7 @@ class Planner:
         """When a lane that rests may be asked again, if one rests."""
         due: float | None = None
         for lane in self._lanes:
-            if lane.closed:
+            if lane.closed or lane.dropped:
                 continue
             for moment in (lane.not_before, self._policy.next_due(lane, now)):
                 if moment is not None and moment > now and (due is None or moment < due):

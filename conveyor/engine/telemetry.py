@@ -56,7 +56,7 @@ class Backlog:
 
         Raises what the first of them raised that could not be asked; no other is asked then.
         """
-        polled = [lane.queue for lane in self._lanes if not lane.closed]
+        polled = [lane.queue for lane in self._lanes if not (lane.closed or lane.dropped)]
         fresh = dict.fromkeys([self._lanes.control.queue, *polled])
         known = {queue: count for queue, count in self._counts.items() if queue in fresh}
         self._counts = known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import msgspec
@@ -127,7 +128,7 @@ class TaskHandler:
             return Outcome(hide_for=max(0.0, (claim.until - now) / 1000))
         if isinstance(claim, NotClaimable):
             if claim.run_status is not None:
-                await self._ended(message, "failed", Settled(True, claim.run_status))
+                return self._ended(message, "failed", Settled(True, claim.run_status))
             return ACKNOWLEDGE
         task = claim.task
         key = (task.run_id, task.task_id)
@@ -188,7 +189,7 @@ class TaskHandler:
             # The claim was lost, or the run deleted meanwhile: nobody will ever point at this body.
             await self._blobs.delete(settlement.result.blob_key)
             return ACKNOWLEDGE
-        return await self._ended(task, "successful", settled)
+        return self._ended(task, "successful", settled)
 
     async def _scrape_patiently(
         self, task: Task, template: JobTemplate, started: int, throttled: Throttled
@@ -279,8 +280,7 @@ class TaskHandler:
                 task.run_id, reason=failure.account, detail=detail[:500], now=self._clock.now()
             )
             await self._settle(task, Released())
-            await self._drop_run(task.run_id)
-            return ACKNOWLEDGE
+            return self._run_ended(task.run_id)
         event = attempt_event(task, started_at=started, ended_at=self._clock.now(), failure=failure)
         verdict = self._retry_policy.decide(
             failure, task, template.job, event=event, receives=receives
@@ -288,7 +288,7 @@ class TaskHandler:
         self._observer.gateway_called("retry" if isinstance(verdict, Retry) else "failed")
         settled = await self._settle(task, verdict)
         if isinstance(verdict, Failed):
-            return await self._ended(task, "failed", settled)
+            return self._ended(task, "failed", settled)
         if settled.run_status not in LIVE_RUN_STATES:
             return ACKNOWLEDGE
         delay = max(0.0, (verdict.not_before - self._clock.now()) / 1000)
@@ -298,21 +298,26 @@ class TaskHandler:
         failure = unreadable_key()
         event = attempt_event(task, started_at=started, ended_at=self._clock.now(), failure=failure)
         verdict = Failed(event, failure.problem, failure.failure)
-        return await self._ended(task, "failed", await self._settle(task, verdict))
+        return self._ended(task, "failed", await self._settle(task, verdict))
 
-    async def _ended(self, task: Task | TaskMessage, state: str, settled: Settled) -> Outcome:
+    def _ended(self, task: Task | TaskMessage, state: str, settled: Settled) -> Outcome:
         if settled.applied:
             self._observer.task_ended(state)
             if _log.isEnabledFor(logging.INFO):
                 fields = {"task_id": task.task_id, "run_id": task.run_id, "state": state}
                 _log.info("task ended", extra=fields)
         if settled.run_status is not None and settled.run_status not in LIVE_RUN_STATES:
-            await self._drop_run(task.run_id)
+            return self._run_ended(task.run_id)
         return ACKNOWLEDGE
 
+    def _run_ended(self, run_id: str) -> Outcome:
+        return Outcome(drop_queue=partial(self._drop_run, run_id))
+
     async def _drop_run(self, run_id: str) -> None:
-        await self._queues.drop_run(run_id)
-        self._signals.run_changed(run_id)
+        try:
+            await self._queues.drop_run(run_id)
+        finally:
+            self._signals.run_changed(run_id)
 
     async def _settle(self, task: Task, settlement: Settlement) -> Settled:
         return await self._tasks.settle_task(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
@@ -12,9 +12,15 @@ from conveyor.ports.queues import Delivery
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What becomes of a message: acknowledged, or hidden for `hide_for` seconds."""
+    """What becomes of a message: acknowledged, or hidden for `hide_for` seconds.
+
+    `drop_queue` removes the message's queue, once the message is acknowledged: its run has ended,
+    and no message of it means anything any more. A worker that is lost before it has called this
+    leaves the queue to the sweeper.
+    """
 
     hide_for: float | None = None
+    drop_queue: Callable[[], Awaitable[None]] | None = None
 
 
 ACKNOWLEDGE = Outcome()

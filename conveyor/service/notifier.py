@@ -73,12 +73,10 @@ class WorkNotifier:
         self._signals.run_changed(run_id)
 
     async def _send(self, job_id: str, run_id: str, references: Sequence[tuple[int, str]]) -> None:
-        await self._queues.open_run(job_id, run_id)
         if references:
             await self._queues.send_tasks(job_id, run_id, references)
 
     async def _send_unfinished(self, job_id: str, run_id: str) -> None:
-        await self._queues.open_run(job_id, run_id)
         after = -1
         while references := await self._tasks.unfinished_after(run_id, after, SEND_CHUNK):
             await self._queues.send_tasks(job_id, run_id, references)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -238,3 +239,56 @@ async def test_what_a_waiting_receive_brings_after_a_pause_is_given_back() -> No
         world.dispatcher.open_lane(run)
         await world.clock.advance(1)
         assert len(world.tasks.done) == 2
+
+
+async def test_a_queue_is_dropped_once_no_acknowledgement_is_under_way() -> None:
+    world = World(slots=20, duration=lambda delivery: 2.0 if delivery.message == last else 1.0)
+    last = TaskMessage("job-a", "a", task_id("a", 10))
+    acknowledge = world.queues.delete
+    under_way = 0
+    seen: list[tuple[float, int]] = []
+
+    async def delete(queue: str, receipts: Sequence[str]) -> None:
+        """Ten take ten seconds, the last one takes a second."""
+        nonlocal under_way
+        under_way += 1
+        await world.clock.sleep(float(len(receipts)))
+        await acknowledge(queue, receipts)
+        under_way -= 1
+
+    async def drop() -> None:
+        seen.append((world.clock.monotonic() - began, under_way))
+        await world.queues.drop_run("a")
+
+    world.queues.delete = delete  # type: ignore[method-assign]
+    world.tasks.outcome = lambda delivery: (
+        Outcome(drop_queue=drop) if delivery.message == last else ACKNOWLEDGE
+    )
+    async with world.running():
+        began = world.clock.monotonic()
+        await world.submit("a", 11)
+        await world.clock.advance(20)
+    [(seconds, calls)] = seen
+    assert calls == 0
+    assert 11.0 <= seconds < 12.0
+
+
+async def test_a_queue_that_cannot_be_dropped_is_left_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(slots=2, duration=lambda _delivery: 1.0)
+
+    async def drop() -> None:
+        raise ConveyorError(ErrorCode.UNAVAILABLE, "no queues today")
+
+    world.tasks.outcome = lambda delivery: (
+        Outcome(drop_queue=drop) if delivery.queue == "run-a" else ACKNOWLEDGE
+    )
+    async with world.running():
+        await world.submit("a", 1)
+        await world.clock.advance(2)
+        assert world.queues.depth("run-a") == 0
+        await world.submit("b", 1)
+        await world.clock.advance(2)
+    assert len(world.tasks.done) == 2
+    assert "the queue of an ended run was not dropped: unavailable: no queues today" in caplog.text

@@ -20,7 +20,7 @@ from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler
 from conveyor.ports.blobs import BodyRefused
 from conveyor.ports.gateway import ScrapeRequest, Success
-from conveyor.ports.handler import ACKNOWLEDGE, Outcome, ResultLost
+from conveyor.ports.handler import Outcome, ResultLost
 from conveyor.ports.queues import Delivery, TaskMessage, run_queue
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.aws.refusals import NotDeployed
@@ -122,9 +122,8 @@ async def test_tasks_whose_claims_lapsed_often_are_worked_one_at_a_time(api: Api
     outcomes = await handle_all(handler, gateway, deliveries, calls=1)
 
     assert len(gateway.calls) == 1
-    assert sorted(outcomes, key=repr) == sorted(
-        [ACKNOWLEDGE, *[Outcome(hide_for=SUSPECT_PAUSE)] * 2], key=repr
-    )
+    hidden = [outcome.hide_for for outcome in outcomes]
+    assert sorted(hidden, key=repr) == [SUSPECT_PAUSE, SUSPECT_PAUSE, None]
     tasks = await api.tasks_of(deliveries[0].message.run_id)
     assert sorted(task.status for task in tasks) == [
         TaskStatus.PENDING,
@@ -133,8 +132,10 @@ async def test_tasks_whose_claims_lapsed_often_are_worked_one_at_a_time(api: Api
     ]
     assert {task.interruptions for task in tasks} == {MAX_INTERRUPTIONS // 2}
     for delivery, outcome in zip(deliveries, outcomes, strict=True):
-        if outcome != ACKNOWLEDGE:
-            assert await handler.handle(delivery, calm) == ACKNOWLEDGE
+        if outcome.hide_for is not None:
+            again = await handler.handle(delivery, calm)
+            assert again.hide_for is None
+    assert again.drop_queue is not None
     assert len(gateway.calls) == 3
 
 
@@ -144,7 +145,8 @@ async def test_tasks_interrupted_less_often_are_worked_together(api: Api) -> Non
 
     outcomes = await handle_all(handler_over(api, gateway), gateway, deliveries, calls=3)
 
-    assert outcomes == [ACKNOWLEDGE] * 3
+    assert [outcome.hide_for for outcome in outcomes] == [None] * 3
+    assert [outcome.drop_queue is None for outcome in outcomes].count(False) == 1
 
 
 async def test_a_claim_made_while_being_cancelled_is_undone(api: Api) -> None:
@@ -195,10 +197,14 @@ async def test_a_task_that_its_claims_end_is_counted_and_its_run_is_over(api: Ap
     queue = run_queue(delivery.message.run_id)
     assert await api.binding.queues.receive(queue, limit=1, visibility=60.0)
 
-    assert await handler.handle(delivery, calm) == ACKNOWLEDGE
+    outcome = await handler.handle(delivery, calm)
 
     assert telemetry.tasks == {"failed": 1}
     assert gateway.calls == []
+    assert api.binding.queues.depth(queue) == 1
+    assert outcome.hide_for is None
+    assert outcome.drop_queue is not None
+    await outcome.drop_queue()
     assert api.binding.queues.depth(queue) == 0
 
 
@@ -265,7 +271,8 @@ async def test_a_trial_is_made_now_and_then_and_a_body_that_is_kept_ends_it(api:
         assert len(gateway.calls) == calls
         await api.clock.advance(FIRST_PAUSE * 2 ** (calls - 1))
     handler._blobs.put = api.binding.blobs.put  # type: ignore[method-assign]
-    assert await handler.handle(delivery, calm) == ACKNOWLEDGE
+    outcome = await handler.handle(delivery, calm)
+    assert outcome.hide_for is None
     assert len(gateway.calls) == 3
 
 
