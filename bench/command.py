@@ -92,7 +92,7 @@ SCENARIOS = {
         extra=("speed",),
     ),
     "gateway_engine": Entry(
-        "Which HTTP client behind the gateway's engine?",
+        "Which HTTP client behind the gateways?",
         repeats=3,
         tasks=10_000,
         rows=("pyreqwest", "aiohttp", "httpx", "direct gateway"),

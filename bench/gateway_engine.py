@@ -1,8 +1,8 @@
-"""Compares HTTP clients for the gateway's engine: the same GETs through each.
+"""Which HTTP client behind the gateways? The same GETs through each.
 
-An engine returns an answer for a method, a URL, headers and a timeout, and the answer's body on
+A client gives an answer for a method, a URL, headers and a timeout, and the answer's body on
 demand. Conveyor's own is aiohttp; httpx stands behind the same two calls here. The last row is the
-whole direct gateway on top of the engine: the cost of addresses, redirects, decoding and verdicts.
+whole direct gateway on top of the client: what addresses, redirects, decoding and verdicts add.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Answer(Protocol):
 
 
 class HttpxAnswer:
-    """An httpx response as an engine's answer."""
+    """An httpx response as a client's answer."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
@@ -59,7 +59,7 @@ class HttpxAnswer:
         """Do nothing: the connection is back already."""
 
 
-class HttpxEngine:
+class HttpxClient:
     """httpx with the pool that the gateway would give it."""
 
     def __init__(self, *, connections: int) -> None:
@@ -86,8 +86,8 @@ class HttpxEngine:
         await self._client.aclose()
 
 
-class Engine(Protocol):
-    """The common interface of both engines."""
+class Client(Protocol):
+    """What all clients have in common."""
 
     def send(
         self,
@@ -109,22 +109,22 @@ class Engine(Protocol):
 Fetch = Callable[[str], Awaitable[int]]
 
 
-async def through_engine(engine: Engine, url: str, tasks: int) -> float:
-    """Return the seconds for all GETs through an engine."""
+async def through_client(client: Client, url: str, tasks: int) -> float:
+    """Seconds for all GETs through a client."""
 
     async def fetch(address: str) -> int:
-        answer = await engine.send("GET", address, headers=HEADERS, body=None, timeout=TIMEOUT)
+        answer = await client.send("GET", address, headers=HEADERS, body=None, timeout=TIMEOUT)
         body = await answer.read()
         answer.release()
         return len(body)
 
     seconds = await timed(fetch, url, tasks)
-    await engine.aclose()
+    await client.aclose()
     return seconds
 
 
 class PyreqwestAnswer:
-    """A pyreqwest response as an engine's answer."""
+    """A pyreqwest response as a client's answer."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -137,8 +137,8 @@ class PyreqwestAnswer:
         """Do nothing: the connection is back already."""
 
 
-class PyreqwestEngine:
-    """pyreqwest, if installed: a client outside the interpreter's lock."""
+class PyreqwestClient:
+    """pyreqwest, where somebody has installed it: a client outside the interpreter's lock."""
 
     def __init__(self, *, connections: int) -> None:
         from pyreqwest.client import ClientBuilder
@@ -200,10 +200,10 @@ def measure(name: str, url: str, tasks: int) -> tuple[float, float]:
         if name == "direct gateway":
             return await through_gateway(url, tasks)
         if name == "pyreqwest":
-            return await through_engine(PyreqwestEngine(connections=CONCURRENCY), url, tasks)
+            return await through_client(PyreqwestClient(connections=CONCURRENCY), url, tasks)
         if name == "httpx":
-            return await through_engine(HttpxEngine(connections=CONCURRENCY), url, tasks)
-        return await through_engine(HttpClient(connections=CONCURRENCY), url, tasks)
+            return await through_client(HttpxClient(connections=CONCURRENCY), url, tasks)
+        return await through_client(HttpClient(connections=CONCURRENCY), url, tasks)
 
     before = resource.getrusage(resource.RUSAGE_SELF)
     seconds = uvloop.run(go())
@@ -223,7 +223,7 @@ def is_there(name: str) -> bool:
 
 
 def run(options: Options) -> list[Row]:
-    """Measure every engine in turn, several times over."""
+    """Every client in turn, several times over."""
     names = [name for name in SHARES if options.wants(name) and is_there(name)]
     with nginx(options.directory("engine") / "nginx") as site:
 
@@ -238,7 +238,7 @@ def run(options: Options) -> list[Row]:
         rounds = take_rounds(
             turn,
             wanted=options.repeats,
-            label="engines",
+            label="clients",
             tell=lambda measured: ", ".join(
                 f"{name} {rate:,.0f} requests/s" for name, (rate, _) in measured.items()
             ),

@@ -1,5 +1,8 @@
-"""Whether bodies can be kept. A call of the gateway whose body is lost is paid for in vain: after
-one, the worker makes no other but a trial now and then, until a body is kept again."""
+"""Circuit breaker for the blob store: stop calling the gateway while bodies cannot be stored.
+
+A gateway call whose body is lost was paid for in vain. After one, a worker makes only a trial now
+and then, until a body is stored again.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from conveyor.ports.clock import Clock
 
 FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 60.0
-"""Seconds from a body that was lost to the next trial; the pause doubles with each."""
+"""Seconds from a lost body to the next trial; the pause doubles with each."""
 
 _log = logging.getLogger("conveyor.tasks")
 
 
 class CircuitBreaker:
-    """What one worker knows of the store of bodies. One trial is under way at a time."""
+    """One worker's view of the blob store. One trial is under way at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -28,10 +31,10 @@ class CircuitBreaker:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Around work that may call the gateway.
+        """Guard work that may call the gateway.
 
-        Raises ConveyorError(unavailable), before anything is done, where its body would most likely
-        be lost and it is not the turn of a trial.
+        Raises ConveyorError(unavailable), before anything is done, if the body would most likely be
+        lost and it is not time for a trial.
         """
         if not self._pause:
             yield
@@ -45,14 +48,14 @@ class CircuitBreaker:
             self._is_tried = False
 
     def succeeded(self) -> None:
-        """A body was kept, or refused for itself: everybody may call again."""
+        """Let all calls through again: the store kept a body, or refused this very one."""
         if self._pause:
             self._pause = 0.0
             _log.info("bodies can be kept again")
 
     def failed(self) -> None:
-        """A body could not be kept, whatever it was. Calls that were under way when the first one
-        was lost, and end soon after it, say nothing new."""
+        """Stop calls, because the store could not keep a body. Later failures of calls that were
+        under way by then change nothing."""
         now = self._clock.monotonic()
         if self._pause and now < self._closed_until:
             return

@@ -1,7 +1,4 @@
-"""What breaks costs a pause, never the worker: whatever a port raises is told, and work goes on.
-
-How one piece of work of many may fail alone.
-"""
+"""Log errors from ports and keep the worker running: one failed piece of work stops no other."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _unforeseen = logging.getLogger(UNEXPECTED_LOGGER)
 
 
 def log_failure(what: str, error: Exception) -> None:
-    """One line of what is away; of anything else where it came from, too."""
+    """Log a failed port in one line, and any other error with its traceback."""
     if isinstance(error, ConveyorError):
         _log.warning("%s: %s", what, error)
     else:
@@ -27,7 +24,7 @@ def log_failure(what: str, error: Exception) -> None:
 
 
 async def log_and_continue(what: str, act: Callable[[], Awaitable[T]]) -> T | None:
-    """What comes of an act; None where it broke, which `what` says in the log."""
+    """Run `act` and return its result; if it fails, log that and return None."""
     try:
         return await act()
     except Exception as error:
@@ -39,8 +36,8 @@ _alone_log = logging.getLogger("conveyor.handlers")
 
 
 async def alone(what: str, act: Callable[[], Awaitable[None]]) -> None:
-    """Do something whose failure is told in one line, with a traceback where it was unforeseen, and
-    stops nothing else."""
+    """Run `act`; if it fails, log that and go on. Any error but ConveyorError is logged with its
+    traceback."""
     try:
         await act()
     except ConveyorError as error:

@@ -1,6 +1,6 @@
-"""Wiring: from settings to a running API and worker. The only room that knows every other.
+"""Wire a running API and worker from the settings. The only room that knows every other.
 
-Bindings are imported lazily, so that a process loads no more than the one it uses.
+A binding is imported lazily, so that a process loads only the one it uses.
 """
 
 from conveyor.bootstrap.development import Runtime as Runtime

@@ -1,4 +1,4 @@
-"""Wiring of conveyor-dev: the API and the worker over a data directory, in one process."""
+"""Wire conveyor-dev: the API and the worker over a data directory, in one process."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An assembled process: what to serve, in which protocol, what to run, what to close at the
-    end."""
+    """An assembled process: the application to serve, its protocol, the worker to run, and `aclose`
+    to call at the end."""
 
     app: Any
     protocol: type[asyncio.Protocol]
@@ -45,10 +45,10 @@ class Runtime:
 async def open_dev(
     settings: Settings, clock: Clock, *, origin: str, gateway: Gateway | None = None
 ) -> Runtime:
-    """Everything of conveyor-dev, opened and not yet running. `origin` is the address it serves on.
+    """Open everything of conveyor-dev without running it. `origin` is the address it serves on.
 
-    A gateway that is handed in stays the caller's to close.
-    Raises ConveyorError where the data directory cannot be opened.
+    The caller closes a gateway that it passes in. Raises ConveyorError if the data directory cannot
+    be opened.
     """
     from conveyor.dev.binding import open_binding
     from conveyor.dev.rate_limit import MemoryRateLimit

@@ -1,7 +1,5 @@
-"""The loop: dispatcher, handlers, policy and tickers over any binding.
-
-What the bindings' wirings have in common: readiness, a gateway, options of the service.
-"""
+"""Wire what all bindings share: the dispatch loop with its handlers and tickers, readiness, and the
+service's options."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ from conveyor.settings import InvalidSetting, Settings
 
 
 class Readiness:
-    """Whether `/readyz` says yes: from the start of listening to the beginning of the end."""
+    """What `/readyz` answers: yes from the moment the process listens until it begins to stop."""
 
     def __init__(self) -> None:
         self.yes = False
@@ -57,7 +55,8 @@ class Readiness:
 
 
 def gateway_of(settings: Settings, clock: Clock) -> Gateway:
-    """The gateway that the settings name. Raises InvalidSetting for a URL that it cannot call."""
+    """Open the gateway that the settings name. Raises InvalidSetting for a URL that it cannot
+    call."""
     try:
         return open_gateway(
             settings.gateway,
@@ -71,12 +70,12 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
 
 
 def allowed_hosts(settings: Settings) -> list[str]:
-    """The names that requests may have in Host, beside loopback and the public origin."""
+    """Return the names allowed in Host, beside loopback and the public origin."""
     return [settings.host, *filter(None, settings.allowed_hosts.split(","))]
 
 
 def root_secrets(settings: Settings) -> tuple[str, tuple[bytes, ...]]:
-    """The root secret as it was given, and the older ones."""
+    """Return the root secret as given, and the older ones."""
     first, *older = settings.secret.split(",")
     return first, tuple(map(secret_bytes, older))
 
@@ -84,7 +83,7 @@ def root_secrets(settings: Settings) -> tuple[str, tuple[bytes, ...]]:
 def service_options(
     settings: Settings, origin: str, older_secrets: tuple[bytes, ...]
 ) -> ServiceOptions:
-    """What the service is told; `origin` is where it is found, where the settings say nothing."""
+    """Return the service's options. `origin` is the public origin if the settings name none."""
     return ServiceOptions(
         public_origin=settings.public_url.rstrip("/") or origin,
         max_inline_tasks=settings.max_inline_tasks,
@@ -110,10 +109,10 @@ def service_options(
 
 
 RENEWALS = 3
-"""Heartbeats at least within one visibility timeout and within one permit lease."""
+"""Least number of heartbeats within a visibility timeout, and within a permit lease."""
 BACKLOG_INTERVAL = 45.0
-"""Seconds between two lines of the log that say how much waits. Not a minute, so that with jitter,
-and with the time that counting takes, there is a line in each minute."""
+"""Seconds between two backlog lines in the log: less than a minute, so that in spite of jitter and
+of the time to count there is a line in each minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +322,7 @@ def _control_handlers(
 def _tickers(
     binding: Binding, settings: Settings, clock: Clock, telemetry: Telemetry
 ) -> list[Ticker]:
-    """What a worker does now and then."""
+    """Return what a worker does now and then."""
     ports = SweepPorts(
         sweeping=binding.sweeping,
         ingestion=binding.ingestion,

@@ -1,4 +1,4 @@
-"""Wiring of the production roles: an API without a worker, or a worker without an API."""
+"""Wire the production roles: an API without a worker, or a worker without an API."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from conveyor.service.service import Service
 from conveyor.settings import Settings
 
 EXTRA = frozenset({"boto3", "botocore", "redis"})
-"""What only the extra `aws` brings."""
+"""Packages that only the extra `aws` installs."""
 
 if TYPE_CHECKING:
     from conveyor.prod.admin.administration import Administration
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _extra() -> Iterator[None]:
-    """What the production binding imports is an extra: a plain answer where it is not installed."""
+    """Say plainly that the extra is missing, if an import of the production binding fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -59,12 +59,12 @@ def _extra() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRuntime:
-    """An assembled role: either an `app` to serve, or a `worker` to run; and what goes beside it.
+    """An assembled role: an `app` to serve or a `worker` to run, and what goes beside it.
 
-    `probes` is the application for /readyz and /metrics, `lag` is to be run where there is no
-    worker. `agree` says that this process works by the fleet's terms, its ledger of permits, bucket
-    and secret, and is to be called every `agree_every` seconds; it raises ConveyorError(conflict)
-    once that is no longer so.
+    `probes` is the application of /readyz and /metrics. A process without a worker runs `lag`
+    itself. `agree` checks that this process still shares the fleet's permit ledger, bucket and
+    secret, and is called every `agree_every` seconds; it raises ConveyorError(conflict) once it
+    does not.
     """
 
     app: Any
@@ -87,12 +87,11 @@ async def open_role(
     seam: Callable[[Aws], Aws] | None = None,
     policy: PolicyFactory = ReservePolicy,
 ) -> RoleRuntime:
-    """The role that the settings name, opened and not yet running.
+    """Open the role that the settings name, without running it.
 
-    A gateway that is handed in stays the caller's to close. `seam` puts something between the
-    adapters and AWS, for tests.
-    Raises ConveyorError where AWS or Redis cannot be used, where the fleet works by other terms,
-    and for unusable API keys.
+    The caller closes a gateway that it passes in. `seam` wraps the calls to AWS, and `policy` makes
+    another permit policy, for tests and benchmarks. Raises ConveyorError if AWS or Redis cannot be
+    used, if the fleet has other settings, and for unusable API keys.
     """
     api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
     with _extra():
@@ -134,7 +133,7 @@ def _closing(binding: ProdBinding, gateway: Gateway | None) -> Callable[[], Awai
 
 
 async def open_administration(settings: Settings, clock: Clock) -> Administration:
-    """What makes, checks and removes the resources of an environment; to be closed."""
+    """Open what makes, checks and removes the resources of an environment; the caller closes it."""
     with _extra():
         from conveyor.prod.admin.administration import open_administration
 
@@ -142,7 +141,7 @@ async def open_administration(settings: Settings, clock: Clock) -> Administratio
 
 
 async def open_dead_letters(settings: Settings, clock: Clock) -> DeadLetters:
-    """The dead letters of an environment; to be closed."""
+    """Open the dead letters of an environment; the caller closes them."""
     with _extra():
         from conveyor.prod.admin.dead_letters import open_dead_letters
 

@@ -1,1 +1,2 @@
-"""The loop: lanes in priority order, permits before receive. Knows ports, not handlers."""
+"""The dispatch loop: lanes in order of priority, permits before receives. Knows ports, not
+handlers."""

@@ -1,11 +1,8 @@
-"""Messages that go back to their queue: hidden for a while, or for others at once.
+"""What the dispatcher does with received messages: acknowledge, hide, give back and renew them.
 
-Acknowledging messages in batches, off the path of the slots.
-
-Renewals beside each other: a service that hangs keeps nothing else from being renewed.
-
-Work that is kept at hand while a service is away: to hide its message would be to receive it
-once more.
+Acknowledgements go out in batches, beside the slots. A renewal that hangs keeps no other from being
+made. A handler is retried in place while a dependency is down, instead of returning its message to
+the queue: that would be to receive it once more.
 """
 
 from __future__ import annotations
@@ -28,7 +25,8 @@ from conveyor.ports.queues import CONTROL_QUEUE, MAX_BATCH, Delivery, Queues
 
 
 class MessageReturner:
-    """Gives messages back. What a queue does not hear comes back when its visibility lapses."""
+    """Hide messages, or give them back. A message whose call failed comes back when its visibility
+    lapses."""
 
     def __init__(self, queues: Queues, telemetry: Telemetry, *, max_receives: int) -> None:
         self._queues = queues
@@ -36,10 +34,10 @@ class MessageReturner:
         self._worn_from = max_receives // 2
 
     async def hide(self, delivery: Delivery, seconds: float) -> None:
-        """Hide a message for so many seconds from now.
+        """Hide a message for some seconds from now.
 
-        Before the queue's receive limit could end it, a fresh copy takes the place of one that is
-        worn: attempts are counted in the store, where bounces count for nothing.
+        A worn message is replaced by a fresh copy, before the queue's receive limit could end it:
+        the store counts attempts, and bounces count for nothing.
         """
         self._telemetry.hidden()
         if self._is_worn(delivery):
@@ -53,14 +51,14 @@ class MessageReturner:
             log_failure("a message was not hidden", error)
 
     async def keep(self, deliveries: Iterable[Delivery], *, seconds: float) -> None:
-        """Let nobody else receive messages for so many seconds from now."""
+        """Keep messages hidden from all other workers for some seconds from now."""
         receipts: dict[str, list[str]] = {}
         for delivery in deliveries:
             receipts.setdefault(delivery.queue, []).append(delivery.receipt)
         await self._show(receipts, seconds, "messages were not renewed")
 
     async def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Let others receive messages at once; worn ones as fresh copies."""
+        """Let other workers receive messages at once; replace worn ones by fresh copies."""
         receipts: dict[str, list[str]] = {}
         for delivery in deliveries:
             if self._is_worn(delivery):
@@ -70,7 +68,7 @@ class MessageReturner:
         await self._show(receipts, 0.0, "messages were not given back")
 
     async def _show(self, receipts: dict[str, list[str]], after: float, failed: str) -> None:
-        """Let messages be seen after so many seconds: where one queue fails, the others still."""
+        """Make messages visible after some seconds; go on with the next queue if one fails."""
         for queue, batch in receipts.items():
             try:
                 await self._queues.change_visibility(queue, batch, visibility=after)
@@ -89,14 +87,14 @@ class MessageReturner:
 
 
 LINGER = 0.2
-"""Seconds that an acknowledgement waits for others: a batch costs one call."""
+"""Seconds that an acknowledgement waits for others, because a batch costs one call."""
 
 
 class AckBatcher:
-    """Collects receipts by queue and deletes them in batches.
+    """Collect receipts by queue, and delete them in batches.
 
-    A message whose acknowledgement is lost, or late, comes again, and its claim tells that it is
-    done. `run` ends with `stop`, when everything has been told.
+    A message whose acknowledgement is lost or late comes again, and its claim shows that it is
+    done. `run` ends after `stop`, once nothing waits.
     """
 
     def __init__(self, queues: Queues, clock: Clock) -> None:
@@ -109,7 +107,7 @@ class AckBatcher:
         self._stopped = False
 
     async def add(self, queue: str, receipt: str) -> None:
-        """Acknowledge soon; the one that fills a batch sends it."""
+        """Acknowledge a message soon; send the batch that it fills."""
         receipts = self._waiting.setdefault(queue, [])
         receipts.append(receipt)
         if len(receipts) >= MAX_BATCH:
@@ -132,7 +130,7 @@ class AckBatcher:
         self._some.set()
 
     async def run(self) -> None:
-        """Delete what has been added, again and again."""
+        """Send acknowledgements until `stop`."""
         while True:
             await self._some.wait()
             if not self._waiting and self._stopped:
@@ -162,10 +160,10 @@ class AckBatcher:
 
 
 class Heartbeat:
-    """Renews messages, and what the handlers hold.
+    """Renew messages, and what the handlers hold.
 
-    Nobody waits for a renewal: a call may last for longer than a claim does. One that has not ended
-    is not begun again, and the others are.
+    Nobody waits for a renewal, because a call may last longer than a claim. One that has not ended
+    is not begun again; the others are.
     """
 
     def __init__(self, returns: MessageReturner, *, tasks: Handler, control: Handler) -> None:
@@ -176,7 +174,7 @@ class Heartbeat:
         self._going: set[str] = set()
 
     async def run(self) -> None:
-        """Make the renewals that are begun; until cancelled."""
+        """Make the renewals that are begun, until cancelled."""
         async with anyio.create_task_group() as self._group:
             try:
                 await anyio.sleep_forever()
@@ -184,8 +182,8 @@ class Heartbeat:
                 self._group = None
 
     def begin(self, deliveries: Sequence[Delivery], *, seconds: float) -> None:
-        """Begin to renew these messages, for so many seconds from now, and what the handlers hold.
-        What fails is told. Nothing is begun unless `run` runs."""
+        """Begin to renew these messages for some seconds from now, and what the handlers hold.
+        Failures are logged. Without effect unless `run` runs."""
         keep = partial(self._returns.keep, deliveries, seconds=seconds)
         self._start("messages were not renewed", keep)
         self._start("claims were not renewed", self._tasks.renew)
@@ -206,7 +204,7 @@ class Heartbeat:
 PAUSE = 1.0
 LONGEST_PAUSE = 8.0
 TRIES = 5
-"""Tries of one piece of work, with pauses of 2, 4, 8 and 8 s between them."""
+"""Tries of a handler, with pauses of 2, 4, 8 and 8 s between them."""
 
 _log = logging.getLogger("conveyor.engine")
 
@@ -219,9 +217,12 @@ async def retry_in_place(
     keeps: Callable[[], bool],
     away: Callable[[], None],
 ) -> Outcome:
-    """What comes of a handler's work, which is tried again as long as something is away and
-    `keeps` says yes. Where it broke, or each try costs a call of the gateway, its message is
-    hidden, the longer the more `receives` it has. `away` is told each time that something is."""
+    """Retry a handler in place while a dependency is down and `keeps` returns True; return its
+    outcome.
+
+    Hide the message, for longer the more `receives` it has, if the handler broke, or if each try
+    costs a call of the gateway. `away` is called each time that a dependency is down.
+    """
     for tries in itertools.count(1):
         try:
             return await work()

@@ -1,9 +1,8 @@
-"""Which runs have lanes: everything at the start and now and then, changes in between, hints at
-once.
+"""Decide which runs have lanes.
 
-Reads that overlap: an answer is worth something unless a read begun later has answered before.
-
-A read that begins later sees the same or more. Its answer may come first all the same.
+Discovery reads all runs with work at the start and now and then, changed runs in between, and
+single runs when it gets a hint. Reads may overlap: one that begins later sees the same or more, and
+its answer may still come first. So it ignores a result if a newer read has already been applied.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from conveyor.ports.records import Dispatchable
 
 
 class ReadOrder:
-    """Which read of a run was believed last, for as long as an older answer may still come."""
+    """Remember which read of each run was applied last, while an older one may still answer."""
 
     def __init__(self) -> None:
         self._begun = 0
@@ -34,7 +33,7 @@ class ReadOrder:
 
     @contextmanager
     def begin(self) -> Iterator[int]:
-        """The number of a read that begins now. It is under way until its answer was applied."""
+        """Begin a read, and yield its number. The read is under way until the context ends."""
         self._begun += 1
         self._under_way += 1
         try:
@@ -45,7 +44,8 @@ class ReadOrder:
                 self._believed.clear()
 
     def is_newest(self, run_id: str, read: int) -> bool:
-        """Whether what a read says of a run is news; from then on no older read is believed."""
+        """Return whether no newer read of a run has been applied; if so, ignore older reads from
+        now on."""
         if read < self._believed.get(run_id, 0):
             return False
         self._believed[run_id] = read
@@ -53,9 +53,10 @@ class ReadOrder:
 
 
 CHANGES_MARGIN = 60_000
-"""Milliseconds that looks for changes overlap: clocks of those who wrote may be so far apart."""
+"""Milliseconds by which looks for changes overlap, because the writers' clocks may differ as
+much."""
 YOUNG_QUEUE = 60_000
-"""Milliseconds within which a queue may still be coming into being, or its name be blocked."""
+"""Milliseconds in which a new queue may not be visible yet, or its name still be blocked."""
 
 _log = logging.getLogger("conveyor.engine")
 
@@ -100,14 +101,14 @@ class Discovery:
         dispatcher.queue_missing = self._report_missing
 
     async def run(self) -> None:
-        """Discover until cancelled."""
+        """Discover runs until cancelled."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._look_around)
             group.start_soon(self._listen)
             group.start_soon(self._look_after_missing)
 
     def stop(self) -> None:
-        """Open no lane any more."""
+        """Open no more lanes."""
         self._stopped = True
 
     async def _look_around(self) -> None:
@@ -129,16 +130,17 @@ class Discovery:
         await self._dispatcher.evict_lanes(empty_for=self._evict_after)
 
     async def _try(self, look: Callable[..., Awaitable[int]], *args: int) -> int | None:
-        """A look that fails waits for the next turn."""
+        """Look; a look that fails waits for the next turn."""
         return await log_and_continue("a look for runs with work failed", partial(look, *args))
 
     async def _scan(self) -> int:
-        """The whole truth: open lanes of runs with work, close the others."""
+        """Read all runs with work: open their lanes and close all others. Return when the read
+        began."""
         began = self._clock.now()
         with self._reads.begin() as read:
             found = await self._runs.dispatchable_runs()
             for run_id in self._dispatcher.lanes.missing_from([run.run_id for run in found]):
-                # What was opened while the answer was on its way is not in it.
+                # The answer lacks a lane that was opened while it was on its way.
                 await self._look_at(run_id)
             for run in found:
                 await self._apply(run.run_id, run, read)
@@ -152,8 +154,7 @@ class Discovery:
         return began
 
     async def _look_at(self, run_id: str, *, poll: bool = False) -> DispatchableRun | None:
-        """What a run is like now, and its lane accordingly; with `poll` its queue is asked at
-        once."""
+        """Read one run, and open or close its lane; with `poll`, ask its queue at once."""
         with self._reads.begin() as read:
             run = await self._runs.dispatchable_run(run_id)
             await self._apply(run_id, run, read, poll=poll)
@@ -170,12 +171,12 @@ class Discovery:
         lane = self._dispatcher.lanes.get(run_id)
         if poll or lane is None or lane.closed:
             await self._queues.open_run(run.job_id, run_id)
-            # A later read may have closed the lane while its queue was made ready.
+            # A newer read may have closed the lane while its queue was being opened.
             if self._reads.is_newest(run_id, read) and not self._stopped:
                 self._dispatcher.open_lane(run)
 
     async def _listen(self) -> None:
-        """Hints make discovery immediate within one process."""
+        """Look at runs as hints name them: this makes discovery immediate within one process."""
         while True:
             hints = await log_and_continue("no hints could be had", self._signals.wait)
             if hints is None:
@@ -201,8 +202,8 @@ class Discovery:
                 )
 
     async def _look_after(self, run_id: str) -> None:
-        """A missing queue ends a lane only where its run has ended: a queue is no place to lose
-        work. A young one is asked again; an older one is made again and refilled."""
+        """Look at a run whose queue is missing. Its lane ends only if the run has ended. Another
+        receive tries a young queue again; an older one is made again and refilled from the rows."""
         run = await self._look_at(run_id)
         if run is not None and self._clock.now() - run.created_at >= YOUNG_QUEUE:
             _log.warning("the queue of run %s was gone and is made again", run_id)

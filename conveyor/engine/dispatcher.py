@@ -1,9 +1,9 @@
-"""The dispatcher: free slots decide, one after another, what to ask which queue for.
+"""The dispatcher: each free slot decides what to ask of which queue.
 
-A slot is one gateway call at a time. A free slot picks the lane with the fewest messages in hand
-for its weight (control first) and starts a message that waits, receives some, or asks the ledger
-for permits, as the permit policy allows. Stopping has two stages: no more receives, then, after a
-grace, running work is cancelled, and each message is given back.
+A slot makes one gateway call at a time. A free slot picks the lane with the fewest messages in hand
+for its weight (control first). It then starts a waiting message, receives some, or asks the ledger
+for permits, as the permit policy allows. A worker stops in two stages: it receives nothing more;
+after a grace it cancels running work and gives each message back.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from conveyor.ports.queues import Delivery, QueueMissing, Queues
 ERROR_PAUSE = 1.0
 IDLE_WAIT = 60.0
 BUFFER_AGE = 10.0
-"""Most seconds that a message waits here without a slot, while others might work it."""
+"""Most seconds that a message waits here for a slot, while another worker might work it."""
 CALM = 2.0
-"""Seconds without buffering after a queue gave less than it was asked for."""
+"""Seconds without buffering after a queue gave fewer messages than it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,22 +100,22 @@ class Dispatcher:
         self._stopping = False
         self._drained = anyio.Event()
 
-    # -- what discovery says --
+    # -- lanes, opened and closed by discovery --
 
     def open_lane(self, run: DispatchableRun) -> None:
-        """A run may have work: poll its queue, which is open, at once."""
+        """Poll the open queue of a run that may have work, at once."""
         self.lanes.open(run)
         self._wake_one()
 
     async def close_lane(self, run_id: str) -> None:
-        """Receive no more for a run; its permits go back as its messages end."""
+        """Receive no more for a run, and give its permits back as its messages end."""
         lane = self.lanes.close(run_id)
         if lane is not None:
             await self._empty_buffer(lane)
             await self._tidy(lane)
 
     async def evict_lanes(self, *, empty_for: float) -> None:
-        """Close lanes whose queues have been empty for so many seconds and hold nothing back."""
+        """Close lanes whose queues have been empty for `empty_for` seconds and hide no message."""
         now = self._clock.monotonic()
         for lane in list(self.lanes):
             empty = lane.empty_since is not None and now - lane.empty_since >= empty_for
@@ -123,14 +123,14 @@ class Dispatcher:
                 await self.close_lane(lane.run_id)
 
     def depth(self) -> int:
-        """About how many messages wait in the queues of this worker's lanes."""
+        """Return about how many messages wait in the queues of this worker's lanes."""
         lanes = [self.lanes.control, *self.lanes]
         return sum(self._queues.depth(lane.queue) for lane in lanes)
 
     # -- running and stopping --
 
     async def run(self, *, grace: float) -> None:
-        """Work until `stop`, then up to `grace` seconds more; returns with everything given
+        """Work until `stop`, then up to `grace` seconds more. Return once everything is given
         back."""
         async with anyio.create_task_group() as acknowledging:
             acknowledging.start_soon(self._acknowledger.run)
@@ -154,7 +154,7 @@ class Dispatcher:
             self._acknowledger.stop()
 
     def stop(self) -> None:
-        """Begin to stop: nothing is received any more."""
+        """Begin to stop: receive nothing more."""
         self._stopping = True
         self._policy.draining = True
         self._drained.set()
@@ -174,12 +174,12 @@ class Dispatcher:
     # -- upkeep --
 
     def renew(self) -> None:
-        """Begin to extend the visibility of every message in work, and what handlers hold."""
+        """Begin to extend the visibility of every message in work, and what the handlers hold."""
         kept = [delivery for lane, delivery in self._working.values() if not lane.dropped]
         self._renewals.begin(kept, seconds=self._visibility)
 
     def tend(self) -> None:
-        """Look after permits and buffers; called a few times a second, and never waits."""
+        """Tend permits and buffers. The worker calls this a few times a second; it never waits."""
         if self._workers is None:
             return
         now = self._clock.monotonic()
@@ -191,7 +191,7 @@ class Dispatcher:
                 self._spawn(partial(self._empty_buffer, lane))
 
     def _fence(self, lane: Lane) -> None:
-        """End the calls of a lane whose permits may be given to others soon."""
+        """Cancel the calls of a lane whose permits the ledger may soon give to others."""
         self._telemetry.fenced(len(lane.scopes))
         for scope in list(lane.scopes):
             scope.cancel()
@@ -208,8 +208,8 @@ class Dispatcher:
     # -- slots --
 
     async def _slot(self) -> None:
-        """The fence cuts off what a slot works by cancelling it; the slot goes on, as it does where
-        something breaks."""
+        """Work until the worker stops. The slot goes on after the fence cancels its call, and after
+        an error."""
         while not self._stopping:
             with anyio.CancelScope() as scope:
                 try:
@@ -239,8 +239,8 @@ class Dispatcher:
                     self._spawn(partial(self._ask, plan.refill))
                 await self._work(plan.lane, plan.delivery, scope)
             woken = False
-            # Slots that end in the same turn are counted before one of them asks for more: one
-            # receive of ten instead of ten of one.
+            # Let all slots that end in the same turn free themselves before one asks for more: this
+            # makes one receive of ten instead of ten receives of one.
             await anyio.lowlevel.checkpoint()
 
     async def _ask(self, plan: Receive | Acquire) -> None:
@@ -290,17 +290,17 @@ class Dispatcher:
             return
         lane.found_nothing(now, empties_before=plan.empties)
         if now - began < plan.wait or not plan.wait:
-            # An answer that did not wait must not be asked for again at once.
+            # The queue answered without waiting: do not ask it again at once.
             lane.not_before = now + self._polling.pause_after(lane.empties, self._clock.random())
         self._timer_wake.set()
         await self._tidy(lane)
 
     async def _take_in(self, plan: Receive, received: list[Delivery], now: float) -> None:
-        """What was asked for under permits goes to the slots, the rest into the buffer."""
+        """Hand the messages that have permits to the slots, and put the rest into the buffer."""
         lane = plan.lane
         lane.found()
         if lane.closed or lane.dropped or self._stopping:
-            # The run was paused, or ended, or this worker stops, while its queue was being asked.
+            # The run was paused or ended, or this worker stops, while the receive was under way.
             self._planner.free(lane, min(len(received), plan.count))
             await self._give_back(lane, received)
             await self._tidy(lane)
@@ -313,7 +313,7 @@ class Dispatcher:
         for _ in range(len(received) - (1 if plan.count else 0)):
             self._wake_one()
         if lane.is_control:
-            # It may hold more, and this message may take long: another slot asks on.
+            # The queue may hold more, and this message may take long: let another slot ask.
             self._wake_one()
 
     async def _work(self, lane: Lane, delivery: Delivery, scope: anyio.CancelScope) -> None:
@@ -353,7 +353,7 @@ class Dispatcher:
     async def _handled(
         self, lane: Lane, handler: Handler, delivery: Delivery, scope: anyio.CancelScope
     ) -> Outcome:
-        """A handler that breaks costs its own message a pause, never the worker."""
+        """Run a handler. One that breaks costs its own message a pause, and never the worker."""
         self._working[delivery.receipt] = (lane, delivery)
         lane.scopes.add(scope)
         try:
@@ -407,7 +407,7 @@ class Dispatcher:
             await self._returns.give_back(deliveries)
 
     async def _tidy(self, lane: Lane) -> None:
-        """A closed lane gives its idle permits back, and goes with its last message."""
+        """Give the idle permits of a closed lane back, and forget it after its last message."""
         if not lane.closed or lane.is_control:
             return
         await self._policy.leave(lane)
@@ -431,7 +431,8 @@ class Dispatcher:
             self._parked.popleft().set()
 
     async def _ring_timers(self) -> None:
-        """Wake a slot when a lane's pause is over; the poll that backs up every wake-up."""
+        """Wake a slot when a lane's pause ends, and at least every IDLE_WAIT, in case a wake-up was
+        lost."""
         while True:
             self._timer_wake = anyio.Event()
             now = self._clock.monotonic()

@@ -1,6 +1,6 @@
-"""Lanes: one queue each, with what the dispatcher knows of it.
+"""Lanes: one queue each, with all that the dispatcher knows of it.
 
-Only the dispatcher's own coroutines touch a lane, between two awaits, so no lock is needed.
+Only the dispatcher's own coroutines touch a lane, between two awaits, so it needs no lock.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ NEUTRAL_PRIORITY = 5
 THROTTLE_FACTOR = 0.7
 THROTTLE_PAUSE = 1.0
 TASK_SECONDS_WEIGHT = 0.2
-"""Weight of the latest task in the running mean of how long tasks take."""
+"""Weight of the latest task in the running mean of task times."""
 
 
 class Lane:
     """One queue and its state.
 
-    `busy` counts messages asked for, waiting for a slot or worked; `admitted` those that have their
-    permit; `buffer` holds messages received beyond that, each with the moment it came, and
+    `busy` counts messages asked for, waiting for a slot or in work; `admitted` those that hold a
+    permit. `buffer` holds messages received beyond the permits, each with the moment it came;
     `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
-    counts empty receives in a row, since `empty_since`; `not_before` keeps the lane from being
-    polled until then. All moments are monotonic seconds. A closed lane ends with its last message.
-    The queue of a `dropped` lane is gone, or going, because its run has ended.
+    counts empty receives in a row, since `empty_since`. The lane is not polled before `not_before`.
+    All moments are monotonic seconds. A closed lane ends with its last message. The queue of a
+    `dropped` lane is gone, or going, because its run has ended.
     """
 
     __slots__ = (
@@ -85,62 +85,62 @@ class Lane:
 
     @property
     def room(self) -> int:
-        """How many more messages the job's limit, lowered while it is throttled, leaves room
-        for."""
+        """How many more messages the job's limit allows, lowered while the gateway throttles it."""
         return min(self.limit, int(self.ceiling)) - self.busy
 
     @property
     def idle(self) -> bool:
-        """Whether no message of it is here, and none was asked for."""
+        """Whether this worker holds no message of the lane, and has asked for none."""
         return not (self.busy or self.buffer or self.refilling)
 
     @property
     def only_waits(self) -> bool:
-        """Whether nothing of it is here, though its queue may be waited on."""
+        """Whether this worker holds no message of the lane, though it may wait on the queue."""
         return self.busy == (1 if self.probing else 0) and not (self.buffer or self.refilling)
 
     def poll_now(self) -> None:
-        """There may be work: forget that the queue was empty."""
+        """Forget that the queue was empty, because there may be work."""
         self.empties = 0
         self.empty_since = None
         self.not_before = 0.0
 
     def found(self) -> None:
-        """A receive brought something."""
+        """Note that a receive brought messages."""
         self.empties = 0
         self.empty_since = None
 
     def found_nothing(self, now: float, *, empties_before: int) -> None:
-        """A receive brought nothing. Slots that asked at the same time have learnt it once."""
+        """Note that a receive brought nothing. Slots that asked at the same time count it once."""
         self.empties = min(self.empties, empties_before) + 1
         if self.empty_since is None:
             self.empty_since = now
 
     def took(self, seconds: float) -> None:
-        """One of its tasks has taken so long."""
+        """Note how long one of its tasks took."""
         if self.task_seconds:
             self.task_seconds += TASK_SECONDS_WEIGHT * (seconds - self.task_seconds)
         else:
             self.task_seconds = seconds
 
     def rest_until(self, until: float) -> None:
-        """Ask for nothing before then."""
+        """Poll the queue no earlier than then."""
         self.not_before = until
 
     def throttle(self, now: float) -> None:
-        """Multiplicative decrease, at most once a second, after the gateway refused for load."""
+        """Lower the ceiling (multiplicative decrease), at most once a second, after the gateway
+        refused for load."""
         if now - self.throttled_at >= THROTTLE_PAUSE:
             self.throttled_at = now
             self.ceiling = max(1.0, min(self.ceiling, self.busy) * THROTTLE_FACTOR)
 
     def succeed(self) -> None:
-        """Additive increase: one more at a time for each ceiling's worth of answers."""
+        """Raise the ceiling (additive increase): by one for each ceiling's worth of answers."""
         if self.ceiling < self.limit:
             self.ceiling = min(float(self.limit), self.ceiling + 1.0 / self.ceiling)
 
 
 class Lanes:
-    """The control lane and one lane a run that may have work."""
+    """The control lane, and one lane for each run that may have work."""
 
     def __init__(self, *, control_limit: int) -> None:
         self.control = Lane(
@@ -152,11 +152,11 @@ class Lanes:
         return iter(self._runs.values())
 
     def get(self, run_id: str) -> Lane | None:
-        """The lane of a run."""
+        """Return the lane of a run."""
         return self._runs.get(run_id)
 
     def open(self, run: DispatchableRun) -> Lane:
-        """The lane of a run that may have work, made or refreshed; it is polled at once."""
+        """Make or refresh the lane of a run that may have work, and poll it at once."""
         lane = self._runs.get(run.run_id)
         if lane is None:
             lane = Lane(
@@ -172,17 +172,17 @@ class Lanes:
         return lane
 
     def close(self, run_id: str) -> Lane | None:
-        """Receive no more for a run; the lane, where there was one."""
+        """Receive no more for a run; return its lane, if there is one."""
         lane = self._runs.get(run_id)
         if lane is not None:
             lane.closed = True
         return lane
 
     def forget(self, lane: Lane) -> None:
-        """Drop a closed lane with no message left."""
+        """Remove a closed lane that has no message left."""
         self._runs.pop(lane.run_id, None)
 
     def missing_from(self, run_ids: Iterable[str]) -> list[str]:
-        """Runs with an open lane that are not among `run_ids`."""
+        """Return the runs that have an open lane and are not in `run_ids`."""
         known = set(run_ids)
         return [run for run, lane in self._runs.items() if not lane.closed and run not in known]

@@ -1,10 +1,8 @@
-"""What a free slot does next. Decided on the spot, so that no two slots count on the same permit:
-whatever a plan asks for is booked when it is made.
+"""The planner: choose what a free slot does next.
 
-Which lane a free slot serves: the rule, apart from what makes a lane eligible.
-
-How queues are asked: the size of a receive, and how often a queue that was empty is asked
-again.
+It picks a lane by a rule, sizes the receive, and decides how often an empty queue is asked. It
+decides without awaiting, and books whatever a plan asks for as it makes the plan, so that no two
+slots count on the same permit.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ class PickingRule(Protocol):
     """A rule that chooses among lanes. One object serves one dispatcher."""
 
     def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
-        """An eligible lane, None where there is none."""
+        """Return an eligible lane, or None."""
         ...
 
 
 class LeastInFlight:
-    """The lane with the fewest messages in hand for its weight.
+    """Pick the lane with the fewest messages in hand for its weight.
 
-    Among equals it is the one that was picked longest ago, so that with more runs than slots each
+    Among equals, pick the one that was picked longest ago, so that with more runs than slots each
     still gets its turn.
     """
 
@@ -39,7 +37,7 @@ class LeastInFlight:
         self._turns = 0
 
     def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
-        """Looks at every lane, and asks only those that would be chosen whether they may be."""
+        """Look at every lane, and ask `eligible` only of those that would be chosen."""
         best: Lane | None = None
         least = 0.0
         for lane in lanes:
@@ -56,11 +54,11 @@ class LeastInFlight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polling:
-    """The same for every permit policy. All times in seconds.
+    """How queues are polled, the same for every permit policy. All times in seconds.
 
-    `batch`: most messages asked for at once. `wait`: how long one slot waits on a queue that was
-    empty, where it has nothing better to do. `pause` after the first empty receive in a row,
-    doubling up to `pause_cap`.
+    `batch` is the most messages of one receive. A slot with nothing better to do waits on an empty
+    queue for `wait`. The first empty receive in a row is followed by `pause`, which doubles up to
+    `pause_cap`.
     """
 
     batch: int = MAX_BATCH
@@ -69,22 +67,22 @@ class Polling:
     pause_cap: float = 5.0
 
     def pause_after(self, empties: int, jitter: float) -> float:
-        """Seconds until a queue is asked again after so many empty receives; `jitter` in [0, 1)
-        spreads them from half of it to one and a half."""
+        """Return the seconds until a queue is asked again after `empties` empty receives. `jitter`,
+        in [0, 1), spreads them from half to one and a half."""
         return min(self.pause_cap, self.pause * 2.0 ** min(empties - 1, 20)) * (0.5 + jitter)
 
 
 CONTROL_SLOTS = 4
-"""Control messages worked at a time; long ones bound themselves to fewer, by their kind."""
+"""Control messages in work at a time. Handlers bound long ones to fewer."""
 PROBE_SHARE = 10
-"""One slot in so many may wait on empty queues."""
+"""One slot in ten may wait on empty queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Ask a queue for `count` messages to be started at once and `extra` ones for the buffer.
+    """Ask a queue for `count` messages to start at once, and for `extra` ones for the buffer.
 
-    `empties` is the lane's count when this was planned, `wait` how long the receive may take.
+    `empties` is the lane's count at the time of planning; the receive may wait for `wait` seconds.
     """
 
     lane: Lane
@@ -96,7 +94,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Work a message of the buffer; and fill the buffer up, beside the slots."""
+    """Work a message of the buffer, and refill the buffer beside the slots."""
 
     lane: Lane
     delivery: Delivery
@@ -105,7 +103,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Ask the ledger for so many permits more."""
+    """Ask the ledger for `count` more permits."""
 
     lane: Lane
     count: int
@@ -115,7 +113,7 @@ Plan = Receive | Start | Acquire
 
 
 class Planner:
-    """Keeps count of what is in hand, and chooses."""
+    """Count what is in hand, and choose the next step of a free slot."""
 
     def __init__(
         self, lanes: Lanes, policy: Policy, polling: Polling, *, slots: int, picking: PickingRule
@@ -129,7 +127,7 @@ class Planner:
         self._probes = 0
 
     def plan(self, now: float) -> Plan | None:
-        """What to do for a slot that has nothing to do; None where there is nothing."""
+        """Return what an idle slot should do, or None if there is nothing."""
         control = self._lanes.control
         if control.room > 0 and now >= control.not_before and not control.probing:
             return self._receive(control, control.room, now)
@@ -161,7 +159,7 @@ class Planner:
         return Acquire(lane, policy.may_acquire(lane, free, now))
 
     def received(self, plan: Receive, started: int) -> None:
-        """A receive is over: so many of what it asked for will be started."""
+        """End a receive: `started` of the messages it asked for will be started."""
         lane = plan.lane
         self.free(lane, plan.count - started)
         lane.refilling -= plan.extra
@@ -171,13 +169,13 @@ class Planner:
             self._probes -= 1
 
     def free(self, lane: Lane, count: int) -> None:
-        """So many messages of a lane are not in hand any more."""
+        """Note that `count` messages of a lane are no longer in hand."""
         lane.busy -= count
         if not lane.is_control:
             self._busy -= count
 
     def next_due(self, now: float) -> float | None:
-        """When a lane that rests may be asked again, if one rests."""
+        """Return when the next resting lane may be asked again, if any rests."""
         due: float | None = None
         for lane in self._lanes:
             if lane.closed or lane.dropped:
@@ -201,8 +199,8 @@ class Planner:
         return Start(lane, delivery, refill)
 
     def _receive(self, lane: Lane, count: int, now: float, *, may_wait: bool = True) -> Receive:
-        """A lane that was empty is asked for one message; a slot with nothing better to do
-        waits."""
+        """Ask an empty lane for one message, waiting if the slot has nothing better to do; ask any
+        other for as many as a receive may bring."""
         if not lane.empties:
             count = min(count, self._polling.batch)
             extra = 0 if lane.is_control else self._policy.may_buffer(lane, count, now)

@@ -1,7 +1,7 @@
-"""The permit policy: how permits and receives are brought together. One dispatcher, many policies.
+"""The permit policy: how a worker brings permits and receives together.
 
-Methods that are not awaited decide on the spot: between two awaits nobody else can count on the
-same permit.
+Methods that are not awaited decide at once: between two awaits nobody else can count on the same
+permit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conveyor.ports.permits import Permits
 from conveyor.ports.queues import Delivery
 
 Spawn = Callable[[Callable[[], Awaitable[None]]], None]
-"""Starts a coroutine beside the slots."""
+"""Start a coroutine beside the slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class LeaseOptions:
 class Policy(Protocol):
     """What the dispatcher asks before it receives, starts and ends a message of a run's lane.
 
-    `draining` is set when the worker stops: nothing is kept for messages to come.
+    The worker sets `draining` when it stops: the policy then keeps nothing for messages to come.
     """
 
     draining: bool
@@ -49,57 +49,58 @@ class Policy(Protocol):
         ...
 
     def may_start(self, lane: Lane, now: float) -> bool:
-        """Whether a message that waits in the lane's buffer can be started now."""
+        """Return whether a message in the lane's buffer may start now."""
         ...
 
     def may_receive(self, lane: Lane, now: float) -> int:
-        """How many messages the lane's queue may be asked for now, to be started at once."""
+        """Return how many messages may be asked of the lane's queue now, to start at once."""
         ...
 
     def may_buffer(self, lane: Lane, asked: int, now: float) -> int:
-        """How many more than those `asked` for are worth having in the lane's buffer."""
+        """Return how many more than the `asked` ones to ask for, for the lane's buffer."""
         ...
 
     def may_acquire(self, lane: Lane, free: int, now: float) -> int:
-        """How many permits to ask the ledger for, for `free` slots; 0 where it makes no sense."""
+        """Return how many permits to ask of the ledger for `free` slots; 0 to ask for nothing."""
         ...
 
     async def acquire(self, lane: Lane, count: int) -> None:
-        """Ask the ledger for `count` permits. Raises ConveyorError where it does not answer."""
+        """Ask the ledger for `count` permits. Raises ConveyorError if it does not answer."""
         ...
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
-        """A permit for a message about to be started, by name; None where there is none.
+        """Return the permit, by name, of a message about to start, or None if it has no permit.
 
-        Raises ConveyorError where the ledger does not answer.
+        Raises ConveyorError if the ledger does not answer.
         """
         ...
 
     async def discharge(self, lane: Lane, permit: str) -> None:
-        """The message that was admitted under a permit is done with."""
+        """Note that the message admitted under a permit is done."""
         ...
 
     def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
-        """Seconds to hide a message that got no permit; may let the lane rest."""
+        """Return for how many seconds to hide a message without a permit; the lane may rest,
+        too."""
         ...
 
     def next_due(self, lane: Lane, now: float) -> float | None:
-        """When the lane's next permit may be asked for, where that is later than `now`."""
+        """Return when the lane's next permit may be asked for, if that is later than `now`."""
         ...
 
     def tend(self, now: float, spawn: Spawn) -> list[Lane]:
-        """Renew and give back, a few times a second; the lanes whose calls have to end at once
-        because the ledger may give their permits away."""
+        """Renew permits and give idle ones back, a few times a second. Return the lanes whose calls
+        must end at once, because the ledger may give their permits to others."""
         ...
 
     async def leave(self, lane: Lane) -> None:
-        """A closed lane gives back the permits that it does not use."""
+        """Give back the permits that a closed lane does not use."""
         ...
 
     async def release(self) -> None:
-        """Give everything back, at the end."""
+        """Give every permit back, at the end."""
         ...
 
 
 PolicyFactory = Callable[[Permits, Clock, LeaseOptions], Policy]
-"""Makes the policy of one worker."""
+"""Make the policy of one worker."""

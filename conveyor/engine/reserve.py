@@ -1,14 +1,13 @@
-"""The `reserve` permit policy: a permit is in hand before its message is asked for.
+"""The `reserve` permit policy: take the permit first, then ask for its message.
 
-Permits are taken in blocks, kept, and reused from message to message; only growth, shrinkage and
-renewal touch the ledger. A message is therefore received once, and calls in flight never exceed the
-job's limit over the whole fleet. A worker that cannot renew ends its calls before the ledger may
-give its permits away. A few messages beyond the permits are kept at hand (unless strict), so that
-receives stay full and a permit that falls free is used at once.
+A worker takes permits in blocks, keeps them, and reuses them from message to message; only growth,
+shrinkage and renewal touch the ledger. So each message is received once, and the calls of the whole
+fleet never exceed the job's limit. A worker that cannot renew ends its calls before the ledger may
+give its permits to others: that moment is the *fence*. Unless strict, it also keeps a few messages
+beyond its permits at hand, so that receives stay full and a free permit is used at once.
 
-One worker's permits of one job: how many, until when they may be used, and how many are fair.
-
-Pure: no clock, no ledger. All moments are monotonic seconds of this worker.
+`JobLease` holds one worker's permits of one job. It is pure: it has no clock and no ledger. All
+moments are monotonic seconds of this worker.
 """
 
 from __future__ import annotations
@@ -26,26 +25,27 @@ from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import Delivery
 
 FULL_BATCH = 10
-"""No job is split among workers below so many permits each: a receive brings as many messages."""
+"""Least permits a worker in a job's fair share: one receive brings as many messages."""
 SETTLING_IN = 1.0
-"""Seconds within which workers that start together keep to their fair share."""
+"""Seconds in which workers that start together stay within their fair share."""
 IDLE_AFTER = 0.5
 REFUSAL_BASE = 0.2
 REFUSAL_CAP = 2.5
 REFUSAL_CAP_PER_WORKER = 0.8
-"""The more workers ask at a full ledger, the less often each of them does."""
+"""Seconds by which each worker lengthens the pause of all after a refusal: the more of them ask a
+full ledger, the more rarely each does."""
 WANT_FROM = 2 * FULL_BATCH
-"""Limits below this are never handed over: it would cost more calls than it gains."""
+"""Lowest limit of which permits are handed over: below it that costs more calls than it gains."""
 SMALL_LIMIT_PATIENCE = 2.5
-"""At such limits refusals are the rule for all workers but one: they ask so many times less."""
+"""How many times longer workers wait at limits below that, where nearly all of them are refused."""
 
 
 class JobLease:
-    """`permits` may be used until the fence: a while before the ledger may give them away.
+    """One worker's permits of one job, usable until the fence.
 
     `renewed_at` is the moment *before* the latest call that the ledger granted. `calling` is True
-    while a call is under way: there is never more than one. `dirty`: the ledger believes in more
-    permits than there are. `surplus`: how many are to be handed over as messages end.
+    during a call: there is never more than one. `dirty` means that the ledger counts more permits
+    than the worker holds. `surplus` permits are handed over as messages end.
     """
 
     __slots__ = (
@@ -98,27 +98,27 @@ class JobLease:
 
     @property
     def fair(self) -> int:
-        """How many permits each worker has when all have the same, and a full batch at least."""
+        """Each worker's share if all have the same: a full batch at least."""
         parties = self.holders + self.others_want + (0 if self.permits else 1)
         return max(FULL_BATCH, math.ceil(self.limit / max(parties, 1)))
 
     def growth(self, now: float) -> int:
-        """Most permits to ask for now: in growing blocks, and no more than is fair where others
-        want some or may be starting at this moment."""
+        """Return the most permits to ask for now: a growing block, and no more than is fair while
+        others want some or may be starting."""
         if self.others_want or now < self.first_seen + SETTLING_IN < math.inf:
             return max(0, min(self.chunk, self.fair - self.permits))
         return self.chunk
 
     def next_growth(self, now: float) -> float | None:
-        """When it makes sense to ask again, where that is later than `now`."""
+        """Return when to ask again, if that is later than `now`."""
         due = self.cool_until
         if not self.others_want and self.first_seen < math.inf and not self.growth(now):
             due = max(due, self.first_seen + SETTLING_IN)
         return due if due > now else None
 
     def observe(self, standing: LedgerState, now: float) -> None:
-        """Learn from what the ledger answered how many share the job, and hand over half of what
-        exceeds the fair share where some of them want more."""
+        """Learn from the ledger's answer how many workers share the job. Hand over half of what
+        exceeds the fair share if some of them want more."""
         if self.first_seen == math.inf:
             self.first_seen = now
         self.holders = standing.holders
@@ -129,7 +129,7 @@ class JobLease:
             self.cool_until = min(self.cool_until, now)
 
     def refused(self, now: float, jitter: float) -> None:
-        """The ledger is full: leave it alone for a while, growing with each refusal."""
+        """Leave the full ledger alone for a while, longer with each refusal."""
         workers = self.holders + self.others_want + (0 if self.permits else 1)
         cap = max(REFUSAL_CAP, REFUSAL_CAP_PER_WORKER * workers)
         if self.limit < WANT_FROM:
@@ -139,12 +139,12 @@ class JobLease:
         self.cool_until = now + pause * (0.5 + jitter)
 
     def served(self, slots: int) -> None:
-        """The ledger granted all that was asked for: ask for twice as many the next time."""
+        """Ask for twice as many the next time, because the ledger granted all of them."""
         self.misses = 0
         self.chunk = min(slots, 2 * self.chunk)
 
     def forfeit(self) -> None:
-        """Use none of the permits any more; the ledger gives them away by itself."""
+        """Stop using all permits; the ledger takes them back by itself."""
         self.permits = 0
         self.surplus = 0
         self.dirty = False
@@ -152,7 +152,7 @@ class JobLease:
         self.idle_since = None
 
     def shed_idle(self, now: float, *, keep: int, after: float) -> None:
-        """Drop permits that were idle for `after` seconds; `keep` stay, used or not."""
+        """Drop permits that were idle for `after` seconds; keep `keep` of them, used or not."""
         idle = self.permits - max(self.busy, keep)
         if idle <= 0 or any(lane.buffer or lane.refilling for lane in self.lanes):
             self.idle_since = None
@@ -165,7 +165,7 @@ class JobLease:
             self.dirty = True
 
     def hand_over(self) -> None:
-        """A message has ended: its permit goes to others, where some are due to them."""
+        """Pass the permit of a message that has ended to other workers, if it is due to them."""
         if self.surplus > 0 and self.permits > 0:
             self.surplus -= 1
             self.permits -= 1
@@ -174,16 +174,16 @@ class JobLease:
 
 BUFFER = 12
 BUFFER_SECONDS = 3.0
-"""No more is buffered than this worker works off in so many seconds."""
+"""Seconds of this worker's own work that a buffer may hold at most."""
 FENCE_SHARE = 0.1
-"""The part of a lease, at its end, in which its permits are not used any more: clocks of a worker
-and of the ledger may differ in their rates."""
+"""Last part of a lease in which its permits are not used, because the clocks of worker and ledger
+may run at different rates."""
 FENCE_LEAST = 1.0
-"""Seconds at the end of a lease, however short, in which they are not used either: the fence is
-looked after a few times a second, and at times late."""
+"""Least seconds of that part, however short the lease: the worker looks at the fence a few times a
+second, and is late at times."""
 RETRY_PAUSE = 0.25
-"""Seconds after which a renewal that failed is tried again: often enough that a ledger which was
-away for half a lease is asked before the fence."""
+"""Seconds after which a failed renewal is tried again: often enough to reach a ledger before the
+fence after it was away for half a lease."""
 
 
 class ReservePolicy:
@@ -208,7 +208,7 @@ class ReservePolicy:
         self._buffer = 0 if strict else BUFFER
         self._shares: dict[str, JobLease] = {}
         self._by_lane: dict[Lane, JobLease] = {}
-        # One for all shares: the ledger remembers a job's for longer than its share may live here.
+        # One number for all leases: the ledger remembers it for longer than a lease may live here.
         self._sequence = 0
         self.draining = False
 
@@ -218,33 +218,33 @@ class ReservePolicy:
         return sum(share.permits for share in self._shares.values())
 
     def may_start(self, lane: Lane, now: float) -> bool:
-        """Whether a permit is idle, and still this worker's."""
+        """Return whether a permit is idle and still usable."""
         share = self._share(lane)
         return share.permits > share.busy and lane.room > 0 and self._usable_at(share, now)
 
     def may_receive(self, lane: Lane, now: float) -> int:
-        """Idle permits, within what the job's limit leaves room for."""
+        """Return the idle permits, within the room that the job's limit leaves."""
         share = self._share(lane)
         if not self._usable_at(share, now):
             return 0
         return max(0, min(lane.room, share.permits - share.busy))
 
     def may_buffer(self, lane: Lane, asked: int, now: float) -> int:
-        """What fills the buffer up, while the queue gives as much as it is asked for."""
+        """Return what fills the buffer up, while the queue gives all that it is asked for."""
         if not self._buffer or lane.empties or now < lane.calm_until or not lane.task_seconds:
             return 0
         worth = min(self._buffer, int(BUFFER_SECONDS * lane.busy / lane.task_seconds))
         return max(0, min(worth - len(lane.buffer) - lane.refilling, self._batch - asked))
 
     def may_acquire(self, lane: Lane, free: int, now: float) -> int:
-        """How many more permits free slots could use, in blocks that grow."""
+        """Return how many more permits free slots could use, in growing blocks."""
         share = self._share(lane)
         if share.calling or now < share.cool_until:
             return 0
         return max(0, min(free, lane.room, share.growth(now)))
 
     async def acquire(self, lane: Lane, count: int) -> None:
-        """Ask for `count` more; where they are too many, for what was free a moment ago."""
+        """Ask for `count` more permits; if the ledger refuses, for as many as it said were free."""
         share = self._share(lane)
         share.calling = True
         try:
@@ -255,7 +255,7 @@ class ReservePolicy:
             if 0 < standing.free < count:
                 standing = await self._hold(share, share.permits + standing.free)
                 if standing.granted:
-                    # Permits are falling free just now: the next ones are not far.
+                    # Permits are being freed at this moment: ask again soon.
                     share.misses = 0
             elif share.permits == 0 and share.limit >= WANT_FROM and not share.wants:
                 share.wants = True
@@ -265,25 +265,26 @@ class ReservePolicy:
             share.calling = False
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
-        """The permit is in hand already, unless it was lost since the message was asked for."""
+        """Return the permit, which is in hand unless it was lost since the message was asked
+        for."""
         share = self._share(lane)
         held = share.busy <= share.permits and self._usable_at(share, self._clock.monotonic())
         return delivery.receipt if held else None
 
     async def discharge(self, lane: Lane, permit: str) -> None:
-        """The permit stays for the next message, or goes to a worker that has fewer."""
+        """Keep the permit for the next message, or hand it to a worker that has fewer."""
         self._share(lane).hand_over()
 
     def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
-        """A message whose permit was lost is given back at once."""
+        """Give a message whose permit was lost back at once."""
         return 0.0
 
     def next_due(self, lane: Lane, now: float) -> float | None:
-        """When the ledger may be asked again."""
+        """Return when the ledger may be asked again."""
         return self._share(lane).next_growth(now)
 
     def tend(self, now: float, spawn: Spawn) -> list[Lane]:
-        """Renew what is due, give back what is idle; the lanes of permits that are lost."""
+        """Renew what is due and give idle permits back; return the lanes whose permits are lost."""
         fenced: list[Lane] = []
         for share in list(self._shares.values()):
             if share.lost or (share.permits and not self._usable_at(share, now)):
@@ -317,7 +318,7 @@ class ReservePolicy:
             await self._renew(share)
 
     async def release(self) -> None:
-        """Give everything back. What the ledger does not take lapses by itself."""
+        """Give everything back. Permits that the ledger does not take back lapse."""
         async with anyio.create_task_group() as group:
             for share in self._shares.values():
                 if share.permits or share.wants or share.dirty:
@@ -342,7 +343,8 @@ class ReservePolicy:
         return now < share.renewed_at + self._usable
 
     def _is_over(self, share: JobLease, now: float) -> bool:
-        """Whether nothing of it is left, here or, as far as that can be told, in the ledger."""
+        """Return whether nothing of a lease is left, here or (as far as this worker knows) in the
+        ledger."""
         told = not share.dirty or now > share.renewed_at + self._lease
         return told and not (share.lanes or share.permits or share.calling)
 
@@ -357,12 +359,12 @@ class ReservePolicy:
         return now - share.renewed_at >= (self._heartbeat if alone else self._heartbeat / 2)
 
     async def _renew(self, share: JobLease) -> None:
-        """Tell the ledger what is held; the share is marked as calling by now."""
+        """Tell the ledger how many permits are held. The caller has marked the lease as calling."""
         share.dirty = False
         try:
             await self._hold(share, share.permits)
         except Exception as error:
-            # Not renewed: the fence ends the calls in time, if the ledger stays away.
+            # If the ledger stays away, the fence ends the calls in time.
             share.dirty = True
             share.retry_at = self._clock.monotonic() + RETRY_PAUSE
             log_failure(f"permits of job {share.job_id} were not renewed", error)
@@ -387,7 +389,7 @@ class ReservePolicy:
         )
         if standing.granted:
             share.renewed_at = asked_at
-            # A difference: some may have been handed over, or forfeited, while the call was out.
+            # Add the difference: permits may have been handed over or lost during the call.
             share.permits += max(0, count - before)
             if count > 0:
                 share.wants = False

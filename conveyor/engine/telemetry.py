@@ -1,10 +1,10 @@
-"""Metrics: plain counters on the hot path, turned into Prometheus families when they are
-scraped.
+"""Metrics, the backlog and the loop's lag.
 
-The backlog: what waits in all queues that a worker may receive from, by the queues' own word.
+Metrics are plain counters on the hot path; a scrape turns them into Prometheus families.
 
-Every worker of a fleet has a lane for each run with work, so each counts the whole. What it knows
-from receiving is a part of that: a worker whose slots are taken receives from no queue at all.
+The backlog is the number of messages in all queues that a worker may receive from, as the queues
+report it. Every worker of a fleet has a lane for each run with work, so each counts the whole.
+Receiving alone would not show it: a worker whose slots are taken receives from no queue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conveyor.engine.lanes import Lanes
 from conveyor.ports.clock import Clock
 
 MOST = 1_000
-"""Queues asked for one figure. Where there are more, those that were asked longest ago."""
+"""Most queues asked for one count: if there are more, those asked longest ago."""
 SIDE_BY_SIDE = 4
 """Queues asked at a time: a quarter of the calls that a process makes at once."""
 
@@ -31,15 +31,15 @@ _log = logging.getLogger("conveyor.engine")
 
 
 class MessageCounter(Protocol):
-    """The part of `Queues` that is asked."""
+    """The part of `Queues` that counts."""
 
     async def count(self, queue: str) -> int:
-        """How many messages wait, as `Queues.count`."""
+        """Return how many messages wait, as `Queues.count` does."""
         ...
 
 
 class Backlog:
-    """Counts what waits in the queues of open lanes."""
+    """Count the messages in the queues of open lanes."""
 
     def __init__(self, lanes: Lanes, queues: MessageCounter) -> None:
         self._lanes = lanes
@@ -47,20 +47,20 @@ class Backlog:
         self._counts: dict[str, int] = {}
 
     async def tell(self) -> None:
-        """Say in the log how much waits. Says nothing, and raises, where `count` raises: no figure
-        is better than one that takes workers away."""
+        """Log how many messages wait. Raises what `count` raises, and then logs nothing: a wrong
+        figure could take workers away."""
         _log.info("backlog", extra={"tasks": await self.count()})
 
     async def count(self) -> int:
-        """Ask at most MOST queues; the sum of what all said last.
+        """Ask at most MOST queues; return the sum of the latest counts of all.
 
-        Raises what the first of them raised that could not be asked; no other is asked then.
+        Raises the first error of a queue, and asks no further ones.
         """
         polled = [lane.queue for lane in self._lanes if not (lane.closed or lane.dropped)]
         fresh = dict.fromkeys([self._lanes.control.queue, *polled])
         known = {queue: count for queue, count in self._counts.items() if queue in fresh}
         self._counts = known
-        # Counts lie in the order in which they came in.
+        # The dict keeps counts in the order of their answers, so the oldest come first.
         turn = [*(queue for queue in fresh if queue not in known), *known]
         await for_each(self._ask, turn[:MOST], limit=SIDE_BY_SIDE)
         return sum(self._counts.values())
@@ -82,7 +82,8 @@ DEVELOPMENT = "conveyor-dev"
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """What one metric says. `labels`: the values of each, as far as they are a fixed set."""
+    """The description of one metric. `labels` maps each label to its values, if they are a fixed
+    set."""
 
     kind: str
     help: str
@@ -141,19 +142,19 @@ METRICS: dict[str, MetricInfo] = {
         COUNTER, "Capacity units of DynamoDB that were used", {"operation": ()}, PRODUCTION
     ),
 }
-"""Every metric, by its name without `conveyor_` and the `_total` of a counter."""
+"""Every metric, by its name without `conveyor_` and without the `_total` of a counter."""
 
 COUNTED_HERE = ("receives", "deliveries", "bounces", "claims_undone", "fenced")
 LABELLED_HERE = ("gateway_calls", "tasks", "callbacks")
 
 LOOK = 0.25
-"""Seconds of a look at the loop's lag. A worker looks after permits and buffers as often."""
+"""Seconds of one measurement of the lag. A worker tends permits and buffers as often."""
 Read = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
-"""Reads the counts of one family, each by the values of its labels."""
+"""Read the counts of one family, each with the values of its labels."""
 
 
 class Telemetry(Collector):
-    """Counts what the loop and the handlers do. One object a process, on one event loop."""
+    """Count what the loop and the handlers do. One object a process, on one event loop."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(COUNTED_HERE, 0)
@@ -165,48 +166,48 @@ class Telemetry(Collector):
         self._families: list[tuple[str, Read]] = []
 
     def received(self, messages: int) -> None:
-        """One receive call came back with so many messages."""
+        """Count a receive call, and the messages that it brought."""
         self.counts["receives"] += 1
         self.counts["deliveries"] += messages
 
     def hidden(self) -> None:
-        """One message was hidden again."""
+        """Count a message that was hidden again."""
         self.counts["bounces"] += 1
 
     def fenced(self, calls: int) -> None:
-        """So many calls were cut off because their permits could not be renewed."""
+        """Count calls that were cancelled because their permits could not be renewed."""
         self.counts["fenced"] += calls
 
     def claim_undone(self) -> None:
-        """One claim was given back before its work was done."""
+        """Count a claim that was given back before its work was done."""
         self.counts["claims_undone"] += 1
 
     def gateway_called(self, outcome: str) -> None:
-        """One gateway call has ended."""
+        """Count a gateway call that has ended."""
         self.gateway_calls[outcome] = self.gateway_calls.get(outcome, 0) + 1
 
     def task_ended(self, state: str) -> None:
-        """One task has reached a terminal state."""
+        """Count a task that has reached a terminal state."""
         self.tasks[state] = self.tasks.get(state, 0) + 1
 
     def callback_made(self, outcome: str) -> None:
-        """One callback was tried."""
+        """Count a callback that was tried."""
         self.callbacks[outcome] = self.callbacks.get(outcome, 0) + 1
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Expose a value of METRICS that is read when metrics are scraped."""
+        """Expose a gauge of METRICS; `read` is called at each scrape."""
         self._gauges.append((name, read))
 
     def total(self, name: str, read: Callable[[], float]) -> None:
-        """Expose a counter of METRICS that something else keeps."""
+        """Expose a counter of METRICS that another object keeps."""
         self._totals.append((name, read))
 
     def family(self, name: str, read: Read) -> None:
-        """Expose counters of METRICS with labels that something else keeps."""
+        """Expose counters of METRICS with labels that another object keeps."""
         self._families.append((name, read))
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, for a Prometheus registry."""
+        """Yield every family, for a Prometheus registry."""
         for name in COUNTED_HERE:
             yield CounterMetricFamily(*_described(name), value=self.counts[name])
         for name in LABELLED_HERE:
@@ -220,7 +221,7 @@ class Telemetry(Collector):
             yield GaugeMetricFamily(*_described(name), value=read())
 
     def registry(self) -> CollectorRegistry:
-        """A registry that holds these metrics alone."""
+        """Return a registry that holds these metrics alone."""
         registry = CollectorRegistry()
         registry.register(self)
         return registry
@@ -238,7 +239,7 @@ def _with_labels(name: str, counts: Iterable[tuple[tuple[str, ...], float]]) -> 
 
 
 class LoopLag:
-    """How late the event loop is. `seconds` is the latest lag."""
+    """Measure how late the event loop is. `seconds` is the latest lag."""
 
     def __init__(self, clock: Clock) -> None:
         self.seconds = 0.0

@@ -1,7 +1,4 @@
-"""A worker: the dispatcher with its siblings, discovery of runs, the heartbeat and tickers.
-
-A ticker: calls something now and then, for as long as the worker runs.
-"""
+"""A worker: the dispatcher, discovery of runs, the heartbeat and tickers, side by side."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from conveyor.engine.telemetry import LoopLag
 from conveyor.ports.clock import Clock
 
 JITTER = 0.1
-"""Share of the interval by which a tick comes earlier or later, so that a fleet does not march in
-step."""
+"""Share of the interval by which a tick comes earlier or later, so that the workers of a fleet do
+not tick together."""
 
 _log = logging.getLogger("conveyor.engine")
 
 
 class Ticker:
-    """Calls `act` every `interval` seconds or so. A call that fails costs that call alone.
+    """Call `act` about every `interval` seconds. A call that fails is logged.
 
     `what` names the work in the log. The next interval begins when a call has ended.
     """
@@ -41,7 +38,7 @@ class Ticker:
         """Tick until cancelled, the first time after one interval."""
         shortest = self._interval * (1.0 - JITTER)
         while True:
-            # The draw comes after the longer sleep: a ticker that never comes to tick draws none.
+            # Draw after the longer sleep: a ticker that never ticks must draw nothing.
             await self._clock.sleep(shortest)
             await self._clock.sleep(2.0 * JITTER * self._interval * self._clock.random())
             try:
@@ -53,7 +50,7 @@ class Ticker:
 
 
 class Worker:
-    """Runs one dispatcher until it is stopped, and measures the `lag` of its loop meanwhile."""
+    """Run one dispatcher until it is stopped, and measure the `lag` of its event loop meanwhile."""
 
     def __init__(
         self,
@@ -83,12 +80,12 @@ class Worker:
             siblings.cancel_scope.cancel()
 
     def stop(self) -> None:
-        """Begin to stop; `run` returns when everything is given back."""
+        """Begin to stop; `run` returns once everything is given back."""
         self._discovery.stop()
         self._dispatcher.stop()
 
     async def _beat(self) -> None:
-        """Renew what is in work; what fails waits for the next beat."""
+        """Renew what is in work; a renewal that fails waits for the next beat."""
         while True:
             await self._clock.sleep(self._heartbeat)
             self._dispatcher.renew()

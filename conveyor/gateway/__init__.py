@@ -1,4 +1,4 @@
-"""The gateways: engines behind `conveyor.ports.gateway` that do one scrape."""
+"""The gateways: each scrapes one URL at a time, behind `conveyor.ports.gateway`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def open_gateway(
     connections: int,
     retry_after_cap: float,
 ) -> Gateway:
-    """The gateway that a setting names: "direct", "fake", or the URL of a scraping API.
+    """Open the gateway that a setting names: "direct", "fake", or the URL of a scraping API.
 
-    `connections` bounds the connections open at once, `retry_after_cap` (seconds) what a
-    Retry-After is believed. `allow_private` matters to "direct" alone. Only what the chosen one
-    needs is imported.
+    `connections` bounds the open connections. A Retry-After counts for at most `retry_after_cap`
+    seconds. `allow_private` matters to "direct" alone. Only the modules of the chosen gateway are
+    imported.
     """
     if kind == "fake":
         from conveyor.gateway.fake import FakeGateway

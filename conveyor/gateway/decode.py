@@ -1,6 +1,7 @@
-"""Content codings undone while the body streams, its size bounded all the while.
+"""Read the body of an answer: undo its content codings while it streams, within a bound on its
+size.
 
-The body of an answer as a result to store: in one piece where it is small, else in pieces.
+A small body comes in one piece, a larger one in pieces.
 """
 
 from __future__ import annotations
@@ -30,33 +31,33 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class Stage(Protocol):
-    """One coding being undone. Nothing at all stands for an empty body in every coding."""
+    """One coding being undone. An empty body is valid in every coding."""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What the bytes decode to, in pieces of about PIECE bytes made one at a time."""
+        """Yield what the bytes decode to, in pieces of about PIECE bytes, made one at a time."""
         ...
 
     def is_complete(self) -> bool:
-        """Whether the stream has come to its own end."""
+        """Return whether the stream has reached its own end."""
         ...
 
 
 class Decoder:
-    """Undoes a list of codings, last applied first, and bounds each step at `max_bytes`.
+    """Undo a list of codings, last applied first, and bound each step at `max_bytes`.
 
-    Never holds more than a piece a step. Raises ScrapeFailed for what is damaged (retryable), over
-    the bound, or stacked too high (neither).
+    It never holds more than a piece for each step. Raises ScrapeFailed for a damaged body
+    (retryable), one over the bound, and one with too many codings (neither is).
     """
 
     def __init__(self, codings: Sequence[str], max_bytes: int) -> None:
         self._stages = [_STAGES[coding]() for coding in reversed(codings)]
         self._max_bytes = max_bytes
-        # Codings can encode nothing at any length: the bytes that arrive are bounded as well.
+        # A coding can encode nothing at any length, so bound the bytes that arrive, too.
         self._budget = 2 * max_bytes + PIECE if codings else max_bytes
         self._sizes = [0] * len(self._stages)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Decode more bytes, lazily; consume it all before the next call."""
+        """Decode more bytes, lazily; consume the result before the next call."""
         self._budget -= len(data)
         if self._budget < 0:
             raise too_large(self._max_bytes)
@@ -66,7 +67,7 @@ class Decoder:
         return pieces
 
     def finish(self) -> None:
-        """Say that no more bytes come. Raises ScrapeFailed where some are missing."""
+        """End the stream. Raises ScrapeFailed if bytes are missing."""
         if not all(stage.is_complete() for stage in self._stages):
             raise corrupt_body()
 
@@ -83,10 +84,10 @@ class Decoder:
 
 
 def known_codings(values: Sequence[str]) -> list[str]:
-    """The codings to undo, of the Content-Encoding fields given, in the order they were applied.
+    """Return the codings to undo, from Content-Encoding fields, in the order they were applied.
 
-    A coding that is not known, and whatever lies beneath it, stays as it is. Raises ScrapeFailed
-    for more than MAX_CODINGS.
+    An unknown coding, and all beneath it, is left as it is. Raises ScrapeFailed for more than
+    MAX_CODINGS.
     """
     listed = [word.strip().lower() for value in values for word in value.split(",")]
     codings = [word for word in listed if word not in ("", "identity")]
@@ -106,13 +107,13 @@ def _inflate(inflater: zlib._Decompress, data: bytes) -> Iterator[bytes]:
         if piece:
             yield piece
         data = inflater.unconsumed_tail
-        # A full piece may leave output behind although no input is left.
+        # After a full piece, output may be left even without input.
         if inflater.eof or (not data and len(piece) < PIECE):
             return
 
 
 class _Gzip:
-    """One member after another; what follows the last member and is no member is ignored."""
+    """One member after another. Bytes after the last member that begin no other are ignored."""
 
     def __init__(self) -> None:
         self._inflater: zlib._Decompress | None = None
@@ -129,7 +130,7 @@ class _Gzip:
                     return
                 self._inflater = zlib.decompressobj(_GZIP)
                 self._members += 1
-                # A stream of tiny members costs far more time than its bytes tell.
+                # A stream of tiny members costs far more time than its size suggests.
                 if self._members > MAX_MEMBERS:
                     raise corrupt_body()
             yield from _inflate(self._inflater, data)
@@ -143,7 +144,7 @@ class _Gzip:
 
 
 class _Deflate:
-    """The zlib format that the standard means, or the raw one that some servers send."""
+    """The zlib format of the standard, or the raw one that some servers send."""
 
     def __init__(self) -> None:
         self._inflater: zlib._Decompress | None = None
@@ -166,7 +167,7 @@ class _Deflate:
 
 
 class _Brotli:
-    """Brotli; bytes after its end are damage."""
+    """Brotli. Bytes after its end are damage."""
 
     def __init__(self) -> None:
         self._decompressor = brotli.Decompressor()
@@ -179,7 +180,7 @@ class _Brotli:
         piece = self._decompressor.process(data, output_buffer_limit=PIECE)
         while piece:
             yield piece
-            # Output may be left although every byte of the input was taken.
+            # Output may be left even after every byte of input was taken.
             piece = self._decompressor.process(b"", output_buffer_limit=PIECE)
 
     def is_complete(self) -> bool:
@@ -198,10 +199,10 @@ SMALL = 262_144
 
 
 async def read_content(answer: HttpAnswer, max_bytes: int) -> Content:
-    """The decoded body, at most `max_bytes` of it.
+    """Read the decoded body, of at most `max_bytes`.
 
-    Bodies of at most SMALL bytes come whole and are known to be sound; larger ones are an iterator.
-    Raises ScrapeFailed, as does the iterator.
+    A body of at most SMALL bytes is returned whole and has been checked; a larger one is returned
+    as an iterator. Raises ScrapeFailed, as does the iterator.
     """
     codings = known_codings(answer.headers.getall("Content-Encoding", []))
     length = content_length(answer.headers)
@@ -226,7 +227,7 @@ async def read_content(answer: HttpAnswer, max_bytes: int) -> Content:
 
 
 async def read_document(answer: HttpAnswer, limit: int) -> bytes:
-    """The body of an error answer, for what it may tell; empty where it cannot be read whole."""
+    """Read the body of an error answer; return nothing if it cannot be read whole."""
     try:
         codings = known_codings(answer.headers.getall("Content-Encoding", []))
         return b"".join([piece async for piece in DecodedBody(answer.pieces(), codings, limit)])
@@ -246,7 +247,7 @@ class DecodedBody(AsyncIterator[bytes]):
         self._decoded: Iterator[bytes] = iter(())
 
     def unread(self, pieces: Sequence[bytes]) -> None:
-        """Put back what was taken from the front."""
+        """Put pieces back to the front."""
         self._unread.extend(pieces)
 
     async def __anext__(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The direct gateway: fetches the target itself, from this machine."""
+"""The direct gateway: fetch the target from this machine."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class _Hop(msgspec.Struct, frozen=True):
 class DirectGateway:
     """The gateway port over plain HTTP.
 
-    Unless `allow_private`, only addresses of the public internet are touched: judged as literals,
-    when a name is resolved, and on the connected socket, at every redirect. `connections` bounds
-    the connections open at once; `retry_after_cap` is in seconds; `lookup` replaces the system's
-    resolver. Of the params, custom_headers and allowed_status_codes have an effect; a problem has
-    the target's own status in any case, which is all that original_status can ask for.
+    Unless `allow_private`, it touches only addresses of the public internet. It checks literal
+    addresses, resolved names, and the peer of each connection, at every redirect. `connections`
+    bounds the open connections; `retry_after_cap` is in seconds; `lookup` replaces the system's
+    resolver. Of the params, only custom_headers and allowed_status_codes have an effect. A problem
+    always has the target's own status, so original_status has nothing to add.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class DirectGateway:
         self._allow_private = allow_private
         self._retry_after_cap = retry_after_cap
         admits = None if allow_private else is_public
-        self._engine = HttpClient(connections=connections, admits=admits, lookup=lookup)
+        self._client = HttpClient(connections=connections, admits=admits, lookup=lookup)
 
     def scrape(self, request: ScrapeRequest) -> HttpCall:
         """Fetch one URL. Raises ScrapeFailed on entry, or while the content is read."""
@@ -77,7 +77,7 @@ class DirectGateway:
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self._engine.aclose()
+        await self._client.aclose()
 
     async def _fetch(self, request: ScrapeRequest) -> Opened:
         answer = await self._follow(request)
@@ -116,7 +116,7 @@ class DirectGateway:
         if not self._allow_private and _is_literal(host) and not is_public(host.strip("[]")):
             raise transport_failure(TransportTrouble.REFUSED)
         try:
-            return await self._engine.send(
+            return await self._client.send(
                 hop.method, hop.target.url, headers=hop.headers, body=hop.body, timeout=timeout
             )
         except TransportError as error:

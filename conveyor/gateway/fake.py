@@ -1,14 +1,10 @@
-"""The fake gateway: in process, deterministic, driven by the target URL. It answers as a
-ZenRows-compatible API would; `script` tells what can be asked of it.
-
-What the fake gateway and the fake server remember of their calls, for tests to assert on.
-
-What a target URL asks of the fake gateway and of the fake server: its query is the script.
+"""The fake gateway: in process and deterministic, it answers as the query of the target URL asks.
 
     http://fake.test/page?status=503&flaky=2&delay=0.1&encoding=gzip&charset=shift_jis
 
-A URL without a query is a small page, answered at once. Words that are not known, and numbers that
-are none, are ignored.
+It answers as an API compatible with ZenRows would. A URL without a query is a small page, answered
+at once. Unknown words and invalid numbers are ignored. The gateway remembers its calls, for tests
+to assert on.
 """
 
 from __future__ import annotations
@@ -46,10 +42,10 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 class Hits:
-    """Counts and the last calls, both bounded.
+    """The number of calls, and the last ones, both bounded.
 
-    `counts` holds calls a URL, of the first `limit` different URLs; `calls` the last `limit` calls;
-    `total` counts all.
+    `counts` holds the calls of each URL, for the first `limit` different URLs; `calls` the last
+    `limit` calls; `total` counts all.
     """
 
     def __init__(self, limit: int) -> None:
@@ -61,7 +57,7 @@ class Hits:
         self.peak_in_flight = 0
 
     def enter(self, url: str, method: str, header_names: tuple[str, ...], api_key: str) -> int:
-        """Note a call that begins; how many calls of that URL there were before it."""
+        """Note that a call begins; return how many calls of its URL came before."""
         self.total += 1
         self.in_flight += 1
         if self.in_flight > self.peak_in_flight:
@@ -86,7 +82,7 @@ class Hits:
 
 @lru_cache(maxsize=256)
 def key_digest(api_key: str) -> str:
-    """What a Hit keeps of an API key."""
+    """Return what a Hit keeps of an API key."""
     return sha256(api_key.encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -97,15 +93,15 @@ _SAMPLE = "Grüße, Привет, 日本語"
 class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     """How a URL is answered.
 
-    status: the HTTP status. flaky: so many first calls get 503 instead. delay: seconds before the
+    status: the HTTP status. flaky: how many first calls get 503 instead. delay: seconds before the
     answer. size: bytes of body. body, body64: the body itself, as text or as URL-safe base 64.
-    type, charset: the Content-Type. encoding: content codings applied, in order, of gzip, deflate,
-    raw-deflate and br, listed in Content-Encoding; another word is listed and changes nothing.
-    chunked: no Content-Length. truncate: the encoded body is cut in half, its length told truly.
-    short: fewer bytes than the length tells. hang: no answer. reset: the connection breaks, before
-    the answer ("1") or in its body ("body"). retry_after, cost, location: those headers.
-    account: a 402 with this code. code, detail: the problem document of an error status. echo: the
-    body is the request, as JSON.
+    type, charset: the Content-Type. encoding: content codings to apply, in order, of gzip, deflate,
+    raw-deflate and br, listed in Content-Encoding; any other word is listed and changes nothing.
+    chunked: no Content-Length. truncate: cut the encoded body in half, with its true length. short:
+    send fewer bytes than the length says. hang: no answer. reset: break the connection, before the
+    answer ("1") or in its body ("body"). retry_after, cost, location: those headers. account: a 402
+    with this code. code, detail: the problem document of an error status. echo: answer with the
+    request, as JSON.
     """
 
     status: int = 200
@@ -132,7 +128,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content_type(self) -> str:
-        """The Content-Type header; text has a charset, utf-8 where the script names none."""
+        """The Content-Type header; text has a charset, utf-8 by default."""
         charset = self.charset or ("utf-8" if self.type.startswith("text/") else "")
         return f"{self.type}; charset={charset}" if charset else self.type
 
@@ -143,7 +139,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content_encoding(self) -> str:
-        """The Content-Encoding header; empty where there is none."""
+        """The Content-Encoding header; empty without a coding."""
         return ", ".join(coding.removeprefix("raw-") for coding in self.codings)
 
 
@@ -152,7 +148,7 @@ PLAIN = Behaviour()
 
 @lru_cache(maxsize=1024)
 def read_script(url: str) -> Behaviour:
-    """The behaviour that a URL asks for."""
+    """Return the behaviour that a URL asks for."""
     try:
         query = urlsplit(url).query
     except ValueError:
@@ -166,7 +162,7 @@ def read_script(url: str) -> Behaviour:
 
 
 def expected_body(url: str) -> bytes:
-    """The body that a URL yields, before any coding: a function of the URL alone."""
+    """Return the body of a URL, before any coding: a function of the URL alone."""
     script = read_script(url) if "?" in url else PLAIN
     if script.body64 is not None:
         return urlsafe_b64decode(script.body64 + "=" * (-len(script.body64) % 4))
@@ -181,12 +177,12 @@ def expected_body(url: str) -> bytes:
 
 
 def page(url: str) -> bytes:
-    """The body of a URL without a script."""
+    """Return the body of a URL without a script."""
     return b"<!doctype html><title>%b</title>" % url.encode("utf-8", "replace")
 
 
 def wire_body(script: Behaviour, body: bytes) -> bytes:
-    """A body as it goes over the wire: every coding applied, then cut where the script says."""
+    """Return a body as it is sent: with every coding applied, then cut as the script says."""
     for coding in script.codings:
         if coding in _CODERS:
             body = _CODERS[coding](body)
@@ -194,7 +190,7 @@ def wire_body(script: Behaviour, body: bytes) -> bytes:
 
 
 def problem_document(script: Behaviour, status: int) -> bytes:
-    """The problem document that goes with an error status."""
+    """Return the problem document of an error status."""
     code = script.account or script.code or f"fake_{status}"
     document = {"code": code, "title": f"Scripted {status}", "status": status}
     if script.detail:
@@ -291,7 +287,7 @@ _PLAIN_TYPE = PLAIN.content_type
 class FakeGateway:
     """The gateway port without a network.
 
-    `hits` tells the calls made, at most `hit_limit` of them; delays pass on the clock.
+    `hits` holds the calls made, at most `hit_limit` of them; delays pass on the clock.
     """
 
     def __init__(
@@ -385,7 +381,7 @@ class _FakeHeaders:
 
 
 class _FakeAnswer:
-    """The answer port over bytes at hand, broken off where the script says."""
+    """An answer over bytes at hand, broken off where the script says."""
 
     def __init__(self, script: Behaviour, body: bytes) -> None:
         wire = wire_body(script, body)
@@ -420,7 +416,7 @@ class _FakeAnswer:
 
 
 def echo(request: ScrapeRequest) -> bytes:
-    """What `echo=1` answers: the request as JSON, its key left out."""
+    """Return the answer of `echo=1`: the request as JSON, without its key."""
     body = request.body
     return msgspec.json.encode(
         {

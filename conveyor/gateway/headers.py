@@ -1,7 +1,4 @@
-"""What a caller asked for in params, and the few header fields of an answer that are kept.
-
-The Retry-After header, in both of its forms.
-"""
+"""Header fields: those that a caller asks for in params, and the few of an answer that are kept."""
 
 from __future__ import annotations
 
@@ -17,9 +14,10 @@ from conveyor.gateway.problems import invalid_headers
 
 
 def retry_after(text: str, *, now: int, cap: float) -> float:
-    """Seconds to wait, from 0 to `cap`; 0 where the text is missing or means nothing.
+    """Return the seconds to wait by a Retry-After field, from 0 to `cap`; 0 if it is missing or
+    invalid.
 
-    `now` is in milliseconds; an HTTP date is read against it.
+    The field may hold seconds or an HTTP date. `now` is in milliseconds.
     """
     text = text.strip()
     if not text.isascii() or len(text) > 64:
@@ -39,8 +37,8 @@ def retry_after(text: str, *, now: int, cap: float) -> float:
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
 MAX_CONTENT_TYPE = 512
 
-# They belong to one connection and are the engine's own. Accept-Encoding is among them because a
-# coding that is accepted here must be one that can be decoded here.
+# These belong to one connection; the HTTP client sets them itself. Accept-Encoding is among them
+# because only codings that this process can decode may be accepted.
 _OWNED = frozenset(
     {
         "accept-encoding",
@@ -64,10 +62,10 @@ _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
 
 
 def custom_headers(params: Mapping[str, str]) -> dict[str, str]:
-    """The fields of the param `custom_headers` (JSON text of one object), those of the connection
-    left out.
+    """Return the fields of the param `custom_headers` (JSON text of one object), without those of
+    the connection.
 
-    Raises ScrapeFailed where they cannot be sent.
+    Raises ScrapeFailed if they cannot be sent.
     """
     text = params.get("custom_headers")
     if text is None:
@@ -87,24 +85,25 @@ def custom_headers(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def merged(base: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
-    """Both sets of fields; `over` wins, however a name is written."""
+    """Merge both sets of fields; `over` wins, whatever the case of a name."""
     taken = {name.lower() for name in over}
     return {**without(base, *taken), **over}
 
 
 def without(headers: Mapping[str, str], *names: str) -> dict[str, str]:
-    """The fields, those of the lower-case names left out."""
+    """Return the fields without those of the given lower-case names."""
     return {name: value for name, value in headers.items() if name.lower() not in names}
 
 
 def is_allowed(status: int, params: Mapping[str, str]) -> bool:
-    """Whether the param `allowed_status_codes` (a comma list) makes a result of this status."""
+    """Return whether the param `allowed_status_codes` (a comma list) makes this status a result."""
     listed = params.get("allowed_status_codes")
     return listed is not None and str(status) in {word.strip() for word in listed.split(",")}
 
 
 def content_type(headers: Headers) -> str:
-    """The Content-Type of an answer, charset and all; bytes that no header may hold become `?`."""
+    """Return the Content-Type of an answer, charset included; replace bytes that no header may hold
+    by `?`."""
     text = headers.get("Content-Type", "").strip()
     if not text:
         return DEFAULT_CONTENT_TYPE

@@ -1,4 +1,4 @@
-"""The HTTP gateway: a ZenRows-compatible scraping API does the work."""
+"""The HTTP gateway: call a scraping API compatible with ZenRows."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _OWN_PARAMS = frozenset({"url", "apikey", "custom_headers"})
 class HttpGateway:
     """The gateway port over `GET|POST <base_url>?url=…&apikey=…&<params>`.
 
-    `custom_headers` go as headers of the request, with `custom_headers=true`. `connections` bounds
-    the connections open at once; `retry_after_cap` is in seconds. Raises ScrapeFailed where
-    `base_url` is not the URL of an HTTP endpoint.
+    `custom_headers` become headers of the request, with `custom_headers=true`. `connections` bounds
+    the open connections; `retry_after_cap` is in seconds. Raises ScrapeFailed if `base_url` is not
+    the URL of an HTTP endpoint.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class HttpGateway:
         self._headers = {**DEFAULT_HEADERS, **self._credentials}
         self._clock = clock
         self._retry_after_cap = retry_after_cap
-        self._engine = HttpClient(connections=connections)
+        self._client = HttpClient(connections=connections)
 
     def scrape(self, request: ScrapeRequest) -> HttpCall:
         """Have one URL scraped. Raises ScrapeFailed on entry, or while the content is read."""
@@ -61,7 +61,7 @@ class HttpGateway:
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self._engine.aclose()
+        await self._client.aclose()
 
     async def _call(self, request: ScrapeRequest) -> Opened:
         asked = custom_headers(request.params)
@@ -87,12 +87,12 @@ class HttpGateway:
             body = request.body.content.encode("utf-8", "replace")
             headers = merged(headers, {"Content-Type": request.body.content_type})
         if asked:
-            # They are passed on to the target, which must not see who calls unless asked to.
+            # The API passes them on to the target, which must not see our User-Agent unasked.
             headers = merged(without(headers, "user-agent"), asked)
             headers = merged(headers, self._credentials)
         try:
             url = self._prefix + _query(request, with_headers=bool(asked))
-            return await self._engine.send(
+            return await self._client.send(
                 request.method, url, headers=headers, body=body, timeout=request.timeout
             )
         except TransportError as error:
@@ -124,7 +124,7 @@ def _query(request: ScrapeRequest, *, with_headers: bool) -> str:
 
 
 def _is_content(answer: ClientAnswer, request: ScrapeRequest) -> bool:
-    """Whether an answer that was charged for is the content of an allowed status."""
+    """Return whether an answer that was charged for is the content of an allowed status."""
     is_problem = "problem+json" in content_type(answer.headers)
     return not is_problem and is_allowed(answer.status, request.params)
 

@@ -1,9 +1,8 @@
-"""The HTTP engine: aiohttp behind four calls. The only module that knows it; a faster client takes
-its place by giving the same `HttpClient` and `ClientAnswer`.
+"""The HTTP client of the gateways: aiohttp behind a few calls.
 
-What an HTTP engine gives and how it fails: the words between the gateways and `engine`.
-
-One scrape as a context: entered when the answer is there, left when its connection is free.
+This is the only module that knows aiohttp; another client takes its place by offering the same
+`HttpClient` and `ClientAnswer`. `HttpCall` makes one scrape a context: it is entered once the
+answer is there, and left once the connection is free.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from conveyor.ports.gateway import ScrapeRequest, Success
 
 
 class TransportTrouble(StrEnum):
-    """Why an exchange gave no whole answer."""
+    """Why an exchange brought no whole answer."""
 
     UNSENDABLE = "unsendable"
     REFUSED = "refused"
@@ -41,7 +40,7 @@ class TransportTrouble(StrEnum):
 
 
 class TransportError(Exception):
-    """No whole answer. Holds no URL, header or key: it may be logged."""
+    """No whole answer came. The error holds no URL, header or key, so it may be logged."""
 
     def __init__(self, trouble: TransportTrouble) -> None:
         super().__init__(trouble.value)
@@ -52,16 +51,16 @@ class Headers(Protocol):
     """Header fields, looked up without regard to case."""
 
     def get(self, name: str, /, default: str) -> str:
-        """The first field of that name."""
+        """Return the first field of that name."""
         ...
 
     def getall(self, name: str, /, default: list[str]) -> list[str]:
-        """Every field of that name, in order."""
+        """Return every field of that name, in order."""
         ...
 
 
 class HttpAnswer(Protocol):
-    """An answer whose head has arrived; its body is read once, and is not decoded."""
+    """An answer whose head has arrived. Its body can be read once, and is not decoded."""
 
     @property
     def status(self) -> int:
@@ -74,24 +73,25 @@ class HttpAnswer(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """The whole body. Raises TransportError."""
+        """Return the whole body. Raises TransportError."""
         ...
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, in pieces of at most 256 KiB. Raises TransportError."""
+        """Yield the body as it arrives, in pieces of at most 256 KiB. Raises TransportError."""
         ...
 
     def release(self) -> None:
-        """Give the connection back, or drop it where the body was not read to its end."""
+        """Give the connection back, or drop it if the body was not read to its end."""
         ...
 
 
 Lookup = Callable[[str, int], Awaitable[list[str]]]
-"""The IP addresses of a host name (and port), as text. Raises OSError where there are none."""
+"""Return the IP addresses of a host name (and port), as text. Raises OSError if there are no
+addresses."""
 
 
 def content_length(headers: Headers) -> int | None:
-    """The length that the head promises; None where it promises none."""
+    """Return the length that the head promises, or None."""
     text = headers.get("Content-Length", "")
     return int(text) if text.isascii() and text.isdecimal() else None
 
@@ -112,7 +112,7 @@ Admits = Callable[[str], bool]
 
 
 class ClientAnswer:
-    """The answer port over an aiohttp response."""
+    """An answer over an aiohttp response."""
 
     __slots__ = ("_response", "headers", "status")
 
@@ -122,27 +122,25 @@ class ClientAnswer:
         self.headers: Headers = response.headers
 
     async def read(self) -> bytes:
-        """The whole body. Raises TransportError."""
         try:
             return await self._response.read()
         except Exception as error:
             raise _trouble(error, TransportTrouble.INTERRUPTED) from None
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises TransportError."""
         return _Pieces(self._response.content.iter_chunked(MAX_PIECE))
 
     def release(self) -> None:
-        """Give the connection back, or drop it where the body was not read to its end."""
         self._response.release()
 
 
 class HttpClient:
-    """Sends one request at a time over pooled connections; follows nothing, decodes nothing.
+    """Send requests over pooled connections, without following redirects or decoding bodies.
 
-    `connections` bounds the connections open at once. `admits` says of an IP address whether it may
-    be touched: asked when a name is resolved, and of the peer of each connection before a request
-    goes over it. `lookup` replaces the system's resolver. Belongs to one event loop.
+    `connections` bounds the open connections. `admits` decides whether an IP address may be
+    touched: it is asked of each address that a name resolves to, and of the peer of each connection
+    before a request goes over it. `lookup` replaces the system's resolver. Belongs to one event
+    loop.
     """
 
     def __init__(
@@ -162,11 +160,11 @@ class HttpClient:
         body: bytes | None,
         timeout: float,
     ) -> ClientAnswer:
-        """The answer to a request, once its head is there. `url` is ASCII and goes out as it is;
-        `headers` name Accept, Accept-Encoding and, with a body, Content-Type.
+        """Send a request; return its answer once the head is there.
 
-        `timeout` is in seconds and includes the reading of the body. Raises TransportError, and
-        nothing else, whatever the URL.
+        `url` is ASCII and is sent as it is. `headers` must include Accept, Accept-Encoding and,
+        with a body, Content-Type. `timeout` is in seconds and includes reading the body. Raises
+        TransportError, and nothing else, whatever the URL.
         """
         try:
             session = self._session
@@ -208,8 +206,8 @@ class HttpClient:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Looks at each connection before anything is sent over it: at what came over it while it was
-    idle, and at its far end."""
+    """Check each connection before anything is sent over it: its peer, and bytes that arrived on it
+    while it was idle."""
 
     def __init__(self, limit: int, resolver: AbstractResolver, admits: Admits | None) -> None:
         super().__init__(limit=limit, resolver=resolver, keepalive_timeout=_KEEP_ALIVE)
@@ -230,8 +228,8 @@ class _Connector(aiohttp.TCPConnector):
     async def _get(
         self, key: ConnectionKey, traces: list[Trace]
     ) -> aiohttp.connector.Connection | None:
-        """A connection out of the pool. One that holds bytes which nobody asked for is closed: the
-        next request would take them for its answer."""
+        """Take a connection from the pool. Close one that holds unexpected bytes, because the next
+        request would take them for its answer."""
         while (connection := await super()._get(key, traces)) is not None:
             if connection.protocol is not None and not connection.protocol.should_close:
                 break
@@ -240,7 +238,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _FilteredResolver(AbstractResolver):
-    """Drops the addresses that may not be touched; the rest are what is connected to."""
+    """Drop addresses that may not be touched; connections go to the others."""
 
     def __init__(self, lookup: Lookup, admits: Admits | None) -> None:
         self._lookup = lookup
@@ -288,8 +286,8 @@ class _Pieces(AsyncIterator[bytes]):
 async def _system_lookup(host: str, port: int) -> list[str]:
     """Look a name up in a thread of its own.
 
-    The loop's own lookups share a few threads: some names whose servers do not answer would hold up
-    every other name, and the end of the process, for as long as the resolver is patient.
+    The loop's own lookups share a few threads. A few names whose servers do not answer would block
+    every other name, and the end of the process, for as long as the resolver waits.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str]] = loop.create_future()
@@ -301,7 +299,7 @@ async def _system_lookup(host: str, port: int) -> list[str]:
             settle = partial(_answer, answer, addresses)
         except Exception as error:
             settle = partial(_refuse, answer, error)
-        # A loop that has closed meanwhile has nobody left to tell.
+        # If the loop has closed meanwhile, nobody waits for the answer.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle)
 
@@ -338,7 +336,7 @@ _KINDS: tuple[tuple[type[Exception], TransportTrouble], ...] = (
 
 
 def _trouble(error: Exception, otherwise: TransportTrouble) -> TransportError:
-    """What an exception means; its text, which may quote the URL, is left behind."""
+    """Translate an exception, without its text, which may quote the URL."""
     for kind, trouble in _KINDS:
         if isinstance(error, kind):
             return TransportError(trouble)
@@ -349,7 +347,7 @@ Opened = tuple[HttpAnswer, Success]
 
 
 class HttpCall(AbstractAsyncContextManager[Success]):
-    """What `scrape` returns. `start` gives the answer and what it is worth, or raises
+    """The context that `scrape` returns. `start` returns the answer and its content, or raises
     ScrapeFailed with the answer already released."""
 
     __slots__ = ("_answer", "_request", "_start")
@@ -363,7 +361,7 @@ class HttpCall(AbstractAsyncContextManager[Success]):
 
     async def __aenter__(self) -> Success:
         answer, success = await self._start(self._request)
-        # A body that came whole has given its connection back already.
+        # The connection of a body that came whole is back in the pool already.
         if not isinstance(success.content, bytes):
             self._answer = answer
         return success

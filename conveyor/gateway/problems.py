@@ -1,6 +1,6 @@
-"""The verdicts on a scrape: which answer or failure becomes which ScrapeFailed.
+"""The verdicts on a scrape: turn answers and failures into ScrapeFailed.
 
-Every sentence here is a constant: no URL, header or key can reach a problem through this module.
+Every sentence here is a constant, so no URL, header or key can reach a problem through this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_CODINGS = 3
 
 
 def transport_failure(trouble: TransportTrouble) -> ScrapeFailed:
-    """The verdict where no whole answer came."""
+    """Return the verdict on an exchange that brought no whole answer."""
     code, title, status, failure, retryable = _TRANSPORT[trouble]
     return ScrapeFailed(Problem(code, title, status), failure, retryable=retryable)
 
@@ -77,7 +77,7 @@ _TRANSPORT: dict[TransportTrouble, tuple[str, str, int, TaskFailure, bool]] = {
 
 
 def target_verdict(status: int, *, retry_after: float) -> ScrapeFailed:
-    """The verdict on a status that a target gave to a direct fetch, not being a success."""
+    """Return the verdict on a status, not a success, that a target gave to a direct fetch."""
     failure, retryable = _target_failure(status)
     problem = Problem(failure.value, status_title(status), status)
     after = retry_after if retryable else 0.0
@@ -95,17 +95,17 @@ def _target_failure(status: int) -> tuple[TaskFailure, bool]:
 
 
 def is_transient(status: int) -> bool:
-    """Whether another attempt may do better (429 apart)."""
+    """Return whether another attempt may do better (429 apart)."""
     return status in (408, 425) or status >= 500
 
 
 def transient_failure(status: int) -> TaskFailure:
-    """The reason in the roll-up of a transient status."""
+    """Return the reason that a transient status has in the roll-up."""
     return TaskFailure.TIMEOUT if status in (408, 504) else TaskFailure.GATEWAY_ERROR
 
 
 def status_title(status: int) -> str:
-    """A short name of a status."""
+    """Return a short name of a status."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:
@@ -113,48 +113,48 @@ def status_title(status: int) -> str:
 
 
 def bad_target(code: str, title: str) -> ScrapeFailed:
-    """The target cannot be scraped, and trying again is of no use."""
+    """Return a failure of a target that cannot be scraped, and is not worth another try."""
     return ScrapeFailed(Problem(code, title, 422), TaskFailure.BAD_TARGET)
 
 
 def malformed_url() -> ScrapeFailed:
-    """A URL that no request can be made of."""
+    """Return the failure of a URL that cannot be requested."""
     return transport_failure(TransportTrouble.UNSENDABLE)
 
 
 def unsupported_scheme() -> ScrapeFailed:
-    """A URL, given or redirected to, that is not http or https."""
+    """Return the failure of a URL, or a redirect, that is not http or https."""
     return bad_target(InvalidTaskReason.UNSUPPORTED_SCHEME.value, "only http and https are fetched")
 
 
 def impossible_name() -> ScrapeFailed:
-    """A host name that DNS cannot hold."""
+    """Return the failure of a host name that DNS cannot hold."""
     return bad_target("impossible_host", "no host can have this name")
 
 
 def too_many_redirects() -> ScrapeFailed:
-    """The redirects did not end."""
+    """Return the failure of redirects that do not end."""
     return bad_target("too_many_redirects", f"more than {MAX_REDIRECTS} redirects")
 
 
 def too_large(max_bytes: int) -> ScrapeFailed:
-    """The decoded body is over the bound."""
+    """Return the failure of a decoded body over the bound."""
     return bad_target("result_too_large", f"the body is larger than {max_bytes} bytes")
 
 
 def too_many_codings() -> ScrapeFailed:
-    """The answer stacks more content codings than anyone needs."""
+    """Return the failure of an answer with too many content codings."""
     return bad_target("too_many_codings", f"more than {MAX_CODINGS} content codings")
 
 
 def corrupt_body() -> ScrapeFailed:
-    """The compressed body is cut off or damaged."""
+    """Return the failure of a compressed body that is cut off or damaged."""
     problem = Problem("corrupt_body", "the compressed body is cut off or damaged", 502)
     return ScrapeFailed(problem, TaskFailure.GATEWAY_ERROR, retryable=True)
 
 
 def invalid_headers() -> ScrapeFailed:
-    """`custom_headers` that cannot be sent."""
+    """Return the failure of `custom_headers` that cannot be sent."""
     code = InvalidTaskReason.INVALID_PARAM_VALUE.value
     problem = Problem(code, "custom_headers cannot be sent", 422)
     return ScrapeFailed(problem, TaskFailure.OTHER)

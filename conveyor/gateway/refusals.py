@@ -1,7 +1,4 @@
-"""What an error answer of a ZenRows-compatible API means.
-
-Secrets struck out of text that a gateway sent back.
-"""
+"""Interpret error answers of an API compatible with ZenRows, and mask secrets in their text."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ _CREDENTIALS = re.compile(r"//[^/@\s]*@")
 
 
 def redactor(key: str, values: Iterable[str] = ()) -> Callable[[str], str]:
-    """A function that masks the key, plain or percent-encoded in part or whole, wherever it stands.
+    """Return a function that masks the key in a text, plain or percent-encoded in part or whole.
 
-    So are further values of at least MIN_VALUE characters (shorter ones would mask half of any
-    sentence), and whatever stands between `//` and `@`.
+    It also masks values of at least MIN_VALUE characters (shorter ones would mask half of any
+    sentence), and all text between `//` and `@`.
     """
     secrets = [key] if key else []
     secrets += [value for value in values if len(value) >= MIN_VALUE]
@@ -57,7 +54,7 @@ _MAX_COST = 1e9
 _COST = re.compile(r"[0-9]{1,12}(\.[0-9]{1,18})?")
 
 _ACCOUNT_CODES = {failure.value: failure for failure in RunFailure}
-# A 402 about one feature or one domain: the account itself still works.
+# A 402 about one feature or one domain; the account itself still works.
 _FEATURE_CODES = frozenset({"AUTH009", "AUTH010"})
 _BLOCKED_CODES = frozenset({"RESP001", "RESP008"})
 _TARGET_CODES = frozenset({"RESP002", "RESP003", "RESP007"})
@@ -71,10 +68,10 @@ def refusal(
     retry_after: float = 0.0,
     spend: Spend | None = None,
 ) -> ScrapeFailed:
-    """The verdict on an answer that is not a success.
+    """Return the verdict on an answer that is not a success.
 
-    `document` is its body, a problem document or not; `redact` strikes secrets out of every text
-    that is kept.
+    `document` is its body, a problem document or not; `redact` masks secrets in every text that is
+    kept.
     """
     given = _read(document)
     code = str(given.code)
@@ -93,7 +90,7 @@ def refusal(
 
 
 def read_spend(text: str) -> Spend:
-    """The spend that an `X-Request-Cost` tells: its cost, and that in credits, rounded up."""
+    """Return the spend in an `X-Request-Cost`: its cost, and that in credits, rounded up."""
     if _COST.fullmatch(text) is None:
         return Spend()
     cost = float(text)
@@ -140,7 +137,7 @@ def _unprocessable(code: str) -> TaskFailure:
 
 
 class _Document(msgspec.Struct):
-    """A problem document as it may come: nothing in it is to be relied on."""
+    """A problem document as it may come; no field is reliable."""
 
     code: str | int = ""
     title: str | None = None
@@ -160,7 +157,8 @@ def _read(document: bytes) -> _Document:
 def _problem(
     given: _Document, status: int, redact: Callable[[str], str], *, otherwise: str
 ) -> Problem:
-    """The problem given, struck and shortened; `otherwise` is its code where it has none."""
+    """Return the given problem, masked and shortened, with the code `otherwise` if it has no
+    code."""
 
     def clean(text: str | None, limit: int) -> str | None:
         return redact(text)[:limit] if text else None

@@ -1,7 +1,6 @@
-"""Target URLs as a direct fetch needs them: read as a browser reads them, sent as they were
-given.
+"""Read target URLs for a direct fetch, and decide which IP addresses it may touch.
 
-Which IP addresses a fetch on a stranger's behalf may touch.
+A URL is read as a browser reads it, and sent as it was given.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _ISATAP = 0x0000_5EFE
 
 @lru_cache(maxsize=4096)
 def is_public(address: str) -> bool:
-    """Whether an IP address, in any textual form, is one of the public internet.
+    """Return whether an IP address, in any textual form, belongs to the public internet.
 
-    An IPv6 address that carries an IPv4 one (mapped, 6to4, NAT64, ISATAP) is judged by what it
-    carries; Teredo is never public. What is no address at all is not public.
+    An IPv6 address that carries an IPv4 one (mapped, 6to4, NAT64, ISATAP) is judged by that one.
+    Teredo is never public, nor is text that is no address.
     """
     try:
         parsed = ip_address(address.partition("%")[0])
@@ -69,15 +68,15 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _DROPPED = re.compile(r"[\t\n\r]")
 _PARTS = re.compile(r"([^:]*:[/\\]*[^/\\?#]*)([^?#]*)([^#]*)")
 _UNSENDABLE = re.compile(r"[^\x21-\x7e]+")
-_RAW_BYTES = "surrogateescape"  # how the bytes of a header that are not UTF-8 are held in text
+_RAW_BYTES = "surrogateescape"  # keeps bytes of a header that are not UTF-8 in text
 _CONTROLS_AND_SPACE = "".join(map(chr, range(0x21)))
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where to connect and what to ask for.
+    """Where to connect, and what to ask for.
 
-    `host` is ASCII, an IPv6 literal in brackets; `path` has the query and is what the request line
-    gets; `credentials` is the Authorization value of a user and password in the URL.
+    `host` is ASCII, with an IPv6 literal in brackets. `path` includes the query and goes into the
+    request line. `credentials` is the Authorization value of a user and password in the URL.
     """
 
     scheme: str
@@ -88,7 +87,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """Scheme, host and port: what credentials belong to."""
+        """Scheme, host and port, to which credentials belong."""
         return self.scheme, self.host, self.port
 
     @property
@@ -100,10 +99,11 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def parse_target(url: str) -> Target:
-    """Read a URL of any spelling. Raises ScrapeFailed (bad_target) where it cannot be fetched.
+    """Read a URL of any spelling. Raises ScrapeFailed (bad_target) if it cannot be fetched.
 
-    Path and query stay as given, but for what HTTP cannot carry: controls, spaces and what is not
-    ASCII are percent-encoded. No path segment is resolved, no escape normalised.
+    Path and query stay as given, except that controls, spaces and characters beyond ASCII are
+    percent-encoded, because HTTP cannot carry them. No path segment is resolved, no escape
+    normalised.
     """
     is_odd = _UNSENDABLE.search(url) is not None
     if is_odd:
@@ -137,7 +137,7 @@ def _read_authority(text: str) -> tuple[str, str, int, str | None]:
 
 
 def redirected(target: Target, location: str) -> Target:
-    """Where a Location field, seen at a target, leads. Raises ScrapeFailed."""
+    """Return the target of a Location field, seen at a target. Raises ScrapeFailed."""
     try:
         return parse_target(urljoin(target.url, _sendable(location.strip())))
     except ValueError:

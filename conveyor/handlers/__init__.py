@@ -1,1 +1,1 @@
-"""What a message means, one kind a file."""
+"""The work that messages mean, one kind a file. Knows ports, not the dispatch loop."""

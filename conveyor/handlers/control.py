@@ -1,4 +1,4 @@
-"""The control lane's handler: gives each message to the handler of its kind."""
+"""Pass each message of the control lane to the handler of its kind."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _log = logging.getLogger("conveyor.handlers")
 
 
 class ControlHandler:
-    """One handler a kind of message."""
+    """One handler for each kind of message."""
 
     def __init__(self, handlers: Mapping[type[Message], Handler]) -> None:
         self._handlers = dict(handlers)
 
     async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
-        """Do what the message means. A kind that this version does not know is left to one that
-        does: it is hidden for a while."""
+        """Call the handler of the message's kind. Hide a message of an unknown kind for a while: a
+        worker of a newer version may know it."""
         handler = self._handlers.get(type(delivery.message))
         if handler is None:
             kind = type(delivery.message).__name__
-            _log.warning("a control message of an unknown kind: %s", kind)
+            _log.warning("unknown kind of control message: %s", kind)
             return Outcome(hide_for=60.0)
         return await handler.handle(delivery, throttled)
 
     async def renew(self) -> None:
-        """Extend what each of them holds."""
+        """Renew what each handler holds."""
         for handler in self._handlers.values():
             await handler.renew()

@@ -1,6 +1,6 @@
-"""Scrubbing a deleted run: its rows and its bodies in paced steps, its tombstone at last.
+"""Scrub a deleted run: remove its rows and bodies in steps, and its tombstone at the end.
 
-Removing much without getting in the way: short steps, and a rest after each full one.
+A throttle keeps removal out of the way of other work: short steps, and a rest after each full one.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from conveyor.records.blob_keys import LIFECYCLE_DAYS, export_prefix, run_prefix
 ROWS_A_STEP = 500
 BODIES_A_STEP = 256
 REST = 9.0
-"""How many times as long as a step took is rested after it: a remover is at work a tenth of the
-time, and less where the work of others makes its steps take longer."""
+"""Rest after a step, in times of its length: a remover works a tenth of the time, and less while
+other work slows its steps."""
 
 Remove = Callable[[int], Awaitable[int]]
-"""Removes at most so many things; how many went."""
+"""Remove up to so many things; return how many."""
 
 
 class Throttle:
-    """Steps of removal with rests in between, measured and slept by an injected clock."""
+    """Run steps of removal with rests in between, by an injected clock."""
 
     def __init__(self, clock: Clock, *, rest: float = REST) -> None:
         self._clock = clock
         self._rest = rest
 
     async def step(self, remove: Remove, size: int) -> bool:
-        """Remove up to `size` things; whether there may be more, told after the rest."""
+        """Remove up to `size` things and rest; return whether there may be more."""
         rest = await self.step_without_rest(remove, size)
         if rest is None:
             return False
@@ -44,8 +44,8 @@ class Throttle:
         return True
 
     async def step_without_rest(self, remove: Remove, size: int) -> float | None:
-        """Remove up to `size` things; how many seconds are to be rested before the next step, None
-        where nothing is left."""
+        """Remove up to `size` things; return the seconds to rest before the next step, or None if
+        nothing is left."""
         began = self._clock.monotonic()
         if await remove(size) < size:
             return None
@@ -53,14 +53,15 @@ class Throttle:
 
 
 def bodies_below(blobs: BlobPurge, prefix: str) -> Remove:
-    """Return a removal of the bodies below a prefix."""
+    """Return a function that removes bodies below a prefix."""
     return lambda size: blobs.delete_prefix(prefix, limit=size)
 
 
 MOST_LONG = 2
-"""Long deletions at a time in one worker: the control lane keeps slots for what cannot wait."""
+"""Long deletions at a time in one worker: the other slots of the control lane are for urgent
+work."""
 PAUSE = 5.0
-"""Seconds until a deletion that had to stand back is tried again."""
+"""Seconds until a deletion that had no place is tried again."""
 
 _log = logging.getLogger("conveyor.handlers")
 
@@ -68,9 +69,9 @@ _log = logging.getLogger("conveyor.handlers")
 class DeleteHandler:
     """The handler of delete messages.
 
-    Ingestions and exports under way find the tombstone at their next step and end. A second pass,
-    one visibility timeout after the first, takes what they left, and what a worker left that was
-    killed between body and settlement. Doing any of it twice, or at the same time, is harmless.
+    Ingestions and exports under way find the tombstone at their next step, and end. A second pass,
+    one visibility timeout after the first, removes what they left, and what a worker left that was
+    killed between body and settlement. Any step may be done twice, or by two workers at once.
     """
 
     def __init__(
@@ -96,19 +97,22 @@ class DeleteHandler:
         self._long = 0
 
     async def handle(self, delivery: Delivery, _throttled: Throttled) -> Outcome:
-        """Remove everything of one run, or a step of it where too many long ones are under way."""
+        """Remove everything of one run, or a step of it while too many long deletions are under
+        way."""
         message = delivery.message
         assert isinstance(message, DeleteMessage)
         run = await self._run(message)
         if run is None:
-            # Purged before, so that its job alone may be left.
+            # The run was purged before; its job may be left.
             await self._jobs.purge_job(message.job_id)
             return ACKNOWLEDGE
         if run.status is not RunStatus.DELETED:
-            _log.error("a delete message for a run that stands", extra={"run_id": run.run_id})
+            _log.error(
+                "a delete message for a run that is not deleted", extra={"run_id": run.run_id}
+            )
             return ACKNOWLEDGE
         if message.run_id in self._under_way:
-            # That one ends what this one asks for; where it is lost, the sweeper sends another.
+            # The one under way does the same; if it is lost, the sweeper sends another message.
             return ACKNOWLEDGE
         self._under_way.add(message.run_id)
         try:
@@ -127,7 +131,7 @@ class DeleteHandler:
         return ACKNOWLEDGE
 
     async def renew(self) -> None:
-        """Tell that deletions in work are under way, so that no sweeper sends them again."""
+        """Mark the deletions in work as under way, so that no sweeper sends them again."""
         for run_id in list(self._under_way):
             await alone("touching a deletion", partial(self._touch, run_id))
 
@@ -135,19 +139,19 @@ class DeleteHandler:
         await self._runs.touch_tombstone(run_id, now=self._clock.now())
 
     async def _run(self, message: DeleteMessage) -> Run | None:
-        """The run, which should be a tombstone: nothing of it goes by a message's word alone."""
+        """Find the run, to check that it is a tombstone: a message alone deletes nothing."""
         job = await self._jobs.find_job(message.job_id)
         if job is None:
             return None
         return await self._runs.get_run(job.caller, message.job_id, message.run_id)
 
     async def _later(self, message: DeleteMessage) -> Outcome:
-        """Send a fresh copy: standing back again and again wears no message out."""
+        """Send a fresh copy, so that waiting does not wear the message out."""
         await self._queues.send(CONTROL_QUEUE, message, delay=PAUSE)
         return ACKNOWLEDGE
 
     async def _scrub(self, message: DeleteMessage) -> bool:
-        """Remove rows and bodies; False where that takes long, and there is no place for it."""
+        """Remove rows and bodies; return False if that takes long and there is no place for it."""
         is_long = False
         try:
             for remove, size in self._removals(message):

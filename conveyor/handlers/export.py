@@ -1,6 +1,6 @@
-"""Making exports: the results of a run become one blob.
+"""Make exports: turn the results of a run into one blob.
 
-What goes into an export: the rows of a run in portions, each with the bodies that are there.
+An export reads the rows of its run in portions, each with the bodies that are still there.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from conveyor.records.sharded_reads import all_tasks
 
 PORTION_ROWS = 128
 PORTION_BYTES = 4 * 1024 * 1024
-"""A portion ends with whichever comes first; a larger body is in a portion of its own."""
+"""A portion ends at either bound; a larger body has a portion of its own."""
 
 READS_AT_A_TIME = 4
 
 
 class TooLarge(Exception):
-    """The bodies of a run are larger than an export may be."""
+    """The bodies of a run exceed the largest export."""
 
 
 class ExportSource:
@@ -63,7 +63,7 @@ class ExportSource:
         self._expiry = Expiry(tasks)
 
     async def portions(self, *, max_bytes: int) -> AsyncGenerator[list[Exported], None]:
-        """Every row in submission order. Raises TooLarge before it reads a body beyond
+        """Yield every row in submission order. Raises TooLarge before it reads a body beyond
         `max_bytes` of bodies in all."""
         rows: list[Task] = []
         held = total = 0
@@ -105,9 +105,9 @@ def _body_size(task: Task) -> int:
 
 
 TRIES = 5
-"""Errors in this process after which an export is given up."""
+"""Errors in this process after which it gives an export up."""
 BUSY_PAUSE = 2.0
-"""Seconds that an export waits before it asks again whether the one before it has ended."""
+"""Seconds that an export waits while another one is being made here."""
 
 _GIB = 1 << 30
 _WRITERS = {
@@ -121,18 +121,18 @@ _log = logging.getLogger("conveyor.handlers")
 
 
 class _Withdrawn(Exception):
-    """The export has ended, expired or lost its run while it was being made."""
+    """The export has ended or expired, or its run was deleted, while it was being made."""
 
 
 class _Impossible(Exception):
-    """The export cannot be made, now or later; the text is what its caller is told."""
+    """The export can never be made; the text is shown to its caller."""
 
 
 class ExportHandler:
     """The handler of export messages.
 
-    Makes one export at a time, so that the control lane's other slots are left to everything else.
-    Making one twice is harmless: until it is complete, nobody sees a byte of it.
+    It makes one export at a time, which leaves the other slots of the control lane free. Making one
+    twice is harmless: nobody sees a byte of it until it is complete.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class ExportHandler:
         if message.export_id in self._active:
             return ACKNOWLEDGE
         if self._active:
-            # Touched, so that no sweeper sends it, too. A fresh copy: standing back again and again
-            # wears no message out.
+            # Touch it, so that no sweeper sends it again. Send a fresh copy, so that waiting does
+            # not wear the message out.
             await self._exports.touch_export(message.export_id, now=self._clock.now())
             await self._queues.send(CONTROL_QUEUE, message, delay=BUSY_PAUSE)
             return ACKNOWLEDGE
@@ -179,7 +179,7 @@ class ExportHandler:
         return ACKNOWLEDGE
 
     async def renew(self) -> None:
-        """Tell that exports in work are still being made; end those that nobody wants any more."""
+        """Mark exports in work as being made, and end those that nobody wants any more."""
         for export_id in list(self._active):
             await alone("renewing an export", partial(self._renew, export_id))
 
@@ -201,7 +201,7 @@ class ExportHandler:
             if errors < TRIES:
                 self._errors[message.export_id] = errors
                 raise
-            _log.exception("an export is given up", extra={"export_id": message.export_id})
+            _log.exception("gave up an export", extra={"export_id": message.export_id})
             await self._give_up(message, error)
         self._errors.pop(message.export_id, None)
 
@@ -234,7 +234,7 @@ class ExportHandler:
     async def _checked(
         self, blocks: AsyncGenerator[bytes, None], message: ExportMessage
     ) -> AsyncGenerator[bytes, None]:
-        """The blocks; the last look at the export comes before its bytes become visible."""
+        """Yield the blocks; look at the export once more before its bytes become visible."""
         async with aclosing(blocks):
             async for block in blocks:
                 yield block
@@ -248,7 +248,7 @@ class ExportHandler:
             await self._clean_up(message)
 
     async def _clean_up(self, message: ExportMessage) -> None:
-        """Remove the bytes of an export that is of no use, unless it was completed elsewhere."""
+        """Remove the bytes of an unwanted export, unless another worker completed it."""
         export = await self._exports.get_export(message.export_id)
         if export is None or export.status is not ExportStatus.COMPLETED:
             await self._blobs.delete(_key(message))
@@ -261,7 +261,7 @@ class ExportHandler:
 
 
 def _writer(export_format: ExportFormat) -> Writer:
-    # What writes is loaded when it is first needed: the libraries behind it are large.
+    # Load a writer when it is first needed, because its libraries are large.
     module, function = _WRITERS[export_format]
     try:
         writer: Writer = getattr(importlib.import_module(module), function)

@@ -1,4 +1,4 @@
-"""An export as a Parquet file: bodies as they are, bytes in a column. Needs pyarrow."""
+"""Write an export as a Parquet file, with bodies as bytes in a column. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conveyor.domain.export_rows import Exported, export_row
 
 GROUP_ROWS = 10_000
 GROUP_BYTES = 16 * 1024 * 1024
-"""A group of rows ends with whichever comes first; it is what is held in memory."""
+"""A group of rows ends at either bound; memory holds one group."""
 
 SCHEMA = pyarrow.schema(
     [
@@ -35,7 +35,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def parquet_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
-    """The file, a piece for each group of rows."""
+    """Yield the file, one piece for each group of rows."""
     sink = _Sink()
     with parquet.ParquetWriter(sink, SCHEMA, compression="zstd") as writer:
         for group in _groups(rows):
@@ -45,7 +45,7 @@ def parquet_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
 
 
 class _Sink(io.RawIOBase):
-    """A file that is written to and taken away piece by piece."""
+    """A file in memory whose content is taken away piece by piece."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -64,7 +64,7 @@ class _Sink(io.RawIOBase):
         return self._position
 
     def taken(self) -> bytes:
-        """What was written since the last time."""
+        """Return what was written since the last call."""
         piece = b"".join(self._pieces)
         self._pieces.clear()
         return piece

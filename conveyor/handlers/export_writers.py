@@ -1,8 +1,7 @@
-"""An export as a zip archive: a file for each body, and the manifest of all rows at the end.
+"""Write exports: a zip archive with a file for each body, JSON lines, or CSV.
 
-An export as text, a row a line: JSON lines, or CSV.
-
-From rows, which come in on the event loop, to an archive, which is made in a thread.
+The manifest of a zip archive, with all rows, comes last. Rows arrive on the event loop; a writer
+runs in a thread.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ _LEVEL = 6
 _MODE = 0o100644
 _DEFLATED = ZIP_AUTO(0, level=_LEVEL)
 _LARGE = 1 << 31
-"""Bytes from which a body is written in the long form; what is told of it takes 20 bytes more."""
+"""Size from which a body is written in the long form, which takes 20 more bytes of header."""
 _EARLIEST = 315_532_800_000
-"""1980-01-01: a zip archive knows no earlier date."""
+"""1980-01-01, the earliest date of a zip archive."""
 
 _encoder = msgspec.json.Encoder()
 
 
 def zip_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
-    """The archive in pieces of 64 KiB, made while the rows come in.
+    """Yield the archive in pieces of 64 KiB, while the rows come in.
 
-    The manifest waits in a temporary file, packed. What is kept in memory for each body is its
-    entry in the archive's directory, about 250 bytes.
+    The manifest waits in a temporary file, packed. Memory holds each body's entry in the archive's
+    directory, about 250 bytes.
     """
     with tempfile.TemporaryFile() as spool:
         yield from stream_zip(_members(rows, spool), extended_timestamps=False)
@@ -94,13 +93,13 @@ CSV_COLUMNS = (
 
 
 def jsonl_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
-    """One JSON object a line, bodies inside."""
+    """Yield one JSON object a line, with the body inside."""
     for row in rows:
         yield _encoder.encode(inline_row(row)) + b"\n"
 
 
 def csv_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
-    """A header and one record a row, in UTF-8, lines ended by CR LF; no cell is a formula."""
+    """Yield a header and one record a row, in UTF-8, lines ended by CR LF; no cell is a formula."""
     sheet = io.StringIO()
     writer = csv.writer(sheet)
     writer.writerow(CSV_COLUMNS)
@@ -135,15 +134,15 @@ Writer = Callable[[Iterable[Exported]], Generator[bytes, None, None]]
 """Makes an archive while the rows come in; knows no event loop."""
 
 BLOCK = 256 * 1024
-"""Bytes that are gathered before they are handed over."""
+"""Bytes gathered before they are passed on."""
 
 
 async def archive(
     writer: Writer, portions: AsyncIterator[list[Exported]]
 ) -> AsyncGenerator[bytes, None]:
-    """The archive of these rows in blocks.
+    """Yield the archive of these rows in blocks.
 
-    Raises what `portions` raises. Everything is given up at the next portion after a cancellation.
+    Raises what `portions` raises. A cancelled archive ends at its next portion.
     """
     with closing(writer(_rows(portions))) as output:
         while block := await to_thread.run_sync(_block, output):

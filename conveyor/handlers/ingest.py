@@ -1,8 +1,7 @@
-"""Writing the rows of a large run: from the chunks that its submit staged, or from the run that it
-replays.
+"""Write the rows of a large run, from the chunks that its submit staged or from the run it reruns.
 
-Everything here may be cut off at any instant, and done again, by two workers at once even: rows are
-written where they are absent, and the checkpoint moves with them.
+A worker may be killed at any instant here, and two workers may do the same work at once: rows are
+written only if they are absent, and the checkpoint moves with them.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from conveyor.ports.queues import (
 from conveyor.records.blob_keys import staged_key, staged_prefix
 
 STRETCH = 250
-"""Indexes whose rows are written in one step: a rerun copies so many, and a line of a staged chunk
-holds no more. Few, since whoever claims or settles a task meanwhile waits for the step."""
+"""Indexes whose rows are written in one step: a rerun copies as many, and a line of a staged chunk
+holds no more. Few, because claims and settlements wait for the step."""
 
 HELD_PAUSE = 2.0
-"""Seconds until an ingestion that could not go on looks again, as a copy that met a call under way
-in its source."""
+"""Seconds until an ingestion that could not go on looks again, such as a copy that met a call under
+way in its source."""
 
 _log = logging.getLogger("conveyor.handlers")
 _pairs = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
 
 
 class IngestFailed(Exception):
-    """The rows cannot be written, however often it is tried. The text is shown to the caller."""
+    """The rows can never be written. The text is shown to the caller."""
 
 
 class IngestHandler:
@@ -79,11 +78,11 @@ class IngestHandler:
             await self._give_up(message, str(broken))
             return ACKNOWLEDGE
         except CallInFlight:
-            # A fresh copy: waiting wears no message out, and takes no slot of the lane.
+            # Send a fresh copy: waiting then wears no message out, and takes no slot of the lane.
             await self._queues.send(CONTROL_QUEUE, message, delay=HELD_PAUSE)
             return ACKNOWLEDGE
         if not whole:
-            # It was stopped, failed or deleted, or another ingester was quicker.
+            # The run was stopped, failed or deleted, or another ingester was quicker.
             state = await self._ingestion.ingesting(message.run_id)
             if state is not None and state.live:
                 return Outcome(hide_for=HELD_PAUSE)
@@ -95,10 +94,10 @@ class IngestHandler:
         return ACKNOWLEDGE
 
     async def renew(self) -> None:
-        """Nothing is held beside the message itself."""
+        """Renew nothing: an ingestion holds only its message."""
 
     async def _write(self, state: Ingesting) -> bool:
-        """Write what is missing; whether that was all of it."""
+        """Write the missing rows; return whether all are written."""
         if state.rerun_of is not None:
             return await self._copy(state)
         return await self._write_staged(state)
@@ -121,7 +120,7 @@ class IngestHandler:
             if end > state.ingest.next_index:
                 await self._announce(state, unsent)
                 unsent = []
-        # Copied before, and most likely sent: not again each time that the next stretch is held.
+        # These were copied before, and most likely sent: send them once, not at every retry.
         await self._announce(state, unsent)
         return True
 
@@ -136,8 +135,8 @@ class IngestHandler:
             except IngestFailed:
                 now = await self._ingestion.ingesting(state.run_id)
                 whole = now is not None and now.live
-                # What is written needs no chunk any more, but for references that may not have
-                # been sent: the sweeper sends those of a run in which nothing moves.
+                # Rows that are written no longer need their chunk. If their references were not
+                # sent, the sweeper sends them once nothing moves in the run.
                 if now is not None and whole and now.ingest.next_index < end:
                     raise
             if not whole:
@@ -145,7 +144,7 @@ class IngestHandler:
         return True
 
     async def _write_chunk(self, state: Ingesting, first: int, end: int) -> bool:
-        """Write what is missing of one chunk; False where the run has done with ingesting."""
+        """Write the missing rows of one chunk; return False if the run no longer ingests."""
         pieces = await self._blobs.open(staged_key(state.job_id, state.run_id, first))
         if pieces is None:
             raise IngestFailed("a part of the staged list is missing")
@@ -163,18 +162,18 @@ class IngestHandler:
         return True
 
     async def _announce(self, state: Ingesting, references: Sequence[tuple[int, str]]) -> None:
-        """Let the tasks be worked while later ones are still being written."""
+        """Enqueue tasks, to be worked while later ones are still being written."""
         if references:
             await self._queues.send_tasks(state.job_id, state.run_id, references)
             self._signals.run_changed(state.run_id)
         await anyio.lowlevel.checkpoint()
 
     async def _give_up(self, message: IngestMessage, reason: str) -> None:
-        """Nothing happens to a run that another ingester has brought to its end."""
+        """Fail the run, unless another ingester has finished it."""
         now = self._clock.now()
         if not await self._ingestion.fail_ingest(message.run_id, detail=reason, now=now):
             return
-        _log.error("a run cannot be ingested", extra={"run_id": message.run_id, "error": reason})
+        _log.error("a run could not be ingested", extra={"run_id": message.run_id, "error": reason})
         dead = msgspec.structs.replace(message, reason=reason)
         await self._queues.send(DEAD_LETTER_QUEUE, dead)
         await self._remove_staged(message)
@@ -187,7 +186,7 @@ class IngestHandler:
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The lines of one staged chunk."""
+    """Yield the lines of one staged chunk."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -198,7 +197,8 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _resumed(ingest: Ingest) -> int:
-    """Where to go on: a stretch before the checkpoint, whose references may not have been sent."""
+    """Return where to go on: a stretch before the checkpoint, because its references may not have
+    been sent."""
     return max(0, ingest.next_index - STRETCH)
 
 

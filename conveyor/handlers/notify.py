@@ -1,4 +1,4 @@
-"""Telling those who wait how a run ended, and until then that it goes on."""
+"""Send callbacks: heartbeats while a run goes on, and its result once it has ended."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from conveyor.ports.outbox import Callbacks, Outbox, OutboxEntry, TokenExpired
 from conveyor.ports.records import JobLookup
 
 PAGE = 100
-"""Notices that one look takes; it looks again while there are as many."""
+"""Entries read at a time; a look goes on while there are as many."""
 SIDE_BY_SIDE = 10
-"""Notices delivered at a time."""
+"""Entries delivered at a time."""
 LEASE = 60.0
-"""Seconds that a notice stays with a worker that may be lost."""
+"""Seconds that an entry stays with a worker that may have died."""
 RETRY_BASE = 2.0
 RETRY_CAP = 300.0
 GIVE_UP_AFTER = 3 * 86_400.0
-"""Seconds after which a run's end is not told any more, as for webhooks."""
+"""Seconds after which the end of a run is no longer sent, as for webhooks."""
 
 _log = logging.getLogger("conveyor.handlers")
 
 
 class Notifier:
-    """Delivers what is due in the outbox; any number of workers may do so at once.
+    """Deliver the due entries of the outbox. Any number of workers may do so at once.
 
-    `heartbeat`: seconds between two signs of life of a run that goes on.
+    `heartbeat` is the number of seconds between two heartbeats of a run that goes on.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Notifier:
         self._heartbeat = heartbeat
 
     async def deliver(self) -> None:
-        """One look: every notice that is due. What fails is logged, put off, and tried again."""
+        """Deliver every due entry once. One that fails is logged, put off, and tried again."""
         before: list[str] = []
         while True:
             due = await self._outbox.due_entries(now=self._clock.now(), limit=PAGE)
@@ -96,7 +96,7 @@ class Notifier:
         await self._outbox.reschedule_entry(notice, due_at=due_at, attempts=0)
 
     async def _decide(self, notice: OutboxEntry) -> None:
-        """Settle what is told, and tell it, unless another has the notice meanwhile."""
+        """Fix the payload of an entry, and send it, unless another worker has taken the entry."""
         now = self._clock.now()
         ending = build_run_event(
             notice.run,
@@ -129,19 +129,20 @@ class Notifier:
             await self._callbacks.send_success(task_token, output=ending.event)
 
     async def _nobody(self, notice: OutboxEntry) -> None:
-        """Also the answer to a repetition whose first delivery was not answered."""
+        """Drop an entry that nobody waits for. A repetition ends here, too, if the answer to its
+        first delivery was lost."""
         self._observer.callback_made("unwanted")
-        _log.warning("nobody waits for run %s (any more): its callback is dropped", notice.run_id)
+        _log.warning("nobody waits for run %s: dropped its callback", notice.run_id)
         await self._outbox.drop_entry(notice)
 
     async def _again(self, notice: OutboxEntry, error: ConveyorError) -> None:
         attempts = notice.attempts + 1
         now = self._clock.now()
         if now - notice.decided_at > GIVE_UP_AFTER * 1_000:
-            _log.error("the end of run %s could not be told: %s", notice.run_id, error)
+            _log.error("gave up the callback of run %s: %s", notice.run_id, error)
             await self._outbox.drop_entry(notice)
             return
-        _log.warning("telling the end of run %s failed: %s", notice.run_id, error)
+        _log.warning("the callback of run %s failed: %s", notice.run_id, error)
         delay = retry_delay(attempts, base=RETRY_BASE, cap=RETRY_CAP, jitter=self._clock.random())
         await self._outbox.reschedule_entry(
             notice, due_at=now + round(delay * 1_000), attempts=attempts

@@ -1,4 +1,4 @@
-"""From a failed scrape to what becomes of its task: retried, failed, or the run's end."""
+"""Decide what a failed scrape means for its task: a retry, a failure, or the end of its run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import ScrapeFailed
 
 RECORDED = 32
-"""Receives of a task whose refusals for load are written to its history: one that lasts for a day
-would make its row outgrow every store."""
+"""Receives of a task whose refusals for load go into its history: a refusal that lasts for a day
+would make the row outgrow every store."""
 
 
 class RetryPolicy:
@@ -27,12 +27,12 @@ class RetryPolicy:
     def decide(
         self, failure: ScrapeFailed, task: Task, job: Job, *, event: Event, receives: int
     ) -> Failed | Retry:
-        """What a scrape that gave no body means for its task.
+        """Decide what a scrape without a body means for its task.
 
-        An attempt that counts is the last one when the job allows no more. One that does not count
-        (a gateway's 429) is bounded by a deadline instead, reckoned from the task's creation. There
-        may be hundreds of these until then: those of later receives are not written down, unless
-        they cost something.
+        An attempt that counts is the last one if the job allows no more. One that does not count (a
+        gateway's 429) is bounded by a deadline instead, from the task's creation. There may be
+        hundreds of these until then: those of later receives are not recorded, unless they cost
+        something.
         """
         now = self._clock.now()
         final = Failed(event, failure.problem, failure.failure)
@@ -51,8 +51,8 @@ class RetryPolicy:
         return Retry(event, now + int(delay * 1000), failure.burns_attempt, recorded)
 
     def pause(self, failure: ScrapeFailed, task: Task, call: int) -> float | None:
-        """Seconds to wait after so many calls that were refused for load; None past the
-        deadline."""
+        """Return the seconds to wait after `call` calls that were refused for load, or None past
+        the deadline."""
         if self._too_late(task, self._clock.now()):
             return None
         return self._delay(failure, call)
@@ -71,7 +71,8 @@ class RetryPolicy:
 
 
 def internal_failure() -> ScrapeFailed:
-    """What an unforeseen error of ours counts as: an attempt like any other that may be retried."""
+    """Return the failure of an unexpected error of Conveyor: an attempt that counts, and may be
+    retried."""
     problem = Problem(
         code="internal", title="Internal error", status=500, detail="the attempt broke off"
     )
@@ -79,7 +80,8 @@ def internal_failure() -> ScrapeFailed:
 
 
 def unreadable_key() -> ScrapeFailed:
-    """The caller's key cannot be opened, as after the secret was replaced: only a new job helps."""
+    """Return the failure of a job whose API key cannot be unsealed, such as after the secret was
+    replaced: only a new job helps."""
     problem = Problem(
         code="unauthenticated",
         title="API key not readable",
@@ -92,7 +94,7 @@ def unreadable_key() -> ScrapeFailed:
 def attempt_event(
     task: Task, *, started_at: int, ended_at: int, failure: ScrapeFailed | None = None
 ) -> Event:
-    """The line that an attempt leaves in its task's history."""
+    """Return the event that an attempt leaves in its task's history."""
     if failure is None:
         return Event(
             kind=EventKind.ATTEMPT,

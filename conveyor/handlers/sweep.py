@@ -1,14 +1,8 @@
-"""The sweeper: a periodic look over the whole store for what is stuck, lost or past its time.
+"""The sweeper: look over the whole store, now and then, for what is stuck, lost or expired.
 
-Whatever it does may be done twice, and by two workers at once: it sends messages again, and removes
-what nobody needs.
-
-What a sweeper remembers from one sweep to the next.
-
-Runs that have come to a standstill: counters set right, lost references sent again.
-
-Retention: queues go that outlived their runs, bodies when their results have expired, rows so
-many days after that.
+It corrects the counters of runs that stand still, and sends their lost references again. It removes
+queues that outlived their runs, bodies once their results have expired, and rows some days after
+that. It may do anything twice, and two workers may do it at once.
 """
 
 from __future__ import annotations
@@ -46,9 +40,9 @@ from conveyor.records.blob_keys import LIFECYCLE_DAYS, export_key, input_key, ru
 
 
 class RecentlyDone:
-    """Which things were done within the last `seconds`, so that a sweep does not do them again.
+    """Remember what was done within the last `seconds`, so that a sweep does not do it again.
 
-    Lost with the process: doing them twice is harmless.
+    The memory goes with the process, because doing it twice is harmless.
     """
 
     def __init__(self, clock: Clock, *, seconds: float) -> None:
@@ -57,7 +51,7 @@ class RecentlyDone:
         self._done: dict[str, float] = {}
 
     def first(self, key: str) -> bool:
-        """Whether a thing was not done recently; it counts as done from now on."""
+        """Return whether a thing was not done recently, and count it as done from now on."""
         now = self._clock.monotonic()
         for old in [key for key, at in self._done.items() if now - at >= self._seconds]:
             del self._done[old]
@@ -76,10 +70,11 @@ _BEFORE_ALL = -1
 
 
 class QuietRuns:
-    """Looks after runs in which nothing has moved for `quiet_after` seconds.
+    """Look after runs in which nothing has moved for `quiet_after` seconds.
 
-    Sending a reference a second time is harmless: a claim tells whether there is work in it. Still
-    no run's references are sent while its queue holds as many, nor twice within `quiet_after`.
+    Sending a reference a second time is harmless, because its claim shows whether work is left.
+    Still, a run's references are not sent while its queue holds as many, nor twice within
+    `quiet_after`.
     """
 
     def __init__(
@@ -101,10 +96,9 @@ class QuietRuns:
         self._reached = ""
 
     async def look(self, *, until: float) -> None:
-        """Go on where the last sweep reached its bound; then look at every quiet run, by id.
+        """Go on where the last sweep reached its bound, then look at every quiet run, by id.
 
-        Ends soon after the monotonic instant `until`, and the next look goes on behind the run that
-        was looked at last.
+        End soon after the monotonic instant `until`; the next look goes on behind the last run.
         """
         for (job_id, run_id), after in list(self._onward.items()):
             send = partial(self._send, job_id, run_id, after=after, until=until)
@@ -134,7 +128,7 @@ class QuietRuns:
             await self._send(run.job_id, run.run_id, after=_BEFORE_ALL, until=until)
 
     async def _send(self, job_id: str, run_id: str, *, after: int, until: float) -> None:
-        """Send the references above `after`, up to a bound, and remember where it ended."""
+        """Send the references above `after`, up to a bound, and remember the last one."""
         for _ in range(PIECES):
             due = await self._due(run_id, after=after)
             if due:
@@ -154,22 +148,22 @@ class QuietRuns:
 
 
 INTERVAL = 3_600.0
-"""Seconds between two looks at every run that has ended."""
+"""Seconds between two looks at every ended run."""
 BUDGET = 30.0
-"""Seconds after which a look stands back for the rest of the sweep; the next sweep goes on."""
+"""Seconds after which a look lets the rest of the sweep go first; the next sweep goes on."""
 ENDED_FOR = 3_600_000
-"""Milliseconds that a run has ended before it is looked at: whoever ended it has dropped its queue
-by then, or never will."""
+"""Milliseconds after its end at which a run is looked at: by then its worker has dropped the queue,
+or died before."""
 
 _DAY = 86_400_000
 
 
 class Retention:
-    """Removes what is past its time, in runs that have ended.
+    """Remove expired things of runs that have ended.
 
-    A queue goes with its run's end; where a worker was lost just then, it goes here, once. A result
-    expires `result_ttl_days` after its scrape: its run's bodies go that long after the run's end,
-    when the last of them has expired. `row_days` 0 keeps the rows.
+    A worker drops a run's queue once the run has ended; if it died just then, the queue is removed
+    here, once. A result expires `result_ttl_days` after its scrape. A run's bodies are removed that
+    long after its end, when the last of them has expired. `row_days` 0 keeps the rows.
     """
 
     def __init__(
@@ -192,10 +186,10 @@ class Retention:
         self._rests_until = 0.0
 
     async def look(self, *, until: float) -> None:
-        """Look at the ended runs, by id, where that is due; or go on with an unfinished look.
+        """Look at the ended runs, by id, if that is due; or go on with an unfinished look.
 
-        Ends soon after the monotonic instant `until`, or its own budget, in the middle of a run if
-        need be: with a step of removal at least.
+        End soon after the monotonic instant `until`, or after its own budget, in the middle of a
+        run if need be, but after at least one step of removal.
         """
         now = self._clock.monotonic()
         if now < self._rests_until or not (self._after or self._is_due()):
@@ -216,13 +210,13 @@ class Retention:
                 return
 
     def _is_due(self) -> bool:
-        """By the calendar, as what expires does: also where the clock was set meanwhile."""
+        """Return whether a look is due by wall time, as expiry is: also after the clock was set."""
         if self._looked_at is None:
             return True
         return not 0 <= self._clock.now() - self._looked_at < INTERVAL * 1_000
 
     async def _age(self, run: EndedRun, *, until: float) -> bool:
-        """Remove what is due of a run; False where the time was over before that."""
+        """Remove what is due of a run; return False if the time was over before that."""
         if not run.queue_dropped:
             drop = partial(self._drop_queue, run.run_id)
             await alone("dropping the queue of an ended run", drop)
@@ -247,8 +241,8 @@ class Retention:
         await self._sweeping.mark_queue_dropped(run_id)
 
     async def _remove(self, remove: Remove, *, until: float) -> bool:
-        """Remove step by step; False where the time was over before that. A rest that does not end
-        in time is not waited for: no step of a later look comes before its end."""
+        """Remove step by step; return False if the time was over first. A rest that does not end in
+        time is left to the next look, which begins no step before it has passed."""
         while (rest := await self._pace.step_without_rest(remove, BODIES_A_STEP)) is not None:
             self._rests_until = self._clock.monotonic() + rest
             if self._rests_until >= until:
@@ -259,18 +253,18 @@ class Retention:
 
 CLAIM_SHARE = 0.8
 """Share of the interval for which a claimed sweep keeps other workers from theirs: less than any
-interval with its jitter, so that a worker never keeps itself."""
+interval with its jitter, so that a worker never blocks itself."""
 LEAST = 1.0
-"""Seconds that each part of a sweep may take at least, whatever the others took of the claim."""
+"""Least seconds for each part of a sweep, whatever the others took of the claim."""
 DELETE_PATIENCE = 4
-"""Quiet periods that a tombstone may stand untouched before its delete message is sent again."""
+"""Quiet periods after which an untouched tombstone's delete message is sent again."""
 PAGE = 100
 
 _log = logging.getLogger("conveyor.handlers")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that concern the sweeper; seconds, and days."""
+    """The settings of the sweeper, in seconds and days."""
 
     interval: float
     quiet_after: float
@@ -292,7 +286,7 @@ class SweepPorts:
 
 
 class Sweeper:
-    """Looks after everything once a call; one worker of a fleet at a time."""
+    """Sweep the whole store once a call; one worker of a fleet does so at a time."""
 
     def __init__(self, ports: SweepPorts, clock: Clock, *, options: SweepOptions) -> None:
         self._ports = ports
@@ -316,9 +310,9 @@ class Sweeper:
         )
 
     async def sweep(self) -> None:
-        """One look. What fails is logged and left to the next one; the rest is done.
+        """Sweep once. A part that fails is logged and left to the next sweep; the others are done.
 
-        What may take long ends with the claim: the next worker that sweeps, or this one, goes on.
+        Long parts end with the claim; the next worker that sweeps, or this one, goes on.
         """
         now = self._clock.now()
         lasts = self._options.interval * CLAIM_SHARE
@@ -337,7 +331,7 @@ class Sweeper:
 
     @property
     def _until(self) -> float:
-        """When a part that begins now is to end, by the monotonic clock."""
+        """When a part that begins now must end, by the monotonic clock."""
         return max(self._claimed_until, self._clock.monotonic() + LEAST)
 
     @property
@@ -346,7 +340,7 @@ class Sweeper:
 
     async def _unfinished_writes(self) -> None:
         if count := await self._ports.sweeping.tidy(now=self._clock.now()):
-            _log.warning("what unfinished writes left behind was removed: %d things", count)
+            _log.warning("removed %d leftovers of interrupted writes", count)
 
     async def _ingestions(self) -> None:
         stuck = await self._ports.ingestion.stuck_ingests(before=self._quiet_since)
@@ -355,7 +349,8 @@ class Sweeper:
                 await self._ports.queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))
 
     async def _exports(self) -> None:
-        """Whoever makes an export, or lets it wait for its turn, touches it."""
+        """Send exports that nobody touches: a worker touches one while it makes it or lets it
+        wait."""
         exports = self._ports.exports
         for export in await exports.unfinished_exports(before=self._quiet_since):
             await exports.touch_export(export.export_id, now=self._clock.now())
@@ -363,11 +358,11 @@ class Sweeper:
             await self._ports.queues.send(CONTROL_QUEUE, message)
 
     async def _deletions(self) -> None:
-        """Whoever scrubs a run touches its tombstone, however long it takes."""
+        """Send deletions whose tombstones nobody touches: a worker that scrubs a run does so."""
         now = self._clock.now()
         before = now - round(DELETE_PATIENCE * self._options.quiet_after * 1_000)
         for job_id, run_id in await self._ports.runs.deleted_runs(before=before):
-            # Touched first: one message of all workers, also where sending one fails.
+            # Touch first, so that only one worker sends a message, even if sending fails.
             await self._ports.runs.touch_tombstone(run_id, now=now)
             await self._ports.queues.send(CONTROL_QUEUE, DeleteMessage(job_id, run_id))
 

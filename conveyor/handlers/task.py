@@ -1,4 +1,5 @@
-"""Working one task: claim, gateway, body, settle. Whoever settles last ends the run."""
+"""Work one task: claim it, call the gateway, store the body, settle. The last settlement ends the
+run."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from conveyor.records.job_templates import JobTemplate, JobTemplates
 SUSPECT_PAUSE = 0.2
 """Seconds until a task that may kill its worker asks again whether another such task is done."""
 PATIENCE = 6
-"""Calls made for one message while the gateway refuses for load, before the message is hidden."""
+"""Calls for one message while the gateway refuses for load, before the message is hidden."""
 PATIENT_PAUSE = 5.0
 """Longest pause, in seconds, that is waited for with the permit in hand."""
 
@@ -44,7 +45,7 @@ _log = logging.getLogger("conveyor.tasks")
 
 
 class TaskOptions(msgspec.Struct, frozen=True):
-    """How tasks are worked: who claims, for how long, and within which bounds."""
+    """Who claims tasks and for how long, and the bounds of work."""
 
     worker: str
     visibility: float
@@ -95,10 +96,10 @@ class TaskHandler:
         self._breaker = CircuitBreaker(clock)
 
     async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
-        """Work the task that a message names, if it can be claimed, and its body kept.
+        """Work the task that a message names, if it can be claimed and its body stored.
 
-        Raises ConveyorError(unavailable) where something is away; ResultLost, which is one, where
-        that was found after a call of the gateway.
+        Raises ConveyorError(unavailable) if a port is down; ResultLost, which is such an error, if
+        that showed after a call of the gateway.
         """
         with self._breaker.guard():
             return await self._claim(delivery, throttled)
@@ -107,7 +108,7 @@ class TaskHandler:
         message = delivery.message
         assert isinstance(message, TaskMessage)
         now = self._clock.now()
-        # A name a call, so that undoing one claim never undoes another of the same worker.
+        # Name each call, so that undoing one claim never undoes another of the same worker.
         self._calls += 1
         holder = f"{self._options.worker}/{self._calls}"
         try:
@@ -120,7 +121,7 @@ class TaskHandler:
                 max_interruptions=self._options.max_interruptions,
             )
         except BaseException:
-            # Cancelled on its way, the claim may have been written all the same.
+            # A cancelled claim may have been written all the same.
             with anyio.CancelScope(shield=True):
                 await self._tasks.release_claim(message.run_id, message.task_id, worker=holder)
             raise
@@ -138,8 +139,8 @@ class TaskHandler:
                 return await self._work_alone(task, delivery, throttled)
             return await self._work(task, delivery, throttled)
         except BaseException:
-            # Shutdown, or a store that is away: as if never claimed, so that nobody has to wait
-            # for the claim to lapse.
+            # The worker stops, or a store is down: give the claim back, so that nobody has to wait
+            # until it lapses.
             with anyio.CancelScope(shield=True):
                 self._observer.claim_undone()
                 await self._settle(task, Released())
@@ -148,19 +149,19 @@ class TaskHandler:
             self._claims.pop(key, None)
 
     async def renew(self) -> None:
-        """Extend the claims of every task in work."""
+        """Extend the claims of all tasks in work."""
         if self._claims:
             claims = [(run, task, number) for (run, task), number in self._claims.items()]
             until = self._clock.now() + int(self._options.visibility * 1000)
             await self._tasks.renew_claims(claims, claimed_until=until)
 
     def _is_suspect(self, task: Task) -> bool:
-        """Whether so many of its claims lapsed that the task itself may kill its workers."""
+        """Return whether so many of its claims lapsed that the task itself may kill its workers."""
         return 2 * task.interruptions >= self._options.max_interruptions
 
     async def _work_alone(self, task: Task, delivery: Delivery, throttled: Throttled) -> Outcome:
-        """Work one suspect at a time: a task that kills its worker takes along whatever else is in
-        work, and those neighbours must not be interrupted as often as it is."""
+        """Work one suspect at a time. A task that kills its worker also interrupts its neighbours,
+        and they must not be interrupted as often as it is."""
         if self._has_suspect:
             await self._settle(task, Released())
             return Outcome(hide_for=SUSPECT_PAUSE)
@@ -186,7 +187,7 @@ class TaskHandler:
         self._observer.gateway_called("successful")
         settled = await self._settle(task, settlement)
         if not settled.applied:
-            # The claim was lost, or the run deleted meanwhile: nobody will ever point at this body.
+            # The claim was lost, or the run deleted: nothing will ever refer to this body.
             await self._blobs.delete(settlement.result.blob_key)
             return ACKNOWLEDGE
         return self._ended(task, "successful", settled)
@@ -237,7 +238,7 @@ class TaskHandler:
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception:
-            _log.exception("an attempt broke off", extra={"task_id": task.task_id})
+            _log.exception("an attempt failed unexpectedly", extra={"task_id": task.task_id})
             raise internal_failure() from None
         event = attempt_event(task, started_at=started, ended_at=self._clock.now())
         result = StoredBody(
@@ -249,13 +250,13 @@ class TaskHandler:
         return Succeeded(msgspec.structs.replace(event, spend=success.spend), result)
 
     async def _keep(self, key: str, content: Content) -> int:
-        """Store a body; its size. Where the store refuses this very one, that is an attempt that
-        failed, or else the gateway would be called for it for ever."""
+        """Store a body; return its size. If the store refuses this very body, the attempt failed:
+        otherwise the gateway would be called for it for ever."""
         try:
             size = await self._blobs.put(key, content)
         except BodyRefused as refused:
-            _log.error("a body was refused", extra={"error": str(refused)})
-            # It answers, and would keep another one.
+            _log.error("the store refused a body", extra={"error": str(refused)})
+            # The store works, and would keep another body.
             self._breaker.succeeded()
             raise internal_failure() from None
         except ConveyorError as error:

@@ -68,7 +68,7 @@ class ScrapeFailed(Exception):
 
 
 class Gateway(Protocol):
-    """An engine that scrapes. Safe for concurrent use; never dies of a URL."""
+    """Scrapes URLs. Safe for concurrent use; no URL breaks it."""
 
     def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
         """Make one call; the connection is held while the context is open.

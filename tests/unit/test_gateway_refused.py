@@ -130,12 +130,12 @@ async def test_a_name_is_resolved_once_and_connected_to_as_it_was_checked(
         asked.append(host)
         return [STANDS_FOR_PUBLIC if len(asked) == 1 else "127.0.0.1"]
 
-    engine = HttpClient(connections=1, admits=STANDS_FOR_PUBLIC.__eq__, lookup=lookup)
+    client = HttpClient(connections=1, admits=STANDS_FOR_PUBLIC.__eq__, lookup=lookup)
     url = f"http://rebind.test:{port_of(server)}/t/x"
     with pytest.raises(TransportError) as caught:
-        await engine.send("GET", url, headers={}, body=None, timeout=5.0)
+        await client.send("GET", url, headers={}, body=None, timeout=5.0)
     assert (asked, caught.value.trouble) == (["rebind.test"], TransportTrouble.UNREACHABLE)
-    await engine.aclose()
+    await client.aclose()
     assert server.connections == 0
 
 
@@ -152,11 +152,11 @@ async def test_a_name_that_turns_private_is_refused_when_it_is_resolved_again(
 
     url = f"http://rebind.test:{port_of(server)}/t/x"
     troubles = []
-    for engine in (fresh(), fresh()):
+    for client in (fresh(), fresh()):
         with pytest.raises(TransportError) as caught:
-            await engine.send("GET", url, headers={}, body=None, timeout=5.0)
+            await client.send("GET", url, headers={}, body=None, timeout=5.0)
         troubles.append(caught.value.trouble)
-        await engine.aclose()
+        await client.aclose()
     assert troubles == [TransportTrouble.UNREACHABLE, TransportTrouble.REFUSED]
     assert server.connections == 0
 
@@ -171,14 +171,14 @@ async def test_the_peer_is_checked_before_a_byte_is_sent(server: GatewayServer) 
         peers.append(address)
         return next(answers)
 
-    engine = HttpClient(connections=1, admits=admits, lookup=always("127.0.0.1"))
+    client = HttpClient(connections=1, admits=admits, lookup=always("127.0.0.1"))
     with pytest.raises(TransportError) as caught:
-        await engine.send(
+        await client.send(
             "GET", f"http://a.test:{port_of(server)}/t/x", headers={}, body=None, timeout=5.0
         )
     assert caught.value.trouble is TransportTrouble.REFUSED
     assert peers == ["127.0.0.1", "127.0.0.1"]
-    await engine.aclose()
+    await client.aclose()
     assert server.hits.total == 0
 
 

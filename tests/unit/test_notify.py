@@ -220,7 +220,7 @@ async def test_pauses_between_attempts_grow_and_end_some_time(
     waiting.callbacks.away = 1_000_000
     attempts: list[int] = []
     with caplog.at_level(logging.WARNING, "conveyor.handlers"):
-        while "could not be told" not in caplog.text:
+        while "gave up the callback" not in caplog.text:
             await waiting.look(after=RETRY_CAP / 4)
             attempts.append(len(waiting.outcomes))
             assert len(attempts) < 600

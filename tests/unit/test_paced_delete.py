@@ -295,6 +295,6 @@ async def test_a_run_that_stands_loses_nothing_by_a_message_alone(
     assert await api.binding.blobs.open(key) is not None
     assert len(await api.tasks_of(run_id)) == 3
     assert await waiting(api) == []
-    assert ("that stands" in caplog.text) is (of == "its job")
+    assert ("that is not deleted" in caplog.text) is (of == "its job")
     queue = run_queue(run_id)
     assert len(await api.binding.queues.receive(queue, limit=10, visibility=60.0)) == 3

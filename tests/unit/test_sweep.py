@@ -289,5 +289,5 @@ async def test_the_store_tidies_up_at_each_sweep_and_what_it_did_is_told(
         await sweep.look()
     assert at == [api.clock.now() - round(INTERVAL * 1_000), api.clock.now()]
     assert [record.getMessage() for record in caplog.records] == [
-        "what unfinished writes left behind was removed: 2 things"
+        "removed 2 leftovers of interrupted writes"
     ]
