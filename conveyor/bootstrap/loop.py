@@ -45,7 +45,7 @@ from conveyor.settings import InvalidSetting, Settings
 
 
 class Readiness:
-    """What `/readyz` answers: yes from the moment the process listens until it begins to stop."""
+    """The answer of `/readyz`: yes from the moment the process listens until it begins to stop."""
 
     def __init__(self) -> None:
         self.yes = False
@@ -83,7 +83,7 @@ def root_secrets(settings: Settings) -> tuple[str, tuple[bytes, ...]]:
 def service_options(
     settings: Settings, origin: str, older_secrets: tuple[bytes, ...]
 ) -> ServiceOptions:
-    """Return the service's options. `origin` is the public origin if the settings name none."""
+    """Return the service's options. `origin` is the public origin unless the settings name one."""
     return ServiceOptions(
         public_origin=settings.public_url.rstrip("/") or origin,
         max_inline_tasks=settings.max_inline_tasks,

@@ -1,4 +1,4 @@
-"""What the dispatcher does with received messages: acknowledge, hide, give back and renew them.
+"""Acknowledge, hide, give back and renew messages that were received.
 
 Acknowledgements go out in batches, beside the slots. A renewal that hangs keeps no other from being
 made. A handler is retried in place while a dependency is down, instead of returning its message to

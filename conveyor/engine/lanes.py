@@ -80,7 +80,7 @@ class Lane:
 
     @property
     def is_control(self) -> bool:
-        """Whether this is the control lane, which needs no permits."""
+        """True for the control lane, which needs no permits."""
         return self.queue == CONTROL_QUEUE
 
     @property
@@ -90,12 +90,12 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Whether this worker holds no message of the lane, and has asked for none."""
+        """True if this worker holds no message of the lane and has asked for no more."""
         return not (self.busy or self.buffer or self.refilling)
 
     @property
     def only_waits(self) -> bool:
-        """Whether this worker holds no message of the lane, though it may wait on the queue."""
+        """True if this worker holds no message of the lane, though it may wait on the queue."""
         return self.busy == (1 if self.probing else 0) and not (self.buffer or self.refilling)
 
     def poll_now(self) -> None:

@@ -36,7 +36,7 @@ class LeaseOptions:
 
 
 class Policy(Protocol):
-    """What the dispatcher asks before it receives, starts and ends a message of a run's lane.
+    """The dispatcher asks it before it receives, starts and ends a message of a run's lane.
 
     The worker sets `draining` when it stops: the policy then keeps nothing for messages to come.
     """
