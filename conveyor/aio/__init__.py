@@ -1,1 +1,1 @@
-"""Concurrency and resilience on top of anyio: what every room above the ports may use."""
+"""Concurrency and resilience on top of anyio, for every room above the ports."""

@@ -1,8 +1,4 @@
-"""Circuit breaker for the blob store: stop calling the gateway while bodies cannot be stored.
-
-A gateway call whose body is lost was paid for in vain. After one, a worker makes only a trial now
-and then, until a body is stored again.
-"""
+"""Circuit breaker: stop calling a dependency that is down, and try it again now and then."""
 
 from __future__ import annotations
 
@@ -10,56 +6,68 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 
 FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 60.0
-"""Seconds from a lost body to the next trial; the pause doubles with each."""
+"""Seconds from a failure to the next trial call; the pause doubles with each failed trial."""
+
+_BACKOFF = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
 _log = logging.getLogger("conveyor.tasks")
 
 
 class CircuitBreaker:
-    """One worker's view of the blob store. One trial is under way at a time."""
+    """Guards the calls of one process to one dependency, and makes one trial call at a time.
 
-    def __init__(self, clock: Clock) -> None:
+    `dependency` names it in errors and in the log, such as "the result store".
+    """
+
+    def __init__(self, clock: Clock, *, dependency: str) -> None:
         self._clock = clock
-        self._pause = 0.0
-        self._closed_until = 0.0
-        self._is_tried = False
+        self._dependency = dependency
+        self._failures = 0
+        self._open_until = 0.0
+        self._has_trial = False
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Guard work that may call the gateway.
+        """Wrap work that may need the dependency.
 
-        Raises ConveyorError(unavailable), before anything is done, if the body would most likely be
-        lost and it is not time for a trial.
+        Raises ConveyorError(unavailable) before the work starts if the dependency is down, unless
+        this work is the trial call.
         """
-        if not self._pause:
+        if not self._failures:
             yield
             return
-        if self._is_tried or self._clock.monotonic() < self._closed_until:
-            raise ConveyorError(ErrorCode.UNAVAILABLE, "bodies cannot be kept at present")
-        self._is_tried = True
+        if self._has_trial or self._clock.monotonic() < self._open_until:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, f"{self._dependency} is unavailable")
+        self._has_trial = True
         try:
             yield
         finally:
-            self._is_tried = False
+            self._has_trial = False
 
     def succeeded(self) -> None:
-        """Let all calls through again: the store kept a body, or refused this very one."""
-        if self._pause:
-            self._pause = 0.0
-            _log.info("bodies can be kept again")
+        """Note that the dependency answered, if only to refuse one request: let all work pass."""
+        if self._failures:
+            self._failures = 0
+            _log.info("%s is available again", self._dependency)
 
     def failed(self) -> None:
-        """Stop calls, because the store could not keep a body. Later failures of calls that were
-        under way by then change nothing."""
+        """Note that the dependency failed: let no work pass but trial calls.
+
+        Ignore calls that were under way at the first failure and fail during the pause.
+        """
         now = self._clock.monotonic()
-        if self._pause and now < self._closed_until:
+        if self._failures and now < self._open_until:
             return
-        if not self._pause:
-            _log.error("bodies cannot be kept: the gateway is called for a trial now and then")
-        self._pause = min(max(2.0 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
-        self._closed_until = now + self._pause
+        if not self._failures:
+            _log.error(
+                "%s is unavailable: work that needs it is paused, except for trials",
+                self._dependency,
+            )
+        self._failures += 1
+        self._open_until = now + _BACKOFF.delay(self._failures)

@@ -1,6 +1,5 @@
-"""Calls side by side, of which the first failure is the failure of all, at once or in the end.
-
-Waiting for an event or for the injected clock, whichever comes first.
+"""Structured concurrency on anyio: run calls concurrently, unwrap exception groups, and wait for an
+event or the injected clock, whichever comes first.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ async def for_each(
     *,
     limit: int | None = None,
 ) -> None:
-    """Make one call for each argument, all at once or so many at a time; return when all have.
+    """Make one call for each argument, at most `limit` at a time; return when all have ended.
 
-    The first that raises ends the others, and what it raised is raised as it was.
+    The first exception cancels the other calls and is raised unwrapped.
     """
     waiting = list(arguments)
     left = iter(waiting)
@@ -45,10 +44,10 @@ async def for_each_collect(
     *,
     limit: int | None = None,
 ) -> None:
-    """Make one call for each argument, all at once or so many at a time; return when all have.
+    """Make one call for each argument, at most `limit` at a time; return when all have ended.
 
-    What one raises is no matter of the others; once all have ended, that of the first argument
-    that failed is raised.
+    An exception leaves the other calls running. Once all have ended, the exception of the first
+    argument that failed is raised.
     """
     failures: dict[int, Exception] = {}
 
@@ -66,26 +65,37 @@ async def for_each_collect(
 
 @contextmanager
 def unwrap() -> Iterator[None]:
-    """Around a task group: what was raised first in it is raised as it was."""
+    """Wrap a task group: raise its first exception instead of the group."""
     try:
         yield
-    except ExceptionGroup as failures:
-        raise _first(failures) from None
+    except ExceptionGroup as group:
+        error = first_error(group)
+        context = error.__context__
+        try:
+            raise error
+        finally:
+            # Raising it here made the group its context: keep the error's own.
+            error.__context__ = context
+            del error, context
 
 
-def _first(failures: ExceptionGroup[Exception]) -> Exception:
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, ExceptionGroup) else first
+def first_error(error: Exception, *, prefer: type[Exception] = Exception) -> Exception:
+    """Return the first error inside a group, of the kind `prefer` if it has one; others as is."""
+    if isinstance(error, ExceptionGroup):
+        error = error.subgroup(prefer) or error
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def wait_or_timeout(event: anyio.Event, clock: Clock, seconds: float) -> None:
     """Return once the event is set or `seconds` of the clock have passed."""
     async with anyio.create_task_group() as group:
 
-        async def ring() -> None:
+        async def expire() -> None:
             await clock.sleep(seconds)
             group.cancel_scope.cancel()
 
-        group.start_soon(ring)
+        group.start_soon(expire)
         await event.wait()
         group.cancel_scope.cancel()

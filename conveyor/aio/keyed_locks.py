@@ -1,4 +1,4 @@
-"""One at a time, for each name: callers in this process that would only take each other's place."""
+"""Locks by name, for callers of one process that would otherwise race for the same record."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import anyio
 
 
 class KeyedLocks:
-    """Locks by name, kept while somebody holds or awaits them."""
+    """Holds one lock a name, for as long as somebody holds it or waits for it."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
 
     def lock(self, name: str) -> anyio.Lock:
-        """The lock of a name, to be entered by `async with`."""
+        """Return the lock of a name, to be entered with `async with`."""
         lock = self._locks.get(name)
         if lock is None:
             lock = self._locks[name] = anyio.Lock()

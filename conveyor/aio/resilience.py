@@ -1,4 +1,4 @@
-"""Log errors from ports and keep the worker running: one failed piece of work stops no other."""
+"""Log errors and go on, so that one failed call stops nothing else."""
 
 from __future__ import annotations
 
@@ -11,36 +11,23 @@ from conveyor.ports.handler import UNEXPECTED_LOGGER
 
 T = TypeVar("T")
 
-_log = logging.getLogger("conveyor.engine")
-_unforeseen = logging.getLogger(UNEXPECTED_LOGGER)
+_unexpected = logging.getLogger(UNEXPECTED_LOGGER)
 
 
-def log_failure(what: str, error: Exception) -> None:
-    """Log a failed port in one line, and any other error with its traceback."""
-    if isinstance(error, ConveyorError):
-        _log.warning("%s: %s", what, error)
-    else:
-        _unforeseen.error("%s: %r", what, error, exc_info=error)
-
-
-async def log_and_continue(what: str, act: Callable[[], Awaitable[T]]) -> T | None:
-    """Run `act` and return its result; if it fails, log that and return None."""
+async def log_and_continue(
+    log: logging.Logger, failed: str, act: Callable[[], Awaitable[T]]
+) -> T | None:
+    """Return the result of `act`. If it raises, log the error after `failed` and return None."""
     try:
         return await act()
     except Exception as error:
-        log_failure(what, error)
+        log_failure(log, failed, error)
         return None
 
 
-_alone_log = logging.getLogger("conveyor.handlers")
-
-
-async def alone(what: str, act: Callable[[], Awaitable[None]]) -> None:
-    """Run `act`; if it fails, log that and go on. Any error but ConveyorError is logged with its
-    traceback."""
-    try:
-        await act()
-    except ConveyorError as error:
-        _alone_log.warning("%s failed: %s", what, error)
-    except Exception as error:
-        _unforeseen.error("%s failed: %r", what, error, exc_info=error)
+def log_failure(log: logging.Logger, failed: str, error: Exception) -> None:
+    """Log an error after `failed`: a ConveyorError as one warning, any other with its traceback."""
+    if isinstance(error, ConveyorError):
+        log.warning("%s: %s", failed, error)
+    else:
+        _unexpected.error("%s: %r", failed, error, exc_info=error)

@@ -117,6 +117,7 @@ def unfit(error: InvalidSetting, flags: Mapping[str, Any]) -> click.ClickExcepti
 @contextmanager
 def errors_as_one_line(flags: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Whatever ends a server, a role or its administration is told in one line."""
+    from conveyor.domain.errors import ConveyorError
     from conveyor.settings import InvalidSetting
 
     try:
@@ -124,28 +125,20 @@ def errors_as_one_line(flags: Mapping[str, Any] | None = None) -> Iterator[None]
     except (click.ClickException, OSError):
         raise  # told by the program itself
     except Exception as error:
-        first = _first(error)
+        from conveyor.aio.concurrency import first_error
+
+        first = first_error(error, prefer=ConveyorError)
         if isinstance(first, InvalidSetting):
             raise unfit(first, flags or {}) from None
         raise Failure(reason(error)) from None
 
 
 def reason(error: Exception) -> str:
-    """What to tell of an error, or of those that ended a server together."""
+    """Say in one line why something failed: for a group of errors, by our own if there is one."""
+    from conveyor.aio.concurrency import first_error
     from conveyor.domain.errors import ConveyorError
 
-    first = _first(error)
+    first = first_error(error, prefer=ConveyorError)
     if isinstance(first, ConveyorError):
         return first.detail
     return f"{type(first).__name__}: {first}"
-
-
-def _first(error: BaseException) -> BaseException:
-    """Of errors that ended a server together, the one to tell: ours if there is one."""
-    from conveyor.domain.errors import ConveyorError
-
-    if isinstance(error, BaseExceptionGroup):
-        error = error.subgroup(ConveyorError) or error
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

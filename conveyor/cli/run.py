@@ -83,10 +83,8 @@ def _whole_job(
         job = JobSession(target_of(None, api_key, lasts=False), terminal, tasks, options, out=out)
         try:
             code = run_once(settings, job, data_dir=data_dir, beside=out)
-        except ConveyorError as error:
-            raise Failure(error.detail) from None
-        except ExceptionGroup as group:
-            raise Failure(reason(group)) from None
+        except (ConveyorError, ExceptionGroup) as error:
+            raise Failure(reason(error)) from None
     if code == INTERRUPTED:
         raise Interruption(job.farewell)
     return code

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
+from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.dev.run_queue import Faults, MessageQueue, ReceiveLimit, RunQueue
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import (
@@ -149,7 +150,8 @@ class MemoryQueues:
             elif not found.starved:
                 if now >= deadline:
                     return []
-                await self._wait(queue, min(deadline, found.next_due() or deadline) - now)
+                left = min(deadline, found.next_due() or deadline) - now
+                await wait_or_timeout(self._event(queue), self._clock, left)
         return []
 
     async def delete(self, queue: str, receipts: Sequence[str]) -> None:
@@ -213,19 +215,6 @@ class MemoryQueues:
         finally:
             queue.end_refill(rows)
             self._notify(queue.name)
-
-    async def _wait(self, queue: str, seconds: float) -> None:
-        """Return after `seconds`, or when something about the queue has changed."""
-        changed = self._event(queue)
-        async with anyio.create_task_group() as group:
-
-            async def give_up() -> None:
-                await self._clock.sleep(seconds)
-                group.cancel_scope.cancel()
-
-            group.start_soon(give_up)
-            await changed.wait()
-            group.cancel_scope.cancel()
 
     def _event(self, queue: str) -> anyio.Event:
         event = self._changed.get(queue)

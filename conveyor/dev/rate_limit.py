@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from cachetools import LRUCache
 
 from conveyor.domain.token_bucket import Bucket, take
 from conveyor.ports.clock import Clock
@@ -18,7 +18,7 @@ class MemoryRateLimit:
         self._clock = clock
         self._rate = rate
         self._burst = burst
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: LRUCache[str, Bucket] = LRUCache(MOST_CALLERS)
 
     async def take(self, caller: str) -> float:
         """Take a token; see `RateLimit.take`."""
@@ -29,7 +29,4 @@ class MemoryRateLimit:
             burst=self._burst,
         )
         self._buckets[caller] = bucket
-        self._buckets.move_to_end(caller)
-        if len(self._buckets) > MOST_CALLERS:
-            self._buckets.popitem(last=False)
         return wait

@@ -1,23 +1,33 @@
-"""Delays between attempts. Randomness is passed in."""
+"""Exponential backoff: how long to wait before trying again. Randomness is passed in."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 MAX_EXPONENT = 32
 
 
-def retry_delay(
-    attempt: int,
-    *,
-    base: float,
-    cap: float,
-    jitter: float,
-    at_least: float = 0.0,
-) -> float:
-    """Return the seconds until the next attempt, after `attempt` attempts have failed (from 1).
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Delays in seconds: `base` first, times `factor` with each further attempt, at most `cap`.
 
-    Doubles from `base` up to `cap`, times a factor between a half and one and a half (`jitter` is a
-    random number in [0, 1)), and never falls below `at_least`, a server's Retry-After.
+    `attempt` counts the attempts that have failed, from 1. `jitter` is a random number in [0, 1).
     """
-    exponent = min(max(attempt, 1) - 1, MAX_EXPONENT)
-    delay = min(cap, base * 2.0**exponent) * (0.5 + jitter)
-    return max(delay, at_least)
+
+    base: float
+    cap: float = math.inf
+    factor: float = 2.0
+
+    def delay(self, attempt: int) -> float:
+        """Return the delay without jitter."""
+        exponent = min(max(attempt, 1) - 1, MAX_EXPONENT)
+        return min(self.cap, self.base * self.factor**exponent)
+
+    def spread(self, attempt: int, jitter: float) -> float:
+        """Return the delay times a factor between a half and one and a half."""
+        return self.delay(attempt) * (0.5 + jitter)
+
+    def full_jitter(self, attempt: int, jitter: float) -> float:
+        """Return any time up to the delay."""
+        return self.delay(attempt) * jitter

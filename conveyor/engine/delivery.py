@@ -16,12 +16,15 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
-from conveyor.aio.resilience import log_and_continue, log_failure
+from conveyor.aio.resilience import log_and_continue
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import Handler, Outcome, ResultLost
 from conveyor.ports.queues import CONTROL_QUEUE, MAX_BATCH, Delivery, Queues
+
+_log = logging.getLogger("conveyor.engine")
 
 
 class MessageReturner:
@@ -43,12 +46,8 @@ class MessageReturner:
         if self._is_worn(delivery):
             await self._replace(delivery, seconds)
             return
-        try:
-            await self._queues.change_visibility(
-                delivery.queue, (delivery.receipt,), visibility=seconds
-            )
-        except Exception as error:
-            log_failure("a message was not hidden", error)
+        hide = partial(self._queues.change_visibility, delivery.queue, (delivery.receipt,))
+        await log_and_continue(_log, "a message was not hidden", partial(hide, visibility=seconds))
 
     async def keep(self, deliveries: Iterable[Delivery], *, seconds: float) -> None:
         """Keep messages hidden from all other workers for some seconds from now."""
@@ -70,20 +69,18 @@ class MessageReturner:
     async def _show(self, receipts: dict[str, list[str]], after: float, failed: str) -> None:
         """Make messages visible after some seconds; go on with the next queue if one fails."""
         for queue, batch in receipts.items():
-            try:
-                await self._queues.change_visibility(queue, batch, visibility=after)
-            except Exception as error:
-                log_failure(failed, error)
+            show = partial(self._queues.change_visibility, queue, batch, visibility=after)
+            await log_and_continue(_log, failed, show)
 
     def _is_worn(self, delivery: Delivery) -> bool:
         return delivery.receive_count >= self._worn_from and delivery.queue != CONTROL_QUEUE
 
     async def _replace(self, delivery: Delivery, delay: float) -> None:
-        try:
+        async def replace() -> None:
             await self._queues.send(delivery.queue, delivery.message, delay=delay)
             await self._queues.delete(delivery.queue, (delivery.receipt,))
-        except Exception as error:
-            log_failure("a worn message was not replaced", error)
+
+        await log_and_continue(_log, "a worn message was not replaced", replace)
 
 
 LINGER = 0.2
@@ -147,10 +144,9 @@ class AckBatcher:
 
     async def _delete(self, queue: str, receipts: list[str]) -> None:
         self._calls[queue] += 1
+        delete = partial(self._queues.delete, queue, receipts)
         try:
-            await self._queues.delete(queue, receipts)
-        except Exception as error:
-            log_failure("acknowledgements were lost", error)
+            await log_and_continue(_log, "acknowledgements were lost", delete)
         finally:
             self._calls[queue] -= 1
             if not self._calls[queue]:
@@ -196,17 +192,16 @@ class Heartbeat:
 
     async def _renew(self, failed: str, act: Callable[[], Awaitable[None]]) -> None:
         try:
-            await log_and_continue(failed, act)
+            await log_and_continue(_log, failed, act)
         finally:
             self._going.discard(failed)
 
 
-PAUSE = 1.0
-LONGEST_PAUSE = 8.0
 TRIES = 5
+PAUSES = Backoff(2.0, 8.0)
 """Tries of a handler, with pauses of 2, 4, 8 and 8 s between them."""
-
-_log = logging.getLogger("conveyor.engine")
+HIDING = Backoff(2.0, 256.0)
+"""Seconds that a message is hidden after its work failed, by how often it was received."""
 
 
 async def retry_in_place(
@@ -233,6 +228,6 @@ async def retry_in_place(
                 away()
             costs = isinstance(error, ResultLost)
             if not is_away or costs or tries >= TRIES or not keeps():
-                return Outcome(hide_for=PAUSE * 2.0 ** min(receives, 8))
-        await clock.sleep(min(PAUSE * 2.0**tries, LONGEST_PAUSE))
+                return Outcome(hide_for=HIDING.delay(receives))
+        await clock.sleep(PAUSES.delay(tries))
     raise AssertionError("unreachable")

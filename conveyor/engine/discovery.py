@@ -124,14 +124,16 @@ class Discovery:
             else:
                 seen = await self._try(self._changes, since)
             since = since if seen is None else seen
-            await log_and_continue("empty queues were not let go", self._evict)
+            await log_and_continue(_log, "empty queues were not let go", self._evict)
 
     async def _evict(self) -> None:
         await self._dispatcher.evict_lanes(empty_for=self._evict_after)
 
     async def _try(self, look: Callable[..., Awaitable[int]], *args: int) -> int | None:
         """Look; a look that fails waits for the next turn."""
-        return await log_and_continue("a look for runs with work failed", partial(look, *args))
+        return await log_and_continue(
+            _log, "a look for runs with work failed", partial(look, *args)
+        )
 
     async def _scan(self) -> int:
         """Read all runs with work: open their lanes and close all others. Return when the read
@@ -178,13 +180,15 @@ class Discovery:
     async def _listen(self) -> None:
         """Look at runs as hints name them: this makes discovery immediate within one process."""
         while True:
-            hints = await log_and_continue("no hints could be had", self._signals.wait)
+            hints = await log_and_continue(_log, "no hints could be had", self._signals.wait)
             if hints is None:
                 await self._clock.sleep(self._interval)
                 continue
             for run_id in hints:
                 await log_and_continue(
-                    "a changed run could not be read", partial(self._look_at, run_id, poll=True)
+                    _log,
+                    "a changed run could not be read",
+                    partial(self._look_at, run_id, poll=True),
                 )
 
     def _report_missing(self, run_id: str) -> None:
@@ -198,7 +202,9 @@ class Discovery:
             missing, self._missing = self._missing, set()
             for run_id in missing:
                 await log_and_continue(
-                    "a missing queue could not be looked after", partial(self._look_after, run_id)
+                    _log,
+                    "a missing queue could not be looked after",
+                    partial(self._look_after, run_id),
                 )
 
     async def _look_after(self, run_id: str) -> None:

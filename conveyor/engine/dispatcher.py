@@ -8,6 +8,7 @@ after a grace it cancels running work and gives each message back.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -58,6 +59,9 @@ class DispatchOptions:
     max_receives: int
     polling: Polling
     picking: PickingRule = field(default_factory=LeastInFlight)
+
+
+_log = logging.getLogger("conveyor.engine")
 
 
 class Dispatcher:
@@ -202,7 +206,7 @@ class Dispatcher:
             self._workers.start_soon(self._beside, act)
 
     async def _beside(self, act: Callable[[], Awaitable[None]]) -> None:
-        await log_and_continue("work beside the slots broke", act)
+        await log_and_continue(_log, "work beside the slots broke", act)
         self._wake_one()
 
     # -- slots --
@@ -215,7 +219,7 @@ class Dispatcher:
                 try:
                     await self._serve(scope)
                 except Exception as error:
-                    log_failure("a slot broke", error)
+                    log_failure(_log, "a slot broke", error)
                     await self._clock.sleep(ERROR_PAUSE)
 
     async def _serve(self, scope: anyio.CancelScope) -> None:
@@ -251,7 +255,7 @@ class Dispatcher:
             else:
                 await self._receive(plan)
         except Exception as error:
-            log_failure("queue or ledger did not answer", error)
+            log_failure(_log, "queue or ledger did not answer", error)
             plan.lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
 
@@ -332,7 +336,7 @@ class Dispatcher:
             outcome = await self._handled(lane, handler, delivery, scope)
             await self._conclude(lane, delivery, outcome, began)
         except Exception as error:
-            log_failure("the ledger did not answer", error)
+            log_failure(_log, "the ledger did not answer", error)
             lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
             await self._give_back(lane, [delivery])
@@ -389,7 +393,7 @@ class Dispatcher:
         """Acknowledge the last message of a run, then drop its queue: not the other way round,
         which would ask for a queue that is gone."""
         await self._acknowledger.finish(delivery.queue, delivery.receipt)
-        await log_and_continue("the queue of an ended run was not dropped", drop_queue)
+        await log_and_continue(_log, "the queue of an ended run was not dropped", drop_queue)
 
     async def _empty_buffer(self, lane: Lane) -> None:
         if lane.buffer:

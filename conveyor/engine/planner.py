@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from conveyor.domain.backoff import Backoff
 from conveyor.engine.lanes import Lane, Lanes
 from conveyor.engine.policy import Policy
 from conveyor.ports.queues import MAX_BATCH, Delivery
@@ -69,7 +70,7 @@ class Polling:
     def pause_after(self, empties: int, jitter: float) -> float:
         """Return the seconds until a queue is asked again after `empties` empty receives. `jitter`,
         in [0, 1), spreads them from half to one and a half."""
-        return min(self.pause_cap, self.pause * 2.0 ** min(empties - 1, 20)) * (0.5 + jitter)
+        return Backoff(self.pause, self.pause_cap).spread(empties, jitter)
 
 
 CONTROL_SLOTS = 4

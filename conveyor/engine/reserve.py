@@ -12,12 +12,14 @@ moments are monotonic seconds of this worker.
 
 from __future__ import annotations
 
+import logging
 import math
 from functools import partial
 
 import anyio
 
 from conveyor.aio.resilience import log_failure
+from conveyor.domain.backoff import Backoff
 from conveyor.engine.lanes import Lane
 from conveyor.engine.policy import LeaseOptions, Spawn
 from conveyor.ports.clock import Clock
@@ -38,6 +40,8 @@ WANT_FROM = 2 * FULL_BATCH
 """Lowest limit of which permits are handed over: below it that costs more calls than it gains."""
 SMALL_LIMIT_PATIENCE = 2.5
 """How many times longer workers wait at limits below that, where nearly all of them are refused."""
+
+_log = logging.getLogger("conveyor.engine")
 
 
 class JobLease:
@@ -134,9 +138,8 @@ class JobLease:
         cap = max(REFUSAL_CAP, REFUSAL_CAP_PER_WORKER * workers)
         if self.limit < WANT_FROM:
             cap *= SMALL_LIMIT_PATIENCE
-        pause = min(cap, REFUSAL_BASE * 2.0 ** min(self.misses, 20))
         self.misses += 1
-        self.cool_until = now + pause * (0.5 + jitter)
+        self.cool_until = now + Backoff(REFUSAL_BASE, cap).spread(self.misses, jitter)
 
     def served(self, slots: int) -> None:
         """Ask for twice as many the next time, because the ledger granted all of them."""
@@ -367,7 +370,7 @@ class ReservePolicy:
             # If the ledger stays away, the fence ends the calls in time.
             share.dirty = True
             share.retry_at = self._clock.monotonic() + RETRY_PAUSE
-            log_failure(f"permits of job {share.job_id} were not renewed", error)
+            log_failure(_log, f"permits of job {share.job_id} were not renewed", error)
         finally:
             share.calling = False
 

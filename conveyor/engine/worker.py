@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from conveyor.domain.errors import ConveyorError
+from conveyor.aio.resilience import log_and_continue
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
 from conveyor.engine.telemetry import LoopLag
@@ -41,12 +41,7 @@ class Ticker:
             # Draw after the longer sleep: a ticker that never ticks must draw nothing.
             await self._clock.sleep(shortest)
             await self._clock.sleep(2.0 * JITTER * self._interval * self._clock.random())
-            try:
-                await self._act()
-            except ConveyorError as error:
-                _log.warning("%s failed: %s", self._what, error)
-            except Exception as error:
-                _log.error("%s failed: %s: %s", self._what, type(error).__name__, error)
+            await log_and_continue(_log, f"{self._what} failed", self._act)
 
 
 class Worker:

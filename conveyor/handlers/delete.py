@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from conveyor.aio.resilience import alone
+from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.model import Run, RunStatus
 from conveyor.ports.blobs import BlobPurge
 from conveyor.ports.clock import Clock
@@ -133,7 +133,7 @@ class DeleteHandler:
     async def renew(self) -> None:
         """Mark the deletions in work as under way, so that no sweeper sends them again."""
         for run_id in list(self._under_way):
-            await alone("touching a deletion", partial(self._touch, run_id))
+            await log_and_continue(_log, "touching a deletion failed", partial(self._touch, run_id))
 
     async def _touch(self, run_id: str) -> None:
         await self._runs.touch_tombstone(run_id, now=self._clock.now())

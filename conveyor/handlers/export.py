@@ -15,7 +15,7 @@ import anyio
 from anyio import to_thread
 
 from conveyor.aio.concurrency import for_each
-from conveyor.aio.resilience import alone
+from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.export_rows import Exported
 from conveyor.domain.model import Job, Task, TaskStatus
@@ -181,7 +181,9 @@ class ExportHandler:
     async def renew(self) -> None:
         """Mark exports in work as being made, and end those that nobody wants any more."""
         for export_id in list(self._active):
-            await alone("renewing an export", partial(self._renew, export_id))
+            await log_and_continue(
+                _log, "renewing an export failed", partial(self._renew, export_id)
+            )
 
     async def _renew(self, export_id: str) -> None:
         if await self._exports.begin_export(export_id, now=self._clock.now()) is None:

@@ -7,8 +7,8 @@ import logging
 from msgspec import structs
 
 from conveyor.aio.concurrency import for_each
-from conveyor.aio.resilience import alone
-from conveyor.domain.backoff import retry_delay
+from conveyor.aio.resilience import log_and_continue
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.run_events import RunFinished, build_run_event
 from conveyor.domain.states import LIVE_RUN_STATES
@@ -23,8 +23,7 @@ SIDE_BY_SIDE = 10
 """Entries delivered at a time."""
 LEASE = 60.0
 """Seconds that an entry stays with a worker that may have died."""
-RETRY_BASE = 2.0
-RETRY_CAP = 300.0
+RETRIES = Backoff(2.0, 300.0)
 GIVE_UP_AFTER = 3 * 86_400.0
 """Seconds after which the end of a run is no longer sent, as for webhooks."""
 
@@ -65,7 +64,9 @@ class Notifier:
             before = due
 
     async def _alone(self, run_id: str) -> None:
-        await alone(f"the callback of run {run_id}", lambda: self._deliver(run_id))
+        await log_and_continue(
+            _log, f"the callback of run {run_id} failed", lambda: self._deliver(run_id)
+        )
 
     async def _deliver(self, run_id: str) -> None:
         now = self._clock.now()
@@ -143,7 +144,7 @@ class Notifier:
             await self._outbox.drop_entry(notice)
             return
         _log.warning("the callback of run %s failed: %s", notice.run_id, error)
-        delay = retry_delay(attempts, base=RETRY_BASE, cap=RETRY_CAP, jitter=self._clock.random())
+        delay = RETRIES.spread(attempts, self._clock.random())
         await self._outbox.reschedule_entry(
             notice, due_at=now + round(delay * 1_000), attempts=attempts
         )

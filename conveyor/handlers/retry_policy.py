@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conveyor.domain.backoff import retry_delay
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.model import Event, EventKind, Job, Problem, Spend, Task, TaskFailure
 from conveyor.domain.task_rules import Failed, Retry
 from conveyor.ports.clock import Clock
@@ -20,8 +20,7 @@ class RetryPolicy:
         self, clock: Clock, *, base: float, cap: float, rate_limit_deadline: float
     ) -> None:
         self._clock = clock
-        self._base = base
-        self._cap = cap
+        self._backoff = Backoff(base, cap)
         self._rate_limit_deadline = rate_limit_deadline
 
     def decide(
@@ -61,13 +60,7 @@ class RetryPolicy:
         return now - task.created_at >= self._rate_limit_deadline * 1000
 
     def _delay(self, failure: ScrapeFailed, step: int) -> float:
-        return retry_delay(
-            step,
-            base=self._base,
-            cap=self._cap,
-            jitter=self._clock.random(),
-            at_least=failure.retry_after,
-        )
+        return max(self._backoff.spread(step, self._clock.random()), failure.retry_after)
 
 
 def internal_failure() -> ScrapeFailed:

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from conveyor.aio.resilience import alone
+from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.handlers.delete import BODIES_A_STEP, Remove, Throttle, bodies_below
 from conveyor.ports.blobs import BlobPurge, Blobs
@@ -102,14 +102,16 @@ class QuietRuns:
         """
         for (job_id, run_id), after in list(self._onward.items()):
             send = partial(self._send, job_id, run_id, after=after, until=until)
-            await alone("sweeping a quiet run", send)
+            await log_and_continue(_log, "sweeping a quiet run failed", send)
             if self._clock.monotonic() >= until:
                 break
         before = self._clock.now() - round(self._quiet_after * 1_000)
         runs = await self._sweeping.quiet_runs(before=before)
         for run in sorted(runs, key=lambda run: (run.run_id <= self._reached, run.run_id)):
             if self._recently.first(run.run_id):
-                await alone("sweeping a quiet run", partial(self._set_right, run, until=until))
+                await log_and_continue(
+                    _log, "sweeping a quiet run failed", partial(self._set_right, run, until=until)
+                )
                 if self._clock.monotonic() >= until:
                     self._reached = run.run_id
                     return
@@ -219,7 +221,7 @@ class Retention:
         """Remove what is due of a run; return False if the time was over before that."""
         if not run.queue_dropped:
             drop = partial(self._drop_queue, run.run_id)
-            await alone("dropping the queue of an ended run", drop)
+            await log_and_continue(_log, "dropping the queue of an ended run failed", drop)
         expired_for = self._clock.now() - run.ended_at - run.result_ttl_days * _DAY
         if expired_for < 0:
             return True
@@ -320,14 +322,26 @@ class Sweeper:
         lapses_at = now + round(lasts * 1_000)
         if not await self._ports.sweeping.claim_sweep(now=now, lapses_at=lapses_at):
             return
-        await alone("sweeping unfinished writes", self._unfinished_writes)
-        await alone("sweeping stuck ingestions", self._ingestions)
-        await alone("sweeping unfinished exports", self._exports)
-        await alone("sweeping quiet runs", partial(self._quiet_runs.look, until=self._until))
-        await alone("sweeping unfinished deletions", self._deletions)
-        await alone("sweeping expired inputs", partial(self._expired_inputs, until=self._until))
-        await alone("sweeping expired exports", partial(self._expired_exports, until=self._until))
-        await alone("sweeping expired results", partial(self._retention.look, until=self._until))
+        await log_and_continue(_log, "sweeping unfinished writes failed", self._unfinished_writes)
+        await log_and_continue(_log, "sweeping stuck ingestions failed", self._ingestions)
+        await log_and_continue(_log, "sweeping unfinished exports failed", self._exports)
+        await log_and_continue(
+            _log, "sweeping quiet runs failed", partial(self._quiet_runs.look, until=self._until)
+        )
+        await log_and_continue(_log, "sweeping unfinished deletions failed", self._deletions)
+        await log_and_continue(
+            _log, "sweeping expired inputs failed", partial(self._expired_inputs, until=self._until)
+        )
+        await log_and_continue(
+            _log,
+            "sweeping expired exports failed",
+            partial(self._expired_exports, until=self._until),
+        )
+        await log_and_continue(
+            _log,
+            "sweeping expired results failed",
+            partial(self._retention.look, until=self._until),
+        )
 
     @property
     def _until(self) -> float:

@@ -93,7 +93,7 @@ class TaskHandler:
         self._claims: dict[tuple[str, str], int] = {}
         self._has_suspect = False
         self._calls = 0
-        self._breaker = CircuitBreaker(clock)
+        self._breaker = CircuitBreaker(clock, dependency="the result store")
 
     async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
         """Work the task that a message names, if it can be claimed and its body stored.

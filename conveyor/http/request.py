@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from conveyor.aio.concurrency import unwrap
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.service.callers import Caller
@@ -220,25 +221,22 @@ class ConnectionGuard:
         self._request = request
 
     async def __call__(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What the work returns. Raises what it raises, and ClientGone where it was given up."""
+        """Run `work` and return its result. Raises ClientGone if the client hangs up before."""
         results: list[T] = []
-        failures: list[Exception] = []
-        async with anyio.create_task_group() as group:
+        with unwrap():
+            async with anyio.create_task_group() as group:
 
-            async def watch() -> None:
-                while (await self._request.receive())["type"] != "http.disconnect":
-                    pass
-                group.cancel_scope.cancel()
+                async def watch() -> None:
+                    while (await self._request.receive())["type"] != "http.disconnect":
+                        pass
+                    group.cancel_scope.cancel()
 
-            group.start_soon(watch)
-            try:
+                group.start_soon(watch)
                 results.append(await work())
-            except Exception as error:
-                failures.append(error)
-            group.cancel_scope.cancel()
-        if results:
-            return results[0]
-        raise failures[0] if failures else ClientGone
+                group.cancel_scope.cancel()
+        if not results:
+            raise ClientGone
+        return results[0]
 
 
 HEADER = "Idempotency-Key"

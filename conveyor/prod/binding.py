@@ -1,9 +1,4 @@
-"""Opening the production binding: one region of AWS, and a ledger of permits.
-
-What the production binding is told.
-
-The signals port where api and workers are apart: there are none.
-"""
+"""Open the production binding: one region of AWS, and a ledger of permits."""
 
 from __future__ import annotations
 
@@ -35,15 +30,16 @@ from conveyor.prod.redis.server import RedisServer
 from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.sqs.queues import SqsQueues
-from conveyor.prod.startup_checks import BEAT, look_at_redis, production_resources, start
+from conveyor.prod.startup_checks import BEAT, check_redis, production_resources, start
 from conveyor.prod.stepfunctions import StepFunctionsCallbacks
 
 
 class NoSignals:
-    """Hints go nowhere, and nobody is ever woken: discovery over the records finds every run."""
+    """The signals port without signals, as API and workers are separate processes: discovery over
+    the records finds every run."""
 
     def run_changed(self, run_id: str) -> None:
-        """Pass over a hint."""
+        """Ignore the hint."""
 
     async def wait(self) -> set[str]:
         """Wait until cancelled."""
@@ -52,16 +48,16 @@ class NoSignals:
 
 
 PATIENCE = 60.0
-"""Seconds for which what became of a task is kept at hand while DynamoDB is away."""
+"""Seconds for which a worker keeps the outcome of a task and retries while DynamoDB is away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProdBinding:
-    """The ports, and what only this binding has.
+    """The ports, and the parts that only this binding has.
 
-    `jobs` finds templates, by way of Redis where there is one. `store` counts the rows that it
-    reads, `stats` the calls of AWS. `agree` says that this process works by the fleet's terms, to
-    be called every `agree_every` seconds; it raises ConveyorError(conflict) where those are others.
+    `jobs` finds templates, through Redis if there is one. `store` counts the rows that it reads,
+    `stats` the calls to AWS. Call `agree` every `agree_every` seconds: it confirms that this
+    process works by the fleet's terms, and raises ConveyorError(conflict) if they have changed.
     """
 
     ports: Binding
@@ -76,17 +72,17 @@ class ProdBinding:
 async def open_binding(
     options: ProdOptions, clock: Clock, *, works: bool, seam: Callable[[Aws], Aws] | None = None
 ) -> ProdBinding:
-    """Open everything; the caller closes it by `ports.aclose`. `works`: it is a worker's. `seam`
-    puts something between the adapters and AWS, for tests.
+    """Open everything; the caller closes it with `ports.aclose`.
 
-    Raises ConveyorError: (unavailable) where AWS is away, refuses, or lacks table, bucket or
-    queue; (conflict) where a worker's ledger, or anybody's bucket or secret, is not the fleet's.
+    `works`: this process is a worker. `seam` wraps the calls to AWS, for tests. Raises
+    ConveyorError: (unavailable) if AWS does not answer, refuses, or lacks table, bucket or queue;
+    (conflict) if a worker's ledger, or any process's bucket or secret, is not the fleet's.
     """
     async with AsyncExitStack() as stack:
         boto = await open_clients(options.aws, clock, *options.services)
         stack.push_async_callback(boto.aclose)
         behind: Aws = boto if seam is None else seam(boto)
-        aws = DeployedAws(behind, boto.stats, clock, things=production_resources(options))
+        aws = DeployedAws(behind, boto.stats, clock, resources=production_resources(options))
         table = Table(aws, options.table, clock)
         agree = await start(aws, table, options, works=works)
         sealing = await _sealing_secrets(aws, table, options)
@@ -131,7 +127,7 @@ async def _open_redis(
         return None
     server = RedisServer(options.redis_url, clock)
     stack.push_async_callback(server.aclose)
-    await look_at_redis(server, options, works=works)
+    await check_redis(server, options, works=works)
     return server
 
 
@@ -161,7 +157,9 @@ def _permits(
     if options.ledger == "dynamodb":
         return DynamoPermits(table, clock)
     if server is None:
-        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "permits in Redis need its address")
+        raise ConveyorError(
+            ErrorCode.INVALID_ARGUMENT, "a ledger in Redis needs CONVEYOR_REDIS_URL"
+        )
     return RedisPermits(server, environment=options.environment)
 
 
@@ -169,7 +167,7 @@ def _rate_limit(options: ProdOptions, server: RedisServer | None) -> RateLimit |
     if not options.rate_limit:
         return None
     if server is None:
-        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "a rate limit needs the address of Redis")
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "a rate limit needs CONVEYOR_REDIS_URL")
     return RedisRateLimit(
         server,
         environment=options.environment,

@@ -1,4 +1,4 @@
-"""What the production binding is given by the settings: names, addresses and bounds."""
+"""The options of the production binding: names, addresses and bounds, taken from the settings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from conveyor.prod.aws.calls import AwsOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProdOptions:
-    """Plain values, named as the settings they come from.
+    """Plain values, named like their settings.
 
-    `ledger`: "redis" or "dynamodb". `permit_lease` in seconds. `rate_limit` counts in Redis and
-    needs one; 0: none.
+    `ledger`: "redis" or "dynamodb". `permit_lease` is in seconds. `rate_limit` needs Redis, which
+    counts the requests; 0 for no limit.
     """
 
     aws: AwsOptions
@@ -31,5 +31,5 @@ class ProdOptions:
 
     @property
     def services(self) -> tuple[str, ...]:
-        """The services of AWS that are called."""
+        """Return the services of AWS that this fleet uses."""
         return ("dynamodb", "sqs", "s3", "stepfunctions", *(["kms"] if self.kms_key else []))

@@ -1,8 +1,8 @@
-"""Callers' keys sealed with the help of KMS: envelope encryption, one data key a fleet.
+"""Envelope encryption of callers' keys with KMS, with one data key a fleet.
 
-KMS makes the data key and keeps none of it. The table holds it encrypted under the KMS key; each
-process has it decrypted once, when it opens, and seals and opens callers' keys with it by itself:
-no task waits for KMS, and whoever has the table or CONVEYOR_SECRET alone opens nothing.
+KMS makes the data key and does not keep it. The table holds it, encrypted with the KMS key. Each
+process has KMS decrypt it once, when it starts, and then seals and opens callers' keys by itself:
+no task waits for KMS, and the table or CONVEYOR_SECRET alone opens no key.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from conveyor.prod.dynamodb.schema import DATA_KEY, ROW_SHAPE
 
 
 async def open_data_key(aws: Aws, table: Table, *, kms_key: str, environment: str) -> bytes:
-    """The fleet's data key: made by the first who asks for it, the same for all.
+    """Return the fleet's data key; the first process that asks makes it.
 
-    Where the fleet's was encrypted under another KMS key, that one still has to be usable; it is
-    then encrypted under this one. Raises ConveyorError(unavailable) where KMS refuses.
+    If it is encrypted with another KMS key, decrypt it with that one, which must still be usable,
+    and encrypt it with this one. Raises ConveyorError(unavailable) if KMS refuses.
     """
     context = {"conveyor:environment": environment}
     try:
         item = await table.get(DATA_KEY)
         if item is None:
             item = await _make(aws, table, kms_key, context)
-        key = await _decrypted(aws, item, context)
+        key = await _decrypt(aws, item, context)
         if item["kms_key"] != kms_key:
-            await _move(aws, table, item, key, kms_key=kms_key, context=context)
+            await _reencrypt(aws, table, item, key, kms_key=kms_key, context=context)
     except AwsRefused as refused:
         raise ConveyorError(
             ErrorCode.UNAVAILABLE, f"the fleet's data key cannot be opened: {describe(refused)}"
@@ -50,11 +50,11 @@ async def _make(aws: Aws, table: Table, kms_key: str, context: Mapping[str, str]
     except AwsRefused as refused:
         if not refused.is_condition:
             raise
-    # Another process may have been first, or this one, its answer lost: the table tells.
+    # Another process may have been first, or an earlier try of this one: the table decides.
     return await table.get(DATA_KEY) or item
 
 
-async def _decrypted(aws: Aws, item: Mapping[str, Any], context: Mapping[str, str]) -> bytes:
+async def _decrypt(aws: Aws, item: Mapping[str, Any], context: Mapping[str, str]) -> bytes:
     answer = await aws.call(
         "kms",
         "decrypt",
@@ -68,7 +68,7 @@ async def _decrypted(aws: Aws, item: Mapping[str, Any], context: Mapping[str, st
     return key
 
 
-async def _move(
+async def _reencrypt(
     aws: Aws,
     table: Table,
     item: Mapping[str, Any],
@@ -77,7 +77,7 @@ async def _move(
     kms_key: str,
     context: Mapping[str, str],
 ) -> None:
-    """Only the wrapping changes: what was sealed with the data key stays readable."""
+    """Encrypt the same data key with another KMS key: sealed keys stay readable."""
     answer = await aws.call(
         "kms", "encrypt", {"KeyId": kms_key, "Plaintext": key, "EncryptionContext": context}
     )

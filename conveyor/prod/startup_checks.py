@@ -1,16 +1,14 @@
-"""What a process looks at before it works: that it is of this fleet, and that all is there.
+"""Startup checks: the resources of the fleet exist, and the process works by the fleet's terms.
 
-Whatever is missing would else be found by the first task, and only where it is needed.
+Without the checks, a missing resource would surface only in the first task that needs it.
 
-What all processes of a fleet have to agree on: where permits and bodies are kept, and by which
-secrets callers are named and keys are sealed.
-
-Two ledgers would grant a job's limit twice; a body in another bucket is found by nobody; a job that
-another secret signed for belongs to nobody. So the terms are written in the store by the first who
-comes, and every process says again and again, under the condition that they still are, that it
-works by them: `agree` at the start, and then every `BEAT` seconds. `beats` counts the words of
-workers. An operator may change the terms while nobody says them: that is watched on the counter
-alone, no clock is compared.
+The terms are what all processes of a fleet must agree on: the ledger of permits, the bucket of
+bodies, and the secrets that callers' ids and sealed keys depend on. Two ledgers would grant a job's
+limit twice; nobody finds a body in another bucket; nobody owns a job under another secret. So the
+first process writes the terms to the store, and every process confirms that it works by them, on
+condition that they still hold: `agree` at the start, and then every `BEAT` seconds. `beats` counts
+the confirmations of workers. An operator may change the terms while no worker confirms them; the
+counter alone shows that, without comparing clocks.
 """
 
 from __future__ import annotations
@@ -34,18 +32,18 @@ from conveyor.prod.s3.bucket import bucket_exists, own
 from conveyor.prod.sqs.registry import NO_QUEUE, prefix
 
 BEAT = 10.0
-"""Seconds between two words of a worker."""
+"""Seconds between two confirmations of a worker."""
 WATCH = 60.0
-"""Seconds without any, after which no worker is taken to be alive: longer than the leases of one
-that was killed."""
+"""Seconds without a confirmation after which no worker counts as alive: longer than the leases of a
+killed worker last."""
 LEDGERS = ("redis", "dynamodb")
 FINGERPRINT_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetTerms:
-    """What one process works by. `ledger`: "redis" or "dynamodb". `secrets`: the fingerprints of
-    its secrets, newest first; none where it knows no secret, as an operator need not.
+    """The terms of one process. `ledger`: "redis" or "dynamodb". `secrets`: the fingerprints of its
+    secrets, newest first; empty if it knows no secret, as an operator need not.
 
     Raises ConveyorError(invalid_argument) for another ledger.
     """
@@ -59,22 +57,23 @@ class FleetTerms:
 
 
 def fingerprint(secret: bytes) -> str:
-    """What tells a root secret from another, and nothing else of it."""
+    """Return a digest that tells root secrets apart and reveals nothing else."""
     return derive_key(secret, "fingerprint").hex()[:FINGERPRINT_DIGITS]
 
 
 async def fleet_item(table: Table) -> Item | None:
-    """The terms of the fleet as they are written, with `beats`; None where none are yet."""
+    """Read the fleet's terms, with `beats`; None if no process has written them yet."""
     return await table.get(FLEET)
 
 
 async def agree(table: Table, terms: FleetTerms, *, works: bool) -> Item:
-    """Write the terms where none are, and say that one works by them; the item afterwards.
+    """Confirm that this process works by the fleet's terms, writing them if there are none.
 
-    Only who `works` keeps permits, and so has to have the fleet's ledger, and counts as a worker
-    that is alive. Secrets are those of one fleet where a single one is known to it: newer ones are
-    noted then, since processes are given them one by one.
-    Raises ConveyorError(conflict) where the fleet has other terms: the caller must not work.
+    Returns the item afterwards.
+    Only a process that `works` keeps permits: it must have the fleet's ledger, and counts as a live
+    worker. One secret in common is enough. Newer secrets are then added to the fleet's, since
+    processes receive them one by one. Raises ConveyorError(conflict) if the fleet has other terms:
+    the caller must not work.
     """
     known = " OR ".join(f"contains(secrets, :secret{at})" for at in range(len(terms.secrets)))
     conditions = ["attribute_not_exists(bucket_name) OR bucket_name = :bucket"]
@@ -102,13 +101,13 @@ async def agree(table: Table, terms: FleetTerms, *, works: bool) -> Item:
         if not refused.is_condition:
             raise
         problem = difference(condition_met(refused) or {}, terms, works=works)
-        text = problem or "this fleet works by other terms than this process"
+        text = problem or "this process and its fleet have different settings"
         raise ConveyorError(ErrorCode.CONFLICT, text) from None
-    return await _noted(table, item, terms)
+    return await _add_new_secrets(table, item, terms)
 
 
-async def _noted(table: Table, item: Item, terms: FleetTerms) -> Item:
-    """Put secrets that the fleet does not know yet before those that it knows."""
+async def _add_new_secrets(table: Table, item: Item, terms: FleetTerms) -> Item:
+    """Put secrets that are new to the fleet before those that it knows."""
     fresh: list[Plain] = [secret for secret in terms.secrets if secret not in item["secrets"]]
     if not fresh:
         return item
@@ -121,29 +120,31 @@ async def _noted(table: Table, item: Item, terms: FleetTerms) -> Item:
 
 
 def _all(conditions: list[str]) -> str:
-    """All of them; DynamoDB refuses parentheses that change nothing."""
+    """Join conditions with AND. DynamoDB refuses redundant parentheses."""
     return conditions[0] if len(conditions) == 1 else f"({') AND ('.join(conditions)})"
 
 
 def difference(item: Item, terms: FleetTerms, *, works: bool) -> str | None:
-    """In which of its terms a process is none of the fleet's; None: in none."""
+    """Say which setting of a process disagrees with its fleet; None if all match."""
     ledger, bucket = item.get("ledger", terms.ledger), item.get("bucket_name", terms.bucket)
     if works and ledger != terms.ledger:
-        return f"this fleet keeps its permits in {ledger} and this process is set to {terms.ledger}"
+        return (
+            f"this fleet keeps its permits in {ledger}, but this process is set to {terms.ledger}"
+        )
     if bucket != terms.bucket:
         return (
-            f"this fleet keeps its bodies in the bucket {bucket} and this process is set to"
+            f"this fleet keeps its bodies in the bucket {bucket}, but this process is set to"
             f" {terms.bucket}"
         )
     known = item.get("secrets", terms.secrets)
     if terms.secrets and not set(terms.secrets) & set(known):
-        return "this fleet works by another CONVEYOR_SECRET: none of this process's is known to it"
+        return "this fleet uses another CONVEYOR_SECRET: it shares no secret with this process"
     return None
 
 
 def names_callers_anew(item: Item, terms: FleetTerms) -> bool:
-    """Whether callers are told apart by another secret than when the fleet began: its jobs so far
-    belong to nobody then."""
+    """Whether the secret that callers' ids are derived from differs from the fleet's first one:
+    callers then get new ids, and no longer see their jobs."""
     known = item.get("secrets")
     return bool(known and terms.secrets and known[-1] != terms.secrets[-1])
 
@@ -151,8 +152,10 @@ def names_callers_anew(item: Item, terms: FleetTerms) -> bool:
 async def nobody_works(
     table: Table, *, watch: float, watching: Callable[[], None] = lambda: None
 ) -> bool:
-    """Whether no worker speaks for `watch` seconds; at once where none ever did. `watching` is
-    called where it is to be waited for."""
+    """Whether no worker confirms the terms for `watch` seconds; known at once if none ever did.
+
+    Calls `watching` before it waits.
+    """
     before = await table.get(FLEET)
     if before is None or not before.get("beats"):
         return True
@@ -165,11 +168,11 @@ async def nobody_works(
 async def change_ledger(
     table: Table, kind: str, *, watching: Callable[[], None] = lambda: None
 ) -> bool:
-    """Let the fleet keep its permits elsewhere, after `WATCH` seconds in which no worker spoke;
-    False where it does already. `watching` is called where it is to be waited for.
+    """Change the ledger of the fleet, after `WATCH` seconds without a confirmation of a worker.
 
-    Raises ConveyorError: (conflict) where a worker is alive, (unavailable) where there is no table.
-    A worker that was stopped for all that time and comes back is turned away by its next `agree`.
+    Returns False if the fleet has that ledger already. Calls `watching` before it waits. Raises
+    ConveyorError: (conflict) if a worker is alive, (unavailable) if there is no table. A worker
+    that was suspended all that time fails in its next `agree`.
     """
     _check(kind)
     return await _change(table, {"ledger": kind}, watching)
@@ -178,8 +181,10 @@ async def change_ledger(
 async def rebind(
     table: Table, terms: FleetTerms, *, watching: Callable[[], None] = lambda: None
 ) -> bool:
-    """Let the fleet have this bucket, and these secrets where there are any, as `change_ledger`
-    does its ledger."""
+    """Change the bucket of the fleet, and its secrets if `terms` has any.
+
+    Waits, returns and raises as `change_ledger` does.
+    """
     wanted: dict[str, Plain] = {"bucket_name": terms.bucket}
     if terms.secrets:
         wanted["secrets"] = list(terms.secrets)
@@ -208,7 +213,7 @@ async def _change(table: Table, wanted: dict[str, Plain], watching: Callable[[],
         if not refused.is_condition:
             raise
         raise ConveyorError(
-            ErrorCode.CONFLICT, "a worker is alive: stop all workers, then change the fleet's terms"
+            ErrorCode.CONFLICT, "a worker is alive: stop all workers, then change the fleet"
         ) from None
     return True
 
@@ -226,7 +231,8 @@ async def _before_change(table: Table) -> Item | None:
 def _check(kind: str) -> None:
     if kind not in LEDGERS:
         raise ConveyorError(
-            ErrorCode.INVALID_ARGUMENT, f"a ledger is one of {', '.join(LEDGERS)}, not {kind}"
+            ErrorCode.INVALID_ARGUMENT,
+            f"the ledger must be one of {', '.join(LEDGERS)}, not {kind}",
         )
 
 
@@ -238,7 +244,7 @@ _permits_log = logging.getLogger("conveyor.permits")
 
 
 def production_resources(options: ProdOptions) -> dict[str, str]:
-    """What is deployed, by service, in the words of whoever runs the fleet."""
+    """Name the deployed resource of each service as the operator knows it."""
     return {
         "dynamodb": f"table {options.table}",
         "s3": f"bucket {options.bucket}",
@@ -247,7 +253,7 @@ def production_resources(options: ProdOptions) -> dict[str, str]:
 
 
 def terms(options: ProdOptions) -> FleetTerms:
-    """What a process with these options works by."""
+    """Return the terms of a process with these options."""
     secrets = filter(None, (options.root_secret, *options.older_secrets))
     return FleetTerms(
         ledger=options.ledger,
@@ -259,55 +265,56 @@ def terms(options: ProdOptions) -> FleetTerms:
 async def start(
     aws: Aws, table: Table, options: ProdOptions, *, works: bool
 ) -> Callable[[], Awaitable[None]]:
-    """Look at everything; what is to be called every `BEAT` seconds from then on.
+    """Make all checks, and return the function to be called every `BEAT` seconds from then on.
 
-    Raises ConveyorError, and so does that: (unavailable) where AWS is away, refuses, or lacks
-    table, bucket or queue; (conflict) where the fleet has other terms.
+    Raises ConveyorError, and so does that function: (unavailable) if AWS does not answer, refuses,
+    or lacks table, bucket or queue; (conflict) if the fleet has other terms.
     """
     own = terms(options)
 
     async def beat() -> None:
-        await _plainly(agree(table, own, works=works))
+        await _for_operator(agree(table, own, works=works))
 
-    item = await _plainly(agree(table, own, works=works))
+    item = await _for_operator(agree(table, own, works=works))
     if names_callers_anew(item, own):
         _log.warning(
-            "the last part of CONVEYOR_SECRET, which names callers, is another than this fleet"
-            " began with: their jobs so far belong to nobody"
+            "the last secret in CONVEYOR_SECRET differs from the one this fleet was created with:"
+            " existing callers can no longer see their jobs"
         )
 
-    await _look(aws, options)
+    await _check_resources(aws, options)
     return beat
 
 
-async def _look(aws: Aws, options: ProdOptions) -> None:
-    """All that is wrong with what was deployed is told, in one order: a wrong environment, say, is
-    seen by both, and which of them answers first would else decide what is read of it."""
+async def _check_resources(aws: Aws, options: ProdOptions) -> None:
+    """Report all problems with the deployed resources, always in the same order: a wrong
+    environment, for example, fails in both checks, whichever answers first."""
     found: dict[Check, ConveyorError] = {}
 
-    async def look(check: Check) -> None:
+    async def run(check: Check) -> None:
         try:
-            await _plainly(check(aws, options))
+            await _for_operator(check(aws, options))
         except ConveyorError as error:
             found[check] = error
 
-    await for_each(look, _CHECKS)
+    await for_each(run, _CHECKS)
     problems = [found[check] for check in _CHECKS if check in found]
     if problems:
         text = "; ".join(problem.detail for problem in problems)
         raise ConveyorError(problems[0].code, text)
 
 
-async def look_at_redis(server: RedisServer, options: ProdOptions, *, works: bool) -> None:
-    """Say what cannot be done where Redis does not answer. It may come later: nothing is raised."""
+async def check_redis(server: RedisServer, options: ProdOptions, *, works: bool) -> None:
+    """Log what this process cannot do if Redis does not answer. Raises nothing: it may come up
+    later."""
     if works and options.ledger == "redis":
-        without = "permits cannot be taken until it does"
+        without = "no permits can be acquired until it does"
     elif not works and options.rate_limit:
-        without = "the rate of requests is not limited until it does"
+        without = "requests are not rate-limited until it does"
     else:
         return
     try:
-        await server.look()
+        await server.ping()
     except ConveyorError as error:
         _permits_log.warning("%s (%s): %s", error.detail, server.place, without)
 
@@ -337,8 +344,8 @@ def _absent(what: str) -> ConveyorError:
     )
 
 
-async def _plainly(call: Awaitable[T]) -> T:
-    """What is wrong in the words of whoever runs the fleet."""
+async def _for_operator(call: Awaitable[T]) -> T:
+    """Await a call; raise its refusals as errors that tell the operator what is wrong."""
     try:
         return await call
     except NotDeployed as error:

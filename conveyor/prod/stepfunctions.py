@@ -8,35 +8,33 @@ from conveyor.prod.aws.calls import Aws, AwsRefused
 
 SERVICE = "stepfunctions"
 NOBODY_WAITS = frozenset({"TaskTimedOut", "TaskDoesNotExist", "InvalidToken"})
-"""Refusals of a token that will never be good (again)."""
+"""Refusals of a token that will never be valid (again)."""
 
 
 class StepFunctionsCallbacks:
-    """The callbacks port. A refusal is named by its code alone: AWS's words may hold the token."""
+    """The callbacks port. Its errors quote only the code of a refusal: the message may hold the
+    token."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
     async def send_heartbeat(self, task_token: str) -> None:
-        """Say that the work goes on."""
         await self._send("send_task_heartbeat", task_token)
 
     async def send_success(self, task_token: str, *, output: str) -> None:
-        """Say that the work is done."""
         await self._send("send_task_success", task_token, output=output)
 
     async def send_failure(self, task_token: str, *, error: str, cause: str) -> None:
-        """Say that the work will not be done."""
         await self._send("send_task_failure", task_token, error=error, cause=cause)
 
-    async def _send(self, operation: str, task_token: str, **told: str) -> None:
+    async def _send(self, operation: str, task_token: str, **parameters: str) -> None:
         try:
-            await self._aws.call(SERVICE, operation, {"taskToken": task_token, **told})
+            await self._aws.call(SERVICE, operation, {"taskToken": task_token, **parameters})
         except AwsRefused as refused:
             code = refused.word
         else:
             return
-        # Raised here, so that the refusal is no context of it.
+        # Raised out here, so that the refusal does not become its context.
         if code in NOBODY_WAITS:
             raise TokenExpired
         raise ConveyorError(ErrorCode.UNAVAILABLE, f"{SERVICE} refuses {operation}: {code}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import msgspec
+from cachetools import LRUCache
 
 from conveyor.domain.api_keys import KeySealer
 from conveyor.domain.model import Job
@@ -31,13 +30,12 @@ class JobTemplates:
     def __init__(self, jobs: JobLookup, sealer: KeySealer) -> None:
         self._jobs = jobs
         self._sealer = sealer
-        self._kept: OrderedDict[str, JobTemplate] = OrderedDict()
+        self._kept: LRUCache[str, JobTemplate] = LRUCache(CAPACITY)
 
     async def get(self, job_id: str) -> JobTemplate | None:
         """The template of a job; None where the job is gone. Raises UnsealError."""
         template = self._kept.get(job_id)
         if template is not None:
-            self._kept.move_to_end(job_id)
             return template
         job = await self._jobs.find_job(job_id)
         if job is None:
@@ -45,6 +43,4 @@ class JobTemplates:
         api_key = self._sealer.unseal(job)
         template = JobTemplate(job, api_key, lifecycle_class(job.result_ttl_days))
         self._kept[job_id] = template
-        if len(self._kept) > CAPACITY:
-            self._kept.popitem(last=False)
         return template

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
+from conveyor.domain.backoff import Backoff
 from conveyor.settings import Settings, unknown_variables
 
 _log = logging.getLogger(__name__)
 
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+PAUSES = Backoff(2.0, 60.0)
 """Seconds for which a line is not said again; they double each time that it is."""
 FORGOTTEN_AFTER = 300.0
 MOST_TOLD = 1_000
@@ -44,13 +45,13 @@ class Repeats(logging.Filter):
                 self._told.clear()
             self._told[said] = _Told(record.created)
             return True
-        if record.created < told.at + told.pause:
+        if record.created < told.at + PAUSES.delay(told.passed):
             told.left_out += 1
             return False
         if told.left_out:
             record.msg, record.args = f"{text} (and {told.left_out} times before)", ()
         told.at, told.left_out = record.created, 0
-        told.pause = min(told.pause * 2, LONGEST_PAUSE)
+        told.passed += 1
         return True
 
 
@@ -61,7 +62,7 @@ _Said = tuple[str, str, _End | None]
 @dataclass(slots=True)
 class _Told:
     at: float
-    pause: float = FIRST_PAUSE
+    passed: int = 1
     left_out: int = 0
 
 

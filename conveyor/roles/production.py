@@ -24,12 +24,13 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+from conveyor.aio.concurrency import unwrap
+from conveyor.aio.resilience import log_and_continue
 from conveyor.bootstrap.production import RoleRuntime, open_role
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
-from conveyor.ports.handler import UNEXPECTED_LOGGER
 from conveyor.records.blob_keys import PASSING_DAYS
 from conveyor.roles.banner import LOOPBACK
 from conveyor.roles.logs import start_logs
@@ -173,7 +174,6 @@ the load balancer has noticed."""
 UNHEARD = "the fleet did not hear of this process"
 
 _log = logging.getLogger("conveyor.roles")
-_unforeseen = logging.getLogger(UNEXPECTED_LOGGER)
 
 
 class RoleInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -287,7 +287,6 @@ async def _unless_stopped(
     Nothing is open then, and why it could not be opened is nobody's question any more.
     """
     found: list[RoleRuntime] = []
-    failures: list[Exception] = []
     scope = anyio.CancelScope()
 
     async def give_up() -> None:
@@ -298,19 +297,18 @@ async def _unless_stopped(
         # Nothing has been taken on yet that would have to be given back.
         os._exit(0)
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(give_up)
-        try:
-            with scope:
-                found.append(await opening())
-        except Exception as error:
-            # Kept, so that it is raised as it was and in no group.
-            failures.append(error)
-        if found and stop.is_set():
-            await _closed(found.pop())
-        group.cancel_scope.cancel()
-    if failures and not stop.is_set():
-        raise failures[0]
+    with unwrap():
+        async with anyio.create_task_group() as group:
+            group.start_soon(give_up)
+            try:
+                with scope:
+                    found.append(await opening())
+            except Exception:
+                if not stop.is_set():
+                    raise
+            if found and stop.is_set():
+                await _closed(found.pop())
+            group.cancel_scope.cancel()
     return found[0] if found else None
 
 
@@ -353,21 +351,21 @@ async def _agreeing(
     refusals: list[ConveyorError] = []
 
     async def agree() -> None:
+        try:
+            await runtime.agree()
+        except ConveyorError as error:
+            if error.code is not ErrorCode.CONFLICT:
+                raise
+            refusals.append(error)
+            stop.set()
+
+    async def keep_agreeing() -> None:
         while not refusals:
             await clock.sleep(runtime.agree_every)
-            try:
-                await runtime.agree()
-            except ConveyorError as error:
-                if error.code is ErrorCode.CONFLICT:
-                    refusals.append(error)
-                    stop.set()
-                else:
-                    _log.warning("%s: %s", UNHEARD, error.detail)
-            except Exception as error:
-                _unforeseen.error("%s: %r", UNHEARD, error, exc_info=error)
+            await log_and_continue(_log, UNHEARD, agree)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(agree)
+        group.start_soon(keep_agreeing)
         yield group
         group.cancel_scope.cancel()
     if refusals:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol, TypeVar
 
 import anyio
@@ -20,6 +19,7 @@ import msgspec
 from anyio.abc import ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from conveyor.aio.concurrency import unwrap
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.intake.frames import (
     HEADER,
@@ -89,26 +89,22 @@ class _Session:
 
     async def run(self, work: ValidationRequest, pieces: Pieces) -> Done:
         done: list[Done] = []
-        failures: list[Exception] = []
-        async with anyio.create_task_group() as group:
+        try:
+            with unwrap():
+                async with anyio.create_task_group() as group:
 
-            async def part(action: Callable[[], Awaitable[None]]) -> None:
-                try:
-                    await action()
-                except Exception as error:
-                    failures.append(error)
-                    group.cancel_scope.cancel()
+                    async def listen() -> None:
+                        done.append(await self._listen())
+                        group.cancel_scope.cancel()
 
-            async def listen() -> None:
-                done.append(await self._listen())
-                group.cancel_scope.cancel()
-
-            group.start_soon(part, partial(self._feed, work, pieces))
-            group.start_soon(part, self._watch_time)
-            group.start_soon(part, listen)
-        if done:
-            return done[0]
-        raise failures[0]
+                    group.start_soon(self._feed, work, pieces)
+                    group.start_soon(self._watch_time)
+                    group.start_soon(listen)
+        except Exception:
+            # The child has seen enough: whatever broke while it was fed more is of no matter.
+            if not done:
+                raise
+        return done[0]
 
     async def _feed(self, work: ValidationRequest, pieces: Pieces) -> None:
         stdin = self.process.stdin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.ports.records import Rerun, RerunRequest, StoredResponse
@@ -17,8 +18,7 @@ copying waits."""
 LATER = 202
 """The status of a rerun whose rows are written after the answer."""
 
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 0.5
+_PAUSES = Backoff(0.05, 0.5)
 _DAY = 86_400_000
 
 
@@ -105,7 +105,7 @@ class _SourceWait:
         self._clock = context.clock
         self._tasks = context.tasks
         self._deadline = context.clock.monotonic() + CLAIM_WAIT
-        self._pause = _FIRST_PAUSE
+        self._looks = 0
 
     async def wait_for(self, run_id: str, task_id: str) -> None:
         """Wait until the claim of a task has ended.
@@ -119,8 +119,8 @@ class _SourceWait:
                 raise ConveyorError(
                     ErrorCode.RUN_NOT_TERMINAL, "calls in flight of the stopped run have not ended"
                 )
-            await self._clock.sleep(min(self._pause, left))
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._looks += 1
+            await self._clock.sleep(min(_PAUSES.delay(self._looks), left))
             task = await self._tasks.get_task(run_id, task_id)
             is_held = (
                 task is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from conveyor.domain.model import Problem, TaskFailure
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.simulation.latency import Latency
@@ -184,11 +182,5 @@ class SimulatedCall:
             raise ScrapeFailed(_TIMEOUT, TaskFailure.TIMEOUT, retryable=True)
         return _SUCCESS
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         """Do nothing: the body has arrived already."""

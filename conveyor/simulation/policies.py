@@ -9,13 +9,15 @@ instead. No worker of production runs these three: they ignore what other worker
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import anyio
 
-from conveyor.aio.resilience import log_failure
+from conveyor.aio.resilience import log_and_continue
+from conveyor.domain.backoff import Backoff
 from conveyor.engine.lanes import Lane
 from conveyor.engine.policy import LeaseOptions, PolicyFactory, Spawn
 from conveyor.engine.reserve import ReservePolicy
@@ -27,7 +29,8 @@ Gate = Callable[[Lane], int]
 """How many messages a lane's queue may be asked for, whatever the slots and batches allow."""
 
 ANY_NUMBER = 1_000_000
-_RECEIVES_MAX = 30
+
+_log = logging.getLogger("conveyor.engine")
 
 
 def no_gate(_lane: Lane) -> int:
@@ -90,7 +93,8 @@ class ReceiveFirstPolicy:
         self._holder = options.holder
         self._lease = options.lease
         self._heartbeat = options.heartbeat
-        self._bounces = bounces
+        self._cooldown = bounces.cooldown
+        self._bounce = Backoff(bounces.first, bounces.longest)
         self._held: dict[str, tuple[LeaseRequest, int]] = {}
         self._leaving: set[str] = set()
         self._asked = 0
@@ -145,11 +149,9 @@ class ReceiveFirstPolicy:
 
     def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
         """Hide it for longer each time it comes, and let its queue rest."""
-        bounces = self._bounces
-        if bounces.cooldown > 0:
-            lane.not_before = max(lane.not_before, now + bounces.cooldown)
-        doubled = bounces.first * 2.0 ** min(delivery.receive_count - 1, _RECEIVES_MAX)
-        return min(bounces.longest, doubled)
+        if self._cooldown > 0:
+            lane.not_before = max(lane.not_before, now + self._cooldown)
+        return self._bounce.delay(delivery.receive_count)
 
     def next_due(self, lane: Lane, now: float) -> float | None:
         """Nothing is waited for."""
@@ -201,7 +203,5 @@ class ReceiveFirstPolicy:
 
     async def _say(self, holding: LeaseRequest, limit: int) -> None:
         """What the ledger does not hear lapses with its lease."""
-        try:
-            await self._ledger.acquire_or_renew(holding, limit=limit, lease=self._lease)
-        except Exception as error:
-            log_failure(f"a permit of job {holding.job_id} was not updated", error)
+        say = partial(self._ledger.acquire_or_renew, holding, limit=limit, lease=self._lease)
+        await log_and_continue(_log, f"a permit of job {holding.job_id} was not updated", say)

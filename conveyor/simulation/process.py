@@ -259,12 +259,8 @@ class WorkerProcess:
         with boot.scope:
             try:
                 await boot.worker.run(grace=self._settings.shutdown_grace)
-            except ProcessKilled:
+            except* ProcessKilled:
                 pass
-            except BaseExceptionGroup as group:
-                other = group.split(ProcessKilled)[1]
-                if other is not None:
-                    raise other from None
         self._services.trace.note(f"{boot.name} ended")
         if self._boot is boot:
             self._boot = None

@@ -18,7 +18,6 @@ import socket
 import struct
 import sys
 from contextlib import suppress
-from types import TracebackType
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -90,12 +89,7 @@ class GatewayServer:
         self._port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         if self._server is not None:
             self._server.close()
         for task in self._tasks:

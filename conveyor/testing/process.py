@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 import msgspec
@@ -51,12 +50,7 @@ class ServerProcess:
         self.info = msgspec.json.decode(line, type=ServerInfo)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.kill()
 
     def signal(self, number: signal.Signals) -> None:

@@ -4,7 +4,6 @@ and what every problem must look like."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -33,12 +32,7 @@ class Caller:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.http.close()
 
     def submit(self, *tasks: str | Json, **fields: object) -> Json:

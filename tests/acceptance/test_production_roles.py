@@ -171,15 +171,16 @@ def test_no_process_says_a_secret(fleet: RoleFleet) -> None:
         ),
         ("worker", {"CONVEYOR_BUCKET": "others"}, "this fleet keeps its bodies in the bucket"),
         ("api", {"CONVEYOR_BUCKET": "others"}, "this fleet keeps its bodies in the bucket"),
-        ("api", {"CONVEYOR_SECRET": "another " * 8}, "this fleet works by another CONVEYOR_SECRET"),
+        ("api", {"CONVEYOR_SECRET": "another " * 8}, "this fleet uses another CONVEYOR_SECRET"),
         ("api", {"CONVEYOR_S3_ENDPOINT": "http://127.0.0.1:1"}, "s3 does not answer"),
         ("api", {"CONVEYOR_SQS_ENDPOINT": "http://127.0.0.1:1"}, "sqs does not answer"),
         ("worker", {"CONVEYOR_TABLE": "none"}, "there is no table none"),
         (
             "api",
             {"CONVEYOR_ENVIRONMENT": "none", "CONVEYOR_TABLE": "conveyor-{fleet}"},
-            "bucket conveyor-{fleet} is that of environment {fleet} (of a copy, conveyor admin"
-            " rebind makes one's own); there is no queue conveyor-none-control (conveyor admin",
+            "bucket conveyor-{fleet} belongs to environment {fleet} (if it is a copy, conveyor"
+            " admin rebind makes it this environment's); there is no queue conveyor-none-control"
+            " (conveyor admin",
         ),
     ],
 )
@@ -216,7 +217,7 @@ def test_an_api_whose_rates_redis_cannot_limit_starts_and_says_so(
 
     said = api.log.read_text()
     [line] = [line for line in said.splitlines() if "conveyor.permits" in line]
-    assert "(127.0.0.1:1): the rate of requests is not limited until it does" in line
+    assert "(127.0.0.1:1): requests are not rate-limited until it does" in line
     assert "a-word-to-hide" not in said
 
 

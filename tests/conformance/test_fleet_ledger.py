@@ -98,7 +98,7 @@ async def test_who_is_bound_to_another_is_turned_away_in_one_line(table: Table) 
         await agree_on_ledger(table, "dynamodb")
     assert refused.value.code is ErrorCode.CONFLICT
     assert refused.value.detail == (
-        "this fleet keeps its permits in redis and this process is set to dynamodb"
+        "this fleet keeps its permits in redis, but this process is set to dynamodb"
     )
     assert await ledger_kind(table) == "redis"
 
@@ -161,7 +161,7 @@ async def test_who_has_another_bucket_is_turned_away_whatever_its_role(
         await agree(table, FleetTerms(ledger="redis", bucket="others"), works=works)
     assert refused.value.code is ErrorCode.CONFLICT
     assert refused.value.detail == (
-        "this fleet keeps its bodies in the bucket bodies and this process is set to others"
+        "this fleet keeps its bodies in the bucket bodies, but this process is set to others"
     )
 
 

@@ -30,7 +30,7 @@ async def test_all_is_done_by_a_socket_that_is_done_by_an_address(place: Path) -
     server = RedisServer(f"unix://:{PASSWORD}@{place}", SystemClock())
     permits = RedisPermits(server, environment="socket")
     try:
-        await server.look()
+        await server.ping()
         await server.put("name", b"value", seconds=60)
         assert await server.get("name") == b"value"
         holding = LeaseRequest(job_id="JOB", holder="a", count=0, before=0, sequence=1)
@@ -55,7 +55,7 @@ async def test_the_number_of_the_database_is_a_parameter_there(place: Path) -> N
 async def test_a_socket_that_is_not_there_is_a_redis_that_is_away(place: Path) -> None:
     server = RedisServer(f"unix://:{PASSWORD}@{place}.other", SystemClock())
     with pytest.raises(ConveyorError, match="redis does not answer: ") as caught:
-        await server.look()
+        await server.ping()
     await server.aclose()
 
     assert PASSWORD not in str(caught.value)

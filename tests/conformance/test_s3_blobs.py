@@ -277,7 +277,9 @@ async def test_only_what_s3_says_of_a_body_itself_is_a_refusal_of_the_body(
         return answer
 
     bench.seam.answered = refused
-    deployed = DeployedAws(bench.seam, CallStats(), SystemClock(), things={"s3": "bucket bodies"})
+    deployed = DeployedAws(
+        bench.seam, CallStats(), SystemClock(), resources={"s3": "bucket bodies"}
+    )
     blobs = S3Blobs(deployed, bucket=bench.bucket, clock=SystemClock())
     with pytest.raises(ConveyorError) as caught:
         await blobs.put(KEY, b"x" * size)
@@ -318,6 +320,6 @@ async def test_keys_that_never_go_are_a_failure(
     assert caught.value.code is ErrorCode.UNAVAILABLE
     code = "AccessDenied"
     await bench.blobs.put(KEY, b"x")
-    with pytest.raises(Exception, match="does not let delete"):
+    with pytest.raises(Exception, match="denies the deletion"):
         await bench.blobs.delete_prefix(PREFIX)
     assert bench.seam.calls["delete_objects"] == 3

@@ -51,7 +51,7 @@ async def test_a_bucket_without_rules_is_told_in_one_line_and_set_right(bucket: 
     aws, name = bucket
     await aws.call("s3", "create_bucket", {"Bucket": name})
     told = await bucket_problem(aws, name)
-    assert told == "has none of its lifecycle rules (conveyor admin init sees to it)"
+    assert told == "lacks all of its lifecycle rules (conveyor admin init sees to it)"
     assert await ensure_bucket(aws, name, region=REGION)
     assert await bucket_problem(aws, name) is None
 

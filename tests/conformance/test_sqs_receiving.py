@@ -21,7 +21,6 @@ from conveyor.ports.queues import (
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
 from conveyor.prod.sqs.messages import LONGEST_HIDING, handle_of, hiding, receipt_of
 from conveyor.prod.sqs.queues import LONGEST_POLL
-from conveyor.prod.sqs.registry import RecentlyUsed
 from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion, indexes_of
@@ -245,15 +244,3 @@ async def test_a_reason_may_hold_characters_that_sqs_takes_in_no_message(bench: 
     await bench.queues.send(CONTROL_QUEUE, message)
     [delivery] = await bench.queues.receive(CONTROL_QUEUE, limit=1, visibility=60)
     assert delivery.message == message
-
-
-def test_what_is_remembered_is_what_was_used_last() -> None:
-    remembered: RecentlyUsed[int] = RecentlyUsed(most=2)
-    remembered.put("a", 1)
-    remembered.put("b", 2)
-    assert remembered.get("a") == 1
-    remembered.put("c", 3)
-    assert [remembered.get(name) for name in "abc"] == [1, None, 3]
-    remembered.forget("a")
-    remembered.forget("a")
-    assert remembered.get("a") is None

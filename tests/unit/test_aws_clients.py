@@ -143,7 +143,7 @@ async def test_links_by_credentials_without_an_end_are_as_long_as_asked(
 
 async def test_without_credentials_a_link_is_unavailable() -> None:
     async with bodies() as blobs:
-        with pytest.raises(ConveyorError, match="no credentials of AWS") as caught:
+        with pytest.raises(ConveyorError, match="no AWS credentials") as caught:
             await links(blobs, ASKED)
     assert caught.value.code is ErrorCode.UNAVAILABLE
 

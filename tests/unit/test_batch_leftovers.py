@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.aws.calls import LONGEST_PAUSE, ROUNDS, retry_unprocessed
+from conveyor.prod.aws.calls import PAUSES, ROUNDS, retry_unprocessed
 from conveyor.testing.clock import FakeClock
 
 
@@ -55,7 +55,7 @@ async def test_it_is_done_in_the_last_round_or_given_up_after_it(entries: int) -
     batch = Batch(does=1)
     if entries == ROUNDS:
         clock = await done(batch, [*range(entries)])
-        assert clock.monotonic() < ROUNDS * LONGEST_PAUSE
+        assert clock.monotonic() < ROUNDS * PAUSES.cap
     else:
         with pytest.RaisesGroup(ConveyorError) as caught:
             await done(batch, [*range(entries)])

@@ -1,4 +1,4 @@
-"""Whether bodies can be kept: who may call the gateway while they cannot."""
+"""The circuit breaker: who may call a dependency that is down."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def may(breaker: CircuitBreaker) -> bool:
     return False
 
 
-async def test_after_a_lost_body_trials_come_at_longer_and_longer_pauses() -> None:
+async def test_after_a_failure_trials_come_at_longer_and_longer_pauses() -> None:
     clock, trials = FakeClock(), list[float]()
-    breaker = CircuitBreaker(clock)
+    breaker = CircuitBreaker(clock, dependency="the shop")
     while clock.monotonic() < HOUR:
         if may(breaker):
             trials.append(clock.monotonic())
@@ -36,7 +36,7 @@ async def test_after_a_lost_body_trials_come_at_longer_and_longer_pauses() -> No
 
 async def test_one_trial_is_under_way_at_a_time() -> None:
     clock = FakeClock()
-    breaker = CircuitBreaker(clock)
+    breaker = CircuitBreaker(clock, dependency="the shop")
     with breaker.guard():
         assert may(breaker)
     breaker.failed()
@@ -47,21 +47,22 @@ async def test_one_trial_is_under_way_at_a_time() -> None:
             pass
         raise RuntimeError("a trial that broke")
     assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert caught.value.detail == "the shop is unavailable"
     assert may(breaker)
 
 
 async def test_calls_that_were_under_way_say_nothing_new() -> None:
     clock = FakeClock()
-    breaker = CircuitBreaker(clock)
+    breaker = CircuitBreaker(clock, dependency="the shop")
     for _ in range(100):
         breaker.failed()
     await clock.advance(FIRST_PAUSE)
     assert may(breaker)
 
 
-async def test_a_body_that_was_kept_makes_it_as_if_nothing_had_been() -> None:
+async def test_a_success_makes_it_as_if_nothing_had_been() -> None:
     clock = FakeClock()
-    breaker = CircuitBreaker(clock)
+    breaker = CircuitBreaker(clock, dependency="the shop")
     for _ in range(9):
         breaker.failed()
         await clock.advance(LONGEST_PAUSE)

@@ -130,7 +130,7 @@ def test_what_makes_no_client_of_aws_is_told_in_one_line(
     code, out, err = run(capsys, *arguments)
 
     assert (code, out) == (1, "")
-    assert err.startswith(f"conveyor: no client of AWS can be made: {told}")
+    assert err.startswith(f"conveyor: the AWS configuration is not usable: {told}")
     assert err.count("\n") == 1
 
 
@@ -146,7 +146,7 @@ def test_what_a_program_for_credentials_prints_is_not_told(
     code, out, err = run(capsys, "admin", "check")
 
     assert (code, out) == (1, "")
-    assert err == "conveyor: no client of AWS can be made: CredentialRetrievalError\n"
+    assert err == "conveyor: the AWS configuration is not usable: CredentialRetrievalError\n"
 
 
 @pytest.mark.parametrize("arguments", [["worker"], *ADMINISTRATION], ids=" ".join)
@@ -291,7 +291,8 @@ def test_what_makes_no_client_of_aws_stops_a_worker_in_the_same_line() -> None:
 
     assert (worker.returncode, worker.stdout) == (1, "")
     assert worker.stderr == (
-        "conveyor: no client of AWS can be made: The config profile (nope) could not be found\n"
+        "conveyor: the AWS configuration is not usable:"
+        " The config profile (nope) could not be found\n"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import conveyor
-from conveyor.roles.logs import FORGOTTEN_AFTER, LONGEST_PAUSE, Repeats, TextFormatter
+from conveyor.roles.logs import FORGOTTEN_AFTER, PAUSES, Repeats, TextFormatter
 
 ROOT = Path(conveyor.__file__).parent
 
@@ -40,7 +40,7 @@ def test_the_same_line_comes_ever_more_seldom_and_counts_what_was_left_out() -> 
 
 def test_no_line_is_silent_for_longer_than_the_longest_pause() -> None:
     hour = [float(second) for second in range(3_600)]
-    assert len(passed(Repeats(), "redis", *hour)) >= 3_600 / LONGEST_PAUSE
+    assert len(passed(Repeats(), "redis", *hour)) >= 3_600 / PAUSES.cap
 
 
 def test_what_was_not_said_for_a_while_is_new_again() -> None:

@@ -16,7 +16,7 @@ from zenrows.batch.models import WebhookEvent
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunFailure
 from conveyor.handlers import notify
-from conveyor.handlers.notify import LEASE, RETRY_CAP
+from conveyor.handlers.notify import LEASE, RETRIES
 from conveyor.ports.binding import Binding
 from conveyor.testing.callbacks import ScriptedCallbacks
 from tests.unit.http_api import Api, open_api
@@ -221,10 +221,10 @@ async def test_pauses_between_attempts_grow_and_end_some_time(
     attempts: list[int] = []
     with caplog.at_level(logging.WARNING, "conveyor.handlers"):
         while "gave up the callback" not in caplog.text:
-            await waiting.look(after=RETRY_CAP / 4)
+            await waiting.look(after=RETRIES.cap / 4)
             attempts.append(len(waiting.outcomes))
             assert len(attempts) < 600
-    assert until / (RETRY_CAP * 1.5) < attempts[-1] < until / (RETRY_CAP * 0.5) + 12
+    assert until / (RETRIES.cap * 1.5) < attempts[-1] < until / (RETRIES.cap * 0.5) + 12
     waiting.callbacks.away = 0
     assert await waiting.look(after=until) == []
     assert TOKEN not in caplog.text

@@ -9,13 +9,13 @@ import pytest
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.server import RedisServer
-from conveyor.prod.startup_checks import look_at_redis
+from conveyor.prod.startup_checks import check_redis
 from conveyor.testing.clock import FakeClock
 
 PASSWORD = "a-word-that-nobody-may-see"
 NOWHERE = f"redis://:{PASSWORD}@127.0.0.1:1/0"
-PERMITS = "(127.0.0.1:1): permits cannot be taken until it does"
-RATES = "(127.0.0.1:1): the rate of requests is not limited until it does"
+PERMITS = "(127.0.0.1:1): no permits can be acquired until it does"
+RATES = "(127.0.0.1:1): requests are not rate-limited until it does"
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def test_who_needs_redis_says_at_the_start_that_it_is_away(
         rate_limit=rate_limit,
     )
     with caplog.at_level(logging.WARNING, "conveyor.permits"):
-        await look_at_redis(server, options, works=works)
+        await check_redis(server, options, works=works)
     await server.aclose()
 
     lines = [record.getMessage() for record in caplog.records]

@@ -54,7 +54,7 @@ class Bench:
     def __init__(self) -> None:
         self.stats, self.clock = CallStats(), FakeClock()
         self.behind = Refusing(self.stats)
-        self.aws = DeployedAws(self.behind, self.stats, self.clock, things=THINGS)
+        self.aws = DeployedAws(self.behind, self.stats, self.clock, resources=THINGS)
 
     async def refused(self, service: str, code: str) -> Exception:
         self.behind.code = code
@@ -83,7 +83,7 @@ def bench() -> Bench:
         (
             "s3",
             "KMS.DisabledException",
-            "bucket bodies: do_it: its key of KMS cannot be used",
+            "bucket bodies: do_it: its KMS key cannot be used",
             True,
         ),
         ("dynamodb", "AccessDeniedException", "table ours: do_it: not permitted: User", True),
@@ -148,7 +148,7 @@ async def test_what_nobody_dealt_with_is_unavailable_to_callers_and_told_in_the_
         ("Strange", "", "Strange"),
         ("AccessDenied", "Access Denied", "not permitted: Access Denied"),
         ("ExpiredToken", "old", "the credentials are not accepted: ExpiredToken"),
-        ("KMS.DisabledException", "off", "its key of KMS cannot be used: off"),
+        ("KMS.DisabledException", "off", "its KMS key cannot be used: off"),
     ],
 )
 def test_who_runs_the_fleet_is_told_which_service_refuses_which_operation(
@@ -219,5 +219,5 @@ async def test_missing_credentials_are_told_at_once_and_as_what_they_are(
     finally:
         await aws.aclose()
 
-    assert caught.value.detail.startswith("no credentials of AWS were found")
+    assert caught.value.detail.startswith("no AWS credentials found")
     assert aws.stats.calls == {("dynamodb", "describe_table", "failed"): 1}

@@ -131,6 +131,6 @@ async def test_other_terms_end_it_whatever_came_before(
         async with working(role, fleet, clock):
             await clock.advance(EVERY * 3)
     assert fleet.asked == 3
-    assert f"{UNHEARD}: dynamodb is away" in caplog.messages
+    assert f"{UNHEARD}: {away}" in caplog.messages
     assert [one.getMessage() for one in unforeseen] == [f"{UNHEARD}: KeyError('Attributes')"]
     unforeseen.clear()

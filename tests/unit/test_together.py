@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.aio.concurrency import for_each, for_each_collect, unwrap
+from conveyor.aio.concurrency import first_error, for_each, for_each_collect, unwrap
 
 
 class Calls:
@@ -88,3 +88,19 @@ async def test_of_nested_groups_the_innermost_failure_is_raised() -> None:
     with pytest.raises(LookupError, match="inner"), unwrap():
         async with anyio.create_task_group() as group:
             group.start_soon(nested)
+
+
+def test_an_unwrapped_error_keeps_its_cause_and_its_context() -> None:
+    error, cause, context = LookupError("inner"), OSError("cause"), OSError("context")
+    error.__cause__, error.__context__ = cause, context
+    with pytest.raises(LookupError) as caught, unwrap():
+        raise ExceptionGroup("outer", [error])
+    assert (caught.value.__cause__, caught.value.__context__) == (cause, context)
+
+
+def test_the_first_error_of_a_group_is_of_the_preferred_kind_if_it_has_one() -> None:
+    group = ExceptionGroup("", [ValueError(), ExceptionGroup("", [KeyError(), IndexError()])])
+    assert isinstance(first_error(group), ValueError)
+    assert isinstance(first_error(group, prefer=LookupError), KeyError)
+    assert isinstance(first_error(group, prefer=OSError), ValueError)
+    assert isinstance(first_error(TypeError(), prefer=OSError), TypeError)

@@ -1,1 +1,1 @@
-"""Calls to AWS: one thin seam that every adapter of the production binding goes through."""
+"""Calls to AWS: the one interface that all adapters of the production binding use."""

@@ -1,9 +1,7 @@
-"""The seam over boto3: low-level clients in threads, so that no call holds up the loop.
+"""Calls to AWS through boto3: low-level clients in threads, so that no call blocks the event loop.
 
-boto3 itself makes one try and checks no parameters: walking every attribute costs as much CPU as
-all the rest of a batch write. Trying again is done here, on the injected clock.
-
-Opening clients of AWS, and what this machine's configuration of them lacks.
+boto3 itself makes one attempt and validates no parameters: walking every attribute costs as much
+CPU as all the rest of a batch write. Retries are made here, on the injected clock.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.answers import AnswerParsers, ForeignAnswer
@@ -66,19 +65,19 @@ PASSING = THROTTLES | {
     "TransactionInProgressException",
     "KMS.ThrottlingException",
 }
-"""Refusals that go away by themselves."""
+"""Refusals that pass by themselves: the call is retried."""
 PASSING_REASONS = frozenset(
     {"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded", "None"}
 )
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError"})
 _LENGTHS = frozenset({"content-length", "transfer-encoding"})
 PATIENCE = 25.0
-"""Seconds from the first try, after which a call is not made again. Where a service hangs that is
-two tries of its read timeout: whoever asked an API hears of it before a load balancer, which waits
-for a minute, answers in its place."""
+"""Seconds from the first attempt after which a call is not retried. If a service hangs, that allows
+two attempts of the read timeout: a caller of the API gets its error before a load balancer, which
+waits for a minute, answers instead."""
 _UNANSWERED = (BotoCoreError, ForeignAnswer, HTTPError)
-"""What is raised where no answer came. boto3 lets the HTTP library's own errors pass where the body
-of a refusal is cut off, if that of an answer would have been read as a stream."""
+"""Errors of a call that got no answer. boto3 lets errors of the HTTP library pass if the body of a
+refusal is cut off and the body of a success would have been streamed."""
 _COUNTS_CAPACITY = frozenset(
     {
         "get_item",
@@ -98,7 +97,7 @@ _COUNTS_CAPACITY = frozenset(
 
 
 class BotoAws:
-    """The seam over boto3. Opened by `open_aws`."""
+    """An `Aws` over boto3. `open_aws` makes it."""
 
     def __init__(
         self,
@@ -116,7 +115,6 @@ class BotoAws:
         self._limiters: dict[str, anyio.CapacityLimiter] = {}
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
-        """Make one call; see `Aws.call`."""
         if service == "dynamodb" and operation in _COUNTS_CAPACITY:
             parameters = {"ReturnConsumedCapacity": "TOTAL", **parameters}
         call = partial(getattr(self._clients[service], operation), **parameters)
@@ -128,11 +126,11 @@ class BotoAws:
                 _check_whole(service, answer)
             except ClientError as error:
                 refused = _refusal(error, service, operation)
-                if _out_of_order(refused, error):
+                if _is_server_error(refused, error):
                     self.stats.unanswered(service, self._clock.monotonic())
                 else:
                     self.stats.answered(service)
-                if not _passes(refused, error):
+                if not _is_passing(refused, error):
                     self.stats.calls[service, operation, "refused"] += 1
                     raise refused from None
                 if refused.word in THROTTLES:
@@ -141,7 +139,7 @@ class BotoAws:
             except _UNANSWERED as error:
                 self.stats.unanswered(service, self._clock.monotonic())
                 reason = type(error).__name__
-                if reason in _NO_CREDENTIALS:  # a client looks for them once, when it is made
+                if reason in _NO_CREDENTIALS:  # a client looks for credentials only once
                     self.stats.calls[service, operation, "failed"] += 1
                     break
             else:
@@ -156,10 +154,10 @@ class BotoAws:
                 break
             self.stats.retries[service, operation] += 1
             await self._clock.sleep(self._pause(attempt))
-        raise ConveyorError(ErrorCode.UNAVAILABLE, _told(service, operation, reason), retry_after=5)
+        text = _describe_silence(service, operation, reason)
+        raise ConveyorError(ErrorCode.UNAVAILABLE, text, retry_after=5)
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """A link to S3; see `Aws.presign`."""
         try:
             if not credentials_outlast(self._credentials, seconds):
                 raise ShortLived(seconds)
@@ -167,18 +165,18 @@ class BotoAws:
                 operation, Params=dict(parameters), ExpiresIn=seconds
             )
         except BotoCoreError as error:
-            raise ConveyorError(
-                ErrorCode.UNAVAILABLE, _told("s3", operation, type(error).__name__), retry_after=5
-            ) from None
+            text = _describe_silence("s3", operation, type(error).__name__)
+            raise ConveyorError(ErrorCode.UNAVAILABLE, text, retry_after=5) from None
         return link
 
     async def aclose(self) -> None:
-        """Close connections. No call may follow."""
+        """Close all connections. No call may follow."""
         for client in self._clients.values():
             client.close()
 
     def _limiter(self, service: str, operation: str) -> anyio.CapacityLimiter:
-        """Long polls have threads of their own: they would keep all others waiting."""
+        """Return the limit of a call's threads. Long polls have their own, or all others would
+        wait for them."""
         name = "receive" if operation == "receive_message" else service
         if name not in self._limiters:
             options = self._options
@@ -187,10 +185,9 @@ class BotoAws:
         return self._limiters[name]
 
     def _pause(self, attempt: int) -> float:
-        """Full jitter: any time up to the doubled one."""
         options = self._options
-        most = min(options.retry_cap, options.retry_base * 2.0**attempt)
-        return float(most * self._clock.random())
+        backoff = Backoff(2.0 * options.retry_base, options.retry_cap)
+        return backoff.full_jitter(attempt, self._clock.random())
 
     def _count_capacity(self, operation: str, answer: Answer) -> None:
         consumed = answer.get("ConsumedCapacity")
@@ -202,7 +199,7 @@ class BotoAws:
 
 
 class _Body:
-    """A streamed body, read in threads."""
+    """A streamed body that is read in threads."""
 
     def __init__(self, stream: Any, limiter: anyio.CapacityLimiter, what: str) -> None:
         self._stream = stream
@@ -210,7 +207,6 @@ class _Body:
         self._what = what
 
     async def read(self, most: int) -> bytes:
-        """The next bytes; see `AnswerBody.read`."""
         try:
             read = partial(self._stream.read, most)
             piece: bytes = await anyio.to_thread.run_sync(read, limiter=self._limiter)
@@ -223,21 +219,20 @@ class _Body:
         return piece
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._stream.close()
 
 
 async def open_aws(options: AwsOptions, clock: Clock, *services: str) -> BotoAws:
-    """Clients of the services, made in a thread: loading their descriptions takes a while."""
+    """Make clients of the services, in a thread: loading their descriptions takes a while."""
     clients, credentials = await anyio.to_thread.run_sync(_clients, options, services)
     return BotoAws(clients, options, clock, credentials=credentials)
 
 
 def credentials_outlast(credentials: Credentials | None, seconds: int) -> bool:
-    """Whether credentials, renewed where they are about to end, last for so many seconds more."""
+    """Whether credentials, renewed if they are about to expire, last for `seconds` more."""
     if not isinstance(credentials, RefreshableCredentials):
         return True
-    # Renews them where it is time, as signing would: no others will be had for a while.
+    # Renews them if it is time, as signing would: they are not renewed again for a while.
     credentials.get_frozen_credentials()
     return not credentials.refresh_needed(refresh_in=seconds)
 
@@ -256,7 +251,7 @@ def _clients(
         read_timeout=options.read_timeout,
         s3={"addressing_style": "path" if options.s3_endpoint else "auto"},
     )
-    # Making clients is not thread-safe, using them is.
+    # boto3 clients are safe to use in several threads, but not to make.
     with _making:
         session = open_session(options.region)
         clients = {
@@ -271,39 +266,40 @@ def _clients(
 
 
 def open_session(region: str) -> boto3.session.Session:
-    """A session whose clients raise ForeignAnswer for what is no answer of theirs."""
+    """Open a session whose clients raise ForeignAnswer for responses of another service."""
     core = botocore.session.get_session()
     core.register_component("response_parser_factory", AnswerParsers())
     return boto3.session.Session(region_name=region, botocore_session=core)
 
 
 def _config(service: str, options: AwsOptions) -> Config:
-    """What is another service's own: a connection for each thread that may call it at a time."""
+    """Return the configuration of one service: a connection for each thread that may call it."""
     if service == "sqs":
         return Config(max_pool_connections=options.threads + options.receive_threads)
     if service == "s3":
-        # The second signature version binds no Content-Type well.
+        # Signature version 2 does not bind the Content-Type reliably.
         return Config(max_pool_connections=options.threads, signature_version="s3v4")
     return Config(max_pool_connections=options.threads)
 
 
-def _told(service: str, operation: str, reason: str) -> str:
-    """Why there is no answer, after the last try."""
+def _describe_silence(service: str, operation: str, reason: str) -> str:
+    """Say why there is no answer after the last attempt."""
     if reason in _NO_CREDENTIALS:
         return (
-            "no credentials of AWS were found: neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
-            " nor a profile, nor a role of this machine"
+            "no AWS credentials found: neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, nor a"
+            " profile, nor a role of this machine"
         )
     if reason == "CredentialRetrievalError":
-        return f"the credentials of AWS could not be renewed, so {service} was not asked"
+        return f"the AWS credentials could not be renewed, so {service} was not called"
     return f"{service} does not answer {operation}: {reason}"
 
 
 def _check_whole(service: str, answer: Answer) -> None:
     """Raise ConnectionClosedError for an answer that was cut off within its headers.
 
-    The HTTP library takes an answer that was cut off there for one with no body. S3 has such, and
-    tells their length or does not."""
+    The HTTP library takes it for an answer without a body. S3 has answers without a body, with or
+    without their length, so this cannot be seen there.
+    """
     if service == "s3":
         return
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
@@ -325,35 +321,38 @@ def _refusal(error: ClientError, service: str, operation: str) -> AwsRefused:
     )
 
 
-def _passes(refused: AwsRefused, error: ClientError) -> bool:
-    """Whether the same call may be well a moment later."""
+def _is_passing(refused: AwsRefused, error: ClientError) -> bool:
+    """Whether the same call may succeed a moment later."""
     if refused.word == "TransactionCanceledException":
         return set(refused.reasons) <= PASSING_REASONS
-    return refused.word in PASSING or _out_of_order(refused, error)
+    return refused.word in PASSING or _is_server_error(refused, error)
 
 
-def _out_of_order(refused: AwsRefused, error: ClientError) -> bool:
-    """Whether the service said so of itself; one that throttles is in order."""
+def _is_server_error(refused: AwsRefused, error: ClientError) -> bool:
+    """Whether the service reports a failure of its own. Throttling does not count as one."""
     status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status >= 500 and refused.word not in THROTTLES
 
 
-NAMES_NO_SECRET = (
+SAFE_TO_QUOTE = (
     ConfigNotFound,
     ConfigParseError,
     InvalidConfigError,
     PartialCredentialsError,
     ProfileNotFound,
 )
-"""Errors that name files, profiles and variables. What a program for credentials printed may stand
-in others."""
+"""Errors that name only files, profiles and variables. Others may quote the output of a credential
+program."""
 
 
 async def open_clients(options: AwsOptions, clock: Clock, *services: str) -> BotoAws:
-    """Clients of the services, to be closed. Raises ConveyorError(unavailable) where profiles,
-    files or variables of AWS do not make any."""
+    """Make clients of the services; the caller closes them.
+
+    Raises ConveyorError(unavailable) if the AWS profiles, files or variables are not usable.
+    """
     try:
         return await open_aws(options, clock, *services)
     except BotoCoreError as error:
-        why = str(error) if isinstance(error, NAMES_NO_SECRET) else type(error).__name__
-        raise ConveyorError(ErrorCode.UNAVAILABLE, f"no client of AWS can be made: {why}") from None
+        why = str(error) if isinstance(error, SAFE_TO_QUOTE) else type(error).__name__
+        text = f"the AWS configuration is not usable: {why}"
+        raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None

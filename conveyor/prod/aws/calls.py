@@ -1,12 +1,8 @@
-"""The seam: what an adapter may ask of AWS, and how a refusal reads.
+"""The interface between the adapters and AWS: options, calls, refusals, and call statistics.
 
-An adapter names a service, an operation and parameters in the service's own shapes. Whatever stands
-behind the seam signs, sends, tries again and counts; a leaner transport can take its place without
-touching an adapter, and a test can stand before it and lose answers.
-
-Where AWS is, and how hard it is asked.
-
-Batches of which a service does a part and leaves the rest: that is asked for again.
+An adapter names a service, an operation and parameters in the service's own shapes. The
+implementation signs, sends, retries and counts. A leaner transport can replace it without a change
+to any adapter, and tests can wrap it to lose answers.
 """
 
 from __future__ import annotations
@@ -16,16 +12,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsOptions:
-    """One region, and endpoints that are not the region's own ("" means it is).
+    """One region, and endpoints other than the region's own ("" for the region's own).
 
-    `attempts`: tries of one call, the first included. `threads`: calls at a time of one service.
-    Times in seconds.
+    `attempts`: tries of one call, including the first. `threads`: concurrent calls of one service.
+    Times are in seconds.
     """
 
     region: str = "us-east-1"
@@ -43,7 +40,7 @@ class AwsOptions:
     retry_cap: float = 5.0
 
     def endpoint(self, service: str) -> str | None:
-        """The endpoint of a service, None for the region's own."""
+        """Return the endpoint of a service, None for the region's own."""
         return {
             "dynamodb": self.dynamodb_endpoint,
             "sqs": self.sqs_endpoint,
@@ -54,10 +51,9 @@ class AwsOptions:
 
 
 ROUNDS = 12
-"""Calls at most for one batch."""
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-"""Seconds between two calls at most: any time up to the doubled one."""
+"""Most calls for one batch."""
+PAUSES = Backoff(0.1, 5.0)
+"""Most seconds between two calls for one batch; each pause is any time up to that."""
 
 Entry = TypeVar("Entry")
 
@@ -69,16 +65,15 @@ async def retry_unprocessed(
     *,
     complaint: str,
 ) -> None:
-    """Call with some entries, then with those that `call` returns as left undone, until none is.
+    """Call with a batch of entries, then with those that `call` returns as unprocessed.
 
-    Raises ConveyorError(unavailable), in the words of the complaint, where some still are after the
-    last round.
+    Raises ConveyorError(unavailable) with `complaint` as text if some are left after all rounds.
     """
     left = await call(entries)
     for number in range(1, ROUNDS):
         if not left:
             return
-        await clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (number - 1)) * clock.random())
+        await clock.sleep(PAUSES.full_jitter(number, clock.random()))
         left = await call(left)
     if left:
         raise ConveyorError(ErrorCode.UNAVAILABLE, complaint, retry_after=5)
@@ -87,20 +82,20 @@ async def retry_unprocessed(
 Parameters = Mapping[str, Any]
 Answer = dict[str, Any]
 REFUSED_FOR = 5
-"""Seconds after which a caller may come again, where nobody dealt with a refusal."""
+"""Seconds after which a caller may retry, if no adapter handled the refusal."""
 
 
 class AwsRefused(ConveyorError):
-    """A service said no, and would say no again.
+    """A service refused a call, and would refuse it again.
 
-    Adapters deal with the refusals that they know. To all others one that nobody dealt with says
-    that the service is unavailable. Its text, for a log, has what the service said; its `detail`,
-    which a caller may see, the word alone.
+    Adapters handle the refusals that they know. One that no adapter handles means to all others
+    that the service is unavailable. Its text, for logs, quotes the service's message; its `detail`,
+    which callers may see, only the error code.
 
-    `word` is the service's own, such as `ConditionalCheckFailedException`. `asked` names service
-    and operation. `item` is the row that a condition met, where the call asked for it. `reasons`
-    are the words of a cancelled transaction's parts, in order, "None" for those that were well;
-    `items` their rows.
+    `word` is the service's error code, such as `ConditionalCheckFailedException`. `asked` names
+    service and operation. `item` is the row that failed the condition, if the call asked for it.
+    `reasons` are the error codes of the parts of a cancelled transaction, in order, "None" for
+    parts that were fine; `items` are their rows.
     """
 
     def __init__(
@@ -129,7 +124,7 @@ class AwsRefused(ConveyorError):
 
     @property
     def is_condition(self) -> bool:
-        """Whether a condition was not met, alone or as a part of a transaction."""
+        """Whether a condition failed, of the call itself or of a part of its transaction."""
         return (
             self.word == "ConditionalCheckFailedException"
             or "ConditionalCheckFailed" in self.reasons
@@ -137,18 +132,18 @@ class AwsRefused(ConveyorError):
 
 
 AWAY_AFTER = 3
-"""Tries in a row without an answer, after which a service counts as away."""
+"""Tries in a row without an answer after which a service counts as away."""
 AWAY_FOR = 30.0
-"""Seconds after the last of them for which it does, where it is not asked again."""
+"""Seconds after the last try for which it still counts as away, unless it answers meanwhile."""
 
 
 @dataclass(slots=True)
 class CallStats:
-    """What was asked of AWS since the start, for metrics.
+    """Counts of the calls to AWS since the start, for metrics and readiness.
 
-    `calls` by (service, operation, outcome), the outcome being `ok`, `refused` or `failed`, one for
-    each try; `retries` and `throttles` by (service, operation); `capacity` in units by operation,
-    of DynamoDB alone.
+    `calls` counts tries by (service, operation, outcome), with the outcome `ok`, `refused` or
+    `failed`; `retries` and `throttles` are by (service, operation). `capacity` holds the units that
+    DynamoDB consumed, by operation.
     """
 
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -159,27 +154,27 @@ class CallStats:
     _useless: dict[str, float] = field(default_factory=dict)
 
     def answered(self, service: str) -> None:
-        """A service gave an answer, be it a refusal."""
+        """Record an attempt that a service answered, if only to refuse it."""
         self._silent.pop(service, None)
         self._useless.pop(service, None)
 
     def unanswered(self, service: str, now: float) -> None:
-        """A service gave none to a try, or said that it is out of order; `now` is monotonic."""
+        """Record an attempt that got no answer or a 5xx; `now` is monotonic."""
         tries, _ = self._silent.get(service, (0, now))
         self._silent[service] = tries + 1, now
 
     def unusable(self, service: str, now: float) -> None:
-        """What a service said leaves nothing that it could be asked: it counts as away at once, and
-        this process as of no use."""
+        """Record a refusal after which all calls of a service will fail: count the service as away
+        at once, and this process as not usable."""
         self._silent[service] = AWAY_AFTER, now
         self._useless[service] = now
 
     def usable(self, now: float) -> bool:
-        """Whether all is there that this process works with, and its credentials are accepted."""
+        """Whether all resources of this process exist, and AWS accepts its credentials."""
         return all(now - last > AWAY_FOR for last in self._useless.values())
 
     def away(self, now: float) -> tuple[str, ...]:
-        """The services that do not answer at present."""
+        """Return the services that do not answer at present."""
         return tuple(
             service
             for service, (tries, last) in sorted(self._silent.items())
@@ -188,44 +183,44 @@ class CallStats:
 
 
 class ShortLived(Exception):
-    """Credentials end before a link would that is signed by them."""
+    """The credentials expire before a link that they would sign."""
 
     def __init__(self, seconds: int) -> None:
-        super().__init__(f"the credentials do not last for {seconds} s more")
+        super().__init__(f"the credentials expire within {seconds} s")
 
 
 class AnswerBody(Protocol):
-    """A body that comes as a stream, in an answer under `Body`."""
+    """The streamed body of an answer, under `Body`."""
 
     async def read(self, most: int) -> bytes:
-        """The next bytes, at most so many; none at the end.
+        """Return the next bytes, at most `most`; b"" at the end.
 
-        Raises ConveyorError(unavailable) where the connection breaks off before that.
+        Raises ConveyorError(unavailable) if the connection breaks before the end.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the connection; for a body that is not read to its end."""
+        """Release the connection; for a body that is not read to its end."""
         ...
 
 
 class Aws(Protocol):
-    """Where calls go."""
+    """Makes calls to AWS."""
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
-        """Make one call, again where trying again can help; its answer as the service gave it.
+        """Make one call, retry it if that can help, and return the answer as the service gave it.
 
-        `service` and `operation` as boto3's clients name them: ("dynamodb", "update_item"). A call
-        may be carried out although no answer came, and then be made again: what is not idempotent
-        by nature has to carry a token or a condition of its own. A streamed body is an AnswerBody.
-        Raises AwsRefused; ConveyorError(unavailable) where the service stays away.
+        `service` and `operation` are named as in boto3's clients: ("dynamodb", "update_item"). A
+        service may carry out a call whose answer is lost, and then gets it again: a call that is
+        not idempotent by nature has to carry a token or a condition. A streamed body is an
+        AnswerBody. Raises AwsRefused; ConveyorError(unavailable) if the service does not answer.
         """
         ...
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """A link that makes one call of S3 for whoever holds it, for so long.
+        """Return a link with which its holder can make one call of S3, valid for `seconds`.
 
-        It may have to fetch credentials, and takes a thread's time then. Raises ShortLived where
-        those that sign it end before; ConveyorError(unavailable) where there are none.
+        May block to fetch credentials, so call it in a thread. Raises ShortLived if the credentials
+        expire before the link; ConveyorError(unavailable) if there are none.
         """
         ...

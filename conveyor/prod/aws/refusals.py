@@ -1,7 +1,7 @@
-"""Refusals that concern the deployment, not what was asked: rights, credentials, things not there.
+"""Refusals caused by the deployment: missing permissions, bad credentials, missing resources.
 
-Nobody who sent a request can mend them, and nothing that is made again goes well until somebody
-does. So to callers a service is unavailable, and whoever runs the fleet is told what is wrong.
+No caller can fix them, and no retry succeeds until the operator does. So callers only see that the
+service is unavailable, and the operator reads in the log what is wrong.
 """
 
 from __future__ import annotations
@@ -30,28 +30,32 @@ UNKNOWN_CREDENTIALS = frozenset(
     }
 )
 ABSENCES = {"dynamodb": "ResourceNotFoundException", "s3": "NoSuchBucket"}
-"""How a service says that the one thing which it was asked about is not there at all."""
+"""The error code by which a service says that the table or bucket does not exist."""
 
 ENCRYPTION = "KMS."
-"""How the words begin by which a service says that it cannot use the key of KMS it encrypts by."""
+"""The prefix of the error codes by which a service says that it cannot use its KMS key."""
 
 _log = logging.getLogger("conveyor.aws")
 
 
 class NotDeployed(ConveyorError):
-    """ConveyorError(unavailable) with a `problem`: one line for whoever runs the fleet, which is
-    its text in a log as well. Callers are told nothing of it."""
+    """ConveyorError(unavailable) with a `problem`: one line for the operator and the log.
+
+    Callers never see the problem.
+    """
 
     def __init__(self, problem: str) -> None:
         super().__init__(
-            ErrorCode.UNAVAILABLE, "the service lacks something of its own", retry_after=5
+            ErrorCode.UNAVAILABLE,
+            "the service is misconfigured; its operator has been told",
+            retry_after=5,
         )
         self.args = (problem,)
         self.problem = problem
 
 
 def describe(refused: AwsRefused) -> str:
-    """A refusal in one line for whoever runs the fleet: who refuses what, and why."""
+    """Describe a refusal in one line for the operator: the service, the operation, the reason."""
     service, operation = refused.asked
     return f"{service} refuses {operation}: {_why(refused)}"
 
@@ -62,30 +66,30 @@ def _why(refused: AwsRefused) -> str:
     if refused.word in UNKNOWN_CREDENTIALS:
         return f"the credentials are not accepted: {refused.word}"
     if refused.word.startswith(ENCRYPTION):
-        return f"its key of KMS cannot be used: {refused.message or refused.word}"
+        return f"its KMS key cannot be used: {refused.message or refused.word}"
     if not refused.message:
         return refused.word
     return f"{refused.word}{' ' if refused.word.isdigit() else ': '}{refused.message}"
 
 
 class DeployedAws:
-    """An `Aws` before another one, which knows by name what was deployed.
+    """An `Aws` that wraps another one and names the deployed resources in its errors.
 
-    `things` names what each service is asked about, such as {"dynamodb": "table conveyor"}. A thing
-    that is gone, and credentials that are not accepted, count in `stats` as a service that is away.
+    `resources` names the resource of each service, such as {"dynamodb": "table conveyor"}. A
+    resource that is gone, or credentials that a service does not accept, count in `stats` as a
+    service that is away.
     """
 
     def __init__(
-        self, aws: Aws, stats: CallStats, clock: Clock, *, things: Mapping[str, str]
+        self, aws: Aws, stats: CallStats, clock: Clock, *, resources: Mapping[str, str]
     ) -> None:
         self._aws = aws
         self._stats = stats
         self._clock = clock
-        self._things = things
+        self._resources = resources
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
-        """Make one call; see `Aws.call`. Raises NotDeployed where the deployment has to be
-        mended, which is logged, too."""
+        """Also log and raise NotDeployed if the operator has to fix the deployment."""
         try:
             return await self._aws.call(service, operation, parameters)
         except AwsRefused as refused:
@@ -96,17 +100,16 @@ class DeployedAws:
             raise NotDeployed(problem) from None
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """A link; see `Aws.presign`."""
         return self._aws.presign(operation, parameters, seconds=seconds)
 
     def _problem(self, service: str, operation: str, refused: AwsRefused) -> str | None:
-        if service not in self._things:
+        if service not in self._resources:
             return None
         if refused.word == ABSENCES.get(service):
             self._stats.unusable(service, self._clock.monotonic())
-            return f"there is no {self._things[service]} (conveyor admin init makes it)"
+            return f"there is no {self._resources[service]} (conveyor admin init makes it)"
         if refused.word in UNKNOWN_CREDENTIALS:
             self._stats.unusable(service, self._clock.monotonic())
         elif refused.word not in DENIED and not refused.word.startswith(ENCRYPTION):
             return None
-        return f"{self._things[service]}: {operation}: {_why(refused)}"
+        return f"{self._resources[service]}: {operation}: {_why(refused)}"

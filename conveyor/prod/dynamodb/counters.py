@@ -35,7 +35,8 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from conveyor.aio.concurrency import for_each
+from conveyor.aio.concurrency import for_each, wait_or_timeout
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_index
 from conveyor.domain.model import RunStats, RunStatus, Spend, TaskFailure, TaskStatus
@@ -369,11 +370,8 @@ def difference(before: Counts, after: Counts) -> dict[str, int]:
 
 MOST_REMEMBERED = 10_000
 """Runs whose epoch is remembered."""
-PAUSE = 1.0
+RETRIES = Backoff(1.0, 30.0)
 """Seconds until what could not be written is tried again, unless something new comes first."""
-LONGEST_PAUSE = 30.0
-MOST_FAILURES = 16
-"""Failures in a row that are counted: the pause has its full length long before."""
 
 _UPDATE = "SET #sequences.#worker = :number, counted_at = :now ADD flushes :one"
 _CONDITION = (
@@ -508,7 +506,9 @@ class Counters:
                 if self._closing:
                     return
                 if run.pending or run.addition or run.recount_due:
-                    await self._rest(run)
+                    # Until it is time to try again, or for something new.
+                    rest = run.retry_at - self._clock.monotonic()
+                    await wait_or_timeout(run.wake, self._clock, rest)
         finally:
             run.worker = None
 
@@ -529,21 +529,9 @@ class Counters:
 
     def _postpone(self, run: _RunCounters) -> None:
         """Put off what is left, longer each time."""
-        pause = min(LONGEST_PAUSE, PAUSE * 2.0**run.failures) * (0.5 + self._clock.random())
-        run.failures = min(run.failures + 1, MOST_FAILURES)
+        run.failures += 1
+        pause = RETRIES.spread(run.failures, self._clock.random())
         run.retry_at = self._clock.monotonic() + pause
-
-    async def _rest(self, run: _RunCounters) -> None:
-        """Wait until it is time to try again, or for something new."""
-        async with anyio.create_task_group() as group:
-
-            async def sleep() -> None:
-                await self._clock.sleep(run.retry_at - self._clock.monotonic())
-                group.cancel_scope.cancel()
-
-            group.start_soon(sleep)
-            await run.wake.wait()
-            group.cancel_scope.cancel()
 
     async def _gather(self, run: _RunCounters) -> None:
         """Make one addition of what is pending."""

@@ -40,10 +40,10 @@ Pure: no table, no clock. An entry lapses for whoever has watched it unchanged f
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from typing import Any
 
 import msgspec
+from cachetools import LRUCache
 
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, LedgerState
@@ -168,7 +168,7 @@ class DynamoPermits:
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
         self._clock = clock
-        self._watched: OrderedDict[str, Watch] = OrderedDict()
+        self._watched: LRUCache[str, Watch] = LRUCache(MOST_WATCHED)
         self._name = clock.token(8).hex()
         self._writes = 0
 
@@ -255,10 +255,6 @@ class DynamoPermits:
         watch = self._watched.get(job_id)
         if watch is None:
             watch = self._watched[job_id] = Watch()
-            if len(self._watched) > MOST_WATCHED:
-                self._watched.popitem(last=False)
-        else:
-            self._watched.move_to_end(job_id)
         return watch
 
     def _standing(self, watch: Watch, limit: int, *, granted: bool) -> LedgerState:

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from cachetools import LRUCache
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import (
@@ -117,7 +117,7 @@ class RunPlaces:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._known: OrderedDict[str, RunPlace] = OrderedDict()
+        self._known: LRUCache[str, RunPlace] = LRUCache(MOST_REMEMBERED)
 
     async def find(self, run_id: str) -> RunPlace | None:
         """The place of a run; None where there is no such run.
@@ -126,7 +126,6 @@ class RunPlaces:
         """
         known = self._known.get(run_id)
         if known is not None:
-            self._known.move_to_end(run_id)
             return known
         item = await self._table.get(place_key(run_id))
         if item is None:
@@ -138,8 +137,6 @@ class RunPlaces:
     def remember(self, place: RunPlace) -> None:
         """Keep a place that was just made or found."""
         self._known[place.run_id] = place
-        if len(self._known) > MOST_REMEMBERED:
-            self._known.popitem(last=False)
 
 
 REASON = "failed_"

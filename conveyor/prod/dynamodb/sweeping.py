@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from conveyor.aio.concurrency import for_each
-from conveyor.domain.errors import ConveyorError
+from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.ports.maintenance import EndedRun, QuietRun
 from conveyor.prod.aws.calls import AwsRefused
@@ -187,7 +187,7 @@ class Leftovers:
         until = by_time(now - PATIENCE, "")
         async for page in self._table.pages(Query(INTENTS, index=BY_OWNER, between=(BEGIN, until))):
             for key in keys_of(page.items):
-                done += await _alone(f"ending the intent {key.sk}", self._end_intent(key))
+                done += await _attempt(f"ending the intent {key.sk}", self._end_intent(key))
         return done
 
     async def _end_intent(self, key: Key) -> bool:
@@ -220,7 +220,7 @@ class Leftovers:
             # One that does not wait for tasks is counted once it is quiet.
             if row.run.status is RunStatus.PENDING and is_crowded(row):
                 what = f"forgetting who has counted in run {row.place.run_id}"
-                await _alone(what, self._recount(row, now))
+                await _attempt(what, self._recount(row, now))
         return done
 
     async def _end_additions(
@@ -232,7 +232,7 @@ class Leftovers:
             first_seen = since.get((key, start), now)
             if now - first_seen >= PATIENCE:
                 what = f"taking back an addition to run {row.place.run_id}"
-                done += await _alone(what, self._take_back(row, start, now))
+                done += await _attempt(what, self._take_back(row, start, now))
             else:
                 self._added_since[key, start] = first_seen
         return done
@@ -257,7 +257,7 @@ class Leftovers:
         for row in readable(read_run_row, items.values()):
             if row.unsettled and now - row.dispatch_changed_at >= PATIENCE:
                 what = f"counting what came after the end of run {row.place.run_id}"
-                await _alone(what, self._settle_run(row, now))
+                await _attempt(what, self._settle_run(row, now))
 
     async def _settle_run(self, row: RunRow, now: int) -> bool:
         counted, done = await recount_at(self._records, row.place, now=now)
@@ -276,7 +276,7 @@ class Leftovers:
         done = 0
         for pin in [pin for pin, first in self._pins.items() if now - first >= PATIENCE]:
             del self._pins[pin]
-            done += await _alone(f"removing the pin {pin.sk}", self._remove_pin(pin))
+            done += await _attempt(f"removing the pin {pin.sk}", self._remove_pin(pin))
         return done
 
     async def _remove_pin(self, pin: Key) -> bool:
@@ -306,16 +306,19 @@ class Leftovers:
         return found
 
 
-async def _alone(what: str, step: Awaitable[bool]) -> bool:
-    """What a step did; nothing where it failed, which is told in one line and left to a later look.
-    A row that is not for this process stays as it is, and was told where it was met."""
-    try:
-        return await step
-    except UnreadableRow:
-        return False
-    except ConveyorError as error:
-        _log.warning("%s failed: %s", what, error)
-        return False
+async def _attempt(what: str, step: Awaitable[bool]) -> bool:
+    """Return the result of a step. If it fails, log the error and leave the step to a later sweep.
+
+    Leave a row that this process cannot read as it is: whoever read it has logged it.
+    """
+
+    async def act() -> bool:
+        try:
+            return await step
+        except UnreadableRow:
+            return False
+
+    return bool(await log_and_continue(_log, f"{what} failed", act))
 
 
 class Ends:

@@ -1,1 +1,1 @@
-"""What Redis holds: permits, request rates and a cache of templates. It may be lost at any time."""
+"""Adapters on Redis, which may lose its data at any time: permits, rate limits, cached jobs."""

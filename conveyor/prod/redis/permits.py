@@ -1,32 +1,32 @@
 """The permits port on Redis: one script, so that each call is atomic, on the server's own time.
 
-**What Redis may do to a ledger.** It may be restarted empty, restarted from an old snapshot, fall
-back to a replica that had not received the last writes, be flushed, or evict keys. Each of these
-would let permits that are still in use be given away, unless it is noticed. It is noticed thus:
+**How Redis may lose a ledger.** It may restart empty, restart from an old snapshot, fail over to a
+replica that has not received the last writes, be flushed, or evict keys. After each of these the
+ledger would grant permits that are still in use, unless it notices. It notices as follows:
 
-- The whole ledger of a fleet is *one* key: a hash with a field a job, and beside them the fields
-  `#server` (the run id of the Redis process that this state was made by), `#since` (when that was)
-  and `#seen` (the latest time of a call). Redis never loses a part of a key. So either everything
-  is gone, or a job without a field is a job of which nobody holds anything, and gets its first
-  permit at once. The key has no time to live: policies that evict only keys which have one cannot
-  touch it, those that evict any key take it whole.
-- A hash that is absent or carries another run id, or a clock that went back by more than a second,
-  means that entries may be missing or old. The ledger is then begun anew, empty, and is closed for
-  one lease from that moment on, for all jobs: holders announce what they have by their renewals,
-  nobody gets more. Whatever was granted before that moment has lapsed, or has been announced, when
-  it opens. A run id changes with every start of a Redis process and differs on a replica.
+- The whole ledger of a fleet is *one* key: a hash with one field a job, and the fields `#server`
+  (the run id of the Redis process that began this ledger), `#since` (when it did so) and `#seen`
+  (the latest time of a call). Redis never loses a part of a key. So either everything is gone, or
+  nobody holds permits of a job without a field, and its first permit is granted at once. The key
+  has no time to live: eviction policies that evict only keys with one cannot touch it, those that
+  evict any key take it whole.
+- If the hash is absent or carries another run id, or the clock went back by more than a second,
+  entries may be missing or old. The ledger then begins anew, empty, and is closed for one lease
+  from that moment on, for all jobs: holders announce their permits by their renewals, and nobody
+  gets more. When it opens, every earlier grant has lapsed or has been announced. A run id changes
+  with every start of a Redis process and differs on a replica.
 
-Not noticed: two servers that both believe to be the primary at the same time, and a server's clock
-that is *stepped forward* by more than the part of a lease that holders leave unused (its last
+It does not notice two servers that both believe to be the primary at the same time, nor a server's
+clock that is *stepped forward* by more than the part of a lease that holders leave unused (its last
 tenth). Managed services fence the old primary off and slew their clocks.
 
-One fleet has one lease. Where it is being changed, calls name several. The longest that was named
-while a ledger was closed is how long it is, for all: whoever names one may hold permits under it
-from before. Once it has opened, a longer one closes it for the calls that name it alone, as long as
-that lease would have lasted: so whoever looks in with a short one opens it for nobody else.
+One fleet has one lease. While an operator changes it, calls name several. A closed ledger stays
+closed for all as long as the longest lease that any call named meanwhile: the caller may hold older
+permits under it. Once the ledger has opened, a longer lease closes it only for the calls that name
+it, as long as that lease would have lasted: so a call with a short lease opens it for nobody else.
 
-Entries do not outlive their use: each call drops the lapsed ones of its own job, and looks at two
-more jobs at random, whose fields it removes once nothing in them is under a lease.
+Each call drops the lapsed entries of its own job, and looks at two more jobs at random, whose
+fields it removes if nothing in them is under a lease.
 
 Redis 6.2 or newer, or Valkey; one primary, in cluster mode too (there is one key); the scripts use
 INFO and TIME.
@@ -105,16 +105,16 @@ end
 local free = closed and 0 or math.max(0, limit - total)
 return {granted and 1 or 0, free, holders, wanting, closed and text(opens) or '0'}
 """)
-"""An entry is {count, sequence, wants, lapses at}; times are whole milliseconds. The last answer is
-when a ledger that is closed for the call opens, 0 of an open one."""
+"""An entry is {count, sequence, wants, lapses at}; times are whole milliseconds. The last result is
+the time at which a ledger that is closed for the call opens, 0 for an open one."""
 
 _log = logging.getLogger("conveyor.permits")
 
 
 class RedisPermits:
-    """A ledger on one server, apart for each environment.
+    """A ledger on one server, separate for each environment.
 
-    `instant`: whole milliseconds that stand for the server's time, where time is virtual.
+    `instant` returns whole milliseconds in place of the server's time, if time is virtual.
     """
 
     def __init__(
@@ -128,11 +128,9 @@ class RedisPermits:
     async def acquire_or_renew(
         self, holding: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
-
-        Raises ValueError where `holding.count` is below zero; ConveyorError(unavailable) where the
-        server does not answer, soon enough for work to go on inside permits that are held. The call
-        may have been carried out: the next one, with the next sequence, puts it right.
+        """Raises ConveyorError(unavailable) if the server does not answer, soon enough for work to
+        go on within the permits that are held. The server may have carried out the call: the next
+        one, with the next sequence, corrects that.
         """
         if holding.count < 0:
             raise ValueError("a count of permits is not negative")
@@ -149,14 +147,14 @@ class RedisPermits:
             math.ceil(lease * 1_000),
             "" if self._instant is None else self._instant(),
         )
-        self._tell(int(opens_at))
+        self._log_closing(int(opens_at))
         return LedgerState(granted=bool(granted), free=free, holders=holders, wanting=wanting)
 
-    def _tell(self, opens_at: int) -> None:
-        """Say once of each time that the ledger is closed how long it will be."""
+    def _log_closing(self, opens_at: int) -> None:
+        """Log once, each time that the ledger is closed, when it will open."""
         if opens_at > self._opens_at:
             _log.warning(
-                "the ledger of permits %s was begun anew: until %s it grants no more than is held",
+                "permit ledger %s was reset: until %s it grants no more permits than are held",
                 self._key,
                 rfc3339(opens_at),
             )
@@ -164,5 +162,5 @@ class RedisPermits:
 
 
 def ledger_key(environment: str) -> str:
-    """The one key of a fleet's ledger. The braces keep it whole where keys are spread by hash."""
+    """Return the key of a fleet's ledger. The braces pin it to one hash slot in cluster mode."""
     return f"conveyor:{{{environment}}}:permits"

@@ -1,4 +1,4 @@
-"""The rate limit port on Redis, for the callers of all processes together."""
+"""The rate limit port on Redis: all processes share the buckets of callers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ redis.call('HSET', KEYS[1], 'tokens', string.format('%.17g', tokens),
 redis.call('EXPIRE', KEYS[1], math.ceil((burst - tokens) / rate) + 1)
 return string.format('%.17g', wait)
 """)
-"""As `conveyor.domain.token_bucket.take`; a bucket that would be full again is forgotten."""
+"""Does the same as `conveyor.domain.token_bucket.take`. Redis drops buckets that are full again."""
 
 
 class RedisRateLimit:
     """Token buckets by caller: `rate` requests a second, `burst` at once.
 
-    `instant`: whole milliseconds that stand for the server's time, where time is virtual.
+    `instant` returns whole milliseconds in place of the server's time, if time is virtual.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RedisRateLimit:
         self._instant = instant
 
     async def take(self, caller: str) -> float:
-        """Take a token; see `RateLimit.take`. Where Redis is away, every request passes."""
+        """Let every request pass while Redis does not answer."""
         if self._server.resting:
             return 0.0
         try:

@@ -1,8 +1,8 @@
-"""One Redis server as the adapters ask it: scripts and plain values, answered soon or not at all.
+"""The client of one Redis server: scripts and plain values, with a short timeout for every call.
 
-Nothing is ever sent a second time: a call whose answer was lost may have been carried out, and
-whoever made it knows better what that means. A server that did not answer is left alone for a
-moment by those that can do without it (`resting`).
+It never retries: the server may have carried out a call whose answer was lost, and the adapter
+knows best what to do about that. After a call without an answer, adapters that can do without the
+server leave it alone for a moment (`resting`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from conveyor.settings.validators import redis_url
 
 CONNECTIONS = 32
 TIMEOUT = 1.0
-"""Seconds for a connection, for an answer, and for both together."""
+"""Most seconds for a connection, for an answer, and for both together."""
 REST = 1.0
-"""Seconds for which a server that did not answer is not asked for what can be done without."""
+"""Seconds for which a server that did not answer gets only the calls that cannot do without it."""
 
 Answered = TypeVar("Answered")
 
 
 class Script:
-    """A Lua script of one key, sent whole only where the server does not know its digest yet."""
+    """A Lua script with one key. Its text is sent only if the server does not know its digest."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -41,18 +41,18 @@ class Script:
 
 
 class RedisServer:
-    """A pool of connections. Its address, which may hold a password, is never shown; its `place`,
-    which is host and port or the path of a socket, may be.
+    """A pool of connections to a server. Belongs to one event loop.
 
-    `timeout` in seconds bounds every call. Belongs to one event loop. Raises
-    ConveyorError(invalid_argument) for an address that CONVEYOR_REDIS_URL does not take.
+    `timeout` bounds every call, in seconds. Never show the URL, as it may hold a password; show
+    `place`, its host and port or socket path. Raises ConveyorError(invalid_argument) for a URL that
+    is not valid for CONVEYOR_REDIS_URL.
     """
 
     def __init__(
         self, url: str, clock: Clock, *, timeout: float = TIMEOUT, connections: int = CONNECTIONS
     ) -> None:
         if problem := redis_url(url):
-            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"the address of redis {problem}")
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"the URL of redis {problem}")
         self._clock = clock
         self._timeout = timeout
         self._rests_until = float("-inf")
@@ -63,9 +63,9 @@ class RedisServer:
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
             retry=Retry(NoBackoff(), 0),
-            # With them the client sends on connections that the server has closed.
+            # If enabled, the client sends on connections that the server has closed.
             maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            # A connection to a socket of this machine has no such option.
+            # Connections to a Unix socket do not take this option.
             **({} if urlsplit(url).scheme == "unix" else {"socket_keepalive": True}),
         )
         self.place = _place(self._pool.connection_kwargs)
@@ -77,24 +77,24 @@ class RedisServer:
 
     @property
     def resting(self) -> bool:
-        """Whether it failed to answer a moment ago."""
+        """Whether the server failed to answer a moment ago."""
         return self._clock.monotonic() < self._rests_until
 
     async def run(self, script: Script, key: str, *arguments: str | int | float | bytes) -> Any:
-        """What a script answers. Raises ConveyorError(unavailable), within the timeout."""
+        """Run a script and return its result. Raises ConveyorError(unavailable)."""
         return await self._within(self._run(script, key, arguments))
 
     async def get(self, key: str) -> bytes | None:
-        """A value. Raises ConveyorError(unavailable), within the timeout."""
+        """Return the value of a key. Raises ConveyorError(unavailable)."""
         value: bytes | None = await self._within(self._command("GET", key))
         return value
 
     async def put(self, key: str, value: bytes, *, seconds: int) -> None:
-        """Keep a value for a while. Raises ConveyorError(unavailable), within the timeout."""
+        """Set the value of a key for some seconds. Raises ConveyorError(unavailable)."""
         await self._within(self._command("SET", key, value, "EX", seconds))
 
-    async def look(self) -> None:
-        """Raise ConveyorError(unavailable), within the timeout, where it does not answer."""
+    async def ping(self) -> None:
+        """Raise ConveyorError(unavailable) if the server does not answer."""
         await self._within(self._command("PING"))
 
     async def aclose(self) -> None:
@@ -108,7 +108,7 @@ class RedisServer:
         try:
             return await self._command("EVALSHA", script.digest, 1, key, *arguments)
         except NoScriptError:
-            # It was not run, so there is no harm in asking again.
+            # The server did not run it, so sending it again is safe.
             return await self._command("EVAL", script.text, 1, key, *arguments)
 
     async def _within(self, call: Awaitable[Answered]) -> Answered:
@@ -129,7 +129,7 @@ def _place(parts: Mapping[str, Any]) -> str:
 
 
 def _kind(error: Exception) -> str:
-    """The kind of an error; of the server's own refusals their first word too, such as OOM."""
+    """Return the type of an error, and for a refusal of the server its first word, such as OOM."""
     kind = type(error).__name__
     word = str(error).partition(" ")[0] if isinstance(error, ResponseError) else ""
     return f"{kind} {word}" if word.isupper() else kind

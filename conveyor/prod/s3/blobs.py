@@ -1,8 +1,8 @@
-"""The blobs port over S3: one object for each body, under its very key.
+"""The blobs port over S3: one object for each body, under the same key.
 
-A body that is being read: of one version, whatever is put under its key meanwhile.
-
-A large body on its way into S3: in parts, a few side by side, all of them or nothing.
+A reader sees one version of a body, whatever is put under its key meanwhile, and resumes if its
+connection breaks. A large body goes up in parts, a few concurrently, and becomes visible as a whole
+or not at all.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from conveyor.prod.aws.calls import (
 from conveyor.records.blob_keys import checked_key, checked_prefix
 
 PIECE = 256 * 1024
-"""Most bytes in a piece that is read."""
+"""Most bytes of a piece that a reader gets."""
 RESUMPTIONS = 3
-"""Times that reading goes on after the connection broke off: a slow reader's is closed."""
+"""Times that a reader resumes after its connection broke: S3 closes those of slow readers."""
 NO_OBJECT = frozenset({"404", "NoSuchKey", "NotFound"})
 REPLACED = frozenset({"412", "PreconditionFailed", "416", "InvalidRange"}) | NO_OBJECT
 
 
 class ObjectReader:
-    """The pieces of a body, the first of them in hand. Made by `open_body`."""
+    """Reads a body piece by piece. `open_body` makes it, with the first piece already read."""
 
     def __init__(self, aws: Aws, where: dict[str, str], answer: Answer) -> None:
         self._aws = aws
@@ -52,7 +52,7 @@ class ObjectReader:
         self._first = b""
 
     async def begin(self) -> None:
-        """Take the first piece, and with it all of a small body."""
+        """Read the first piece, which is all of a small body."""
         self._first = await self._next()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -91,7 +91,7 @@ class ObjectReader:
     async def _resume(self) -> AnswerBody:
         """Go on where the last connection ended, in the same version.
 
-        Raises ConveyorError(unavailable) where that is gone.
+        Raises ConveyorError(unavailable) if that version is gone.
         """
         try:
             answer = await self._aws.call(
@@ -116,29 +116,29 @@ class ObjectReader:
 
 
 async def open_body(aws: Aws, where: dict[str, str]) -> ObjectReader | None:
-    """The body at a bucket and key; None where there is none. Raises AwsRefused."""
+    """Open the body at a bucket and key; None if there is no body. Raises AwsRefused."""
     try:
         answer = await aws.call("s3", "get_object", where)
     except AwsRefused as refused:
         if refused.word in NO_OBJECT:
             return None
         raise
-    reading = ObjectReader(aws, where, answer)
-    await reading.begin()
-    return reading
+    reader = ObjectReader(aws, where, answer)
+    await reader.begin()
+    return reader
 
 
 PART = 8 * 1024 * 1024
-"""Bytes of a part, and most bytes of a body that goes in one piece."""
+"""Bytes of a part, and most bytes of a body that goes up in one call."""
 SAME_SIZE = 4_000
-"""Parts after which they become twice as large: S3 takes 10,000 of them, and we 150 GiB."""
+"""Parts after which their size doubles: S3 takes 10,000 parts, which allows bodies of 150 GiB."""
 CONTENT_TYPE = "application/octet-stream"
 
 
 class MultipartUpload:
     """One upload in parts. `turns` bounds the parts in flight of all uploads of a process.
 
-    `token` is a text of this upload alone, by which it is known again once it is whole.
+    `token` is unique to this upload: it identifies the finished object as the result of this one.
     """
 
     def __init__(
@@ -153,12 +153,12 @@ class MultipartUpload:
         self._sent: dict[int, dict[str, Any]] = {}
 
     async def put(self, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
-        """Store a body that begins with `head`; its bytes.
+        """Store a body that begins with `head`, and return its size.
 
-        Whatever the iterator raises is raised again; then, and when cancelled, nothing is stored.
+        Raises the iterator's errors. After an error or a cancellation nothing is stored.
         """
         with anyio.CancelScope(shield=True):
-            # Not cut short, or an upload could begin that nobody ends.
+            # If this were cancelled, an upload could begin that nobody ends.
             begun = await self._call(
                 "create_multipart_upload",
                 ContentType=CONTENT_TYPE,
@@ -220,8 +220,8 @@ class MultipartUpload:
         self._turns.release()
 
     async def _complete(self) -> None:
-        """Make the body visible. An upload that is gone may have been completed, and the answer
-        lost."""
+        """Make the body visible. If the upload is gone, an earlier try may have completed it and
+        lost the answer."""
         parts = [self._sent[number] for number in sorted(self._sent)]
         try:
             await self._call(
@@ -244,8 +244,8 @@ class MultipartUpload:
         return metadata.get("upload") == self._token
 
     async def _abort(self) -> None:
-        """Remove the parts. What fails here is left to the lifecycle rules: the reason for the
-        abort is what the caller must see."""
+        """Remove the parts. Ignore errors, so that the caller sees the reason for the abort: the
+        lifecycle rules remove parts that are left."""
         with suppress(ConveyorError):
             await self._call("abort_multipart_upload", UploadId=self._upload_id)
 
@@ -254,16 +254,17 @@ class MultipartUpload:
 
 
 def part_size(number: int) -> int:
-    """The bytes of a part, by its number from 1."""
+    """Return the size of a part, by its number from 1."""
     return PART << (number - 1) // SAME_SIZE
 
 
 PARTS_AT_A_TIME = 4
-"""Parts in flight of all large bodies of a process: each is held in memory."""
+"""Parts in flight of all large bodies of a process: each takes memory."""
 MOST_DELETE = 1_000
-"""Keys that one DeleteObjects takes."""
+"""Most keys that one DeleteObjects takes."""
 SHORTEST_LINK = 300
-"""Seconds to which a download link may be cut down; credentials that end sooner sign none."""
+"""Least seconds for which a download link is valid; no link is signed if the credentials expire
+sooner."""
 DENIED = "AccessDenied"
 OF_THE_BODY = frozenset(
     {
@@ -279,15 +280,15 @@ OF_THE_BODY = frozenset(
         "XAmzContentSHA256Mismatch",
     }
 )
-"""Refusals of one body. All others are of the bucket, its key, our rights or our clock: they would
-meet the next body as well, and go once somebody has mended that."""
+"""Refusals caused by one body. All others concern the bucket, its key, permissions or the clock:
+they would hit the next body too, and end once an operator has fixed the cause."""
 
 
 class S3Blobs:
     """Bodies as objects of one bucket.
 
-    Raises AwsRefused where S3 forbids; ConveyorError(unavailable) where it stays away; ValueError
-    for a key that is none.
+    All methods raise AwsRefused if S3 refuses; ConveyorError(unavailable) if S3 does not answer;
+    ValueError for an invalid key.
     """
 
     def __init__(self, aws: Aws, *, bucket: str, clock: Clock) -> None:
@@ -297,11 +298,6 @@ class S3Blobs:
         self._turns = anyio.Semaphore(PARTS_AT_A_TIME)
 
     async def put(self, key: str, content: Content) -> int:
-        """Store a body; the number of bytes. Whatever the iterator raises is raised again.
-
-        Raises ConveyorError(unavailable) where S3 is away, or refuses for another reason than this
-        body; BodyRefused where it does not want this one.
-        """
         try:
             return await self._put(key, content)
         except AwsRefused as refused:
@@ -324,15 +320,12 @@ class S3Blobs:
         return len(head)
 
     async def open(self, key: str) -> AsyncIterator[bytes] | None:
-        """The body in pieces of at most 256 KiB, of one version; None where there is none."""
         return await open_body(self._aws, self._where(key))
 
     async def delete(self, key: str) -> None:
-        """Remove one body; without effect where there is none."""
         await self._aws.call("s3", "delete_object", self._where(key))
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
-        """Remove the bodies below a prefix, at most `limit`; how many went."""
         left = sys.maxsize if limit is None else limit
         parameters: dict[str, Any] = {"Bucket": self._bucket, "Prefix": checked_prefix(prefix)}
         removed = 0
@@ -350,7 +343,6 @@ class S3Blobs:
         return removed
 
     async def size(self, key: str) -> int | None:
-        """How many bytes a body has; None where there is none."""
         try:
             found = await self._aws.call("s3", "head_object", self._where(key))
         except AwsRefused as refused:
@@ -361,13 +353,16 @@ class S3Blobs:
         return size
 
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
-        """A presigned PUT, bound to its Content-Type; None where the credentials end earlier."""
+        """Presign a PUT bound to its Content-Type; None if the credentials expire earlier."""
         parameters = {**self._where(key), "ContentType": content_type}
         return await self._link("put_object", parameters, [seconds])
 
     async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
-        """A presigned GET of an attachment. Where the credentials end earlier, a half as long, or a
-        quarter, and so on; None where they end so soon that it would hardly be of use."""
+        """Presign a GET of an attachment.
+
+        If the credentials expire earlier, the link is valid for half as long, a quarter and so on;
+        None if they expire too soon for a useful link.
+        """
         disposition = f'attachment; filename="{file_name}"'
         parameters = {**self._where(key), "ResponseContentDisposition": disposition}
         lengths = [seconds]
@@ -376,8 +371,10 @@ class S3Blobs:
         return await self._link("get_object", parameters, lengths)
 
     async def _link(self, operation: str, parameters: Answer, lengths: Sequence[int]) -> str | None:
-        """The first link, out of some `lengths` in seconds, that the credentials outlast. In a
-        thread: credentials that have to be fetched anew for it would hold up the loop."""
+        """Return the first link, by its length in seconds, that the credentials outlast.
+
+        Signs in a thread, since fetching new credentials would block the event loop.
+        """
 
         def link() -> str | None:
             for seconds in lengths:
@@ -388,7 +385,7 @@ class S3Blobs:
         return await anyio.to_thread.run_sync(link)
 
     async def _delete_all(self, keys: list[str]) -> None:
-        """Remove objects, those that would not go again. Raises AwsRefused; ConveyorError."""
+        """Remove objects; retry those that failed. Raises AwsRefused; ConveyorError."""
 
         async def call(left: list[str]) -> list[str]:
             answer = await self._aws.call(
@@ -404,21 +401,19 @@ class S3Blobs:
                 if error.get("Code") == DENIED:
                     raise AwsRefused(
                         DENIED,
-                        "s3 does not let delete what is listed",
+                        "s3 denies the deletion of an object that it lists",
                         asked=("s3", "delete_objects"),
                     )
             return [error["Key"] for error in errors]
 
-        await retry_unprocessed(
-            call, keys, self._clock, complaint="s3 leaves a part of what is deleted"
-        )
+        await retry_unprocessed(call, keys, self._clock, complaint="s3 did not delete all objects")
 
     def _where(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": checked_key(key)}
 
 
 async def _head(content: AsyncIterator[bytes]) -> bytes:
-    """All of a body that goes in one piece, or more than that of a larger one."""
+    """Read a body that fits into one call, or the beginning of a larger one."""
     pieces: list[bytes] = []
     size = 0
     async for piece in content:

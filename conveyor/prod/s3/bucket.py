@@ -1,14 +1,11 @@
-"""The bucket: made where it is missing, given its lifecycle rules, held against them.
+"""The bucket: creating it, its lifecycle rules, and its owner.
 
-How long S3 keeps what lies below each prefix: the last broom, behind the sweeper's.
+The sweeper removes bodies when they expire. The lifecycle rules remove those that it missed, so
+each rule leaves a margin: S3 counts whole days, from midnight.
 
-The sweeper removes bodies when their time has come. These rules remove what it missed, so each
-leaves a margin: S3 counts whole days, and begins them at midnight.
-
-Whose a bucket is: an empty object in it carries the name of the environment.
-
-Another environment that was given the same bucket by mistake would keep its bodies there, and take
-all of them along when it is removed.
+An empty object in the bucket carries the name of the environment that owns it. Otherwise another
+environment that was given the same bucket by mistake would keep its bodies there, and its removal
+would take all bodies along.
 """
 
 from __future__ import annotations
@@ -21,16 +18,16 @@ from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.records.blob_keys import LIFECYCLE_DAYS, PASSING_DAYS
 
 MARGIN_DAYS = 2
-"""Days that a body may outlive its class."""
+"""Days by which a body may outlive its lifecycle class."""
 STAGED_DAYS = 7
 UPLOAD_DAYS = 1
-"""Days after which the parts of an upload that was never finished go."""
+"""Days after which S3 removes the parts of an unfinished upload."""
 
 Rule = dict[str, Any]
 
 
 def lifecycle_rules() -> list[Rule]:
-    """The rules, in the shape of PutBucketLifecycleConfiguration; each by its `ID`."""
+    """Return Conveyor's rules in the form of PutBucketLifecycleConfiguration, with `ID`s."""
     expiring = {
         **{f"results-{days}": (f"results/{days}/", days + MARGIN_DAYS) for days in LIFECYCLE_DAYS},
         "staged": ("staged/", STAGED_DAYS),
@@ -57,8 +54,8 @@ def lifecycle_rules() -> list[Rule]:
     return rules
 
 
-def with_ours(rules: Sequence[Mapping[str, Any]]) -> list[Rule]:
-    """Ours, and those of the rules that are somebody else's."""
+def with_own_rules(rules: Sequence[Mapping[str, Any]]) -> list[Rule]:
+    """Add Conveyor's rules to those of others."""
     ours = {rule["ID"] for rule in lifecycle_rules()}
     return [
         *(dict(rule) for rule in rules if rule.get("ID") not in ours),
@@ -67,20 +64,21 @@ def with_ours(rules: Sequence[Mapping[str, Any]]) -> list[Rule]:
 
 
 def differences(rules: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a bucket's rules lack of ours, or say otherwise; somebody else's are not looked at."""
-    found = {rule.get("ID"): _stated(rule) for rule in rules}
-    told = []
+    """Compare a bucket's rules with Conveyor's, and describe those missing or different. Ignore
+    rules of others."""
+    found = {rule.get("ID"): _in_words(rule) for rule in rules}
+    texts = []
     for rule in lifecycle_rules():
-        name, wanted = rule["ID"], _stated(rule)
+        name, wanted = rule["ID"], _in_words(rule)
         if name not in found:
-            told.append(f"lacks the lifecycle rule {name}")
+            texts.append(f"lacks the lifecycle rule {name}")
         elif found[name] != wanted:
-            told.append(f"its lifecycle rule {name} is {found[name]}, not {wanted}")
-    return told
+            texts.append(f"its lifecycle rule {name} is {found[name]}, not {wanted}")
+    return texts
 
 
-def _stated(rule: Mapping[str, Any]) -> str:
-    """A rule in words: what of it counts."""
+def _in_words(rule: Mapping[str, Any]) -> str:
+    """Describe the effect of a rule."""
     prefix = rule.get("Filter", {}).get("Prefix", rule.get("Prefix", ""))
     days = rule.get("Expiration", {}).get("Days")
     unfinished = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
@@ -97,14 +95,14 @@ def _stated(rule: Mapping[str, Any]) -> str:
 
 NO_BUCKET = frozenset({"404", "NoSuchBucket", "NotFound"})
 FIRST_REGION = "us-east-1"
-"""The one region whose name CreateBucket does not take."""
+"""The only region whose name CreateBucket refuses."""
 
 
 async def ensure_bucket(aws: Aws, bucket: str, *, region: str) -> bool:
-    """Make the bucket and its lifecycle rules where they are missing or others; whether any were.
+    """Make the bucket and its lifecycle rules if they are missing or different.
 
-    Rules that are not ours stay. Raises AwsRefused; ConveyorError(conflict) where the name belongs
-    to another account.
+    Keeps the rules of others. Returns whether it changed anything. Raises AwsRefused;
+    ConveyorError(conflict) if the name belongs to another account.
     """
     made = False
     if not await bucket_exists(aws, bucket):
@@ -127,25 +125,25 @@ async def ensure_bucket(aws: Aws, bucket: str, *, region: str) -> bool:
     await aws.call(
         "s3",
         "put_bucket_lifecycle_configuration",
-        {"Bucket": bucket, "LifecycleConfiguration": {"Rules": with_ours(rules)}},
+        {"Bucket": bucket, "LifecycleConfiguration": {"Rules": with_own_rules(rules)}},
     )
     return True
 
 
 async def bucket_problem(aws: Aws, bucket: str) -> str | None:
-    """What is wrong with the bucket, in one line; None: nothing. Raises AwsRefused."""
+    """Describe in one line what is wrong with the bucket; None if nothing is. Raises AwsRefused."""
     if not await bucket_exists(aws, bucket):
         return "does not exist (conveyor admin init makes it)"
-    told = differences(await _rules(aws, bucket))
-    if not told:
+    texts = differences(await _rules(aws, bucket))
+    if not texts:
         return None
-    if len(told) == len(lifecycle_rules()):
-        told = ["has none of its lifecycle rules"]
-    return f"{'; '.join(told)} (conveyor admin init sees to it)"
+    if len(texts) == len(lifecycle_rules()):
+        texts = ["lacks all of its lifecycle rules"]
+    return f"{'; '.join(texts)} (conveyor admin init sees to it)"
 
 
 async def bucket_exists(aws: Aws, bucket: str) -> bool:
-    """Whether there is such a bucket that is ours. Raises AwsRefused, as where it is not ours."""
+    """Whether the bucket exists. Raises AwsRefused, also if it belongs to another account."""
     try:
         await aws.call("s3", "head_bucket", {"Bucket": bucket})
     except AwsRefused as refused:
@@ -167,12 +165,12 @@ async def _rules(aws: Aws, bucket: str) -> list[Rule]:
 
 
 OWNER_KEY = "environment"
-"""The object; its metadata has the name, under this key too."""
+"""The key of the owner's object, and of the environment's name in its metadata."""
 _NO_OBJECT = NO_BUCKET | {"NoSuchKey"}
 
 
 async def owner_of(aws: Aws, bucket: str) -> str | None:
-    """The environment whose bucket it is; None: nobody's yet. Raises AwsRefused."""
+    """Return the environment that owns the bucket; None if nobody does yet. Raises AwsRefused."""
     try:
         answer = await aws.call("s3", "head_object", {"Bucket": bucket, "Key": OWNER_KEY})
     except AwsRefused as refused:
@@ -184,8 +182,10 @@ async def owner_of(aws: Aws, bucket: str) -> str | None:
 
 
 async def own(aws: Aws, bucket: str, environment: str) -> None:
-    """Let a bucket that is there be this environment's. Raises ConveyorError(conflict) where it is
-    another's, AwsRefused."""
+    """Claim an existing bucket for an environment.
+
+    Raises ConveyorError(conflict) if another environment owns it; AwsRefused.
+    """
     owner = await owner_of(aws, bucket)
     if owner is None:
         await take(aws, bucket, environment)
@@ -194,11 +194,14 @@ async def own(aws: Aws, bucket: str, environment: str) -> None:
 
 
 async def take(aws: Aws, bucket: str, environment: str) -> None:
-    """Let a bucket be this environment's, whosever it was. Raises AwsRefused."""
+    """Make an environment the owner of a bucket, whoever owned it before. Raises AwsRefused."""
     about = {"Bucket": bucket, "Key": OWNER_KEY, "Metadata": {OWNER_KEY: environment}}
     await aws.call("s3", "put_object", {**about, "Body": b""})
 
 
 def is_of(owner: str) -> str:
-    """What is said of a bucket of another environment."""
-    return f"is that of environment {owner} (of a copy, conveyor admin rebind makes one's own)"
+    """Return the second half of the sentence about a bucket of another environment."""
+    return (
+        f"belongs to environment {owner} (if it is a copy, conveyor admin rebind makes it this"
+        " environment's)"
+    )

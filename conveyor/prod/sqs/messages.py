@@ -1,17 +1,16 @@
-"""Messages as SQS carries them: their ids and their version as JSON, and when they may be seen.
+"""Messages, receipts and batches in the forms of SQS.
 
-Receipts as this adapter hands them out: the handle of SQS, and when its message was asked for.
+A message travels as JSON: its ids, its version and, for a delay beyond that of SQS, the instant
+from which it may be seen.
 
-SQS hides a message for twelve hours after its receipt at most, however often that is prolonged, and
-refuses to go beyond: so it has to be known how much of that is left.
+A receipt holds the handle of SQS and the moment at which this process asked for the message: SQS
+hides a message for at most twelve hours after its receipt, however often that is extended, and
+refuses to go beyond, so the adapter must know how much of that is left.
 
-Batches of SQS: ten entries a call, each of which succeeds or fails by itself.
+A batch holds ten entries a call; each entry succeeds or fails by itself.
 
-What becomes of messages that cannot be read.
-
-One of another version, or of a kind that is not known here, stays hidden for a process that knows
-it. No process will ever read the others: they are dead letters at once, not only once they were
-received too often.
+A message of a newer version or an unknown kind stays hidden, for a process that can read it. A
+message that no process can read becomes a dead letter at once, instead of after too many receives.
 """
 
 from __future__ import annotations
@@ -25,38 +24,38 @@ from contextlib import suppress
 from typing import Any, get_args
 
 import msgspec
+from cachetools import LRUCache
 
 from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import DEAD_LETTER_QUEUE, MAX_BATCH, MESSAGE_VERSION, Message
 from conveyor.prod.aws.calls import Aws, retry_unprocessed
-from conveyor.prod.sqs.registry import QueueRegistry, RecentlyUsed
+from conveyor.prod.sqs.registry import MOST_REMEMBERED, QueueRegistry
 
 LONGEST_HIDING = 43_200
-"""Seconds after its receipt in which SQS may hide a message."""
+"""Seconds after its receipt for which SQS hides a message at most."""
 
 
 def receipt_of(handle: str, *, asked_at: float) -> str:
-    """The receipt of a message. `asked_at` in seconds of this process's clock, which never goes
-    back."""
+    """Return the receipt of a message. `asked_at` is in seconds of the monotonic clock."""
     return f"{asked_at:.3f} {handle}"
 
 
 def handle_of(receipt: str) -> str | None:
-    """The handle in a receipt; None where it is none of ours."""
+    """Return the handle in a receipt; None if this adapter did not make the receipt."""
     asked_at, _, handle = receipt.partition(" ")
     return None if _seconds(asked_at) is None else handle or None
 
 
 def hiding(receipt: str, visibility: float, *, now: float) -> int | None:
-    """The whole seconds that a message may be hidden from now on, so long as is wished at most.
+    """Return for how many seconds from now SQS may hide a message, at most `visibility`.
 
-    Rounded up, but 0 stays 0. None where twelve hours have passed: it is visible already.
+    Rounds up, but 0 stays 0. None after twelve hours: the message is visible already.
     """
     wished = math.ceil(max(visibility, 0.0))
     asked_at = _seconds(receipt.partition(" ")[0])
-    # The answer took a while: the last second is not touched.
+    # SQS counts from an unknown moment while it answered: leave the last second alone.
     left = LONGEST_HIDING - 1 - math.ceil(now - (now if asked_at is None else asked_at))
     if wished and left <= 0:
         return None
@@ -71,7 +70,7 @@ def _seconds(text: str) -> float | None:
 
 
 MOST_CALLS = 8
-"""Calls at a time of one `in_batches`: half of the threads are left to acknowledge meanwhile."""
+"""Concurrent calls of one `in_batches`: half of the threads stay free to acknowledge meanwhile."""
 
 
 async def in_batches(
@@ -84,12 +83,11 @@ async def in_batches(
     void: frozenset[str] = frozenset(),
     apart: bool = False,
 ) -> None:
-    """Make one call for each ten entries, some side by side, and again for entries that failed.
+    """Send entries in concurrent calls of ten, and retry those that failed.
 
-    Failures with a code in `void` are passed over. The first call that fails for good ends all, but
-    those that are `apart` are all made, and it is raised in the end. Raises ConveyorError:
-    unavailable where entries still fail after all rounds, internal where one is not fit to be
-    taken; AwsRefused.
+    Ignores failures with a code in `void`. The first call that fails for good cancels the others;
+    with `apart`, all calls are made before its error is raised. Raises ConveyorError (unavailable)
+    if entries still fail after all rounds, (internal) if SQS refuses one for its form; AwsRefused.
     """
 
     async def call(some: Sequence[dict[str, Any]]) -> None:
@@ -118,26 +116,25 @@ async def _call(
                     ErrorCode.INTERNAL,
                     f"sqs refuses an entry of {operation}: {failure['Code']}",
                 )
-        # Of what it says nothing, nothing may have been done: twice is better than never.
+        # SQS may have skipped the entries that it does not mention: twice is better than never.
         return [one for one in left if one["Id"] not in done]
 
     numbered = [{**one, "Id": str(number)} for number, one in enumerate(entries)]
-    await retry_unprocessed(
-        make, numbered, clock, complaint=f"sqs leaves a part of {operation} undone"
-    )
+    await retry_unprocessed(make, numbered, clock, complaint=f"sqs did not complete {operation}")
 
 
 NOT_BEFORE = "not_before"
-"""The message attribute that holds an instant, in milliseconds, which no delay of SQS reaches."""
+"""The message attribute with the instant, in milliseconds, before which a message stays hidden:
+set if its delay is longer than SQS allows."""
 MOST_DELAY = 900
-"""Seconds that SQS itself delays a message at most."""
+"""Seconds by which SQS itself delays a message at most."""
 MOST_INSTANT = 10**18
-"""Beyond any time, and still a number that is exact wherever it is calculated with."""
-OF_ANOTHER_VERSION = "it is of another version"
-OF_ANOTHER_KIND = "it is of a kind that this version does not know"
-NO_MESSAGE = "its body is no message"
-NO_INSTANT = f"its {NOT_BEFORE} is no instant"
-NO_IDS = "an id in it is none"
+"""Later than any real time, and still exact as a float."""
+OF_ANOTHER_VERSION = "its version is newer than this process"
+OF_ANOTHER_KIND = "this version does not know its kind"
+NO_MESSAGE = "its body is not a message"
+NO_INSTANT = f"its {NOT_BEFORE} is not a time"
+NO_IDS = "it holds an invalid id"
 
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
@@ -146,19 +143,18 @@ _id = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 
 class UnreadableMessage(msgspec.Struct, frozen=True):
-    """What was received and is no message to this version, and why: in a clause that shows nothing
-    of it."""
+    """A received message that this version cannot read. `reason` quotes nothing of it."""
 
     reason: str
 
     @property
     def may_be_read_elsewhere(self) -> bool:
-        """Whether a process of another version may understand it."""
+        """Whether a process of another version may be able to read it."""
         return self.reason in (OF_ANOTHER_VERSION, OF_ANOTHER_KIND)
 
 
-class _Any(msgspec.Struct):
-    """What a message of any version has."""
+class _Header(msgspec.Struct):
+    """The fields that messages of all versions have."""
 
     type: str
     version: int = MESSAGE_VERSION
@@ -168,11 +164,13 @@ _KINDS = {kind.__struct_config__.tag for kind in get_args(Message)}
 
 
 def entry(message: Message, *, delay: float, now: int) -> dict[str, Any]:
-    """What SendMessageBatch takes for a message, but for the entry's id. SQS counts whole seconds:
-    a message comes later rather than sooner."""
+    """Return the entry of SendMessageBatch for a message, without the entry's id.
+
+    Rounds the delay up to whole seconds, as SQS counts them.
+    """
     body = msgspec.json.encode(message).decode()
     if not body.isascii():
-        # SQS takes some characters in no message, and a reason may hold any: as escapes it does.
+        # SQS refuses some characters, and a reason may hold any: send them as escapes.
         body = json.dumps(msgspec.json.decode(body))
     made: dict[str, Any] = {"MessageBody": body}
     seconds = math.ceil(max(delay, 0.0))
@@ -185,11 +183,11 @@ def entry(message: Message, *, delay: float, now: int) -> dict[str, Any]:
 
 
 def read(received: dict[str, Any]) -> Message | UnreadableMessage:
-    """The message in what was received. Anybody with the right to may have sent anything; one of
-    another version a process of that version understands."""
+    """Read a received message. Trusts nothing in it: anybody with access to the queue may have sent
+    it."""
     body = received["Body"]
     try:
-        about = msgspec.json.decode(body, type=_Any)
+        about = msgspec.json.decode(body, type=_Header)
         if about.version > MESSAGE_VERSION:
             return UnreadableMessage(OF_ANOTHER_VERSION)
         if about.type not in _KINDS:
@@ -208,44 +206,47 @@ def read(received: dict[str, Any]) -> Message | UnreadableMessage:
 
 
 def seconds_early(received: dict[str, Any], *, now: int) -> int:
-    """How many seconds too early a message came that can be read; 0 where it may be seen."""
+    """Return for how many more seconds a readable message has to stay hidden; 0 if it is due."""
     return max(0, math.ceil((_not_before(received) - now) / 1_000))
 
 
 def _not_before(received: dict[str, Any]) -> int:
-    """Raises KeyError or ValueError for an attribute that holds no instant."""
+    """Return the instant of the attribute, 0 without one. Raises KeyError or ValueError."""
     attribute = received.get("MessageAttributes", {}).get(NOT_BEFORE)
     return 0 if attribute is None else min(int(attribute["StringValue"]), MOST_INSTANT)
 
 
 _SENT = ("DataType", "StringValue", "BinaryValue")
-"""What of a received attribute can be sent."""
+"""The fields of a received attribute that can be sent again."""
 
 _log = logging.getLogger("conveyor.queues")
 
 
 class UnreadableMessages:
-    """Tells of each once, and gives up those that nobody can read. Belongs to one event loop."""
+    """Logs each unreadable message once, and moves those that no process can read to dead letters.
 
-    def __init__(self, aws: Aws, clock: Clock, addresses: QueueRegistry) -> None:
+    Belongs to one event loop.
+    """
+
+    def __init__(self, aws: Aws, clock: Clock, registry: QueueRegistry) -> None:
         self._aws = aws
         self._clock = clock
-        self._addresses = addresses
-        self._told: RecentlyUsed[bool] = RecentlyUsed()
+        self._registry = registry
+        self._logged: LRUCache[str, bool] = LRUCache(MOST_REMEMBERED)
 
-    async def deal_with(
+    async def handle(
         self, queue: str, found: Sequence[tuple[dict[str, Any], UnreadableMessage]]
     ) -> None:
-        """Deal with messages of a queue, each as it was received. One that cannot be given up now
-        comes again, as it stays where it is."""
+        """Handle the unreadable messages of one receive. If a move fails, the message stays in its
+        queue and comes again."""
         for received, why in found:
-            self._tell(queue, received["MessageId"], why.reason)
+            self._log_once(queue, received["MessageId"], why.reason)
             if not why.may_be_read_elsewhere and queue != DEAD_LETTER_QUEUE:
                 with suppress(ConveyorError):
-                    await self._give_up(queue, received)
+                    await self._move_to_dead_letters(queue, received)
 
-    async def _give_up(self, queue: str, received: dict[str, Any]) -> None:
-        """Sent before it is deleted: if need be it is there twice, but never nowhere."""
+    async def _move_to_dead_letters(self, queue: str, received: dict[str, Any]) -> None:
+        """Send first, then delete: a failure in between leaves two copies rather than none."""
         letter: dict[str, Any] = {"MessageBody": received["Body"]}
         instant = received.get("MessageAttributes", {}).get(NOT_BEFORE)
         if instant is not None:
@@ -256,12 +257,12 @@ class UnreadableMessages:
             ("send_message_batch", DEAD_LETTER_QUEUE, letter),
             ("delete_message_batch", queue, gone),
         ):
-            url = await self._addresses.find(there)
+            url = await self._registry.find(there)
             await in_batches(self._aws, self._clock, operation, url, [one])
 
-    def _tell(self, queue: str, message_id: str, reason: str) -> None:
-        if self._told.get(message_id) is None:
-            self._told.put(message_id, True)
+    def _log_once(self, queue: str, message_id: str, reason: str) -> None:
+        if message_id not in self._logged:
+            self._logged[message_id] = True
             _log.error(
                 "a message cannot be read: %s",
                 reason,

@@ -1,7 +1,7 @@
-"""The queues port on SQS.
+"""The queues port on SQS: sending, receiving, refilling lost queues, and counting messages.
 
-How many messages wait in queues: asked beside receives, at most every few seconds, and when
-somebody wants to know.
+Depths are refreshed beside receives, once in `DEPTH_AGE` seconds at most, and when `count` is
+called.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
+from cachetools import LRUCache
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.clock import Clock
@@ -32,17 +33,17 @@ from conveyor.prod.sqs.messages import (
     seconds_early,
 )
 from conveyor.prod.sqs.registry import (
+    MOST_REMEMBERED,
     NO_QUEUE,
     Generations,
     Made,
     QueueRegistry,
-    RecentlyUsed,
     refusal,
     run_of,
 )
 
-EVERY = 10.0
-"""Seconds between two questions about one queue beside its receives."""
+DEPTH_AGE = 10.0
+"""Seconds after which a receive refreshes the depth of its queue."""
 _COUNTS = (
     "ApproximateNumberOfMessages",
     "ApproximateNumberOfMessagesNotVisible",
@@ -56,58 +57,58 @@ class _Known(NamedTuple):
 
 
 class QueueDepths:
-    """The last known depths."""
+    """Remembers the last known depth of each queue."""
 
     def __init__(self, aws: Aws, clock: Clock) -> None:
         self._aws = aws
         self._clock = clock
-        self._known: RecentlyUsed[_Known] = RecentlyUsed()
+        self._known: LRUCache[str, _Known] = LRUCache(MOST_REMEMBERED)
 
     def of(self, queue: str) -> int:
-        """The depth when it was last asked, however long ago; 0 for a queue that never was."""
+        """Return the last known depth, however old; 0 for a queue that was never asked."""
         known = self._known.get(queue)
         return 0 if known is None else known.depth
 
     def forget(self, queue: str) -> None:
-        """The queue is gone."""
-        self._known.forget(queue)
+        """Drop the depth of a queue that is gone."""
+        self._known.pop(queue, None)
 
     async def refresh(self, queue: str, url: str) -> None:
-        """Ask again, where the answer is old. Without an answer the last one stands."""
+        """Ask SQS if the depth is old. Keep the last depth if SQS does not answer."""
         now, known = self._clock.monotonic(), self._known.get(queue)
-        if known is not None and now - known.asked_at < EVERY:
+        if known is not None and now - known.asked_at < DEPTH_AGE:
             return
-        # Noted before it is answered, so that receives side by side ask once.
-        self._known.put(queue, _Known(self.of(queue), now))
+        # Noted before SQS answers, so that concurrent receives ask once.
+        self._known[queue] = _Known(self.of(queue), now)
         try:
             await self.ask(queue, url)
         except ConveyorError:
-            return  # the receive that follows finds out what is wrong
+            return  # the receive that follows reports the error
 
     async def ask(self, queue: str, url: str) -> int:
-        """What SQS says. Raises AwsRefused, and ConveyorError(unavailable)."""
+        """Ask SQS for the depth. Raises AwsRefused, and ConveyorError(unavailable)."""
         asked_at = self._clock.monotonic()
         answer = await self._aws.call(
             "sqs", "get_queue_attributes", {"QueueUrl": url, "AttributeNames": list(_COUNTS)}
         )
         depth = sum(int(answer["Attributes"].get(count, 0)) for count in _COUNTS)
-        self._known.put(queue, _Known(depth, asked_at))
+        self._known[queue] = _Known(depth, asked_at)
         return depth
 
 
 LONGEST_POLL = 1
-"""Seconds that one call waits for messages: a cancelled receive gives back what still arrives, and
-ends no later than this."""
+"""Seconds for which one call waits for messages. A cancelled receive ends no later than this, as it
+has to give back the messages that still arrive."""
 LONG_POLLS = 16
-"""Calls that wait for messages at a time, half of the threads there are for receiving: however many
-lanes wait, one that only looks finds a thread at once."""
+"""Concurrent calls that wait for messages: half of the receive threads. However many lanes wait, a
+call that does not wait finds a thread at once."""
 YOUNG_PAUSE = 1.0
-"""Seconds after which a queue that was just made is asked again."""
+"""Seconds between two tries to send to a queue that was just made."""
 YOUNG_TRIES = 10
 GIVE_BACK = 5.0
-"""Seconds that a cancelled receive tries to give back what it brought."""
+"""Seconds for which a cancelled receive tries to give its messages back."""
 REFILL = 1_000
-"""References read at a time to fill a queue that was made again."""
+"""References read at a time to refill a queue."""
 VOID = frozenset(
     {
         "InvalidParameterValue",
@@ -116,7 +117,7 @@ VOID = frozenset(
         "ReceiptHandleIsInvalid",
     }
 )
-"""What is said of receipts that are worth nothing any more."""
+"""Error codes of SQS for receipts that are void."""
 
 Unfinished = Callable[[str, int, int], Awaitable[list[tuple[int, str]]]]
 """`Tasks.unfinished_after`."""
@@ -125,8 +126,8 @@ Unfinished = Callable[[str, int, int], Awaitable[list[tuple[int, str]]]]
 class SqsQueues:
     """The queues port. Belongs to one event loop.
 
-    `unfinished` tells what a queue that was made again is to be filled with. `long_polls`: calls
-    that wait for messages at a time; the others look once a second.
+    `unfinished` finds the references that refill a queue. `long_polls`: concurrent calls that wait
+    for messages; receives beyond them poll once a second.
     """
 
     def __init__(
@@ -143,55 +144,53 @@ class SqsQueues:
         self._aws = aws
         self._clock = clock
         self._unfinished = unfinished
-        self._addresses = QueueRegistry(
+        self._registry = QueueRegistry(
             aws, clock, generations, environment=environment, max_receives=max_receives
         )
         self._depths = QueueDepths(aws, clock)
         self._free_polls = long_polls
-        self._unreadable = UnreadableMessages(aws, clock, self._addresses)
+        self._unreadable = UnreadableMessages(aws, clock, self._registry)
 
     async def open_run(self, job_id: str, run_id: str) -> None:
-        """Nothing is needed: whoever receives finds the queue, or that it is missing."""
+        """Do nothing: a receive finds the queue, or raises QueueMissing."""
 
     async def remake_run(self, job_id: str, run_id: str) -> None:
-        """Make a missing queue again and fill it from the rows. Where another process is about to
-        do so, that one fills it."""
+        """Leave the refill to the process that replaced the lost queue, if another one did."""
         queue = run_queue(run_id)
-        self._addresses.forget(queue)
+        self._registry.forget(queue)
         try:
-            await self._addresses.find(queue)
+            await self._registry.find(queue)
         except QueueMissing:
-            made = await self._addresses.make(job_id, run_id, queue)
+            made = await self._registry.make(job_id, run_id, queue)
             if made in (Made.FIRST, Made.LOST):
                 await self._refill(job_id, run_id)
 
     async def drop_run(self, run_id: str) -> None:
-        """Remove a run's queue with whatever is in it."""
         queue = run_queue(run_id)
         self._depths.forget(queue)
-        await self._addresses.remove(run_id, queue)
+        await self._registry.remove(run_id, queue)
 
     async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
-        """Enqueue references, into a new queue where the run has none; with all others where it had
-        one that was lost. Without effect where the run is not live any more."""
+        """Make the queue if the run has none, and refill it if it was lost.
+
+        Does nothing if the run is no longer live.
+        """
         queue = run_queue(run_id)
         try:
             await self._send(queue, self._entries(job_id, run_id, tasks))
         except QueueMissing:
-            made = await self._addresses.make(job_id, run_id, queue)
+            made = await self._registry.make(job_id, run_id, queue)
             if made is Made.LOST:
                 await self._refill(job_id, run_id)
             elif made is not Made.NOTHING:
                 await self._send(queue, self._entries(job_id, run_id, tasks))
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
-        """Enqueue one message. Raises QueueMissing."""
         await self._send(queue, [entry(message, delay=delay, now=self._clock.now())])
 
     async def receive(
         self, queue: str, *, limit: int, visibility: float, wait: float = 0.0
     ) -> list[Delivery]:
-        """Up to `limit` messages, waiting for the first. Raises QueueMissing."""
         if limit < 1:
             return []
         deadline = self._clock.monotonic() + wait
@@ -212,7 +211,6 @@ class SqsQueues:
                 await self._clock.sleep(min(LONGEST_POLL, left))
 
     async def delete(self, queue: str, receipts: Sequence[str]) -> None:
-        """Acknowledge. Void receipts are passed over."""
         handles = filter(None, map(handle_of, receipts))
         entries = [{"ReceiptHandle": handle} for handle in handles]
         await self._by_receipt(queue, "delete_message_batch", entries)
@@ -220,23 +218,21 @@ class SqsQueues:
     async def change_visibility(
         self, queue: str, receipts: Sequence[str], *, visibility: float
     ) -> None:
-        """Hide received messages for so long from now, but for no longer than SQS allows; 0 gives
-        them back. Void receipts are passed over."""
+        """Hide messages for no longer than SQS allows. Ignore void receipts."""
         await self._hide(queue, dict.fromkeys(receipts, visibility))
 
     def depth(self, queue: str) -> int:
-        """About how many messages wait, as of when it was last asked."""
         return self._depths.of(queue)
 
     async def count(self, queue: str) -> int:
-        """About how many messages wait, by SQS's own word, which may be a minute old."""
+        """Ask SQS, whose count may be a minute old."""
         try:
-            return await self._depths.ask(queue, await self._addresses.find(queue))
+            return await self._depths.ask(queue, await self._registry.find(queue))
         except QueueMissing:
             pass
         except AwsRefused as refused:
             with suppress(QueueMissing):
-                await self._missing(queue, refused)
+                await self._raise_unless_young(queue, refused)
         self._depths.forget(queue)
         return 0
 
@@ -254,13 +250,13 @@ class SqsQueues:
         return [entry(message, delay=0.0, now=now) for message in messages]
 
     async def _send(self, queue: str, entries: Sequence[dict[str, Any]]) -> None:
-        """Send to a queue that is there, or is about to be."""
+        """Send; wait for a queue that was just made and that SQS does not know everywhere yet."""
         for _ in range(YOUNG_TRIES):
-            url = await self._addresses.find(queue)
+            url = await self._registry.find(queue)
             try:
                 await in_batches(self._aws, self._clock, "send_message_batch", url, entries)
             except AwsRefused as refused:
-                await self._missing(queue, refused)
+                await self._raise_unless_young(queue, refused)
             else:
                 return
             await self._clock.sleep(YOUNG_PAUSE)
@@ -269,9 +265,11 @@ class SqsQueues:
     async def _poll(
         self, queue: str, *, limit: int, visibility: float, seconds: int
     ) -> list[Delivery] | None:
-        """One receive; None where the queue is yet to come. What a cancelled one brings is given
-        back."""
-        url = await self._addresses.find(queue)
+        """Receive once; None if the queue was just made and SQS does not know it yet.
+
+        If cancelled, give back the messages that still arrive.
+        """
+        url = await self._registry.find(queue)
         await self._depths.refresh(queue, url)
         asked_at = self._clock.monotonic()
         try:
@@ -288,7 +286,7 @@ class SqsQueues:
                 },
             )
         except AwsRefused as refused:
-            await self._missing(queue, refused)
+            await self._raise_unless_young(queue, refused)
             return None
         received = {
             receipt_of(one["ReceiptHandle"], asked_at=asked_at): one
@@ -298,14 +296,13 @@ class SqsQueues:
             await anyio.lowlevel.checkpoint_if_cancelled()
             return await self._sort_out(queue, received)
         except anyio.get_cancelled_exc_class():
-            # Where SQS is away they come again by themselves, a little later.
+            # If SQS does not answer, they come again by themselves, a little later.
             with anyio.move_on_after(GIVE_BACK, shield=True), suppress(ConveyorError):
                 await self.change_visibility(queue, list(received), visibility=0.0)
             raise
 
     async def _sort_out(self, queue: str, received: dict[str, dict[str, Any]]) -> list[Delivery]:
-        """What may be seen now, and can be read here; the rest is hidden again, left hidden, or
-        given up."""
+        """Return the messages that are due and readable; hide or move the others."""
         now = self._clock.now()
         deliveries = []
         unreadable = []
@@ -319,14 +316,14 @@ class SqsQueues:
             else:
                 count = int(one["Attributes"]["ApproximateReceiveCount"])
                 deliveries.append(Delivery(queue, message, receipt, count))
-        # What is not hidden now is hidden when it comes again.
+        # A message that cannot be hidden now is hidden when it comes again.
         with suppress(ConveyorError):
             await self._hide(queue, early)
-        await self._unreadable.deal_with(queue, unreadable)
+        await self._unreadable.handle(queue, unreadable)
         return deliveries
 
     async def _hide(self, queue: str, wishes: dict[str, float]) -> None:
-        """Hide messages, each by its receipt, for so many seconds."""
+        """Hide messages: seconds by receipt."""
         now = self._clock.monotonic()
         entries: list[dict[str, Any]] = []
         for receipt, visibility in wishes.items():
@@ -341,26 +338,26 @@ class SqsQueues:
         if not entries:
             return
         try:
-            url = await self._addresses.find(queue)
+            url = await self._registry.find(queue)
             await in_batches(self._aws, self._clock, operation, url, entries, void=VOID, apart=True)
         except QueueMissing:
             return
         except AwsRefused as refused:
-            # Where a queue is gone, its receipts are too.
+            # The receipts of a queue that is gone are void.
             if refused.word not in VOID | NO_QUEUE:
                 raise refusal(queue, refused) from None
 
-    async def _missing(self, queue: str, refused: AwsRefused) -> None:
-        """Return where a refusal says that a queue is not there which was made a moment ago.
+    async def _raise_unless_young(self, queue: str, refused: AwsRefused) -> None:
+        """Return if SQS does not know a queue yet that was made a moment ago.
 
-        Raises QueueMissing where it is gone; ConveyorError(unavailable) for other refusals.
+        Raises QueueMissing if the queue is gone; ConveyorError(unavailable) for other refusals.
         """
         run_id = run_of(queue)
         if refused.word not in NO_QUEUE:
             raise refusal(queue, refused) from None
-        if run_id is not None and await self._addresses.is_coming(run_id, queue):
+        if run_id is not None and await self._registry.is_coming(run_id, queue):
             return
-        self._addresses.forget(queue)
+        self._registry.forget(queue)
         if run_id is None:
             raise refusal(queue, refused) from None
         self._depths.forget(queue)

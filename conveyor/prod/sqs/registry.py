@@ -1,10 +1,8 @@
-"""Where the queues are: their URLs, and which queue of a run is its present one.
+"""The registry of queues: their names, attributes and URLs, and the current queue of each run.
 
-Which of a run's queues is the present one: the same for every process.
-
-What the queues of an environment are called, and what each is made with.
-
-What a process remembers of many queues: the latest used, so that memory stays bounded.
+SQS blocks the name of a deleted queue for a minute, so each queue of a run has a name of its own,
+which ends in a generation number. All processes agree on the current generation of a run, since
+they keep it in one place. A process remembers the queues that it used last.
 """
 
 from __future__ import annotations
@@ -12,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
+
+from cachetools import LRUCache
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
@@ -24,9 +23,10 @@ from conveyor.prod.aws.calls import Aws, AwsRefused
 
 
 class Generation(NamedTuple):
-    """The number of a run's present queue, which only grows; 0: it has had none yet, or is gone.
+    """The number of a run's current queue. It only grows; it is 0 before the first queue, and once
+    the run is gone.
 
-    `live`: the run may still be worked. `moved`: this very call made the number what it is.
+    `live`: the run may still be worked. `moved`: this call raised the number.
     """
 
     number: int
@@ -35,86 +35,55 @@ class Generation(NamedTuple):
 
 
 class Generations(Protocol):
-    """The present queues of runs, one number a run."""
+    """The current queues of runs, one number a run."""
 
     async def current(self, run_id: str) -> Generation:
-        """The present one."""
+        """Return the current generation of a run."""
         ...
 
     async def follow(self, run_id: str, known: int) -> Generation:
-        """Make the number of a live run `known` + 1, unless another did so before.
+        """Raise the number of a live run to `known` + 1, unless another process did so before.
 
-        Returns the present one, so that all who find a queue missing at once agree on the next, and
-        one of them knows that it is the first.
+        Return the current generation: all processes that find a queue missing agree on the next
+        one, and exactly one of them has `moved` it.
         """
         ...
 
 
 RETENTION = 1_209_600
-"""Seconds that a message is kept: 14 days, the most that SQS takes."""
+"""Seconds for which SQS keeps a message: 14 days, its maximum."""
 _RUN = re.compile(r"run-(.+)")
 
 
 def prefix(environment: str) -> str:
-    """What the names of an environment's queues begin with."""
+    """Return the prefix of the names of an environment's queues."""
     return f"conveyor-{environment}-"
 
 
 def run_of(queue: str) -> str | None:
-    """The run whose queue this is; None for the others."""
+    """Return the id of the run that a queue belongs to; None for the other queues."""
     found = _RUN.fullmatch(queue)
     return None if found is None else found[1]
 
 
 def run_queue_name(environment: str, run_id: str, generation: int) -> str:
-    """The name in SQS of a run's queue: a name that was deleted is blocked for a minute, so each
-    queue of a run has its own."""
+    """Return the name in SQS of one generation of a run's queue."""
     return f"{prefix(environment)}run-{run_id}-{generation}"
 
 
 def attributes(*, dead_letters: str, max_receives: int) -> dict[str, str]:
-    """What a queue with a receive limit is made with. `dead_letters` is the ARN of the queue that
-    takes what was received too often."""
+    """Return the attributes of a queue with a receive limit. `dead_letters` is the ARN of the queue
+    for messages that were received too often."""
     redrive = {"deadLetterTargetArn": dead_letters, "maxReceiveCount": str(max_receives)}
     return {"MessageRetentionPeriod": str(RETENTION), "RedrivePolicy": json.dumps(redrive)}
 
 
-MOST = 10_000
-"""Names remembered at a time."""
-
-Value = TypeVar("Value")
-
-
-class RecentlyUsed(Generic[Value]):
-    """Values by name. One that was not used for long may be forgotten, so it must be findable
-    again."""
-
-    def __init__(self, *, most: int = MOST) -> None:
-        self._most = most
-        self._values: OrderedDict[str, Value] = OrderedDict()
-
-    def get(self, name: str) -> Value | None:
-        """The value of a name, None where it is not known (any more)."""
-        value = self._values.get(name)
-        if value is not None:
-            self._values.move_to_end(name)
-        return value
-
-    def put(self, name: str, value: Value) -> None:
-        """Remember a value."""
-        self._values[name] = value
-        self._values.move_to_end(name)
-        if len(self._values) > self._most:
-            self._values.popitem(last=False)
-
-    def forget(self, name: str) -> None:
-        """Let go of a name, where it is known."""
-        self._values.pop(name, None)
-
+MOST_REMEMBERED = 10_000
+"""Queues or messages that a process remembers: it forgets the one used longest ago."""
 
 NO_QUEUE = frozenset({"QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"})
 BLOCKED = frozenset({"QueueDeletedRecently", "AWS.SimpleQueueService.QueueDeletedRecently"})
-MADE_OTHERWISE = frozenset(
+OTHER_ATTRIBUTES = frozenset(
     {
         "QueueAlreadyExists",
         "QueueNameExists",
@@ -122,19 +91,22 @@ MADE_OTHERWISE = frozenset(
         "AWS.SimpleQueueService.QueueNameExists",
     }
 )
-"""What is said where a queue is there with other attributes, as after a change of settings."""
+"""Error codes for a queue that exists with other attributes, as after a change of settings."""
 YOUNG = 60.0
-"""Seconds in which a queue that was made may still be unknown to a part of SQS."""
+"""Seconds after its creation in which a part of SQS may not know a queue yet."""
 TRIES = 3
-"""Generations tried in a row, where names are blocked."""
-DROPPED_BEFORE = 2
-"""Earlier queues of a run that are looked for when it is dropped."""
+"""Generations tried in a row while names are blocked."""
+EARLIER_DROPPED = 2
+"""Earlier queues of a run to look for when its queue is removed."""
 
 
 class Made(Enum):
-    """What came of making a run's queue: nothing, since the run is not live any more; its FIRST, of
-    which nothing is missing; one that was LOST, or may have been, to be filled from the rows; or
-    one that ANOTHER has made in the place of a lost one, and fills."""
+    """The result of making a run's queue.
+
+    NOTHING: the run is no longer live. FIRST: the run had no queue before. LOST: the queue replaces
+    one that was lost, or may have been, and has to be refilled. ANOTHER: another process replaced
+    the lost queue, and refills it.
+    """
 
     NOTHING = auto()
     FIRST = auto()
@@ -144,8 +116,10 @@ class Made(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A queue as this process knows it. `generation` is the latest that it saw there, "" its URL
-    where it has to be looked for, `made_at` when it was made here."""
+    """A queue as this process knows it.
+
+    `url` is "" if unknown, `generation` the latest that it saw, `made_at` when it made the queue.
+    """
 
     url: str = ""
     generation: int = 0
@@ -153,7 +127,7 @@ class _Known:
 
 
 class QueueRegistry:
-    """Finds, makes and removes queues; remembers where they were found."""
+    """Finds, makes and removes queues, and remembers their URLs."""
 
     def __init__(
         self,
@@ -169,11 +143,14 @@ class QueueRegistry:
         self._generations = generations
         self._environment = environment
         self._max_receives = max_receives
-        self._remembered: RecentlyUsed[_Known] = RecentlyUsed()
+        self._remembered: LRUCache[str, _Known] = LRUCache(MOST_REMEMBERED)
         self._dead_letters = ""
 
     async def find(self, queue: str) -> str:
-        """The URL of a queue. Raises QueueMissing where there is none."""
+        """Return the URL of a queue.
+
+        Raises QueueMissing for the missing queue of a run; ConveyorError(unavailable) for others.
+        """
         known = self._known(queue)
         if known.url:
             return known.url
@@ -183,57 +160,59 @@ class QueueRegistry:
         url = await self._look(f"{prefix(self._environment)}{queue}")
         if url is None:
             raise ConveyorError(
-                ErrorCode.UNAVAILABLE, f"there is no queue {queue}: conveyor admin init makes it"
+                ErrorCode.UNAVAILABLE, f"there is no queue {queue} (conveyor admin init makes it)"
             )
-        self._remembered.put(queue, _Known(url))
+        self._remembered[queue] = _Known(url)
         return url
 
     def forget(self, queue: str) -> None:
-        """What is known of a queue is wrong: it was not there."""
-        self._remembered.put(queue, replace(self._known(queue), url=""))
+        """Drop the URL of a queue, because SQS does not know it."""
+        self._remembered[queue] = replace(self._known(queue), url="")
 
     async def is_coming(self, run_id: str, queue: str) -> bool:
-        """Whether a run's queue was made here so lately that SQS may say that it is not there."""
+        """Whether this process made a run's queue so recently that SQS may not know it yet."""
         known = self._known(queue)
         if not self._is_young(known):
             return False
-        present = await self._generations.current(run_id)
-        return present.live and present.number == known.generation
+        current = await self._generations.current(run_id)
+        return current.live and current.number == known.generation
 
     async def make(self, job_id: str, run_id: str, queue: str) -> Made:
         """Make a run's queue, which was not found.
 
-        Making one that is there gives that one. So a queue that was never seen here is made under
-        the present number: another may be about to make it, or SQS not know it everywhere yet. One
-        that was seen, or whose name is blocked, is lost, and the next number takes its place: who
-        moves the number fills the queue, so that not all who miss it do. Where nobody is known to
-        have moved it, as for who comes upon a number for the first time, the queue is filled in
-        doubt: a reference that is sent twice costs a look, one that is lost a task.
+        SQS returns the existing queue if there is one. So a queue that this process never saw is
+        made under the current number: another process may be about to make it, or SQS does not know
+        it everywhere yet. A queue that this process saw, or whose name is blocked, is lost, and the
+        next number replaces it. The process that raises the number refills the queue, so that the
+        others need not. A process that meets a number for the first time cannot know who raised it,
+        and refills to be safe: a reference sent twice costs a look, a lost one costs a task.
         """
-        present = await self._generations.current(run_id)
+        current = await self._generations.current(run_id)
         for _ in range(TRIES):
             seen = self._known(queue).generation
-            made = Made.ANOTHER if 0 < seen < present.number else Made.LOST
-            if not present.number or self._is_lost(queue, present.number):
-                present = await self._generations.follow(run_id, present.number)
-                made = _followed(present)
-            if not present.live:
+            made = Made.ANOTHER if 0 < seen < current.number else Made.LOST
+            if not current.number or self._is_lost(queue, current.number):
+                current = await self._generations.follow(run_id, current.number)
+                made = _made_by_following(current)
+            if not current.live:
                 return Made.NOTHING
-            url = await self._create(job_id, run_id, present.number)
+            url = await self._create(job_id, run_id, current.number)
             if url is not None:
-                known = _Known(url, present.number, self._clock.monotonic())
-                self._remembered.put(queue, known)
+                known = _Known(url, current.number, self._clock.monotonic())
+                self._remembered[queue] = known
                 return made
-            self._remembered.put(queue, _Known(generation=present.number))
-        raise ConveyorError(ErrorCode.UNAVAILABLE, f"{queue} cannot be made", retry_after=5)
+            self._remembered[queue] = _Known(generation=current.number)
+        raise ConveyorError(
+            ErrorCode.UNAVAILABLE, f"queue {queue} could not be created", retry_after=5
+        )
 
     async def remove(self, run_id: str, queue: str) -> None:
-        """Remove a run's queues, where there are any."""
+        """Delete the queues of a run, if there are any."""
         known = self._known(queue)
-        # The row may be gone already; what was seen here still is to go.
+        # The row may be gone already: delete at least the queue that this process saw.
         latest = (await self._generations.current(run_id)).number or known.generation
-        self._remembered.put(queue, _Known(generation=latest))
-        for number in range(max(1, latest - DROPPED_BEFORE), latest + 1):
+        self._remembered[queue] = _Known(generation=latest)
+        for number in range(max(1, latest - EARLIER_DROPPED), latest + 1):
             name = run_queue_name(self._environment, run_id, number)
             seen = known.url if known.generation == number else ""
             url = seen or await self._look(name)
@@ -257,7 +236,7 @@ class QueueRegistry:
         if url is None:
             raise QueueMissing(queue)
         found = replace(known, url=url) if known.generation == number else _Known(url, number)
-        self._remembered.put(queue, found)
+        self._remembered[queue] = found
         return url
 
     async def _look(self, name: str) -> str | None:
@@ -270,7 +249,7 @@ class QueueRegistry:
         return str(answer["QueueUrl"])
 
     async def _create(self, job_id: str, run_id: str, number: int) -> str | None:
-        """The URL of a run's queue, made if need be; None where its name is blocked."""
+        """Make a run's queue unless it exists, and return its URL; None if its name is blocked."""
         name = run_queue_name(self._environment, run_id, number)
         tags = {
             "project": "conveyor",
@@ -288,7 +267,7 @@ class QueueRegistry:
         except AwsRefused as refused:
             if refused.word in BLOCKED:
                 return None
-            if refused.word in MADE_OTHERWISE:
+            if refused.word in OTHER_ATTRIBUTES:
                 return await self._look(name)
             raise refusal(name, refused) from None
         return str(answer["QueueUrl"])
@@ -313,13 +292,15 @@ class QueueRegistry:
 
 
 def refusal(queue: str, refused: AwsRefused) -> ConveyorError:
-    """What is raised where SQS refuses for a reason that nothing here can deal with. A caller may
-    see it: of what SQS said it has the word alone."""
+    """Return the error for a refusal that the adapter cannot handle.
+
+    It quotes only the code of SQS, since a caller may see it.
+    """
     text = f"{refused.detail} (queue {queue})"
     return ConveyorError(ErrorCode.UNAVAILABLE, text, retry_after=5)
 
 
-def _followed(present: Generation) -> Made:
-    if not present.moved:
+def _made_by_following(current: Generation) -> Made:
+    if not current.moved:
         return Made.ANOTHER
-    return Made.FIRST if present.number == 1 else Made.LOST
+    return Made.FIRST if current.number == 1 else Made.LOST

@@ -113,8 +113,16 @@ def _loggers(tree: ast.Module) -> Iterator[str]:
             yield node.targets[0].id
 
 
+HELPERS = ("log_and_continue", "log_failure")
+"""Functions of conveyor.aio.resilience that log an error after the words that they are given."""
+
+
 def _lines(tree: ast.Module, loggers: set[str], dotted: str) -> Iterator[LogLine]:
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in HELPERS:
+            if ast.unparse(node.args[0]) in loggers:
+                yield _failure(node, dotted)
+            continue
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         owner, level = node.func.value, node.func.attr
@@ -132,6 +140,20 @@ def _lines(tree: ast.Module, loggers: set[str], dotted: str) -> Iterator[LogLine
             fields=(*fields, *(["a traceback"] if traceback else [])),
             module=dotted,
         )
+
+
+def _failure(call: ast.Call, dotted: str) -> LogLine:
+    """The line of an error that was expected; others go to the logger of the unexpected."""
+    logger, failed = ast.unparse(call.args[0]), call.args[1]
+    parts = failed.values if isinstance(failed, ast.JoinedStr) else [failed]
+    words = (str(part.value) if isinstance(part, ast.Constant) else "%s" for part in parts)
+    return LogLine(
+        logger=getattr(import_module(dotted), logger).name,
+        message="".join(words) + ": %s",
+        level="warning",
+        fields=(),
+        module=dotted,
+    )
 
 
 def _keys(tree: ast.Module, extra: ast.expr) -> Iterator[str]:
