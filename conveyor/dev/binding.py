@@ -1,8 +1,7 @@
-"""Opening the development binding: a data directory and every adapter over it.
+"""The development binding: a data directory and every adapter over it.
 
-What a process that was killed has left in the blob store, found at the next boot.
-
-Nothing else runs by then, so that whatever no record names is nobody's.
+Opening it also clears up after an earlier process that was killed. Nothing else runs by then, so a
+blob that no record names belongs to nobody.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, ExportMessage, IngestMessage
 from conveyor.records.blob_keys import input_key, staged_prefix
 
-_END_OF_TIME = 1 << 62
-"""Later than any moment, also of a clock that was set back since."""
+FOREVER = 1 << 62
+"""An instant after all others, also where the clock was set back."""
 
 
 async def runs_to_scrub(store: SqliteStore, blobs: FileBlobs) -> list[tuple[str, str]]:
-    """Runs whose deletion was left unfinished: tombstones, and bodies, exports and staged tasks of
-    no run.
+    """List the runs whose deletion was left unfinished, as (job_id, run_id): tombstones, and runs
+    that have bodies, exports or staged tasks but no record.
 
-    A process that is killed between a body and its settlement leaves a file that no row names;
-    where the run was deleted meanwhile, nothing else would ever find it. Nor would anything find
-    the tasks that a submit had staged before its run was written.
+    A process that is killed between writing a body and settling its task leaves a file that no row
+    names; if the run was deleted meanwhile, nothing else would ever find it. Nor would anything
+    find the tasks that a submit had staged before its run was written.
     """
     deleted = await store.runs.deleted_runs()
     known = await store.known_runs()
@@ -42,7 +41,7 @@ async def runs_to_scrub(store: SqliteStore, blobs: FileBlobs) -> list[tuple[str,
 async def remove_unnamed(store: SqliteStore, blobs: FileBlobs) -> None:
     """Remove staged tasks of runs that have been ingested, and uploads whose slot is gone."""
     known = await store.known_runs()
-    ingesting = {run_id for _, run_id in await store.ingestion.stuck_ingests(before=_END_OF_TIME)}
+    ingesting = {run_id for _, run_id in await store.ingestion.stuck_ingests(before=FOREVER)}
     for job_id, run_id in await blobs.staged_runs():
         if run_id in known and run_id not in ingesting:
             await blobs.delete_prefix(staged_prefix(job_id, run_id))
@@ -51,13 +50,9 @@ async def remove_unnamed(store: SqliteStore, blobs: FileBlobs) -> None:
             await blobs.delete(input_key(input_id))
 
 
-FOREVER = 1 << 62
-"""An instant after all others, also where the clock was set back."""
-
-
 @dataclass(frozen=True, slots=True)
 class DevBinding:
-    """The ports, and what only this binding has: its directory and its store, for metrics."""
+    """The ports, and the parts behind them that metrics and tests look at."""
 
     ports: Binding
     directory: DataDirectory
@@ -128,8 +123,8 @@ async def _open_contents(
 async def _take_over(
     store: SqliteStore, blobs: FileBlobs, queues: MemoryQueues, clock: Clock
 ) -> None:
-    """What an earlier process began: its claims are void, and its control messages, which were in
-    its memory, are sent again."""
+    """Continue the work of an earlier process: void its claims, and send its control messages
+    again, which were in its memory."""
     await store.void_claims(clock.now())
     for job_id, run_id in await store.ingestion.stuck_ingests(before=FOREVER):
         await queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))

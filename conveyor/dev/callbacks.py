@@ -1,4 +1,4 @@
-"""The callbacks port of a machine without state machines: what would be told goes to a file."""
+"""The callbacks port on a machine without state machines: every notification goes to a file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
+from conveyor.ports.outbox import Callbacks
 
 _log = logging.getLogger("conveyor.callbacks")
 
 
-class FileCallbacks:
-    """The callbacks port. Each end is a line of JSON in one file, which only its owner may read:
-    the tokens are in it. Somebody always waits."""
+class FileCallbacks(Callbacks):
+    """Callbacks as lines of JSON in one file, which only its owner may read, as the tokens are in
+    it.
+
+    No token ever expires here. A heartbeat writes nothing but a line of the log.
+    """
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -28,19 +32,16 @@ class FileCallbacks:
         self._turn = anyio.Lock()
 
     async def send_heartbeat(self, task_token: str) -> None:
-        """Without effect, but for a line in the log that does not name the token."""
-        _log.debug("a heartbeat would be sent")
+        _log.debug("heartbeat not sent: there is no state machine here")
 
     async def send_success(self, task_token: str, *, output: str) -> None:
-        """Append `at`, `task_token`, `succeeded`: true, and `output` as JSON."""
         await self._append(task_token, succeeded=True, output=_as_json(output))
 
     async def send_failure(self, task_token: str, *, error: str, cause: str) -> None:
-        """Append `at`, `task_token`, `succeeded`: false, `error`, `cause` (as JSON where it is)."""
         await self._append(task_token, succeeded=False, error=error, cause=_as_json(cause))
 
-    async def _append(self, task_token: str, **told: Any) -> None:
-        line = msgspec.json.encode({"at": self._clock.now(), "task_token": task_token, **told})
+    async def _append(self, task_token: str, **fields: Any) -> None:
+        line = msgspec.json.encode({"at": self._clock.now(), "task_token": task_token, **fields})
         async with self._turn:
             try:
                 await anyio.to_thread.run_sync(_write, self._path, line + b"\n")
@@ -58,7 +59,7 @@ def _write(path: Path, line: bytes) -> None:
 
 
 def _as_json(text: str) -> Any:
-    """What a text says as JSON; the text where it is none."""
+    """Parse a text as JSON; return the text itself where it is none."""
     with contextlib.suppress(msgspec.DecodeError):
         return msgspec.json.decode(text)
     return text

@@ -1,4 +1,4 @@
-"""The data directory of a development server: who owns it, its secret, where things lie in it."""
+"""The data directory of a development server: its lock, its secret and its contents."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CONTENTS: dict[str, str] = {
     "blobs/inputs/": "uploaded files, by the id of their file input",
     "blobs/exports/": "exports: job, run, then the id of the export",
     "blobs/tmp/": "blobs being written; emptied at every start",
-    "callbacks.jsonl": "what state machines would hear, a JSON object a line: `at` (ms), "
+    "callbacks.jsonl": "notifications for state machines, a JSON object a line: `at` (ms), "
     "`task_token`, `succeeded`, and `output`, or `error` and `cause`",
 }
-"""What lies where in a data directory."""
+"""The contents of a data directory, by path."""
 
 _HEX_SECRET = re.compile(rf"[0-9a-fA-F]{{{2 * SECRET_BYTES}}}")
 
@@ -54,15 +54,15 @@ class DataDirectory:
 
     @property
     def callbacks(self) -> Path:
-        """What would have been told to state machines."""
+        """The file of notifications for state machines."""
         return self.path / "callbacks.jsonl"
 
     @classmethod
     def open(cls, path: Path, clock: Clock, *, secret: str = "") -> DataDirectory:
-        """Open a directory, made where it is missing, and lock it.
+        """Open a directory, create it where it is missing, and lock it.
 
-        `secret` stands in for the one in the directory, which is then neither read nor made.
-        Raises ConveyorError(conflict) where another server has it, and (unavailable) where it
+        With a `secret`, the one in the directory is neither read nor created.
+        Raises ConveyorError: conflict where another server has the directory, unavailable where it
         cannot be used.
         """
         try:
@@ -83,7 +83,7 @@ class DataDirectory:
         return cls(path, root_secret, lock)
 
     def close(self) -> None:
-        """Let another server have the directory. Closing twice is harmless."""
+        """Unlock the directory. Closing twice is harmless."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

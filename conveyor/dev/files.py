@@ -2,10 +2,8 @@
 
 Bodies survive the death of the process at any instant, not a loss of power. Runs on asyncio.
 
-Small files, written by one thread that takes whatever is queued.
-
-One hand-over a batch in each direction is what makes it cheap: a thread hop a file costs more than
-the file. Used by `files` alone.
+One thread writes the small files, a batch of whatever is queued at a time: handing each file to a
+thread on its own would cost more than writing it.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import anyio
 from anyio import CancelScope, to_thread
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import Content
+from conveyor.ports.blobs import Blobs, Content
 from conveyor.records.blob_keys import checked_key, checked_prefix
 
 _MAX_BATCH = 256
@@ -45,7 +43,8 @@ class _Job:
 
 
 class FileWriter:
-    """Writes bodies to files. `temporary` names an unused path on the same file system."""
+    """A thread that writes bodies to files; `temporary` returns an unused path on their file
+    system."""
 
     def __init__(self, temporary: Callable[[], str]) -> None:
         self._temporary = temporary
@@ -106,13 +105,13 @@ class FileWriter:
     @staticmethod
     def _report(batch: list[_Job]) -> None:
         if batch:
-            # A loop that closed meanwhile has nobody left to tell.
+            # After the loop has closed nobody waits for the answer.
             with contextlib.suppress(RuntimeError):
                 batch[0].loop.call_soon_threadsafe(_settle, batch)
 
 
 def write_file(path: str, body: bytes) -> None:
-    """Write a new file that only its owner can read; nothing is left of it on an error."""
+    """Write a new file that only its owner can read; remove it on an error."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         rest = memoryview(body)
@@ -126,10 +125,10 @@ def write_file(path: str, body: bytes) -> None:
 
 
 def move_into_place(temporary: str, target: str) -> None:
-    """Give a finished file its name, making its directory where that is missing.
+    """Rename a finished file to its name, and create its directory where that is missing.
 
-    Whoever removes the directory at the same moment is outrun a few times; if that fails, or on any
-    other error, the file is gone and OSError raised.
+    Tries a few times, in case the directory is being removed at the same moment. Raises OSError,
+    after removing the file, where that does not help and on any other error.
     """
     try:
         for _ in range(_MAX_RENAMES):
@@ -156,7 +155,7 @@ def _settle(batch: list[_Job]) -> None:
 
 
 PIECE = 256 * 1024
-"""Most bytes in a piece that is read, and in a body that counts as small."""
+"""Bytes: at most as many are in a piece that is read, and in a body that counts as small."""
 
 _TEMPORARIES = "tmp"
 _REMOVALS_AT_A_TIME = 256
@@ -167,10 +166,12 @@ _OF_RUNS = ("results/*/*/*", "exports/*/*", _STAGED)
 _INPUTS = "inputs"
 
 
-class FileBlobs:
-    """Bodies as files below `root`. What an earlier process left half written is removed.
+class FileBlobs(Blobs):
+    """Bodies as files below `root`. Opening removes the files that an earlier process left half
+    written.
 
-    Raises ConveyorError(unavailable) where the disk fails, ValueError for a key that is not one.
+    Methods raise ConveyorError(unavailable) where the disk fails, ValueError for a malformed key.
+    Links do not exist here: files go through the API.
     """
 
     def __init__(self, root: Path) -> None:
@@ -185,11 +186,10 @@ class FileBlobs:
                 os.unlink(f"{self._temporaries}/{leftover}")
 
     async def aclose(self) -> None:
-        """Write what is queued. No put may follow."""
+        """Write the queued bodies and stop. No put may follow."""
         await self._writer.aclose()
 
     async def put(self, key: str, content: Content) -> int:
-        """Store a body; the number of bytes. Whatever the iterator raises is raised again."""
         target = self._path(key)
         if isinstance(content, bytes):
             head, rest = content, None
@@ -203,21 +203,16 @@ class FileBlobs:
         return len(head)
 
     async def open(self, key: str) -> AsyncIterator[bytes] | None:
-        """The body in pieces of at most 256 KiB; None where there is none."""
         path = self._path(key)
         with _DISK:
             return await to_thread.run_sync(_open_body, path)
 
     async def delete(self, key: str) -> None:
-        """Remove one body; without effect where there is none."""
         with _DISK:
             await to_thread.run_sync(_unlink, self._path(key))
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
-        """Remove the bodies below a prefix, and directories left empty; how many bodies went.
-
-        Done in portions off the event loop, so that a large prefix holds up nobody.
-        """
+        # In portions off the event loop, so that a large prefix blocks nobody.
         removals = _removals(self._path(checked_prefix(prefix)[:-1]), self._root)
         most = sys.maxsize if limit is None else limit
         removed = 0
@@ -231,31 +226,28 @@ class FileBlobs:
         return removed
 
     async def size(self, key: str) -> int | None:
-        """How many bytes a body has; None where there is none."""
         with _DISK:
             return await to_thread.run_sync(_size, self._path(key))
 
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
-        """None: files are put through the API."""
         return None
 
     async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
-        """None: files are got through the API."""
         return None
 
     async def runs(self) -> set[tuple[str, str]]:
-        """(job_id, run_id) of every run that has a directory of results, exports or staged
+        """List, as (job_id, run_id), the runs with a directory of results, exports or staged
         tasks."""
         with _DISK:
             return await to_thread.run_sync(_runs, self._root, _OF_RUNS)
 
     async def staged_runs(self) -> set[tuple[str, str]]:
-        """(job_id, run_id) of every run that has a directory of staged tasks."""
+        """List, as (job_id, run_id), the runs with a directory of staged tasks."""
         with _DISK:
             return await to_thread.run_sync(_runs, self._root, (_STAGED,))
 
     async def input_ids(self) -> list[str]:
-        """The ids of all files of tasks that were uploaded."""
+        """List the ids of the file inputs whose file is here."""
         with _DISK:
             return await to_thread.run_sync(_names, f"{self._root}/{_INPUTS}")
 
@@ -291,7 +283,7 @@ def _names(directory: str) -> list[str]:
 
 
 class _Disk:
-    """Tells what the disk refuses without telling where."""
+    """A context that turns OSError into ConveyorError(unavailable), without the path."""
 
     def __enter__(self) -> None:
         return None
@@ -306,7 +298,7 @@ _DISK = _Disk()
 
 
 async def _head(content: AsyncIterator[bytes]) -> bytes:
-    """All of a small body, or more than PIECE bytes of a large one."""
+    """Read all of a small body, or a bit more than PIECE bytes of a large one."""
     pieces = []
     size = 0
     async for piece in content:
@@ -319,7 +311,7 @@ async def _head(content: AsyncIterator[bytes]) -> bytes:
 
 async def _write_pieces(path: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
     with anyio.CancelScope(shield=True), _DISK:
-        # Opening is not interrupted, or the file could appear after the clean-up.
+        # A cancelled opening could create the file after the clean-up.
         file = await aiofiles.open(path, "xb", opener=_open_private)
     size = len(head)
     try:
@@ -341,9 +333,9 @@ def _open_private(path: str, flags: int) -> int:
 
 
 class _Body:
-    """A body that is being read; whoever replaces or deletes it meanwhile does not disturb.
+    """A body that is being read, also while it is replaced or deleted.
 
-    The first piece is in hand, and the file closed again where that is all of it.
+    Opening reads the first piece, and closes the file again where that is all of it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -402,7 +394,7 @@ def _unlink(path: str) -> bool:
 
 
 def _removals(top: str, root: str) -> Iterator[bool]:
-    """Remove what is below `top`, and directories left empty up to `root`; one value a file."""
+    """Remove the files below `top`, and directories left empty up to `root`; yield once a file."""
     for directory, _, names in os.walk(top, topdown=False, onerror=_unless_missing):
         for name in names:
             yield _unlink(f"{directory}/{name}")

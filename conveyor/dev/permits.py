@@ -6,15 +6,15 @@ import heapq
 import math
 
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import LeaseRequest, LedgerState
+from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 
 _SLACK = 64
 
 
 class MemoryLease:
-    """What one holder has of one job; nothing any more from `lapses_at` on, in monotonic seconds.
+    """The permits of one holder for one job, until `lapses_at` in monotonic seconds.
 
-    `noted_at` belongs to `LeaseTable`: the moment at which it looks at this entry again.
+    `noted_at` belongs to `LeaseTable`, which looks at this entry again at that moment.
     """
 
     __slots__ = ("count", "lapses_at", "noted_at", "sequence", "wants")
@@ -28,11 +28,11 @@ class MemoryLease:
 
 
 class LeaseTable:
-    """One job's entries by holder, with their sums kept, so that no call has to add them up.
+    """The entries of one job by holder, and their sums, so that no call has to add them up.
 
     `total`, `holders` and `wanting` are right as of the last `forget_lapsed`. Each entry stands in
-    the heap once, not later than it lapses, and is put back there if it was renewed meanwhile: a
-    renewal costs nothing.
+    the heap once, at the moment it lapses or earlier. An entry that was renewed meanwhile is put
+    back when that moment comes, so a renewal itself costs nothing.
     """
 
     __slots__ = ("_due", "by_holder", "holders", "total", "wanting")
@@ -47,7 +47,7 @@ class LeaseTable:
     def put(
         self, holder: str, count: int, lapses_at: float, *, sequence: float = 0, wants: bool = False
     ) -> None:
-        """Let a holder have `count` until `lapses_at`, whatever it had before."""
+        """Give a holder `count` permits until `lapses_at`, instead of those it had."""
         entry = self.by_holder.get(holder)
         if entry is None:
             entry = self.by_holder[holder] = MemoryLease()
@@ -86,7 +86,7 @@ class LeaseTable:
 
 
 class JobLeases:
-    """The entries of each job. Jobs of which nothing is left are forgotten now and then."""
+    """The entries of each job. Now and then it forgets the jobs without entries."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, LeaseTable] = {}
@@ -96,7 +96,7 @@ class JobLeases:
         return len(self._jobs)
 
     def of(self, job_id: str, now: float) -> LeaseTable:
-        """A job's live entries."""
+        """Find a job's live entries."""
         entries = self._jobs.get(job_id)
         if entries is None:
             if len(self._jobs) >= self._sweep_at:
@@ -107,11 +107,12 @@ class JobLeases:
         return entries
 
     def total(self, job_id: str, now: float) -> int:
-        """The sum of a job's live counts."""
+        """Add up a job's live counts."""
         return self.of(job_id, now).total if job_id in self._jobs else 0
 
     def _sweep(self, now: float) -> None:
-        """Each time the number of jobs has doubled, so that a call costs the same on average."""
+        """Forget the jobs without entries. Runs each time the number of jobs has doubled, so that a
+        call costs the same on average."""
         for job_id, entries in list(self._jobs.items()):
             entries.forget_lapsed(now)
             if not entries.by_holder:
@@ -119,13 +120,13 @@ class JobLeases:
         self._sweep_at = 2 * len(self._jobs) + _SLACK
 
 
-class MemoryPermits:
+class MemoryPermits(Permits):
     """Permits by job and holder, for one event loop.
 
-    An entry of no permits stays until its lease lapses: it carries the want, and the sequence that
-    turns late calls away. `closed_for`: seconds from now on for which this ledger knows that it may
-    have lost entries, at least the longest lease that was ever asked for. While they last, `before`
-    counts as what the ledger knows, whatever the limit, and nothing is `free`.
+    An entry of no permits stays until its lease lapses, as it carries the want, and the sequence
+    that refuses late calls. A ledger that may have lost entries is `closed_for` some seconds from
+    now on, at least the longest lease that was ever asked for. For that long it believes each
+    holder's `before`, whatever the limit, and nothing is `free`.
     """
 
     def __init__(self, clock: Clock, *, closed_for: float = 0.0) -> None:
@@ -136,10 +137,6 @@ class MemoryPermits:
     async def acquire_or_renew(
         self, holding: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
-
-        Raises ValueError where `holding.count` is below zero.
-        """
         count = holding.count
         if count < 0:
             raise ValueError("a count of permits is not negative")
@@ -170,5 +167,5 @@ class MemoryPermits:
         )
 
     def total(self, job_id: str) -> int:
-        """The sum of a job's counts under unexpired leases."""
+        """Add up a job's counts under unexpired leases."""
         return self._jobs.total(job_id, self._clock.monotonic())

@@ -1,6 +1,6 @@
-"""The queues port in memory: waiting, refills and names around `MessageQueue` and `RunQueue`.
+"""The queues port and the signals port within one process.
 
-The signals port within one process.
+`run_queue` holds the messages; this module adds names, waiting, and refills from the store.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from conveyor.ports.queues import (
     Delivery,
     Message,
     QueueMissing,
+    Queues,
+    Signals,
     run_queue,
 )
 
 
-class LocalSignals:
-    """Hints from one room to another on the same event loop."""
+class LocalSignals(Signals):
+    """Hints between parts of one process on the same event loop."""
 
     def __init__(self) -> None:
         self._changed: set[str] = set()
         self._event = anyio.Event()
 
     def run_changed(self, run_id: str) -> None:
-        """Say that a run has new work, or may no longer be worked."""
         self._changed.add(run_id)
         self._event.set()
 
     async def wait(self) -> set[str]:
-        """The runs hinted at since the last call, once there is one. A cancelled wait loses
-        none."""
         await self._event.wait()
         self._event = anyio.Event()
         changed, self._changed = self._changed, set()
@@ -49,17 +48,17 @@ UnfinishedAfter = Callable[[str, int, int], Awaitable[list[tuple[int, str]]]]
 """The tasks port's method: (run_id, after, limit) to (index, task_id) of rows to be worked."""
 
 
-class MemoryQueues:
-    """Queues of one process. What they hold is lost with it; run queues come back from the rows.
+class MemoryQueues(Queues):
+    """Queues of one process. Their messages are lost with it; run queues come back from the rows.
 
     A run's queue keeps at most `window` references in memory and reads the others from
-    `unfinished_after` when it runs low: nothing before the first receive. `reorder` and
+    `unfinished_after` when it runs low; it reads nothing before the first receive. `reorder` and
     `duplicates` are weaknesses for tests (see `Faults`). Belongs to one event loop.
 
-    A message received `max_receives` times (None: no limit) that is visible again goes to the
-    dead-letter queue at the next receive, and is counted from 1 there. It stays there when its
-    run's queue is dropped. In the rows its task is as unfinished as before: it comes again when it
-    is sent again, when the run's queue is made again, and after a restart.
+    A message that is visible again after `max_receives` receives (None: no limit) goes to the
+    dead-letter queue at the next receive, which counts its receives from 1. It stays there when its
+    run's queue is dropped. In the rows its task is as unfinished as before: a reference to it comes
+    again when it is sent again, when the run's queue is made again, and after a restart.
     """
 
     def __init__(
@@ -91,30 +90,22 @@ class MemoryQueues:
         }
 
     async def open_run(self, job_id: str, run_id: str) -> None:
-        """Make a run's queue ready; reads nothing."""
         self._open(job_id, run_id)
 
     async def remake_run(self, job_id: str, run_id: str) -> None:
-        """Make a missing queue again; its window reads every row to be worked, as a new one does.
-        Without effect where the queue is there."""
         self._open(job_id, run_id)
 
     async def drop_run(self, run_id: str) -> None:
-        """Remove a run's queue; a receive that waits on it raises QueueMissing."""
         name = run_queue(run_id)
         self._runs.pop(name, None)
         self._notify(name)
 
     async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
-        """Enqueue references to rows that are written; those beyond the window stay in the
-        store."""
         queue = self._open(job_id, run_id)
         queue.add(tasks)
         self._notify(queue.name)
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
-        """Enqueue one message, to be seen after `delay` seconds. Raises QueueMissing for a name
-        that is neither of a queue nor of the message's run."""
         found = self._find(queue)
         if found is None:
             if queue != run_queue(message.run_id):
@@ -126,11 +117,7 @@ class MemoryQueues:
     async def receive(
         self, queue: str, *, limit: int, visibility: float, wait: float = 0.0
     ) -> list[Delivery]:
-        """Up to `limit` messages, hidden for `visibility` seconds; see the port.
-
-        Raises QueueMissing for a run's queue that does not exist or is dropped meanwhile. A
-        cancelled receive has taken nothing: nothing is awaited between taking and returning.
-        """
+        # A cancelled receive has taken nothing: nothing is awaited between taking and returning.
         limit = min(limit, MAX_BATCH)
         deadline = self._clock.monotonic() + wait
         while limit > 0:
@@ -155,7 +142,6 @@ class MemoryQueues:
         return []
 
     async def delete(self, queue: str, receipts: Sequence[str]) -> None:
-        """Acknowledge; void receipts are passed over."""
         found = self._find(queue)
         if found is not None:
             found.delete(receipts)
@@ -165,19 +151,16 @@ class MemoryQueues:
     async def change_visibility(
         self, queue: str, receipts: Sequence[str], *, visibility: float
     ) -> None:
-        """Hide received messages from now on; those that have become visible are passed over."""
         found = self._find(queue)
         if found is not None:
             found.change_visibility(receipts, visibility=visibility, now=self._clock.monotonic())
             self._notify(queue)
 
     def depth(self, queue: str) -> int:
-        """About how many messages wait; at least 1 where a run may have rows not read yet."""
         found = self._find(queue)
         return 0 if found is None else found.depth
 
     async def count(self, queue: str) -> int:
-        """The same: there is no other process."""
         return self.depth(queue)
 
     def _find(self, queue: str) -> MessageQueue | None:

@@ -6,12 +6,14 @@ from cachetools import LRUCache
 
 from conveyor.domain.token_bucket import Bucket, take
 from conveyor.ports.clock import Clock
+from conveyor.ports.rate_limit import RateLimit
 
 MOST_CALLERS = 10_000
-"""Callers remembered. The one that was silent longest is forgotten first, and begins anew."""
+"""Callers remembered. The one that was silent longest is forgotten first; its bucket is full when
+it comes back."""
 
 
-class MemoryRateLimit:
+class MemoryRateLimit(RateLimit):
     """Token buckets by caller: `rate` requests a second, `burst` at once."""
 
     def __init__(self, clock: Clock, *, rate: float, burst: int) -> None:
@@ -21,7 +23,6 @@ class MemoryRateLimit:
         self._buckets: LRUCache[str, Bucket] = LRUCache(MOST_CALLERS)
 
     async def take(self, caller: str) -> float:
-        """Take a token; see `RateLimit.take`."""
         bucket, wait = take(
             self._buckets.get(caller),
             self._clock.monotonic(),

@@ -1,13 +1,12 @@
-"""A run's queue: a window of references over the task rows, refilled by keyset.
+"""Queues in memory, as weak as SQS; pure and synchronous, with no clock and no waiting.
 
-The rows are the truth. What lies behind the mark is in the window, or was and is done with; what
-lies ahead is read from the store when the window runs low. A reference that was received too often
-has left: reads pass it over until it is sent again, while a new window takes it as any other. Pure
-and synchronous; a refill is the store's answer between `begin_refill` and `end_refill`.
+`MessageQueue` takes a message from send to delete. `RunQueue` is the queue of a run: a window of
+references over the task rows, which are the truth. References up to a mark are in the window, or
+were in it and are done with; those beyond it are read from the store when the window runs low,
+between `begin_refill` and `end_refill`. A reference that was received too often has left: reads
+pass it over until it is sent again, while a new window takes it like any other.
 
-One queue in memory, as weak as SQS: what a message goes through between send and delete.
-
-Pure and synchronous: no clock, no waiting. `now` is monotonic seconds. Used by `queues` alone.
+`now` is monotonic seconds.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Faults:
     """Weaknesses that tests switch on.
 
     `reorder`: each message is drawn from among so many that wait; 0 keeps the order.
-    `duplicates`: the share of messages of which a second copy comes, whatever happens to the first.
-    `random`: where the draws come from.
+    `duplicates`: the share of messages that come a second time, whatever happens to the first copy.
+    `random`: the source of the draws.
     """
 
     random: Callable[[], float]
@@ -43,15 +42,15 @@ class Faults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveLimit:
-    """What happens to a message that was received `receives` times, at least 1, and is visible
-    again: the next receive hands it to `move` and forgets it."""
+    """A bound on receives. A message that was received `receives` times, at least 1, and is visible
+    again is handed to `move` by the next receive, and forgotten."""
 
     receives: int
     move: Callable[[Message], None]
 
 
 class HiddenMessage:
-    """A message that is more than a waiting reference: it was received once, or is delayed.
+    """A message that is hidden, or was received before.
 
     `due` is when it becomes visible, or one of two marks: it is visible already, or deleted.
     """
@@ -91,22 +90,22 @@ class MessageQueue:
 
     @property
     def size(self) -> int:
-        """How many messages are held here, hidden ones included."""
+        """The number of messages held here, hidden ones included."""
         return len(self._received) + self._unseen
 
     @property
     def refilling(self) -> bool:
-        """Whether more is being fetched from elsewhere."""
+        """Whether a read of the store for more messages is under way."""
         return False
 
     @property
     def starved(self) -> bool:
-        """Whether more should be fetched from elsewhere."""
+        """Whether more messages should be read from the store."""
         return False
 
     @property
     def depth(self) -> int:
-        """About how many messages wait, hidden ones included."""
+        """An estimate of the messages that wait, hidden ones included."""
         return self.size
 
     def put(self, message: Message, *, now: float, delay: float) -> None:
@@ -157,7 +156,7 @@ class MessageQueue:
             self._ready.extend(changed)
 
     def surface(self, now: float) -> None:
-        """Make visible what has been hidden for long enough."""
+        """Make the messages visible whose time has come."""
         hidden = self._hidden
         while hidden and (hidden[0][0] <= now or not self._alive(hidden[0])):
             due, _, batch = heapq.heappop(hidden)
@@ -168,7 +167,7 @@ class MessageQueue:
                     self._ready.append(held)
 
     def next_due(self) -> float | None:
-        """When the next hidden message becomes visible, if there is one."""
+        """Tell when the next hidden message becomes visible; None where none is hidden."""
         return self._hidden[0][0] if self._hidden else None
 
     def _put(self, held: HiddenMessage, *, now: float, delay: float) -> None:
@@ -211,7 +210,7 @@ class MessageQueue:
         return batch
 
     def _may_be_received(self, held: HiddenMessage) -> bool:
-        """Whether a message that was visible still is there; one received too often leaves now."""
+        """Tell whether a visible message may be received; one received too often leaves now."""
         if held.due == _GONE:
             return False
         limit = self._receive_limit
@@ -228,7 +227,7 @@ class MessageQueue:
             del self._received[held.receipt]
 
     def _fresh(self, _limit: int) -> list[HiddenMessage]:
-        """More messages than those held, for a queue that keeps some elsewhere."""
+        """Draw further messages, for a queue that holds some in another form."""
         return []
 
     def _hide(self, batch: list[HiddenMessage], due: float) -> None:
@@ -264,9 +263,9 @@ _SLACK = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """A read to make: rows with an index above `after`, at most `limit`.
+    """A read to make: at most `limit` rows with an index above `after`.
 
-    `present` holds the indexes in the window where the read may meet them again.
+    `present` holds the indexes in the window, where the read may return them again.
     """
 
     after: int
@@ -319,21 +318,23 @@ class RunQueue(MessageQueue):
 
     @property
     def in_memory(self) -> int:
-        """How many references are held, waiting or received."""
+        """The number of references held, waiting or received."""
         return self._waiting + self.size
 
     @property
     def depth(self) -> int:
-        """About how many references wait; of those ahead only the ones sent here are counted."""
+        """An estimate of the references that wait; of those beyond the window it counts only the
+        ones sent here."""
         if not self._more:
             return self.in_memory
         return self.in_memory + self._beyond or 1
 
     def add(self, tasks: Sequence[tuple[int, str]]) -> None:
-        """Take in what follows the mark without a gap, as far as there is room.
+        """Take in the references that follow the mark without a gap, as far as there is room.
 
-        What lies ahead is left to a refill. For what lies behind, or comes while a refill is under
-        way and may be in its answer or not, the mark goes back, and the store decides.
+        The ones after a gap are left to a refill. For a reference behind the mark, or one that
+        comes while a refill is under way and may or may not be in its answer, the mark goes back,
+        so that the store is asked again.
         """
         if self._left:
             self._left.difference_update(task_id for _, task_id in tasks)
@@ -350,7 +351,7 @@ class RunQueue(MessageQueue):
             self._go_back(min(index for index, _ in tasks[taken:]))
 
     def begin_refill(self) -> Refill:
-        """The read to make now. No second one begins before `end_refill`."""
+        """Begin a refill, and return the read to make. No second one begins before `end_refill`."""
         went_back = self._mark < self._highest
         present = frozenset(self._present() if went_back else ())
         self._refill = Refill(self._mark, self._refill_size, present)
@@ -359,7 +360,7 @@ class RunQueue(MessageQueue):
         return self._refill
 
     def end_refill(self, rows: Sequence[tuple[int, str]] | None) -> None:
-        """Take in what the store answered, in order; None where it gave no answer."""
+        """Take in the rows that the store returned, in order; None where the read failed."""
         refill, self._refill = self._refill, None
         if refill is None:
             return
@@ -380,7 +381,7 @@ class RunQueue(MessageQueue):
         return self._window - self.in_memory
 
     def _append_following(self, tasks: Sequence[tuple[int, str]]) -> int:
-        """Append the head of `tasks` that fits; how many that was."""
+        """Append the head of `tasks` that fits; return how many were appended."""
         if self._mark < self._highest:
             return 0
         taken = 0
@@ -392,7 +393,7 @@ class RunQueue(MessageQueue):
         return taken
 
     def _append_rows(self, rows: Sequence[tuple[int, str]], refill: Refill) -> bool:
-        """Append what the window does not hold yet; whether that was all the store has."""
+        """Append the rows that the window does not hold yet; tell whether the store has no more."""
         room = self._room
         for index, task_id in rows:
             if index in refill.present or task_id in self._left:

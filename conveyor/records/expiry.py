@@ -1,4 +1,4 @@
-"""When results expire: so many days after the scrape that made them."""
+"""The expiry of results: a number of days after the scrape that made them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from conveyor.domain.model import Task, TaskStatus
 from conveyor.ports.tasks import TaskReader
 
 READS_AT_A_TIME = 8
-"""Rows of source runs that are read at a time, of the up to a thousand of a page: half of the calls
-that a process makes to DynamoDB at a time, so that other requests go on meanwhile."""
+"""Rows of source runs that are read at the same time, of up to a thousand on a page: half of the
+calls that a process makes to DynamoDB at a time, so that other requests go on meanwhile."""
 
 _DAY = 86_400_000
 
 
 class Expiry:
-    """Knows how long bodies are served."""
+    """Computes until when bodies are served."""
 
     def __init__(self, tasks: TaskReader) -> None:
         self._tasks = tasks
 
     async def of(self, tasks: Sequence[Task], ttl_days: int, *, horizon: int) -> list[int | None]:
-        """For each task the instant at which its result expires, None where it has no result.
+        """Compute for each task when its result expires; None where it has no result.
 
-        Exact up to `horizon`; beyond it, some instant that also lies beyond it.
+        Instants up to `horizon` are exact; a later one may differ, but is beyond `horizon` too.
         """
         lifetime = ttl_days * _DAY
         ends = [_presumed_end(task, lifetime) for task in tasks]
@@ -49,7 +49,8 @@ class Expiry:
 
 
 def _presumed_end(task: Task, lifetime: int) -> int | None:
-    """Exact for a row of its own run, else the earliest that it can be."""
+    """Compute when a result expires: exact for a row of its own run, else the earliest possible
+    instant."""
     if task.status is not TaskStatus.SUCCESSFUL or task.result is None:
         return None
     made_at = task.updated_at if task.source_run_id is None else _began(task.source_run_id)

@@ -1,4 +1,4 @@
-"""Job templates by id: immutable parts of jobs, read once and kept by the worker."""
+"""Job templates: the parts of jobs that never change, which a worker reads once and keeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class JobTemplate(msgspec.Struct, frozen=True):
     lifecycle_days: int
 
     def __repr__(self) -> str:
-        return f"Template({self.job.job_id})"
+        return f"JobTemplate({self.job.job_id})"
 
 
 class JobTemplates:
@@ -33,7 +33,7 @@ class JobTemplates:
         self._kept: LRUCache[str, JobTemplate] = LRUCache(CAPACITY)
 
     async def get(self, job_id: str) -> JobTemplate | None:
-        """The template of a job; None where the job is gone. Raises UnsealError."""
+        """Find the template of a job; None where the job is gone. Raises UnsealError."""
         template = self._kept.get(job_id)
         if template is not None:
             return template

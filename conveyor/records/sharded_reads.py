@@ -1,15 +1,15 @@
-"""Reading a list that lies in many shards: page by page, or as one stream, in index order.
+"""Read a list that lies in many shards, page by page or as one stream, in index order; above all
+the task rows of a run, in submission order.
 
-Asking every shard for a whole page throws away all but one of them. Here each shard goes on from a
-position of its own and is asked for what the page will probably take of it: exactly its part
-where that follows from the index, else its share and a small margin; a shard that runs dry before
-the page is full is asked again. What was read and not returned is read again by the next page, as
-nothing is kept between two of them.
+Asking every shard for a whole page would read many rows that the page cannot hold. Here each shard
+has a position of its own, and is asked for as many rows as the page will probably take from it:
+exactly its part where that follows from the index, else its share and a small margin. A shard that
+runs dry before the page is full is asked again. Nothing is kept between two pages: the next one
+reads again the rows that were read and not returned.
 
-A row may be returned once every row below it is known. Two facts tell: how far each shard has been
-read, and that an index lies in one shard only, so that the neighbour of a known row is known.
-
-Reading the task rows of a run over all of its shards, in submission order.
+A row may be returned once every row below it is known. That follows from the position up to which
+each shard has been read, and from the fact that an index lies in one shard only, so that the
+neighbour of a known row is known.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START = -1
 
 
 class Indexed(Protocol):
-    """Whatever has a place in the list, from 0."""
+    """A row with a place in the list, from 0."""
 
     @property
     def index(self) -> int:
@@ -46,8 +46,8 @@ _index = attrgetter("index")
 
 @dataclass(frozen=True, slots=True)
 class ShardRead:
-    """One query: at most `limit` rows of a shard with an index above `after`, for which at most
-    `most_read` rows of the store are read (None: as many as it takes)."""
+    """One query: at most `limit` rows of a shard with an index above `after`. It may read at most
+    `most_read` rows of the store (None: as many as it takes)."""
 
     shard: int
     after: int
@@ -57,8 +57,8 @@ class ShardRead:
 
 @dataclass(frozen=True, slots=True)
 class ShardRows(Generic[Row]):
-    """What came of a query: rows in order, the index after which the shard goes on (None at its
-    end), and how many rows of the store were read for it."""
+    """The answer to a query: rows in order, the index after which the shard goes on (None at its
+    end), and the number of rows of the store that were read."""
 
     rows: Sequence[Row]
     next_index: int | None
@@ -70,9 +70,11 @@ Read = Callable[[ShardRead], Awaitable[ShardRows[Row]]]
 
 @dataclass(frozen=True, slots=True)
 class ShardCursor(Generic[Row]):
-    """A page: its rows in order, the position of each shard after it, whether anything may follow,
-    the rows of the store that were read for it, in how many rounds of queries, and how many rows
-    the queries brought that are not on the page."""
+    """A page: its rows in order, the position of each shard after it, and whether more may follow.
+
+    For measurements, also the number of rows of the store that were read, of rounds of queries, and
+    of rows that the queries returned and the page does not hold.
+    """
 
     rows: list[Row]
     positions: tuple[int, ...]
@@ -91,13 +93,13 @@ async def merge_page(
     end: int | None = None,
     most_read: int | None = None,
 ) -> ShardCursor[Row]:
-    """The next page of at most `limit` rows, after one position a shard (START at the beginning).
+    """Read the next page of at most `limit` rows, after one position a shard (START at the
+    beginning).
 
-    Every row below `end` was there before the first query. What comes later is left for a later
-    page, so that a row that appears between two queries cannot come out of order; None reads
-    whatever is there. `most_read`, at least one a shard, marks a filtered list: so many rows are
-    read in all, at most, and the page may be short or empty with more to follow. Raises what
-    `read` raises.
+    Every row below `end` existed before the first query. Rows from `end` on are left for a later
+    page, so that a row that appears between two queries cannot come out of order; None reads all
+    rows. `most_read`, at least one a shard, marks a filtered list: at most so many rows are read in
+    all, and the page may be short or empty with more to follow. Raises whatever `read` raises.
     """
     if shards.count == 1:
         return await _only_page(read, positions[0], limit, most_read)
@@ -111,10 +113,10 @@ async def merge_page(
 
 
 async def stream(read: Read[Row], shards: Shards, *, piece: int) -> AsyncIterator[Row]:
-    """Every row of all shards in order, none of them read twice.
+    """Yield every row of all shards in order, and read no row twice.
 
-    For a list that does not grow. Each query asks a shard for its share of `piece` rows; at most
-    one and a half times as many are held. Raises what `read` raises.
+    The list must not grow meanwhile. Each query asks a shard for its share of `piece` rows; at most
+    one and a half times as many are held. Raises whatever `read` raises.
     """
     share = ceil(piece / shards.count)
     parts = [_Part[Row](START, START) for _ in range(shards.count)]
@@ -145,7 +147,7 @@ async def _only_page(
 
 
 async def _round(read: Read[Row], queries: Sequence[ShardRead]) -> list[ShardRows[Row]]:
-    """The answers to queries that are all asked at once."""
+    """Ask all queries at once; return their answers in order."""
     if len(queries) == 1:
         return [await read(queries[0])]
     answers: dict[int, ShardRows[Row]] = {}
@@ -160,7 +162,7 @@ async def _round(read: Read[Row], queries: Sequence[ShardRead]) -> list[ShardRow
 
 @dataclass(slots=True)
 class _Part(Generic[Row]):
-    """What is known of one shard: the page found it at `position`, and it has been read up to
+    """One shard of a page in the making: it began at `position`, and has been read up to
     `read_to`."""
 
     position: int
@@ -180,7 +182,7 @@ class _Part(Generic[Row]):
         return bisect_right(self.rows, index, key=_index)
 
     def release(self, reached: int) -> list[Row]:
-        """Let go of the rows up to an index."""
+        """Remove and return the rows up to an index."""
         cut = self.rows_up_to(reached)
         released, self.rows = self.rows[:cut], self.rows[cut:]
         return released
@@ -204,15 +206,16 @@ class _Merge(Generic[Row]):
         self._last = MAX_INDEX if end is None else end - 1
         self._filtered = filtered
         self._parts = [_Part[Row](position, position) for position in positions]
-        # Pages of a whole list leave nothing behind them; in a filtered one a shard may be further
-        # on than another, past rows that do not match.
+        # A page of a whole list returns every row up to its end; in a filtered list, one shard may
+        # have been read further than another, past rows that do not match.
         self._known = min(positions) if filtered else max(positions)
         self._indexes: list[int] = []
         self.rows_read = 0
         self._rounds = 0
 
     def queries(self, left: int | None) -> list[ShardRead]:
-        """The next round, for which `left` rows may be read; none where the page is made."""
+        """List the queries of the next round, which may read `left` rows; empty where the page is
+        complete."""
         self._advance()
         full = len(self._indexes) >= self._limit
         wanted = self._indexes[self._limit - 1] if full else self._last
@@ -233,12 +236,12 @@ class _Merge(Generic[Row]):
         ]
 
     def take(self, query: ShardRead, answer: ShardRows[Row]) -> None:
-        """Add what a query brought."""
+        """Add the answer to a query."""
         self.rows_read += answer.rows_read
         self._parts[query.shard].take(answer)
 
     def page(self) -> ShardCursor[Row]:
-        """The page, as far as it is certain."""
+        """Make the page of the rows that are certain."""
         cut = min(self._known, self._last)
         rows = [row for part in self._parts for row in part.rows if row.index <= cut]
         rows.sort(key=_index)
@@ -264,7 +267,7 @@ class _Merge(Generic[Row]):
             self._known = index
 
     def _reach(self, number: int) -> int:
-        """Up to which index nothing of an open shard is unknown."""
+        """Find the index up to which every row of an open shard is known."""
         through = self._through(number)
         if self._striped:
             return through + (number - through - 1) % self._count
@@ -274,7 +277,7 @@ class _Merge(Generic[Row]):
         return max(self._parts[number].read_to, self._known)
 
     def _ask(self, number: int) -> int:
-        """How many rows the page will probably still take from a shard."""
+        """Estimate how many more rows the page will take from a shard."""
         through = self._through(number)
         missing = self._limit - bisect_right(self._indexes, through)
         missing = min(missing, self._last - through)
@@ -292,7 +295,7 @@ class _Merge(Generic[Row]):
         return ceil(expected + sqrt(expected))
 
     def _position(self, part: _Part[Row], cut: int) -> int:
-        """Where a shard goes on behind a page that ends with `cut`."""
+        """Find the position of a shard after a page that ends with `cut`."""
         returned = part.rows_up_to(cut)
         if not self._filtered:
             return part.rows[returned - 1].index if returned else part.position
@@ -342,7 +345,7 @@ def all_tasks(
     statuses: frozenset[TaskStatus] | None = None,
     piece: int = 1_000,
 ) -> AsyncIterator[Task]:
-    """Every row of a run in submission order, those of `statuses` only where given.
+    """Yield the rows of a run in submission order: those of `statuses`, or all (None).
 
     No row is read twice. About `piece` rows are in memory at a time, of all shards together.
     """

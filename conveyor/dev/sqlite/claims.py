@@ -1,10 +1,9 @@
 """Claims and settlements, many at a time.
 
-The rows concerned are read by one statement, each move is decided in order on what the moves before
-it left, and what they all changed is written by a statement a table. A task that comes twice ends a
-stretch, so that every decision is taken on rows as they are.
-
-The runs that a batch of moves touches: read once, added up in memory, written once.
+A stretch of moves is three steps: one statement reads the rows, `task_rules` decides on each move
+in order, and one statement a table writes all the changes. The runs of a stretch are read once,
+counted in memory and written once. A stretch ends before a task that is in it already, so that
+every decision is made on the row as it is.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ COUNT = RowsStatement(
     """,
     width=7,
 )
-"""Names no column of an index, so that a run that merely counts costs its row and nothing else."""
+"""Sets no column of an index, so that counting writes the run's row and nothing else."""
 _MOVE = RowsStatement(
     """
     WITH written AS ({rows})
@@ -100,7 +99,7 @@ class CountedRun:
 
 
 def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[str, CountedRun]:
-    """The runs that exist, by id."""
+    """Read the runs that exist, by id."""
     wanted = list(run_ids)
     runs: dict[str, CountedRun] = {}
     for start in range(0, len(wanted), MOST_ROWS):
@@ -125,7 +124,7 @@ def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[st
 
 
 def write_runs(connection: sqlite3.Connection, runs: Iterable[CountedRun]) -> None:
-    """Write the counters of those that changed, and the states of those that moved on."""
+    """Write the counters of the runs that changed, and the status of those that moved on."""
     changed = [run for run in runs if run.changed]
     if not changed:
         return
@@ -259,7 +258,7 @@ Move = ClaimMove | SettleMove
 
 @dataclass(slots=True)
 class _Writes:
-    """What a stretch changes, row by row, until it is written table by table."""
+    """The changes of a stretch, collected row by row and written table by table."""
 
     claims: list[tuple[object, ...]] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
@@ -300,7 +299,7 @@ class _Writes:
 
 
 def move_tasks(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim | Settled]:
-    """Make moves in order, as if each were alone; their results, in order."""
+    """Make moves in order, as if each were alone; return their results in order."""
     return [result for stretch in _stretches(moves) for result in _move(connection, stretch)]
 
 
@@ -341,7 +340,7 @@ def _move(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim | Set
 
 
 def _key(run: CountedRun | None, move: Move) -> int:
-    """Where the task's rows lie; -1, where none do, for a task that cannot exist."""
+    """Find the key of a task's rows; -1, which no row has, for a task that cannot exist."""
     index = None if run is None else index_of(move.task_id)
     return -1 if run is None or index is None else run.place.key(move.task_id, index)
 

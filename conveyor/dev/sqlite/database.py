@@ -1,9 +1,8 @@
-"""Who runs what, and when: one writer that commits whatever is queued as one group, and readers.
+"""The connections of one SQLite file: one that writes, in groups, and some that read.
 
-An operation is a function of the connection. Operations that can share statements are handed over
-as items of a batch handler instead; neighbours with the same handler become one call of it.
-
-One SQLite connection on a thread of its own, and what its failures mean to the rooms above.
+An operation is a function of the connection. The writer commits whatever is queued as one group.
+Operations that can share statements are queued as items of a batch handler instead; neighbours with
+the same handler become one call of it. Each connection has a thread of its own.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class Connection(aiosqlite.Connection):
 
     def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
         super().__init__(connector, iter_chunk_size=64)
-        # A process that is torn down without closing must not hang on this thread: whatever was
-        # committed is safe, the rest was promised to nobody.
+        # A process that ends without closing must not hang on this thread: committed writes are
+        # safe, and no caller was answered about the others.
         self._thread.daemon = True
 
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """The function's result, computed on the connection's thread.
+        """Run a function on the connection's thread; return its result.
 
         It runs to its end even where the waiting task is cancelled.
         """
@@ -51,8 +50,8 @@ class Connection(aiosqlite.Connection):
         return result
 
     def join(self) -> None:
-        """Wait for the thread of a connection that could not be made: it is about to end, and
-        would otherwise speak to an event loop that may be gone by then."""
+        """Wait for the thread of a connection that could not be opened. It is about to end, and
+        would otherwise call an event loop that may be closed by then."""
         self._thread.join()
 
 
@@ -109,9 +108,9 @@ async def _open(path: Path, set_up: Callable[[sqlite3.Connection], None]) -> Con
 
 
 def translated(error: BaseException) -> BaseException:
-    """What a failure means to a caller: `unavailable` where the disk or the file is at fault.
+    """Turn a failure of the disk or the file into ConveyorError(unavailable).
 
-    A broken constraint or a misused statement is a fault of ours and stays what it is.
+    A broken constraint or a misused statement is a bug of this package and stays as it is.
     """
     ours = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
     if not isinstance(error, sqlite3.Error) or isinstance(error, ours):
@@ -132,7 +131,7 @@ _MOST_READS = 8
 
 @dataclass(slots=True, eq=False)
 class _Queued:
-    """One operation and who waits for it; without a `batch`, `item` is the operation itself."""
+    """One operation and the future of its result; without a `batch`, `item` is the operation."""
 
     batch: Batch | None
     item: Any
@@ -148,9 +147,9 @@ _Execute = Callable[[list[_Queued], sqlite3.Connection], list[Any]]
 
 
 class Database:
-    """The connections of one file and the lanes that feed them. Belongs to one event loop.
+    """The connections of one file and their queues. Belongs to one event loop.
 
-    `rows_read` and `rows_returned` count task rows; whoever reads them adds to these.
+    `rows_read` and `rows_returned` count task rows; the methods that read them add to both.
     """
 
     def __init__(self, writer: Connection, readers: Sequence[Connection]) -> None:
@@ -161,34 +160,35 @@ class Database:
         self._reads = _Lane(readers, _read, most=_MOST_READS)
 
     async def write(self, operation: Operation[T]) -> T:
-        """Run one operation inside the next group; durable once this returns.
+        """Run one operation inside the next group; its writes are durable once this returns.
 
-        What it raises undoes what it wrote, and nothing else. A cancelled caller does not stop it.
+        Where it raises, its own writes are undone and no others. A cancelled caller does not stop
+        it.
         """
         result: T = await self._writes.submit(None, operation)
         return result
 
     async def write_batched(self, batch: Batch, item: object) -> Any:
-        """Like `write`, for one item of a handler that takes many at a time and raises nothing."""
+        """Write one item by a handler that takes many at a time and raises nothing; see `write`."""
         return await self._writes.submit(batch, item)
 
     async def read(self, operation: Operation[T]) -> T:
-        """Run one operation on a reader; each of its statements sees one instant."""
+        """Run one operation on a reader; each of its statements sees the data of one instant."""
         result: T = await self._reads.submit(None, operation)
         return result
 
     @property
     def groups(self) -> int:
-        """How many groups have been committed."""
+        """The number of groups committed so far."""
         return self._writes.groups
 
     @property
     def operations(self) -> int:
-        """How many operations were in them."""
+        """The number of operations in them."""
         return self._writes.operations
 
     async def aclose(self) -> None:
-        """Finish what is queued, refuse what comes after, and close. Idempotent."""
+        """Finish the queued operations, refuse later ones, and close. Idempotent."""
         await self._writes.aclose()
         await self._reads.aclose()
         while self._connections:
@@ -196,7 +196,7 @@ class Database:
 
 
 class _Lane:
-    """A queue of operations and the connections that work it off, each whatever is there."""
+    """A queue of operations, and the connections that work it off."""
 
     def __init__(self, connections: Sequence[Connection], execute: _Execute, *, most: int) -> None:
         self.groups = 0
@@ -269,7 +269,7 @@ def _read(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
 
 
 def _commit(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
-    """Run a group as one transaction; where it fails as a whole, each of it as one of its own."""
+    """Run a group as one transaction; where that fails, run each operation in one of its own."""
     try:
         return _transaction(group, connection)
     except Exception as error:
@@ -302,13 +302,13 @@ def _results(group: list[_Queued], connection: sqlite3.Connection) -> Iterator[A
 
 
 def _nested(operation: Operation[Any], connection: sqlite3.Connection) -> Any:
-    """An operation whose failure undoes itself and spares its neighbours in the group."""
+    """Run an operation so that its failure undoes its own writes alone, not those of the group."""
     connection.execute("SAVEPOINT operation")
     try:
         result = operation(connection)
     except Exception as error:
         if not connection.in_transaction:
-            raise  # a full or failing disk has undone the whole group
+            raise  # a full or failing disk has rolled back the whole group
         connection.execute("ROLLBACK TO operation")
         result = _Raised(translated(error))
     connection.execute("RELEASE operation")

@@ -1,4 +1,4 @@
-"""Exports of runs: a row each, which goes with its run."""
+"""The exports port: a row for each export, removed with its run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from conveyor.dev.sqlite.database import Database
 from conveyor.domain.errors import not_found
+from conveyor.ports.binding import Exports
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 
 _COLUMNS = (
@@ -22,14 +23,13 @@ _GOES_ON = (
 )
 
 
-class SqliteExports:
+class SqliteExports(Exports):
     """The exports port."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def create_export(self, export: Export) -> None:
-        """Write a new export. Raises ConveyorError(not_found) where its run is deleted or gone."""
         values = (
             export.export_id,
             export.job_id,
@@ -55,12 +55,10 @@ class SqliteExports:
         await self._database.write(create)
 
     async def get_export(self, export_id: str) -> Export | None:
-        """An export by its id, expired ones included."""
         found = await self._select("WHERE export_id = ?", export_id)
         return found[0] if found else None
 
     async def begin_export(self, export_id: str, *, now: int) -> Export | None:
-        """Mark it running; None where it has ended, expired, or its run is deleted or gone."""
         sql = (
             "UPDATE exports SET status = 'running', updated_at = max(updated_at, :now) "
             f"WHERE {_GOES_ON} RETURNING {_COLUMNS}"
@@ -72,7 +70,6 @@ class SqliteExports:
         return None if row is None else _export_from(row)
 
     async def touch_export(self, export_id: str, *, now: int) -> None:
-        """Note that it waits for its turn."""
         sql = f"UPDATE exports SET updated_at = max(updated_at, :now) WHERE {_GOES_ON}"
         values = {"export_id": export_id, "now": now}
         await self._database.write(lambda connection: connection.execute(sql, values))
@@ -80,7 +77,6 @@ class SqliteExports:
     async def end_export(
         self, export_id: str, *, size: int | None, error: str | None, now: int
     ) -> bool:
-        """Complete it with a size, or fail it with an error; False where it is too late."""
         sql = (
             "UPDATE exports SET status = :status, size = :size, error = :error, "
             f"updated_at = max(updated_at, :now) WHERE {_GOES_ON}"
@@ -98,20 +94,16 @@ class SqliteExports:
         )
 
     async def unfinished_exports(self, *, before: int) -> list[Export]:
-        """Exports that have not ended and were last touched before `before`."""
         return await self._select(
             "WHERE status IN ('pending', 'running') AND updated_at < ? ORDER BY export_id", before
         )
 
     async def expired_exports(self, *, now: int, limit: int) -> list[Export]:
-        """Exports past their time, those first whose time ended first."""
         return await self._select(
             "WHERE expires_at <= ? ORDER BY expires_at, export_id LIMIT ?", now, limit
         )
 
     async def drop_export(self, export_id: str) -> None:
-        """Remove an export. Without effect where it is gone."""
-
         def drop(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM exports WHERE export_id = ?", (export_id,))
 
@@ -124,7 +116,7 @@ class SqliteExports:
 
 
 def remove_exports_of_run(connection: sqlite3.Connection, run_id: str) -> None:
-    """Remove the exports of a run, inside its caller's transaction."""
+    """Remove the exports of a run, inside the caller's transaction."""
     connection.execute("DELETE FROM exports WHERE run_id = ?", (run_id,))
 
 

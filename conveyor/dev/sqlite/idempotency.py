@@ -1,6 +1,6 @@
-"""Idempotency keys: claimed, taken over, released, and forgotten when they expire.
+"""The idempotency port, and the answers of idempotent requests.
 
-The answer of an idempotent request, stored by the very transaction that does its work.
+The transaction that does the work of a request stores its answer too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sqlite3
 from conveyor.dev.sqlite.database import Database
 from conveyor.ports.records import (
     ClaimedKey,
+    Idempotency,
     IdempotencyScope,
     KeyClaim,
     KeyInUse,
@@ -21,7 +22,7 @@ from conveyor.ports.records import (
 def stored_answer(
     connection: sqlite3.Connection, once: IdempotencyScope | None
 ) -> StoredResponse | None:
-    """The answer that stands under a key already: its work is done and must not be done again."""
+    """Find the answer under a key. Where there is one, the work must not be done again."""
     if once is None:
         return None
     row = connection.execute(
@@ -34,7 +35,7 @@ def stored_answer(
 def store_answer(
     connection: sqlite3.Connection, once: IdempotencyScope | None, answer: StoredResponse
 ) -> None:
-    """Keep an answer under its key."""
+    """Store an answer under its key."""
     if once is not None:
         connection.execute(
             "UPDATE idempotency_keys SET status = ?, body = ? WHERE scope = ?",
@@ -43,10 +44,10 @@ def store_answer(
 
 
 _SWEPT_PER_CLAIM = 4
-"""Expired keys removed with each new one: more than come in, so that they never pile up."""
+"""Expired keys removed with each new one: more than one, so that they never pile up."""
 
 
-class SqliteIdempotency:
+class SqliteIdempotency(Idempotency):
     """The idempotency port."""
 
     def __init__(self, database: Database) -> None:
@@ -62,8 +63,6 @@ class SqliteIdempotency:
         lapses_at: int,
         expires_at: int,
     ) -> KeyClaim:
-        """Claim a key for one request, or learn what became of it."""
-
         def claim(connection: sqlite3.Connection) -> KeyClaim:
             _sweep(connection, now)
             row = connection.execute(
@@ -95,8 +94,6 @@ class SqliteIdempotency:
         return await self._database.write(claim)
 
     async def release_idempotency_key(self, scope: str, *, created_id: str, lapses_at: int) -> None:
-        """Free a key that has no answer, under the very claim that was made of it."""
-
         def release(connection: sqlite3.Connection) -> None:
             connection.execute(
                 "DELETE FROM idempotency_keys "

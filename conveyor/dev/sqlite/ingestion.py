@@ -1,7 +1,7 @@
-"""The ingestion port: rows of large runs, a stretch a transaction.
+"""The ingestion port: rows of large runs, one transaction for each stretch.
 
-A stretch of staged rows goes into the database as the JSON text that it is: no row of it becomes an
-object here, and the interpreter's lock is free while it is written.
+A stretch of staged rows goes into the database as JSON text: no row becomes a Python object, and
+the interpreter's lock is free while SQLite writes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from conveyor.domain.errors import CallInFlight, not_found
 from conveyor.domain.model import JobStatus, Run, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import ShardScheme
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.ports.binding import Ingestion
 from conveyor.ports.ingestion import Ingesting, StagedRows
 
 _SHARD = {
@@ -43,15 +44,13 @@ _MOVE = """
 _END = "UPDATE runs SET ingesting = 0, updated_at = max(updated_at, ?) WHERE run_no = ?"
 
 
-class SqliteIngestion:
+class SqliteIngestion(Ingestion):
     """The ingestion port."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def ingesting(self, run_id: str) -> Ingesting | None:
-        """How far a run is; None where it is gone, deleted, or done with ingesting."""
-
         def read(reader: sqlite3.Connection) -> Ingesting | None:
             run = find_run(reader, run_id)
             if run is None or run.ingest is None or not _goes_on(run):
@@ -67,8 +66,6 @@ class SqliteIngestion:
         return await self._database.read(read)
 
     async def write_rows(self, run_id: str, rows: StagedRows, *, now: int) -> bool:
-        """Insert the pending rows that are absent, and move the checkpoint behind them."""
-
         def write(connection: sqlite3.Connection) -> bool:
             if _live_run(connection, run_id) is None:
                 return False
@@ -89,8 +86,6 @@ class SqliteIngestion:
     async def copy_rows(
         self, run_id: str, *, first_index: int, end_index: int, now: int
     ) -> list[tuple[int, str]] | None:
-        """Copy rows of the source where they are absent, and move the checkpoint behind them."""
-
         def copy(connection: sqlite3.Connection) -> list[tuple[int, str]] | None:
             run = _live_run(connection, run_id)
             if run is None or run.rerun_of is None or run.ingest is None:
@@ -110,8 +105,6 @@ class SqliteIngestion:
         return await self._database.write(copy)
 
     async def finish_ingest(self, run_id: str, *, now: int) -> RunStatus | None:
-        """End the ingestion; where the run stands then."""
-
         def finish(connection: sqlite3.Connection) -> RunStatus | None:
             run = find_run(connection, run_id)
             if run is None or run.status is RunStatus.DELETED:
@@ -124,8 +117,6 @@ class SqliteIngestion:
         return await self._database.write(finish)
 
     async def fail_ingest(self, run_id: str, *, detail: str, now: int) -> bool:
-        """End a live run as `failed`, because its rows cannot be written."""
-
         def fail(connection: sqlite3.Connection) -> bool:
             run = _live_run(connection, run_id)
             if run is None:
@@ -143,7 +134,6 @@ class SqliteIngestion:
         return await self._database.write(fail)
 
     async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
-        """(job_id, run_id) of runs that ingest and have not moved on since `before`."""
         sql = (
             "SELECT job_id, run_id FROM runs INDEXED BY runs_by_ingesting "
             "WHERE ingesting AND status <> 'deleted' AND updated_at < ? ORDER BY run_no"
@@ -156,7 +146,7 @@ def _goes_on(run: Run) -> bool:
 
 
 def _live_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
-    """The run, where rows may still be written to it."""
+    """Find a run; None where no row may be written to it any more."""
     run = find_run(connection, run_id)
     return run if run is not None and run.ingesting and run.status in LIVE_RUN_STATES else None
 
@@ -170,7 +160,7 @@ def _place(connection: sqlite3.Connection, run_id: str) -> KeyRange:
 def _copy(
     connection: sqlite3.Connection, run: Run, copy: RunCopy, first: int, end: int, now: int
 ) -> None:
-    """Copy what of a stretch lies behind the checkpoint."""
+    """Copy the part of a stretch that lies after the checkpoint."""
     if first >= end:
         return
     held = copy.held(connection, first_index=first, end_index=end, now=now)
@@ -179,8 +169,8 @@ def _copy(
     copy.run(connection, first_index=first, end_index=end, now=now)
     if copy.statuses is None or copy.statuses & {TaskStatus.PENDING, TaskStatus.PROCESSING}:
         return
-    # Tasks that ended behind the plan are in no counter of it: what workers end while the run
-    # ingests stays within the total all the same.
+    # The counters of the plan miss the tasks that ended after it was made. Added to the total, they
+    # keep it above the number of tasks that workers end while the run ingests.
     late = copy.ended_since(connection, first_index=first, end_index=end, since=run.created_at)
     connection.execute(
         "UPDATE runs SET total = total + ? WHERE run_no = ?", (late, copy.target.run_no)
@@ -188,7 +178,11 @@ def _copy(
 
 
 def _finish(connection: sqlite3.Connection, run: Run, now: int) -> None:
-    """Latch. The total is set absolutely; a run that was cut short counts the rows it has."""
+    """End an ingestion once and for all.
+
+    The total of a live submit is set to its planned end. The counters of a rerun, and of a run that
+    was cut short, are set to those of its rows.
+    """
     place = _place(connection, run.run_id)
     assert run.ingest is not None
     live = run.status in LIVE_RUN_STATES
@@ -199,11 +193,11 @@ def _finish(connection: sqlite3.Connection, run: Run, now: int) -> None:
             "UPDATE runs SET total = ? WHERE run_no = ?", (run.ingest.end, place.run_no)
         )
     else:
-        # It was cut short; or rows of the source have moved on since the counters were drawn up.
+        # It was cut short, or rows of the source have changed since its counters were planned.
         write_counts(connection, place, count_rows(connection, place))
     connection.execute(_END, (now, place.run_no))
     if run.ingest.statuses is None:
-        # Every row starts afresh: from here on nothing of the source is needed.
+        # Every row starts afresh, so the run needs no body of the source any more.
         connection.execute("DELETE FROM run_sources WHERE run_id = ?", (run.run_id,))
     after = find_run(connection, run.run_id)
     job = find_job(connection, run.job_id)

@@ -7,17 +7,17 @@ import sqlite3
 import msgspec
 
 from conveyor.dev.sqlite.database import Database
+from conveyor.ports.binding import Inputs
 from conveyor.ports.inputs import JobInput
 
 
-class SqliteInputs:
-    """The inputs port. A slot is kept as JSON, but for its size, which changes."""
+class SqliteInputs(Inputs):
+    """The inputs port. A slot is stored as JSON, but for its size, which changes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def create_input(self, job_input: JobInput) -> None:
-        """Write a new slot."""
         slot = msgspec.json.encode(job_input).decode()
         row = (job_input.input_id, job_input.expires_at, job_input.size, slot)
 
@@ -29,7 +29,6 @@ class SqliteInputs:
         await self._database.write(create)
 
     async def get_input(self, input_id: str) -> JobInput | None:
-        """A slot by its id, expired ones included."""
         row = await self._database.read(
             lambda reader: reader.execute(
                 "SELECT slot, size FROM job_inputs WHERE input_id = ?", (input_id,)
@@ -41,7 +40,6 @@ class SqliteInputs:
         return msgspec.structs.replace(msgspec.json.decode(slot, type=JobInput), size=size)
 
     async def input_uploaded(self, input_id: str, *, size: int) -> bool:
-        """Note a complete upload; False where the slot is gone."""
         return await self._database.write(
             lambda connection: (
                 connection.execute(
@@ -52,7 +50,6 @@ class SqliteInputs:
         )
 
     async def expired_inputs(self, *, now: int, limit: int) -> list[str]:
-        """Ids of slots past their time, those first whose time ended first."""
         rows = await self._database.read(
             lambda reader: reader.execute(
                 "SELECT input_id FROM job_inputs WHERE expires_at <= ? ORDER BY expires_at LIMIT ?",
@@ -62,8 +59,6 @@ class SqliteInputs:
         return [input_id for (input_id,) in rows]
 
     async def drop_input(self, input_id: str) -> None:
-        """Remove a slot."""
-
         def drop(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM job_inputs WHERE input_id = ?", (input_id,))
 

@@ -1,4 +1,4 @@
-"""Jobs: submitting, adding, closing, deleting and reading them."""
+"""The jobs port: submit, append to, close, delete and read jobs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, TaskSpec
 from conveyor.domain.shards import shards_of
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.ports.binding import Jobs
 from conveyor.ports.records import Appended, AppendRequest, IdempotencyScope, StoredResponse
 
 
-class SqliteJobs:
+class SqliteJobs(Jobs):
     """The jobs port."""
 
     def __init__(self, database: Database) -> None:
@@ -44,8 +45,6 @@ class SqliteJobs:
         answer: StoredResponse,
         once: IdempotencyScope | None,
     ) -> None:
-        """Write job, first run, every task and, under `once`, the answer."""
-
         def create(connection: sqlite3.Connection) -> None:
             if stored_answer(connection, once) is not None:
                 raise ConveyorError(ErrorCode.CONFLICT, "the request has been answered already")
@@ -61,17 +60,14 @@ class SqliteJobs:
         await self._database.write(create)
 
     async def get_job(self, caller: str, job_id: str) -> JobView | None:
-        """The job and its latest run."""
         return await self._database.read(lambda reader: find_view(reader, caller, job_id))
 
     async def find_job(self, job_id: str) -> Job | None:
-        """A job by id alone."""
         return await self._database.read(lambda reader: find_job(reader, job_id))
 
     async def list_jobs(
         self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
     ) -> list[JobView]:
-        """A caller's jobs, newest first."""
         wanted = "jobs.status <> 'deleted'" if status is None else "jobs.status = :status"
         below = "" if before is None else "AND jobs.job_id < :before"
         sql = (
@@ -113,8 +109,6 @@ class SqliteJobs:
         return await self._database.write(append)
 
     async def close_job(self, caller: str, job_id: str, *, now: int) -> JobView:
-        """No task comes any more; completes the run at once where all its tasks have ended."""
-
         def close(connection: sqlite3.Connection) -> JobView:
             view = need_view(connection, caller, job_id)
             if view.job.status is JobStatus.DELETED:
@@ -125,8 +119,6 @@ class SqliteJobs:
         return await self._database.write(close)
 
     async def delete_job(self, caller: str, job_id: str, *, now: int) -> list[str]:
-        """Turn the job and all its runs to `deleted`; the ids of its runs."""
-
         def delete(connection: sqlite3.Connection) -> list[str]:
             job = need_view(connection, caller, job_id).job
             move_job(connection, job, JobStatus.DELETED, now=now)
@@ -143,8 +135,6 @@ class SqliteJobs:
         return await self._database.write(delete)
 
     async def purge_job(self, job_id: str) -> None:
-        """Remove the tombstone of a deleted job, once no run of it is left."""
-
         def purge(connection: sqlite3.Connection) -> None:
             connection.execute(
                 "DELETE FROM jobs WHERE job_id = ?1 AND status = 'deleted' "
@@ -156,7 +146,7 @@ class SqliteJobs:
 
 
 def _open_run(view: JobView) -> Run:
-    """The run that takes more tasks. Raises ConveyorError where none does."""
+    """Find the run that takes more tasks. Raises ConveyorError where no run does."""
     run = view.latest_run
     if view.job.status is not JobStatus.OPEN or run is None or run.status not in LIVE_RUN_STATES:
         raise ConveyorError(ErrorCode.JOB_NOT_OPEN, "the job takes no more tasks")
@@ -170,7 +160,7 @@ def _open_run(view: JobView) -> Run:
 
 
 def _add(connection: sqlite3.Connection, run: Run, specs: Sequence[TaskSpec], *, now: int) -> None:
-    """Write the rows and raise the run's counters by as many."""
+    """Write rows of new tasks, and add their number to the run's counters."""
     if not specs:
         return
     place = find_place(connection, run.run_id)

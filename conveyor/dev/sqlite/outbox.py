@@ -1,4 +1,4 @@
-"""Notices of runs' ends. What ends a run makes its notice due, by the trigger in `schema`."""
+"""The outbox port. A trigger in `schema` makes a run's notice due when the run ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conveyor.dev.sqlite.rows import callback_from, to_json
 from conveyor.dev.sqlite.states import find_run
 from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.domain.run_events import RunFinished
-from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, OutboxEntry
+from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Outbox, OutboxEntry
 
 _DUE = """
     SELECT run_id FROM notices
@@ -31,26 +31,24 @@ _PUT_OFF = """
         ), due_at, :due_at)
     WHERE run_id = :run_id AND leased_until = :lease
 """
-"""A notice whose run has ended untold keeps its time, which is that of the end."""
+"""Where the run has ended and the message about it is not decided yet, the notice stays due at the
+time of that end."""
 
 _endings = msgspec.json.Decoder(RunFinished)
 
 
-class SqliteOutbox:
+class SqliteOutbox(Outbox):
     """The outbox port."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def due_entries(self, *, now: int, limit: int) -> list[str]:
-        """The run ids of notices that are due by `now`, the longest due first."""
         values = {"now": now, "most": now + LONGEST_LEASE, "limit": limit}
         rows = await self._database.read(lambda reader: reader.execute(_DUE, values).fetchall())
         return [run_id for (run_id,) in rows]
 
     async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
-        """Take a notice for one delivery; None where it is not to be had."""
-
         def lease(connection: sqlite3.Connection) -> OutboxEntry | None:
             values = {
                 "run_id": run_id,
@@ -64,7 +62,6 @@ class SqliteOutbox:
         return await self._database.write(lease)
 
     async def fix_payload(self, notice: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
-        """Settle what is told; False where the lease was lost, or that was settled before."""
         values = (to_json(ending), now, notice.run_id, notice.lease)
         return await self._database.write(
             lambda connection: (
@@ -78,7 +75,6 @@ class SqliteOutbox:
         )
 
     async def reschedule_entry(self, notice: OutboxEntry, *, due_at: int, attempts: int) -> None:
-        """Give the lease back; due at `due_at`, or at once where its run has ended untold."""
         values = {
             "run_id": notice.run_id,
             "lease": notice.lease,
@@ -88,7 +84,6 @@ class SqliteOutbox:
         await self._database.write(lambda connection: connection.execute(_PUT_OFF, values))
 
     async def drop_entry(self, notice: OutboxEntry) -> None:
-        """Remove a notice. Without effect where the lease was lost."""
         values = (notice.run_id, notice.lease)
         await self._database.write(
             lambda connection: connection.execute(
@@ -98,7 +93,7 @@ class SqliteOutbox:
 
 
 def insert_notice(connection: sqlite3.Connection, job: Job, run: Run) -> None:
-    """Write the notice of a job's first run, where somebody waits for it."""
+    """Write the notice of a job's first run, where the job has a callback."""
     if job.callback is not None:
         connection.execute(
             "INSERT INTO notices (run_id, job_id, callback, due_at) VALUES (?, ?, ?, ?)",

@@ -1,8 +1,9 @@
-"""Reruns: a new run made from the rows of the latest one, in one transaction; of a large one only
-the plan is made, and its rows are copied step by step (`ingestion`).
+"""Reruns: make a new run from the rows of the latest one.
 
-Copying rows of one run into another of the same job: fresh ones, and inherited ones with their
-ends. A row that is there already stays as it is, so that a copy can be repeated.
+A small run is copied in the transaction that makes the new one. For a large run that transaction
+writes only a plan, and `ingestion` copies the rows step by step. A copied row is either fresh, or
+inherited with its result or error. A row that exists already stays as it is, so that a copy can be
+repeated.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _SOURCE = """
     FROM tasks t LEFT JOIN claims c ON c.task_key = t.task_key
     WHERE t.task_key > :low AND t.task_key <= :high
 """
-# Both runs have the same shards, so that a row moves by as much as its run's number does.
+# Both runs have the same shards, so the key of a row changes by as much as the number of its run.
 _KEY = f"t.task_key + ((:new_no - :old_no) << {INDEX_BITS})"
 _COPY_FRESH = f"""
     INSERT OR IGNORE INTO tasks (task_key, state, task_id, created_at, updated_at, spec)
@@ -76,7 +77,7 @@ _LATE = f"SELECT count(*) {_SOURCE} AND t.state > 0 AND t.updated_at >= :since A
 
 
 class RowsCopied(NamedTuple):
-    """How many rows were written that start afresh, and how many that were inherited."""
+    """The numbers of rows copied: those that start afresh, and those that were inherited."""
 
     retried: int
     inherited: int
@@ -84,7 +85,7 @@ class RowsCopied(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunCopy:
-    """From where to where, and which rows start afresh; None as statuses: all of them."""
+    """A copy of rows from one run to another. Those of `statuses` start afresh (None: all)."""
 
     source: KeyRange
     source_id: str
@@ -117,7 +118,7 @@ class RunCopy:
     def held(
         self, connection: sqlite3.Connection, *, first_index: int, end_index: int, now: int
     ) -> str | None:
-        """A task of the stretch that is under a live claim in the source."""
+        """Find a task of the stretch that is under a live claim in the source."""
         for keys in self._ranges(first_index, end_index):
             found = find_live_claim(connection, keys, now=now)
             if found is not None:
@@ -127,7 +128,7 @@ class RunCopy:
     def ended_since(
         self, connection: sqlite3.Connection, *, first_index: int, end_index: int, since: int
     ) -> int:
-        """How many rows of the stretch start afresh that have ended in the source since."""
+        """Count the rows of the stretch that start afresh and have ended in the source since."""
         late = 0
         for low, high in self._ranges(first_index, end_index):
             values = {"low": low, "high": high, "since": since}
@@ -142,7 +143,8 @@ class RunCopy:
         return " OR ".join(_MATCHES[one] for one in sorted(self.statuses))
 
     def _ranges(self, first_index: int, end_index: int) -> list[tuple[int, int]]:
-        """The keys of a stretch of the source, shard by shard: (exclusive low, inclusive high)."""
+        """List the key ranges of a stretch of the source, shard by shard: (exclusive low, inclusive
+        high)."""
         lows = [
             self.source.of_shard(shard, first_index - 1)[0]
             for shard in range(self.source.shards.count)
@@ -153,18 +155,18 @@ class RunCopy:
 def find_live_claim(
     connection: sqlite3.Connection, keys: tuple[int, int], *, now: int
 ) -> str | None:
-    """A task with a key in a range, (exclusive low, inclusive high), under a live claim."""
+    """Find a task under a live claim with a key in a range: (exclusive low, inclusive high)."""
     found = connection.execute(_HELD, (*keys, now)).fetchone()
     return None if found is None else str(found[0])
 
 
 _CHUNK = 10_000
-"""Indexes copied by one statement: bounds what SQLite holds aside while it copies."""
+"""Indexes copied by one statement; it bounds the rows that SQLite buffers while it copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The run that is replayed, and where its rows lie."""
+    """The run that is replayed, and the place of its rows."""
 
     run: Run
     place: KeyRange
@@ -176,7 +178,7 @@ def make_rerun(
     answer: Callable[[Rerun], StoredResponse],
     once: IdempotencyScope | None,
 ) -> StoredResponse:
-    """Make the run, unless it exists, and render its answer. Raises as the port says."""
+    """Make the run, unless it exists, and render its answer. Raises as `Runs.rerun` does."""
     earlier = stored_answer(connection, once)
     if earlier is not None:
         return earlier
@@ -214,7 +216,7 @@ def _refuse(connection: sqlite3.Connection, request: RerunRequest, source: _Sour
             ErrorCode.RUN_NOT_TERMINAL, "the tasks of the latest run are still being written"
         )
     if run.stats.total < request.large_from:
-        # Of a large run each step of the copying looks at the claims of its rows.
+        # For a large run, each step of the copying checks the claims of its rows.
         held = find_live_claim(connection, source.place.all, now=request.now)
         if held is not None:
             raise CallInFlight(run.run_id, held)
@@ -273,8 +275,8 @@ def _make(
 def _plan(
     connection: sqlite3.Connection, request: RerunRequest, source: _Source, *, sequence: int
 ) -> None:
-    """Make the run with the counters that it will have, and pin all that it may draw from: its
-    source until its rows are copied, and what the source draws from."""
+    """Make the run with the counters that it will have, and pin the runs that it may draw bodies
+    from: its source until the rows are copied, and those that the source draws from."""
     copied, stats = _counters(request.statuses, source.run.stats)
     _refuse_empty(copied)
     end = source.run.next_index
@@ -294,9 +296,9 @@ def _plan(
 def _counters(
     statuses: frozenset[TaskStatus] | None, stats: RunStats
 ) -> tuple[RowsCopied, RunStats]:
-    """What the copies will be, told by the source's counters alone. They do not tell pending tasks
-    from those that were left under a claim: who asks for one kind gets the number of both, until
-    the rows are copied."""
+    """Derive the counters of the new run from those of the source alone. They do not distinguish
+    pending tasks from those left under a claim, so a rerun of one kind counts both, until the rows
+    are copied."""
     if statuses is None:
         return RowsCopied(stats.total, 0), RunStats(total=stats.total)
     unfinished = {TaskStatus.PENDING, TaskStatus.PROCESSING} & statuses
@@ -319,7 +321,7 @@ def _refuse_empty(copied: RowsCopied) -> None:
 
 
 def _end_of_rows(connection: sqlite3.Connection, place: KeyRange) -> int:
-    """One more than the highest index."""
+    """Find the highest index, plus one."""
     last = -1
     for shard in range(place.shards.count):
         (key,) = connection.execute(

@@ -1,15 +1,11 @@
-"""How records lie in columns, and how they are read back.
+"""Records as columns, and statements over many rows.
 
-Task rows come out of the database as one JSON text a page, made by the statement itself: reading a
-thousand rows is then one step of the database and one call of the decoder.
+A statement renders a page of task rows as one JSON text: reading a thousand rows is then one step
+of the database and one call of the decoder.
 
-Statements over many rows at once.
-
-Each step of a statement gives the interpreter's lock away and has to win it back, which a busy
-event loop makes slow: one statement over fifty rows costs one such turn, fifty statements fifty.
-Row counts are rounded up and padded with NULL keys, so that few statements need to be prepared.
-
-Writing many task rows at once.
+Each step of a statement releases the interpreter's lock and has to win it back, which a busy event
+loop makes slow. One statement over fifty rows does so once, fifty statements fifty times. Row
+counts are rounded up and padded with NULL keys, so that few statements need to be prepared.
 """
 
 from __future__ import annotations
@@ -54,12 +50,12 @@ _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_ROWS)
 
 
 def rounded(count: int) -> int:
-    """The number of rows that a statement for `count` rows (at most MOST_ROWS) is written for."""
+    """Round a number of rows, at most MOST_ROWS, up to one that has a statement."""
     return _SIZES[bisect_left(_SIZES, count)]
 
 
 class KeyStatement:
-    """A statement over a list of keys; `sql` has `{keys}` where the list goes."""
+    """A statement over a list of keys, which replaces `{keys}` in `sql`."""
 
     def __init__(self, sql: str) -> None:
         self.sql: Callable[[int], str] = lru_cache(
@@ -73,10 +69,10 @@ class KeyStatement:
 
 
 class RowsStatement:
-    """A statement that writes rows of `width` values; `sql` has `{rows}` where they go.
+    """A statement that writes rows of `width` values, which replace `{rows}` in `sql`.
 
-    The rows are a VALUES clause, its columns named column1 and so on; the statement has to pass
-    over those with a NULL in column1.
+    The rows are a VALUES clause with columns named column1 and so on; the statement has to skip
+    rows with a NULL in column1.
     """
 
     def __init__(self, sql: str, *, width: int) -> None:
@@ -163,23 +159,23 @@ _encoder = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Where the rows of a run lie.
+    """The keys of the rows of a run.
 
     A run owns as many consecutive numbers as it has shards. A row's key is the number of its shard,
-    then its index: the rows of a shard lie side by side in submission order, those of a run in one
-    range.
+    then its index. So the rows of a shard lie side by side in submission order, and the rows of a
+    run in one range.
     """
 
     run_no: int
     shards: Shards
 
     def key(self, task_id: str, index: int) -> int:
-        """The key of a task."""
+        """Compute the key of a task."""
         return self.run_no + self.shards.of(task_id, index) << INDEX_BITS | index
 
     def of_shard(self, shard: int, after: int = -1) -> tuple[int, int]:
-        """The keys of a shard's tasks with an index above `after`: (exclusive low, inclusive
-        high). No key where there is no such shard."""
+        """Compute the key range of a shard's tasks with an index above `after`: (exclusive low,
+        inclusive high). It is empty where there is no such shard."""
         if not 0 <= shard < self.shards.count:
             return 0, 0
         first = self.run_no + shard << INDEX_BITS
@@ -187,14 +183,14 @@ class KeyRange:
 
     @property
     def all(self) -> tuple[int, int]:
-        """The keys of all tasks of the run: (exclusive low, inclusive high)."""
+        """The key range of all tasks of the run: (exclusive low, inclusive high)."""
         first = self.run_no << INDEX_BITS
         return first - 1, (self.run_no + self.shards.count - 1 << INDEX_BITS) + INDEX_MASK
 
 
 @lru_cache(maxsize=8_192)  # a claim, its renewals and its settlement ask for the same
 def index_of(task_id: str) -> int | None:
-    """The index that a task id carries; None where the text is no task id."""
+    """Read the index out of a task id; None where the text is no task id."""
     try:
         return ids.task_index(task_id)
     except ValueError:
@@ -211,12 +207,12 @@ def to_json(
     | RunFinished
     | dict[str, Any],
 ) -> str:
-    """A record as the text of a column."""
+    """Encode a record as the text of a column."""
     return _encoder.encode(record).decode()
 
 
 def tasks_from(concatenated: str | None) -> list[Task]:
-    """Tasks out of comma-joined TASK_JSON, in order; None, as group_concat says it, is no task."""
+    """Decode comma-joined TASK_JSON, in order; None, as group_concat returns it, is no task."""
     if concatenated is None:
         return []
     tasks = _tasks.decode(f"[{concatenated}]")
@@ -225,7 +221,7 @@ def tasks_from(concatenated: str | None) -> list[Task]:
 
 
 def events_from(concatenated: str) -> list[Event]:
-    """Events out of a histories row."""
+    """Decode the events of a row of histories."""
     return _events.decode(f"[{concatenated}]")
 
 
@@ -259,7 +255,7 @@ def insert_job(connection: sqlite3.Connection, job: Job) -> None:
 
 
 def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> KeyRange:
-    """Write a new run; its place. Raises sqlite3.IntegrityError where its id is taken."""
+    """Write a new run; return its place. Raises sqlite3.IntegrityError where its id is taken."""
     stats = run.stats
     ingest = run.ingest
     values = (
@@ -306,7 +302,7 @@ def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> KeyR
 
 
 def job_from(row: tuple[Any, ...]) -> Job:
-    """A job out of JOB_COLUMNS."""
+    """Read a job out of JOB_COLUMNS."""
     return Job(
         job_id=row[0],
         caller=row[1],
@@ -333,7 +329,7 @@ def job_from(row: tuple[Any, ...]) -> Job:
 
 
 def run_from(row: tuple[Any, ...]) -> Run:
-    """A run out of RUN_COLUMNS."""
+    """Read a run out of RUN_COLUMNS."""
     return Run(
         run_id=row[0],
         job_id=row[1],
@@ -361,25 +357,24 @@ def run_from(row: tuple[Any, ...]) -> Run:
 
 
 def ingest_from(text: str, next_index: int, ingesting: int) -> Ingest:
-    """An ingest out of its three columns: the plan as it was made, how far it is, whether it goes
-    on."""
+    """Read an ingest out of its three columns: the plan, the checkpoint, and whether it goes on."""
     status = IngestStatus.PENDING if ingesting else IngestStatus.DONE
     return msgspec.structs.replace(_ingests.decode(text), next_index=next_index, status=status)
 
 
 def view_from(row: tuple[Any, ...]) -> JobView:
-    """A job and its latest run out of SELECT_VIEW."""
+    """Read a job and its latest run out of SELECT_VIEW."""
     run = None if row[JOB_WIDTH] is None else run_from(row[JOB_WIDTH:])
     return JobView(job_from(row[:JOB_WIDTH]), run)
 
 
 def callback_from(text: str) -> Callback:
-    """A callback out of its column."""
+    """Decode a callback out of its column."""
     return _callbacks.decode(text)
 
 
 def counts_from(text: str) -> dict[str, int]:
-    """A run's failure reasons out of their column."""
+    """Decode a run's failure reasons out of their column."""
     return _counts.decode(text)
 
 

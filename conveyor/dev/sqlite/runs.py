@@ -1,4 +1,4 @@
-"""Runs: reading, stopping, pausing, failing and deleting them, and which of them have work."""
+"""The runs port: read, stop, pause, fail, rerun and delete runs, and find those with work."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from conveyor.dev.sqlite.states import (
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import DispatchableRun, Run, RunFailure, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES
+from conveyor.ports.binding import Runs
 from conveyor.ports.records import (
     DispatchChange,
     IdempotencyScope,
@@ -41,14 +42,13 @@ CHANGES = f"""
 """
 
 
-class SqliteRuns:
+class SqliteRuns(Runs):
     """The runs port."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
-        """A run by id, deleted ones included; with None, the latest that is not deleted."""
         sql = f"{_OF_CALLER} AND runs.run_id = ?"
         values: tuple[str | None, ...] = (caller, job_id, run_id)
         if run_id is None:
@@ -62,7 +62,6 @@ class SqliteRuns:
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
     ) -> list[Run]:
-        """Runs of a job that are not deleted, newest first."""
         below = "" if before is None else "AND runs.run_sequence < ?"
         sql = (
             f"{_OF_CALLER} AND runs.status <> 'deleted' {below} "
@@ -73,8 +72,6 @@ class SqliteRuns:
         return [run_from(row) for row in rows]
 
     async def stop_run(self, caller: str, job_id: str, *, now: int) -> Run:
-        """End the latest run as `stopped`."""
-
         def stop(connection: sqlite3.Connection) -> Run:
             run = need_latest_run(connection, caller, job_id)
             if run.status is RunStatus.STOPPED:
@@ -88,8 +85,6 @@ class SqliteRuns:
         return await self._database.write(stop)
 
     async def pause_run(self, caller: str, job_id: str, *, paused: bool, now: int) -> Run:
-        """Set or clear the latest run's pause."""
-
         def pause(connection: sqlite3.Connection) -> Run:
             run = need_latest_run(connection, caller, job_id)
             if run.status not in LIVE_RUN_STATES:
@@ -105,8 +100,6 @@ class SqliteRuns:
         return await self._database.write(pause)
 
     async def fail_run(self, run_id: str, *, reason: RunFailure, detail: str, now: int) -> bool:
-        """End a live run as `failed`; True where this call did it."""
-
         def fail(connection: sqlite3.Connection) -> bool:
             run = find_run(connection, run_id)
             if run is None or not move_run(connection, run, RunStatus.FAILED, now=now):
@@ -131,8 +124,6 @@ class SqliteRuns:
         )
 
     async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:
-        """Turn a run to `deleted` and let the job's latest run be the newest other one."""
-
         def delete(connection: sqlite3.Connection) -> None:
             need_view(connection, caller, job_id)
             run = find_run(connection, run_id)
@@ -152,8 +143,6 @@ class SqliteRuns:
         await self._database.write(delete)
 
     async def purge_run(self, run_id: str) -> None:
-        """Remove the tombstone of a deleted run."""
-
         def purge(connection: sqlite3.Connection) -> None:
             gone = connection.execute(
                 "DELETE FROM runs WHERE run_id = ? AND status = 'deleted'", (run_id,)
@@ -165,12 +154,10 @@ class SqliteRuns:
         await self._database.write(purge)
 
     async def dispatchable_runs(self) -> list[DispatchableRun]:
-        """Every run that is running and not paused."""
         rows = await self._database.read(lambda reader: reader.execute(_DISPATCHABLE).fetchall())
         return [_dispatchable(row) for row in rows]
 
     async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
-        """Runs whose status or pause was changed at or after `since`, as they are now."""
         rows = await self._database.read(
             lambda reader: reader.execute(CHANGES, (since,)).fetchall()
         )
@@ -180,13 +167,11 @@ class SqliteRuns:
         ]
 
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
-        """One run, if it is running and not paused."""
         sql = f"{_DISPATCHABLE} AND runs.run_id = ?"
         row = await self._database.read(lambda reader: reader.execute(sql, (run_id,)).fetchone())
         return None if row is None else _dispatchable(row)
 
     async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
-        """(job_id, run_id) of every tombstone, or of those that nobody has touched since."""
         sql = (
             "SELECT job_id, run_id FROM runs INDEXED BY runs_by_status WHERE status = 'deleted' "
             "AND (?1 IS NULL OR updated_at < ?1) ORDER BY run_no"
@@ -194,7 +179,6 @@ class SqliteRuns:
         return await self._database.read(lambda reader: reader.execute(sql, (before,)).fetchall())
 
     async def touch_tombstone(self, run_id: str, *, now: int) -> None:
-        """Note that the scrub of a deleted run is under way."""
         await self._database.write(
             lambda connection: connection.execute(
                 "UPDATE runs SET updated_at = max(updated_at, ?2) "

@@ -1,7 +1,7 @@
-"""Finding jobs and runs, and moving their states. Each function runs inside its caller's
-transaction; a state only moves where the transition tables allow it.
+"""Find jobs and runs, move their status, and count the rows of runs.
 
-What the rows of a run say: the truth that its counters are a cache of.
+Each function runs inside the caller's transaction. A status only moves where the transition tables
+allow it. The rows of a run are the truth, and its counters a cache of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _REASONS = """
 
 
 class RowCounts(msgspec.Struct, frozen=True):
-    """How many rows are in which state, and why those failed that did."""
+    """The rows of a run by state, and the failed ones by reason."""
 
     unfinished: int
     successful: int
@@ -50,12 +50,12 @@ class RowCounts(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All rows."""
+        """The number of all rows."""
         return self.unfinished + self.successful + self.failed
 
 
 def count_rows(connection: sqlite3.Connection, place: KeyRange) -> RowCounts:
-    """Count the rows of a run, by an index alone where they did not fail."""
+    """Count the rows of a run; only the failed ones are read, the others come from an index."""
     counts = dict.fromkeys((UNFINISHED, SUCCESSFUL, FAILED), 0)
     reasons: dict[str, int] = {}
     for shard in range(place.shards.count):
@@ -69,7 +69,7 @@ def count_rows(connection: sqlite3.Connection, place: KeyRange) -> RowCounts:
 
 
 def write_counts(connection: sqlite3.Connection, place: KeyRange, counts: RowCounts) -> None:
-    """Make them the counters of the run."""
+    """Set the counters of a run."""
     connection.execute(
         "UPDATE runs SET total = ?, successful = ?, failed = ?, failure_reasons = ? "
         "WHERE run_no = ?",
@@ -83,20 +83,21 @@ def write_counts(connection: sqlite3.Connection, place: KeyRange, counts: RowCou
     )
 
 
-# `dispatch_changed_at` is `updated_at` as it was at the last change of status or pause: never below
-# the clock of that writer. A reader in the same process takes its marks from the same clock, before
-# it looks, so that its margin has to cover how long a write may wait, and nothing else. Where the
-# clock is set back, the mark of before lies ahead. A run that was at work within the margin keeps
-# its higher time, and the first look names it; any other is named by the second look, whose mark is
-# of the clock as it is then. In return, a time ahead of the clock is named by every look until the
-# clock has caught up.
+# `dispatch_changed_at` is `updated_at` as it was at the last change of status or pause, and never
+# below the clock of that writer. A reader in the same process takes its mark from the same clock
+# before it looks, so its margin only has to cover the time that a write may wait. After the clock
+# was set back, the reader's last mark lies in the future. The first look then finds a run that was
+# at work within the margin, because that run keeps its higher time; the second look, whose mark is
+# of the new clock, finds any other. In return, every look finds a run whose time lies in the
+# future, until the clock has caught up.
 RUN_CHANGED = """updated_at = max(updated_at, :now), version = version + 1,
     dispatch_changed_at = max(updated_at, :now)"""
-"""What a write to `runs` sets that changes a status or a pause; `:now` is the writer's clock."""
+"""The assignments that go with every change of a status or a pause; `:now` is the writer's
+clock."""
 
 
 def find_view(connection: sqlite3.Connection, caller: str, job_id: str) -> JobView | None:
-    """A caller's job with its latest run."""
+    """Find a caller's job with its latest run."""
     row = connection.execute(
         f"{SELECT_VIEW} WHERE jobs.job_id = ? AND jobs.caller = ?", (job_id, caller)
     ).fetchone()
@@ -104,7 +105,7 @@ def find_view(connection: sqlite3.Connection, caller: str, job_id: str) -> JobVi
 
 
 def need_view(connection: sqlite3.Connection, caller: str, job_id: str) -> JobView:
-    """A caller's job with its latest run. Raises ConveyorError(not_found)."""
+    """Find a caller's job with its latest run. Raises ConveyorError(not_found)."""
     view = find_view(connection, caller, job_id)
     if view is None:
         raise not_found("job")
@@ -112,7 +113,8 @@ def need_view(connection: sqlite3.Connection, caller: str, job_id: str) -> JobVi
 
 
 def need_latest_run(connection: sqlite3.Connection, caller: str, job_id: str) -> Run:
-    """A job's latest run that is not deleted. Raises ConveyorError: not_found, no_prior_run."""
+    """Find a job's latest run that is not deleted. Raises ConveyorError: not_found,
+    no_prior_run."""
     run = need_view(connection, caller, job_id).latest_run
     if run is None:
         raise ConveyorError(ErrorCode.NO_PRIOR_RUN, "the job has no run that is not deleted")
@@ -120,19 +122,19 @@ def need_latest_run(connection: sqlite3.Connection, caller: str, job_id: str) ->
 
 
 def find_job(connection: sqlite3.Connection, job_id: str) -> Job | None:
-    """A job by its id alone."""
+    """Find a job by its id alone."""
     row = connection.execute(f"{SELECT_JOB} WHERE job_id = ?", (job_id,)).fetchone()
     return None if row is None else job_from(row)
 
 
 def find_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
-    """A run by its id alone."""
+    """Find a run by its id alone."""
     row = connection.execute(f"{SELECT_RUN} WHERE run_id = ?", (run_id,)).fetchone()
     return None if row is None else run_from(row)
 
 
 def find_place(connection: sqlite3.Connection, run_id: str) -> KeyRange | None:
-    """Where the rows of a run lie; None where there is no such run."""
+    """Find the place of a run's rows; None where there is no such run."""
     row = connection.execute(
         "SELECT run_no, shard_count, shard_scheme FROM runs WHERE run_id = ?", (run_id,)
     ).fetchone()
@@ -140,7 +142,7 @@ def find_place(connection: sqlite3.Connection, run_id: str) -> KeyRange | None:
 
 
 def move_job(connection: sqlite3.Connection, job: Job, status: JobStatus, *, now: int) -> bool:
-    """Move a job on; False, and nothing written, where it is there or cannot go there."""
+    """Set a job's status; False, and nothing written, where the transition table forbids it."""
     if status not in JOB_TRANSITIONS[job.status]:
         return False
     connection.execute(
@@ -152,7 +154,7 @@ def move_job(connection: sqlite3.Connection, job: Job, status: JobStatus, *, now
 
 
 def move_run(connection: sqlite3.Connection, run: Run, status: RunStatus, *, now: int) -> bool:
-    """Move a run on; False, and nothing written, where it is there or cannot go there."""
+    """Set a run's status; False, and nothing written, where the transition table forbids it."""
     if status not in RUN_TRANSITIONS[run.status]:
         return False
     connection.execute(
@@ -163,7 +165,7 @@ def move_run(connection: sqlite3.Connection, run: Run, status: RunStatus, *, now
 
 
 def end_of_tasks(connection: sqlite3.Connection, view: JobView, *, now: int) -> None:
-    """Close an open job: no task comes any more, and a drained run is complete."""
+    """Close an open job to further tasks, and complete its run where all tasks have ended."""
     if not move_job(connection, view.job, JobStatus.CLOSED, now=now):
         return
     run = view.latest_run

@@ -1,4 +1,4 @@
-"""The development store: one SQLite file, opened, brought to the present schema, and closed."""
+"""The development store: open a SQLite file, bring it to the present schema, and close it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from conveyor.dev.sqlite.tasks import SqliteTasks
 _LIVE = """(
     SELECT status FROM runs WHERE run_no <= claims.task_key >> 35 ORDER BY run_no DESC LIMIT 1
 ) IN ('running', 'pending')"""
-"""Whether a claim is of a live run: the one with the greatest number up to that of the claim."""
+"""Whether a claim belongs to a live run: the run of a claim has the greatest number up to the
+claim's."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqliteStore:
-    """The records and tasks ports over one file, and what only this store has."""
+    """The records and tasks ports over one file, figures for metrics, and the clean-up at boot."""
 
     path: Path
     database: Database
@@ -43,37 +44,37 @@ class SqliteStore:
 
     @property
     def rows_read(self) -> int:
-        """Task rows that reads have touched."""
+        """The number of task rows that reads have touched."""
         return self.database.rows_read
 
     @property
     def rows_returned(self) -> int:
-        """Task rows that reads have returned."""
+        """The number of task rows that reads have returned."""
         return self.database.rows_returned
 
     @property
     def groups(self) -> int:
-        """Groups of writes committed."""
+        """The number of groups of writes committed."""
         return self.database.groups
 
     @property
     def operations(self) -> int:
-        """Writes in these groups."""
+        """The number of writes in these groups."""
         return self.database.operations
 
     def wal_size(self) -> int:
-        """Bytes in the write-ahead log; 0 where there is none."""
+        """Measure the write-ahead log in bytes; 0 where there is no log."""
         try:
             return self.path.with_name(self.path.name + "-wal").stat().st_size
         except FileNotFoundError:
             return 0
 
     async def void_claims(self, now: int) -> int:
-        """Let every claim lapse at `now`, as at boot: its process is gone. How many there were.
+        """Let every claim lapse at `now`, as its process is gone at boot; return how many there
+        were.
 
-        Claims of idempotency keys and leases of notices lapse with them. Tasks of runs that have
-        ended go back to pending and are not counted. Costs by the number of claims, whatever the
-        number of tasks.
+        Claims of idempotency keys and leases of notices lapse too. Tasks of runs that have ended go
+        back to pending and are not counted. The cost grows with the number of claims, not of tasks.
         """
 
         def void(connection: sqlite3.Connection) -> int:
@@ -94,21 +95,21 @@ class SqliteStore:
         return await self.database.write(void)
 
     async def known_runs(self) -> set[str]:
-        """The ids of all runs there are, tombstones included."""
+        """List the ids of all runs, tombstones included."""
         rows = await self.database.read(
             lambda reader: reader.execute("SELECT run_id FROM runs").fetchall()
         )
         return {run_id for (run_id,) in rows}
 
     async def aclose(self) -> None:
-        """Finish what is queued and close. Later calls of any port raise unavailable."""
+        """Finish the queued operations and close. Later calls of any port raise unavailable."""
         await self.database.aclose()
 
 
 async def open_store(path: Path, *, now: int, max_readers: int = 2) -> SqliteStore:
-    """Open or make the store of a file. Claims stay as they are until `void_claims`.
+    """Open the store of a file, or create it. Claims stay as they are until `void_claims`.
 
-    Idempotency keys that had expired by `now` are removed, and tombstones of jobs without a run.
+    Removes idempotency keys that had expired by `now`, and tombstones of jobs without a run.
     Raises ConveyorError(unavailable) where the file cannot be used or is of another schema.
     """
 

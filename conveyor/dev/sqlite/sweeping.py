@@ -1,4 +1,4 @@
-"""The sweeping port: what a periodic look over the store finds, and sets right."""
+"""The sweeping port: find and correct whatever a periodic look over the store has to."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from conveyor.dev.sqlite.states import (
 from conveyor.dev.sqlite.tasks import References, merged_references
 from conveyor.domain.model import JobStatus, Run, RunStats, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
-from conveyor.ports.maintenance import EndedRun, QuietRun
+from conveyor.ports.maintenance import EndedRun, QuietRun, Sweeping
 
 CLOCKS_APART = 60_000
 """Milliseconds by which a claim may outlast one that is made now. One that lasts longer was made
-before a clock was set back, and counts for nothing."""
+before a clock was set back, and does not count."""
 
 _QUIET = """
     SELECT job_id, run_id, updated_at FROM runs INDEXED BY runs_by_status
@@ -51,7 +51,7 @@ _NEEDED = """
     WHERE s.source_run_id = ? AND (d.status IN ('running', 'pending')
         OR d.ingesting AND d.status <> 'deleted') LIMIT 1
 """
-"""Whether a run that has not ended draws on this one, or is about to copy its rows."""
+"""Finds a run that has not ended and draws bodies from this one, or is about to copy its rows."""
 
 _ENDED = """
     SELECT job_id, run_id, ended_at, result_ttl_days, swept, queue_dropped FROM (
@@ -69,15 +69,13 @@ _ENDED = """
 """Runs by id, with the latest moment at which they, or those that draw bodies from them, ended."""
 
 
-class SqliteSweeping:
+class SqliteSweeping(Sweeping):
     """The sweeping port."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def claim_sweep(self, *, now: int, lapses_at: int) -> bool:
-        """Whether the caller may sweep: one at a time, until `lapses_at`."""
-
         def claim(connection: sqlite3.Connection) -> bool:
             written = connection.execute(
                 "INSERT INTO sweeps (one, lapses_at) VALUES (1, ?1) ON CONFLICT (one) "
@@ -90,17 +88,13 @@ class SqliteSweeping:
         return await self._database.write(claim)
 
     async def quiet_runs(self, *, before: int) -> list[QuietRun]:
-        """Live runs with tasks to be worked in which nothing was written since `before`."""
         rows = await self._database.read(
             lambda reader: reader.execute(_QUIET, (before,)).fetchall()
         )
         return [QuietRun(*row) for row in rows]
 
     async def reconcile_run(self, run_id: str, *, now: int) -> RunStatus | None:
-        """Set a run's counters to what its rows say, and decide again whether it is complete.
-
-        The rows are counted by a reader first: a run that is right costs the writer nothing.
-        """
+        # A reader counts the rows first, so that a run whose counters are right costs no write.
         seen = await self._database.read(lambda reader: _verdict(reader, run_id, now))
         if seen is None or (seen.counters_agree and seen.status is seen.run.status):
             return None if seen is None else seen.status
@@ -109,8 +103,6 @@ class SqliteSweeping:
     async def due_references(
         self, run_id: str, *, after: int, limit: int, now: int
     ) -> list[tuple[int, str]]:
-        """(index, task_id) of rows of a live run that could be worked now, in order."""
-
         def read(reader: sqlite3.Connection) -> References:
             run, place = find_run(reader, run_id), find_place(reader, run_id)
             if run is None or place is None or run.status not in LIVE_RUN_STATES:
@@ -124,7 +116,6 @@ class SqliteSweeping:
         return found.rows
 
     async def ended_runs(self, *, before: int, after: str, limit: int) -> list[EndedRun]:
-        """Terminal runs, not deleted, that ended before `before`, by run id above `after`."""
         rows = await self._database.read(
             lambda reader: reader.execute(_ENDED, (after, before, limit)).fetchall()
         )
@@ -134,7 +125,6 @@ class SqliteSweeping:
         ]
 
     async def mark_swept(self, run_id: str) -> None:
-        """Note that the bodies of an ended run were removed for age."""
         await self._database.write(
             lambda connection: connection.execute(
                 "UPDATE runs SET swept = 1 WHERE run_id = ?", (run_id,)
@@ -142,7 +132,6 @@ class SqliteSweeping:
         )
 
     async def mark_queue_dropped(self, run_id: str) -> None:
-        """Note that nothing is left of the queue of an ended run."""
         await self._database.write(
             lambda connection: connection.execute(
                 "UPDATE runs SET queue_dropped = 1 WHERE run_id = ?", (run_id,)
@@ -150,17 +139,16 @@ class SqliteSweeping:
         )
 
     async def expire_run(self, run_id: str, *, now: int) -> list[str]:
-        """Turn an ended run to `deleted`, and its job too where no other run of it is left."""
         return await self._database.write(lambda connection: _expire(connection, run_id, now=now))
 
     async def tidy(self, *, now: int) -> int:
-        """0: each write is one transaction."""
-        return 0
+        return 0  # each write is one transaction, and leaves nothing behind
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """Where a run stands and where it should. Without `counts` it is to be left as it is."""
+    """The status that a run should have, and the counts of its rows. Without `counts` the run is to
+    be left as it is."""
 
     run: Run
     place: KeyRange
@@ -169,7 +157,7 @@ class _Verdict:
 
     @property
     def counters_agree(self) -> bool:
-        """Whether the counters are what the rows say, or not to be touched."""
+        """Whether the counters agree with the rows, or are not to be touched."""
         counts, stats = self.counts, self.run.stats
         return counts is None or (
             (counts.total, counts.successful, counts.failed, counts.failure_reasons)

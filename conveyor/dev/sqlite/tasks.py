@@ -1,6 +1,7 @@
-"""Tasks: claiming, renewing and settling them in batches, paging through them, scrubbing them.
+"""The tasks port: claim, renew, settle, page through and scrub task rows.
 
-Pages of task rows: keyset over the shared key, through the index by state where filtered.
+Claims and settlements go to `claims` in batches. A page goes on after a key; a filtered one finds
+its keys in the index by state.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from conveyor.dev.sqlite.states import find_place, find_run
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme, fnv32a
 from conveyor.domain.task_rules import Settlement
+from conveyor.ports.binding import Tasks
 from conveyor.ports.tasks import Claim, Settled, TaskPage
 
 _BETWEEN = "task_key > ?2 AND task_key <= ?3"
@@ -60,10 +62,11 @@ _references = msgspec.json.Decoder(list[tuple[int, str]])
 
 @lru_cache
 def page_sql(statuses: frozenset[TaskStatus] | None) -> str:
-    """The statement of one page: run_id, low key, high key, limit; gives comma-joined tasks.
+    """Write the statement of one page, which takes run_id, low key, high key and limit, and returns
+    comma-joined tasks.
 
-    The keys are picked first, out of indexes alone: several states are merged in key order, and no
-    row is touched that is not on the page.
+    It picks the keys first, out of indexes alone: several states are merged in key order, and only
+    the rows of the page are touched.
     """
     if statuses is None or len(statuses) == len(TaskStatus):
         return _EVERY_STATUS
@@ -93,7 +96,7 @@ def _sources(statuses: frozenset[TaskStatus]) -> list[str]:
 
 @dataclass(slots=True)
 class References:
-    """(index, task_id) of rows in order, and how many rows were read for them."""
+    """References, (index, task_id) each, in order, and the number of rows read for them."""
 
     rows: list[tuple[int, str]]
     rows_read: int = 0
@@ -102,10 +105,10 @@ class References:
 def merged_references(
     reader: sqlite3.Connection, place: KeyRange, sql: str, *, after: int, limit: int
 ) -> References:
-    """At most `limit` references out of every shard of a run, in order of their index.
+    """Merge the references of every shard of a run, at most `limit` in order of their index.
 
-    `sql` takes limit, low key and high key, as UNFINISHED does. A shard is asked for its part of
-    what is wanted and one row more, and again only where it alone keeps the others waiting.
+    `sql` takes limit, low key and high key, as UNFINISHED does. Each shard is asked for its share
+    of `limit` and one row more, and asked again only where the merge needs further rows of it.
     """
     count = place.shards.count
     share = limit if count == 1 else -(-limit // count) + 1
@@ -142,7 +145,7 @@ _RENEW = RowsStatement(
 )
 
 
-class SqliteTasks:
+class SqliteTasks(Tasks):
     """The tasks port."""
 
     def __init__(self, database: Database) -> None:
@@ -158,13 +161,11 @@ class SqliteTasks:
         claimed_until: int,
         max_interruptions: int,
     ) -> Claim:
-        """Claim a pending task, or one whose claim has lapsed, of a live run."""
         move = ClaimMove(run_id, task_id, worker, now, claimed_until, max_interruptions)
         claim: Claim = await self._database.write_batched(move_tasks, move)
         return claim
 
     async def release_claim(self, run_id: str, task_id: str, *, worker: str) -> None:
-        """Undo a claim of this worker whose answer never reached it."""
         index = index_of(task_id)
         if index is None:
             return
@@ -182,7 +183,6 @@ class SqliteTasks:
     async def renew_claims(
         self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
     ) -> None:
-        """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over."""
         rows = [
             (run_id, index, fnv32a(task_id), claim_number, claimed_until)
             for run_id, task_id, claim_number in claims
@@ -194,7 +194,6 @@ class SqliteTasks:
     async def settle_task(
         self, run_id: str, task_id: str, claim_number: int, settlement: Settlement, *, now: int
     ) -> Settled:
-        """Move a claimed row on, if the claim is still the caller's."""
         move = SettleMove(run_id, task_id, claim_number, settlement, now)
         settled: Settled = await self._database.write_batched(move_tasks, move)
         return settled
@@ -209,13 +208,9 @@ class SqliteTasks:
         limit: int,
         most_read: int | None = None,
     ) -> TaskPage:
-        """At most `limit` rows of a shard with an index above `after`; None as statuses means all.
-
-        An index by state leads to the rows of a filtered page: none is read that is not on it.
-        """
         if statuses is not None and not statuses:
             return TaskPage([], None, 0)
-        sql = page_sql(statuses)
+        sql = page_sql(statuses)  # reads no row that is not on the page, so `limit` bounds it too
         most = limit if most_read is None else min(limit, most_read)
 
         def read(reader: sqlite3.Connection) -> TaskPage:
@@ -233,7 +228,6 @@ class SqliteTasks:
         return page
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None:
-        """One row."""
         index = index_of(task_id)
         if index is None:
             return None
@@ -252,7 +246,6 @@ class SqliteTasks:
         return task
 
     async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
-        """The events of a task, oldest first; None where there is no such task."""
         index = index_of(task_id)
         if index is None:
             return None
@@ -271,8 +264,6 @@ class SqliteTasks:
         return await self._database.read(read)
 
     async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        """(index, task_id) of rows that are not terminal, in order, with an index above `after`."""
-
         def read(reader: sqlite3.Connection) -> References:
             place = find_place(reader, run_id)
             if place is None:
@@ -284,8 +275,6 @@ class SqliteTasks:
         return references.rows
 
     async def scrub_tasks(self, run_id: str, limit: int) -> int:
-        """Remove at most `limit` rows of a deleted run, events with them; how many went."""
-
         def scrub(connection: sqlite3.Connection) -> int:
             run = find_run(connection, run_id)
             if run is None or run.status is not RunStatus.DELETED:
@@ -301,7 +290,7 @@ class SqliteTasks:
 
 
 def _is_last(reader: sqlite3.Connection, run_id: str, index: int, place: KeyRange) -> bool:
-    """Whether nothing can follow a row in its shard, told by the run without reading on."""
+    """Tell from the run alone, without reading on, whether no row can follow in a row's shard."""
     (next_index,) = reader.execute(
         "SELECT next_index FROM runs WHERE run_id = ?", (run_id,)
     ).fetchone()
