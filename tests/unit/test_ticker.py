@@ -61,7 +61,7 @@ async def test_the_next_interval_begins_when_a_call_has_ended() -> None:
 
 
 async def test_a_call_that_fails_costs_itself_and_one_line(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, unforeseen: list[logging.LogRecord]
 ) -> None:
     clock = FakeClock()
     failures = iter([ConveyorError(ErrorCode.UNAVAILABLE, "disk"), KeyError("thing"), None])
@@ -79,9 +79,11 @@ async def test_a_call_that_fails_costs_itself_and_one_line(
     assert calls == 3
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "the work failed: unavailable: disk"),
-        ("ERROR", "the work failed: KeyError: 'thing'"),
+        ("ERROR", "the work failed: KeyError('thing')"),
     ]
-    assert not any(record.exc_info for record in caplog.records)
+    assert [bool(record.exc_info) for record in caplog.records] == [False, True]
+    assert unforeseen == caplog.records[1:]
+    unforeseen.clear()
 
 
 async def test_a_ticker_that_never_comes_to_tick_draws_nothing() -> None:
