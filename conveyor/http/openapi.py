@@ -11,7 +11,6 @@ from conveyor.http import problems
 from conveyor.http.openapi_operations import (
     EXPORT_OPERATIONS,
     EXPORT_PARAMETERS,
-    EXPORT_SCHEMAS,
     INPUT_OPERATIONS,
     INPUT_PARAMETERS,
     INPUT_SCHEMAS,
@@ -19,7 +18,7 @@ from conveyor.http.openapi_operations import (
     PARAMETERS,
     Operation,
 )
-from conveyor.http.openapi_schemas import CALLBACK_SCHEMAS, SCHEMAS, ref
+from conveyor.http.openapi_schemas import SCHEMAS, ref
 
 ANY_OPERATION = (ErrorCode.PERMISSION_DENIED, ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE)
 """What any operation may answer."""
@@ -56,7 +55,7 @@ def document() -> dict[str, Any]:
                     "description": "The only place a key is taken from.",
                 }
             },
-            "schemas": SCHEMAS | CALLBACK_SCHEMAS | INPUT_SCHEMAS | EXPORT_SCHEMAS,
+            "schemas": SCHEMAS | INPUT_SCHEMAS,
             "parameters": PARAMETERS | INPUT_PARAMETERS | EXPORT_PARAMETERS,
             "responses": {f"Problem{status}": _problem(status) for status in _statuses()},
         },

@@ -16,12 +16,13 @@ from conveyor.domain import input_spec
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.input_spec import InputType
 from conveyor.domain.model import JobStatus
-from conveyor.http.openapi_schemas import TASK_ID_PATTERN, ULID_PATTERN, Schema, ref
-from conveyor.ports.exports import ExportFormat, ExportStatus
+from conveyor.http.openapi_schemas import Schema, ref
+from conveyor.ports.exports import ExportFormat
 from conveyor.service import results
 from conveyor.service.file_inputs import CONTENT_TYPES
 from conveyor.service.jobs import DEFAULT_PAGE, JOB_TYPES, MAX_PAGE
 from conveyor.service.links import EXPORT_PATH, UPLOAD_PATH
+from conveyor.service.schemas import TASK_ID_PATTERN, ULID_PATTERN
 
 
 def _query(name: str, description: str, schema: Schema, *, required: bool = False) -> Schema:
@@ -497,31 +498,6 @@ INPUT_SCHEMAS: dict[str, Schema] = {
             },
         ],
     },
-    "Upload": {
-        "type": "object",
-        "description": "How the file is sent. Until the link ends it may be sent again.",
-        "required": ["method", "url", "headers", "expires_at"],
-        "properties": {
-            "method": _text("How the file is sent.", enum=["PUT"]),
-            "url": _text("A signed link: no key is needed.", format="uri"),
-            "headers": {
-                "type": "object",
-                "description": "Headers to send with these very values: the link is bound to them.",
-                "additionalProperties": {"type": "string"},
-            },
-            "expires_at": _text("When the link ends.", format="date-time"),
-        },
-    },
-    "JobInput": {
-        "type": "object",
-        "description": "A slot for one file.",
-        "required": ["file_input_id", "upload", "expires_at"],
-        "properties": {
-            "file_input_id": _text("What a submit names the file by.", pattern=ULID_PATTERN),
-            "upload": ref("Upload"),
-            "expires_at": _text("When the slot and its file are removed.", format="date-time"),
-        },
-    },
 }
 """Schemas beside those of `openapi_schemas`."""
 
@@ -578,37 +554,6 @@ _EXPORTS = "/v1/jobs/{job_id}/runs/{run_id}/exports"
 
 
 _FORMATS = [one.value for one in ExportFormat]
-_STARTED: Schema = {
-    "export_id": _text("What the export is polled by.", pattern=ULID_PATTERN),
-    "status": _text("How far it is.", enum=[one.value for one in ExportStatus]),
-    "created_at": _text("When it was asked for.", format="date-time"),
-    "expires_at": _text("When it is removed; from then on it is not found.", format="date-time"),
-}
-
-EXPORT_SCHEMAS: dict[str, Schema] = {
-    "ExportStarted": {
-        "type": "object",
-        "description": "An export that was just asked for.",
-        "required": list(_STARTED),
-        "properties": _STARTED,
-    },
-    "Export": {
-        "type": "object",
-        "description": "An export of a run's results.",
-        "required": [*_STARTED, "format"],
-        "properties": {
-            **_STARTED,
-            "format": _text("Its form.", enum=_FORMATS),
-            "error": _text("Why it failed; stable."),
-            "download_url": _text(
-                "Where a completed export is fetched, with no key. Fresh on each poll.",
-                format="uri",
-            ),
-        },
-    },
-}
-"""Schemas beside those of `openapi_schemas`."""
-
 EXPORT_PARAMETERS: dict[str, Schema] = {
     "ExportFormat": {
         "name": "format",

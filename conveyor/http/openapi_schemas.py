@@ -1,44 +1,55 @@
 """The schemas of our OpenAPI document: what requests hold and what answers look like.
 
-What our OpenAPI document says of callbacks.
+Those of answers come from the structs that the service answers with.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from conveyor.domain import params, submission, text_rules
-from conveyor.domain.errors import ErrorCode, InvalidTaskReason
-from conveyor.domain.model import (
-    EventKind,
-    Format,
-    IngestStatus,
-    JobStatus,
-    RunFailure,
-    RunStatus,
-    TaskFailure,
-    TaskStatus,
-)
-from conveyor.domain.submission import MAX_BODY_BYTES, MAX_TASK_TOKEN
+import msgspec
+
+from conveyor.domain import params, submission
+from conveyor.domain.errors import InvalidTaskReason
+from conveyor.domain.submission import MAX_BODY_BYTES
+from conveyor.service import schemas
+from conveyor.service.schemas import ULID_PATTERN, ExternalId, Metadata
 
 Schema = dict[str, Any]
 
-ULID_PATTERN = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
-TASK_ID_PATTERN = "^[0-9A-HJKMNP-TV-Z]{26}$"
-EXTERNAL_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"
+ANSWERS: dict[str, type[msgspec.Struct]] = {
+    "Job": schemas.JobBody,
+    "JobsPage": schemas.JobsPage,
+    "Submitted": schemas.SubmitBody,
+    "TasksAdded": schemas.AddTasksBody,
+    "Rerun": schemas.RerunBody,
+    "Spend": schemas.SpendBody,
+    "RunStats": schemas.StatsBody,
+    "Run": schemas.RunBody,
+    "RunsPage": schemas.RunsPage,
+    "Result": schemas.ResultBody,
+    "ResultsPage": schemas.ResultsPage,
+    "Event": schemas.EventBody,
+    "History": schemas.HistoryBody,
+    "Problem": schemas.ProblemBody,
+    "Callback": schemas.CallbackBody,
+    "Upload": schemas.UploadBody,
+    "JobInput": schemas.JobInputBody,
+    "ExportStarted": schemas.StartExportBody,
+    "Export": schemas.ExportBody,
+}
+"""The struct of each answer, by the name that the document gives its schema."""
+
+_REF = "#/components/schemas/"
 
 
 def ref(name: str) -> Schema:
     """A reference to one of SCHEMAS."""
-    return {"$ref": f"#/components/schemas/{name}"}
+    return {"$ref": _REF + name}
 
 
 def _text(description: str, **more: Any) -> Schema:
     return {"type": "string", "description": description, **more}
-
-
-def _count(description: str, **more: Any) -> Schema:
-    return {"type": "integer", "minimum": 0, "description": description, **more}
 
 
 def _between(low: int, high: int, default: int, description: str) -> Schema:
@@ -49,14 +60,6 @@ def _between(low: int, high: int, default: int, description: str) -> Schema:
         "default": default,
         "description": description,
     }
-
-
-def _words(enumeration: Any, description: str) -> Schema:
-    return _text(description, enum=[member.value for member in enumeration])
-
-
-def _instant(description: str) -> Schema:
-    return _text(description, format="date-time")
 
 
 def _object(required: str, properties: Schema, description: str) -> Schema:
@@ -72,19 +75,6 @@ def _ulid(description: str) -> Schema:
     return _text(description, pattern=ULID_PATTERN)
 
 
-_METADATA: Schema = {
-    "type": "object",
-    "description": "Pairs of the caller's own. They are stored and shown, and sent nowhere.",
-    "maxProperties": text_rules.MAX_METADATA_KEYS,
-    "propertyNames": {
-        "pattern": rf"^[^\x00-\x1f\x7f-\x9f]{{1,{text_rules.MAX_METADATA_KEY}}}$",
-    },
-    "additionalProperties": {"type": "string", "maxLength": text_rules.MAX_METADATA_VALUE},
-}
-_EXTERNAL_ID = _text(
-    "An id of the caller's own, shown wherever this is shown. Need not be unique.",
-    pattern=EXTERNAL_ID_PATTERN,
-)
 _SCALAR: Schema = {"type": ["string", "number", "boolean"]}
 _SWITCH: Schema = {"enum": [True, False, "true", "false"]}
 _PARAM_SCHEMAS: dict[str, Schema] = {
@@ -113,7 +103,7 @@ _TASK: Schema = _object(
     "url",
     {
         "url": _text("Where to go: http or https. Comes back exactly as sent.", maxLength=2_048),
-        "external_id": _EXTERNAL_ID,
+        "external_id": msgspec.json.schema(ExternalId),
         "metadata": ref("Metadata"),
         "method": _text(
             "GET or POST, in any case.",
@@ -139,7 +129,7 @@ _WHERE_TASKS_COME_FROM: list[Schema] = [
 _LISTED_TASKS: Schema = {"type": "array", "items": ref("Task")}
 
 _REQUESTS: dict[str, Schema] = {
-    "Metadata": _METADATA,
+    "Metadata": msgspec.json.schema(Metadata),
     "Params": _PARAMS,
     "Task": _TASK,
     "SubmitJob": _object(
@@ -156,7 +146,7 @@ _REQUESTS: dict[str, Schema] = {
                 "description": "At least one, unless the job is open or a file has them.",
             },
             "zenrows_params": ref("Params"),
-            "external_id": _EXTERNAL_ID,
+            "external_id": msgspec.json.schema(ExternalId),
             "name": _text("A label for people.", maxLength=submission.MAX_NAME),
             "metadata": ref("Metadata"),
             "max_inflight": _between(1, 10_000, 100, "Most calls in flight at a time."),
@@ -188,232 +178,60 @@ _REQUESTS: dict[str, Schema] = {
     ),
 }
 
-_RUNS: dict[str, Schema] = {
-    "Spend": _object(
-        "credits cost",
-        {"credits": _count("Whole credits."), "cost": {"type": "number", "minimum": 0}},
-        "What was spent, as an indication: no bill is made of it.",
-    ),
-    "RunStats": _object(
-        "total completed successful failed spend",
-        {
-            "total": _count("Tasks of the run."),
-            "completed": _count("Tasks that have ended: `successful` + `failed`."),
-            "successful": _count("Tasks that brought back a body."),
-            "failed": _count("Tasks that ended without one."),
-            "failure_reasons": {
-                "type": "object",
-                "description": "Failed tasks by reason. Left out while there are none.",
-                "propertyNames": {"enum": [reason.value for reason in TaskFailure]},
-                "additionalProperties": {"type": "integer", "minimum": 1},
-            },
-            "spend": ref("Spend"),
-        },
-        "Counters of a run.",
-    ),
-    "Run": _object(
-        "run_id job_id run_sequence status trigger stats created_at updated_at",
-        {
-            "run_id": _ulid("The run."),
-            "job_id": _ulid("Its job."),
-            "run_sequence": {"type": "integer", "minimum": 1, "description": "Counts from 1."},
-            "status": _words(
-                RunStatus,
-                "`pending` is an open job's run with nothing to do; it and `running` may still "
-                "change, the others never do (but for deletion).",
-            ),
-            "trigger": _text("What set the run going.", enum=["manual", "scheduled"]),
-            "stats": ref("RunStats"),
-            "last_batch_received": {
-                "type": "boolean",
-                "description": "Told of first runs: whether no further task can come.",
-            },
-            "pause_state": _text("There while the run is paused.", enum=["paused"]),
-            "ingest_status": _words(
-                IngestStatus,
-                "There where the tasks are written after the answer: `pending` until all are.",
-            ),
-            "created_at": _instant("When the run was made."),
-            "updated_at": _instant("When it last changed."),
-            "failure_reason": _words(RunFailure, "Why the whole run failed."),
-            "failure_detail": _text("The same in a sentence.", maxLength=500),
-        },
-        "One execution of a job.",
-    ),
-    "RunsPage": _object(
-        "runs",
-        {"runs": {"type": "array", "items": ref("Run")}, "next_cursor": ref("NextCursor")},
-        "Runs, newest first.",
-    ),
-}
 
-_JOBS: dict[str, Schema] = {
-    "NextCursor": _text("Send it as `cursor` to go on. Left out on the last page."),
-    "Job": _object(
-        "job_id type status format zenrows_params max_inflight priority max_attempts "
-        "result_ttl_days created_at updated_at",
-        {
-            "job_id": _ulid("The job."),
-            "type": _text("Always `regular`.", enum=["regular"]),
-            "status": _words(JobStatus, "`deleted` while the job is being scrubbed."),
-            "format": _words(Format, "The form of result bodies, told by the parameters."),
-            "zenrows_params": {
-                "type": "object",
-                "description": "The job's parameters, as text.",
-                "additionalProperties": {"type": "string"},
-            },
-            "external_id": _EXTERNAL_ID,
-            "name": _text("The label given at submit."),
-            "metadata": ref("Metadata"),
-            "max_inflight": _count("As submitted."),
-            "priority": _count("As submitted."),
-            "max_attempts": _count("As submitted."),
-            "result_ttl_days": _count("As submitted."),
-            "callback": ref("Callback"),
-            "latest_run": ref("Run"),
-            "created_at": _instant("When the job was submitted."),
-            "updated_at": _instant("When it last changed."),
-        },
-        "A job with its latest run.",
-    ),
-    "JobsPage": _object(
-        "jobs",
-        {"jobs": {"type": "array", "items": ref("Job")}, "next_cursor": ref("NextCursor")},
-        "Jobs, newest first.",
-    ),
-    "Submitted": _object(
-        "job_id status accepted_tasks",
-        {
-            "job_id": _ulid("The new job."),
-            "status": _words(JobStatus, "Open or closed, as asked."),
-            "latest_run": ref("Run"),
-            "accepted_tasks": _count("How many tasks were written."),
-        },
-        "What a submit made.",
-    ),
-    "TasksAdded": _object(
-        "accepted_tasks job_status latest_run",
-        {
-            "accepted_tasks": _count("How many tasks were written."),
-            "job_status": _words(JobStatus, "Closed after a last batch."),
-            "latest_run": ref("Run"),
-        },
-        "What adding tasks did.",
-    ),
-    "Rerun": _object(
-        "job_id status latest_run rerun_of retried_tasks inherited_tasks",
-        {
-            "job_id": _ulid("The job."),
-            "status": _words(JobStatus, "Closed: a rerun closes an open job."),
-            "latest_run": ref("Run"),
-            "rerun_of": _ulid("The run that was replayed."),
-            "retried_tasks": _count("Tasks that start afresh."),
-            "inherited_tasks": _count("Tasks taken over with their outcome."),
-        },
-        "What a rerun made.",
-    ),
-}
+def _answers() -> dict[str, Schema]:
+    _, components = msgspec.json.schema_components(ANSWERS.values(), ref_template=_REF + "{name}")
+    names = {struct.__name__: name for name, struct in ANSWERS.items()}
+    found = {name: _renamed(components[struct.__name__], names) for name, struct in ANSWERS.items()}
+    # Only the problem of a whole request names tasks, the problem of a single task does not.
+    found["Problem"]["properties"]["invalid_tasks"] = {
+        "type": "array",
+        "items": ref("InvalidTask"),
+        "description": "Every task at fault. Nothing was created.",
+    }
+    return found
 
-_RESULTS: dict[str, Schema] = {
-    "Result": _object(
-        "task_id run_id url status created_at updated_at",
-        {
-            "task_id": _text("The task.", pattern=TASK_ID_PATTERN),
-            "external_id": _EXTERNAL_ID,
-            "run_id": _ulid("The run that this row stands in."),
-            "url": _text("As submitted."),
-            "metadata": ref("Metadata"),
-            "method": _text("Left out for GET.", enum=["POST"]),
-            "status": _text(
-                "`expired` is a successful task whose body is past its retention.",
-                enum=[*(status.value for status in TaskStatus), "expired"],
-            ),
-            "type": _words(Format, "The form of the body."),
-            "result_url": _text(
-                "A signed link to the body, good for a while and without a key.", format="uri"
-            ),
-            "error": ref("Problem"),
-            "source_run_id": _ulid("The run that owns the body of an inherited row."),
-            "created_at": _instant("When the row was made."),
-            "updated_at": _instant("When it last changed: for an ended task, when it ended."),
-        },
-        "One task of a run, and what became of it.",
-    ),
-    "ResultsPage": _object(
-        "results",
-        {"results": {"type": "array", "items": ref("Result")}, "next_cursor": ref("NextCursor")},
-        "Results in submission order. A filtered page may be short, or empty, and still go on.",
-    ),
-    "Event": _object(
-        "started_at ended_at attempt kind spend",
-        {
-            "started_at": _instant("When it began."),
-            "ended_at": _instant("When it ended."),
-            "attempt": {"type": "integer", "minimum": 1, "description": "Counts from 1."},
-            "kind": _words(
-                EventKind,
-                "An interruption is a worker that went away; it uses up no attempt.",
-            ),
-            "error": ref("Problem"),
-            "spend": ref("Spend"),
-        },
-        "One line of a task's history.",
-    ),
-    "History": _object(
-        "events",
-        {"events": {"type": "array", "items": ref("Event")}},
-        "What happened to a task, oldest line first.",
-    ),
+
+def _renamed(node: Any, names: dict[str, str]) -> Any:
+    """Replace the names of structs in references, and drop them as titles."""
+    if isinstance(node, list):
+        return [_renamed(item, names) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return ref(names[node["$ref"].removeprefix(_REF)])
+    titled = isinstance(node.get("title"), str)
+    return {
+        key: _renamed(value, names)
+        for key, value in node.items()
+        if not (titled and key == "title")
+    }
+
+
+_BY_HAND: dict[str, Schema] = {
     "InvalidTask": _object(
         "index reason",
         {
-            "index": _count("The place in the list that was sent, from 0."),
-            "reason": _words(InvalidTaskReason, "Why it was refused."),
+            "index": {
+                "type": "integer",
+                "minimum": 0,
+                "description": "The place in the list that was sent, from 0.",
+            },
+            "reason": _text(
+                "Why it was refused.", enum=[reason.value for reason in InvalidTaskReason]
+            ),
             "value": _text("What was at fault, shortened and without credentials."),
-            "line": _count("The line of an uploaded file on which it begins, from 1."),
+            "line": {
+                "type": "integer",
+                "minimum": 0,
+                "description": "The line of an uploaded file on which it begins, from 1.",
+            },
         },
         "A task that was refused.",
     ),
-    "Problem": _object(
-        "type title status code",
-        {
-            "type": _text("Names the kind of problem.", format="uri"),
-            "title": _text("The kind of problem in words."),
-            "status": {"type": "integer", "description": "The status of the answer."},
-            "detail": _text("What went wrong this time."),
-            "code": _text(
-                "Stable; decide by it. Problems of tasks may carry codes of the scraping engine. "
-                f"Ours: {', '.join(code.value for code in ErrorCode)}."
-            ),
-            "instance": _text("The request that met the problem."),
-            "invalid_tasks": {
-                "type": "array",
-                "items": ref("InvalidTask"),
-                "description": "Every task at fault. Nothing was created.",
-            },
-        },
-        "A problem document (RFC 9457).",
-    ),
     "ServerStatus": _object("status", {"status": _text("One word.")}, "How the server is."),
 }
+"""Answers without a struct in the service."""
 
-SCHEMAS: dict[str, Schema] = {**_REQUESTS, **_JOBS, **_RUNS, **_RESULTS}
-"""Every schema, by the name that references use."""
-
-
-CALLBACK_SCHEMAS: dict[str, Schema] = {
-    "Callback": {
-        "type": "object",
-        "description": "A state machine of Step Functions that waits for the end of the first run.",
-        "required": ["task_token"],
-        "properties": {
-            "task_token": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": MAX_TASK_TOKEN,
-                "pattern": "^[!-~]+$",
-                "description": "What it waits with. Whoever holds it can end that step.",
-            },
-        },
-    },
-}
+SCHEMAS: dict[str, Schema] = {**_REQUESTS, **_answers(), **_BY_HAND}
+"""Every schema but those of file inputs, by the name that references use."""

@@ -9,7 +9,7 @@ from conveyor.service.context import Context
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import job_body, run_body
 from conveyor.service.results import Cursors, bad_cursor
-from conveyor.service.schemas import JobBody, JobsPage, RunBody, RunsPage
+from conveyor.service.schemas import JobBody, JobsPage, RunBody, RunsPage, present
 
 MAX_PAGE = 100
 DEFAULT_PAGE = 50
@@ -54,7 +54,7 @@ class JobQueries:
         following = None
         if len(views) > limit:
             following = self._cursors.encode(views[limit - 1].job.job_id, scope=scope)
-        return JobsPage([job_body(view) for view in views[:limit]], following)
+        return JobsPage([job_body(view) for view in views[:limit]], present(following))
 
     async def get_run(self, caller_id: str, job_id: str, run_id: str) -> RunBody:
         """Return a run, also while it is being deleted. Raises ConveyorError(not_found)."""
@@ -78,7 +78,7 @@ class JobQueries:
         following = None
         if len(runs) > limit:
             following = self._cursors.encode(str(runs[limit - 1].run_sequence), scope=scope)
-        return RunsPage([run_body(run) for run in runs[:limit]], following)
+        return RunsPage([run_body(run) for run in runs[:limit]], present(following))
 
     def _before(self, cursor: str, scope: str) -> int:
         position = self._cursors.decode(cursor, scope=scope)

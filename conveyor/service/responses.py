@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import msgspec
+from msgspec import UNSET
 from pydantic_core import Url
 
 from conveyor.domain.model import (
@@ -34,6 +35,7 @@ from conveyor.service.schemas import (
     SpendBody,
     StatsBody,
     SubmitBody,
+    present,
 )
 
 PROBLEM_TYPE = "urn:conveyor:problem:"
@@ -56,15 +58,15 @@ def job_body(view: JobView) -> JobBody:
         status=job.status.value,
         format=job.format.value,
         zenrows_params=job.params,
-        external_id=job.external_id,
-        name=job.name,
-        metadata=job.metadata,
+        external_id=present(job.external_id),
+        name=present(job.name),
+        metadata=present(job.metadata),
         max_inflight=job.max_inflight,
         priority=job.priority,
         max_attempts=job.max_attempts,
         result_ttl_days=job.result_ttl_days,
-        callback=CallbackBody(job.callback.task_token) if job.callback is not None else None,
-        latest_run=run_body(view.latest_run) if view.latest_run is not None else None,
+        callback=CallbackBody(job.callback.task_token) if job.callback is not None else UNSET,
+        latest_run=run_body(view.latest_run) if view.latest_run is not None else UNSET,
         created_at=rfc3339(job.created_at),
         updated_at=rfc3339(job.updated_at),
     )
@@ -80,13 +82,13 @@ def run_body(run: Run) -> RunBody:
         status=run.status.value,
         trigger=run.trigger,
         stats=_stats_body(run.stats),
-        last_batch_received=run.last_batch_received if run.run_sequence == 1 else None,
-        pause_state="paused" if run.paused and run.status in LIVE_RUN_STATES else None,
-        ingest_status=run.ingest.status.value if run.ingest is not None else None,
+        last_batch_received=run.last_batch_received if run.run_sequence == 1 else UNSET,
+        pause_state="paused" if run.paused and run.status in LIVE_RUN_STATES else UNSET,
+        ingest_status=run.ingest.status.value if run.ingest is not None else UNSET,
         created_at=rfc3339(run.created_at),
         updated_at=rfc3339(run.updated_at),
-        failure_reason=run.failure_reason.value if failed and run.failure_reason else None,
-        failure_detail=run.failure_detail if failed else None,
+        failure_reason=run.failure_reason.value if failed and run.failure_reason else UNSET,
+        failure_detail=present(run.failure_detail if failed else None),
     )
 
 
@@ -95,7 +97,7 @@ def submit_body(job: Job, run: Run | None, *, accepted: int) -> SubmitBody:
     return SubmitBody(
         job_id=job.job_id,
         status=job.status.value,
-        latest_run=run_body(run) if run is not None else None,
+        latest_run=run_body(run) if run is not None else UNSET,
         accepted_tasks=accepted,
     )
 
@@ -134,16 +136,16 @@ def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultB
     result = task.result
     return ResultBody(
         task_id=task.task_id,
-        external_id=spec.external_id,
+        external_id=present(spec.external_id),
         run_id=task.run_id,
         url=spec.url,
-        metadata=spec.metadata,
-        method=spec.method if spec.method != "GET" else None,
+        metadata=present(spec.metadata),
+        method=spec.method if spec.method != "GET" else UNSET,
         status="expired" if expired else task.status.value,
-        type=result.format.value if result is not None else None,
-        result_url=result_url,
-        error=problem_body(task.error) if task.error is not None else None,
-        source_run_id=task.source_run_id,
+        type=result.format.value if result is not None else UNSET,
+        result_url=present(result_url),
+        error=problem_body(task.error) if task.error is not None else UNSET,
+        source_run_id=present(task.source_run_id),
         created_at=rfc3339(task.created_at),
         updated_at=rfc3339(task.updated_at),
     )
@@ -158,7 +160,7 @@ def history_body(events: list[Event]) -> HistoryBody:
                 ended_at=rfc3339(event.ended_at),
                 attempt=max(event.attempt, 1),
                 kind=event.kind.value,
-                error=problem_body(event.error) if event.error is not None else None,
+                error=problem_body(event.error) if event.error is not None else UNSET,
                 spend=_spend_body(event.spend),
             )
             for event in events
@@ -172,9 +174,9 @@ def problem_body(problem: Problem) -> ProblemBody:
         type=problem.type if _is_url(problem.type) else PROBLEM_TYPE + problem.code,
         title=problem.title,
         status=problem.status,
-        detail=problem.detail,
+        detail=present(problem.detail),
         code=problem.code,
-        instance=problem.instance,
+        instance=present(problem.instance),
     )
 
 
@@ -184,7 +186,7 @@ def _stats_body(stats: RunStats) -> StatsBody:
         completed=stats.completed,
         successful=stats.successful,
         failed=stats.failed,
-        failure_reasons=stats.failure_reasons or None,
+        failure_reasons=stats.failure_reasons or UNSET,
         spend=_spend_body(stats.spend),
     )
 

@@ -25,7 +25,7 @@ from conveyor.records.sharded_reads import START, ShardCursor, merge_page, task_
 from conveyor.service.context import Context
 from conveyor.service.links import LinkSigner, LinkTarget
 from conveyor.service.responses import history_body, problem_body, result_body
-from conveyor.service.schemas import HistoryBody, ProblemBody, ResultsPage
+from conveyor.service.schemas import HistoryBody, ProblemBody, ResultsPage, present
 from conveyor.service.schemas import ResultBody as ResultItem
 
 _MAC_LENGTH = 12
@@ -250,7 +250,7 @@ class Results:
         following = None
         if page.more:
             following = encode_run_position(self._cursors, run.run_id, page.positions, scope=scope)
-        return ResultsPage(await self._bodies(view.job, page.rows), following)
+        return ResultsPage(await self._bodies(view.job, page.rows), present(following))
 
     async def content(
         self, caller_id: str, job_id: str, run_id: str | None, task_id: str

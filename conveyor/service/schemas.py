@@ -1,216 +1,375 @@
-"""The schemas of answers. A field of None is left out of the JSON, never null."""
+"""The documents that answers hold, which also give the OpenAPI document its schemas.
+
+The docstring of a struct and the `Meta` of its fields are what callers read. A field that an answer
+may lack is UNSET then, and left out of the JSON: no field is ever null.
+"""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
 
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from conveyor.domain import text_rules
+from conveyor.domain.errors import ErrorCode
+from conveyor.domain.model import (
+    EventKind,
+    Format,
+    IngestStatus,
+    JobStatus,
+    RunFailure,
+    RunStatus,
+    TaskFailure,
+    TaskStatus,
+)
+from conveyor.domain.submission import MAX_TASK_TOKEN
 from conveyor.domain.timestamps import rfc3339
-from conveyor.ports.exports import Export
+from conveyor.ports.exports import Export, ExportFormat, ExportStatus
+
+ULID_PATTERN = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
+TASK_ID_PATTERN = "^[0-9A-HJKMNP-TV-Z]{26}$"
+EXTERNAL_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"
+
+Value = TypeVar("Value")
 
 
-class SpendBody(msgspec.Struct, frozen=True):
-    """An indicative cost."""
-
-    credits: int
-    cost: float
+def present(value: Value | None) -> Value | UnsetType:
+    """Turn a value that may be None into a field that may be left out."""
+    return UNSET if value is None else value
 
 
-class StatsBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The counters of a run."""
+def _text(description: str, **schema: Any) -> Meta:
+    return Meta(description=description, extra_json_schema=schema)
 
-    total: int
-    completed: int
-    successful: int
-    failed: int
-    failure_reasons: dict[str, int] | None = None
+
+def _count(description: str, *, least: int = 0) -> Meta:
+    return Meta(description=description, ge=least)
+
+
+def _ulid(description: str) -> Meta:
+    return Meta(description=description, pattern=ULID_PATTERN)
+
+
+def _words(words: Iterable[StrEnum | str], description: str) -> Meta:
+    return _text(description, enum=[str(word) for word in words])
+
+
+def _instant(description: str) -> Meta:
+    return _text(description, format="date-time")
+
+
+ExternalId = Annotated[
+    str,
+    Meta(
+        description="An id of the caller's own, shown wherever this is shown. Need not be unique.",
+        pattern=EXTERNAL_ID_PATTERN,
+    ),
+]
+Metadata = Annotated[
+    dict[str, Annotated[str, Meta(max_length=text_rules.MAX_METADATA_VALUE)]],
+    Meta(
+        description="Pairs of the caller's own. They are stored and shown, and sent nowhere.",
+        max_length=text_rules.MAX_METADATA_KEYS,
+        extra_json_schema={
+            "propertyNames": {
+                "pattern": rf"^[^\x00-\x1f\x7f-\x9f]{{1,{text_rules.MAX_METADATA_KEY}}}$"
+            }
+        },
+    ),
+]
+NextCursor = Annotated[
+    str, Meta(description="Send it as `cursor` to go on. Left out on the last page.")
+]
+FailureReasons = Annotated[
+    dict[str, Annotated[int, Meta(ge=1)]],
+    Meta(
+        description="Failed tasks by reason. Left out while there are none.",
+        extra_json_schema={"propertyNames": {"enum": [reason.value for reason in TaskFailure]}},
+    ),
+]
+
+
+class SpendBody(Struct, frozen=True):
+    """What was spent, as an indication: no bill is made of it."""
+
+    credits: Annotated[int, _count("Whole credits.")]
+    cost: Annotated[float, Meta(ge=0)]
+
+
+class StatsBody(Struct, frozen=True, kw_only=True):
+    """Counters of a run."""
+
+    total: Annotated[int, _count("Tasks of the run.")]
+    completed: Annotated[int, _count("Tasks that have ended: `successful` + `failed`.")]
+    successful: Annotated[int, _count("Tasks that brought back a body.")]
+    failed: Annotated[int, _count("Tasks that ended without one.")]
+    failure_reasons: FailureReasons | UnsetType = UNSET
     spend: SpendBody
 
 
-class RunBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A run. First runs have `last_batch_received`, paused ones `pause_state`, and runs whose rows
-    come later `ingest_status`."""
+class RunBody(Struct, frozen=True, kw_only=True):
+    """One execution of a job."""
 
-    run_id: str
-    job_id: str
-    run_sequence: int
-    status: str
-    trigger: str
+    run_id: Annotated[str, _ulid("The run.")]
+    job_id: Annotated[str, _ulid("Its job.")]
+    run_sequence: Annotated[int, _count("Counts from 1.", least=1)]
+    status: Annotated[
+        str,
+        _words(
+            RunStatus,
+            "`pending` is an open job's run with nothing to do; it and `running` may still "
+            "change, the others never do (but for deletion).",
+        ),
+    ]
+    trigger: Annotated[str, _words(["manual", "scheduled"], "What set the run going.")]
     stats: StatsBody
-    last_batch_received: bool | None = None
-    pause_state: str | None = None
-    ingest_status: str | None = None
-    created_at: str
-    updated_at: str
-    failure_reason: str | None = None
-    failure_detail: str | None = None
+    last_batch_received: (
+        Annotated[bool, Meta(description="Told of first runs: whether no further task can come.")]
+        | UnsetType
+    ) = UNSET
+    pause_state: (
+        Annotated[str, _words(["paused"], "There while the run is paused.")] | UnsetType
+    ) = UNSET
+    ingest_status: (
+        Annotated[
+            str,
+            _words(
+                IngestStatus,
+                "There where the tasks are written after the answer: `pending` until all are.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    created_at: Annotated[str, _instant("When the run was made.")]
+    updated_at: Annotated[str, _instant("When it last changed.")]
+    failure_reason: Annotated[str, _words(RunFailure, "Why the whole run failed.")] | UnsetType = (
+        UNSET
+    )
+    failure_detail: (
+        Annotated[str, Meta(description="The same in a sentence.", max_length=500)] | UnsetType
+    ) = UNSET
 
 
-class CallbackBody(msgspec.Struct, frozen=True):
-    """The callback named in the submit; `repr` does not show the token."""
+class CallbackBody(Struct, frozen=True):
+    """A state machine of Step Functions that waits for the end of the first run."""
 
-    task_token: str
+    task_token: Annotated[
+        str,
+        Meta(
+            description="What it waits with. Whoever holds it can end that step.",
+            min_length=1,
+            max_length=MAX_TASK_TOKEN,
+            pattern="^[!-~]+$",
+        ),
+    ]
 
     def __repr__(self) -> str:
         return "CallbackBody(task_token='…')"
 
 
-class JobBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class JobBody(Struct, frozen=True, kw_only=True):
     """A job with its latest run."""
 
-    job_id: str
-    type: str
-    status: str
-    format: str
-    zenrows_params: dict[str, str]
-    external_id: str | None = None
-    name: str | None = None
-    metadata: dict[str, str] | None = None
-    max_inflight: int
-    priority: int
-    max_attempts: int
-    result_ttl_days: int
-    callback: CallbackBody | None = None
-    latest_run: RunBody | None = None
-    created_at: str
-    updated_at: str
+    job_id: Annotated[str, _ulid("The job.")]
+    type: Annotated[str, _words(["regular"], "Always `regular`.")]
+    status: Annotated[str, _words(JobStatus, "`deleted` while the job is being scrubbed.")]
+    format: Annotated[str, _words(Format, "The form of result bodies, told by the parameters.")]
+    zenrows_params: Annotated[dict[str, str], Meta(description="The job's parameters, as text.")]
+    external_id: ExternalId | UnsetType = UNSET
+    name: Annotated[str, Meta(description="The label given at submit.")] | UnsetType = UNSET
+    metadata: Metadata | UnsetType = UNSET
+    max_inflight: Annotated[int, _count("As submitted.")]
+    priority: Annotated[int, _count("As submitted.")]
+    max_attempts: Annotated[int, _count("As submitted.")]
+    result_ttl_days: Annotated[int, _count("As submitted.")]
+    callback: CallbackBody | UnsetType = UNSET
+    latest_run: RunBody | UnsetType = UNSET
+    created_at: Annotated[str, _instant("When the job was submitted.")]
+    updated_at: Annotated[str, _instant("When it last changed.")]
 
 
-class JobsPage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A page of jobs."""
+class JobsPage(Struct, frozen=True):
+    """Jobs, newest first."""
 
     jobs: list[JobBody]
-    next_cursor: str | None = None
+    next_cursor: NextCursor | UnsetType = UNSET
 
 
-class RunsPage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A page of runs."""
+class RunsPage(Struct, frozen=True):
+    """Runs, newest first."""
 
     runs: list[RunBody]
-    next_cursor: str | None = None
+    next_cursor: NextCursor | UnsetType = UNSET
 
 
-class SubmitBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The answer to a submit."""
+class SubmitBody(Struct, frozen=True, kw_only=True):
+    """What a submit made."""
 
-    job_id: str
-    status: str
-    latest_run: RunBody | None = None
-    accepted_tasks: int
+    job_id: Annotated[str, _ulid("The new job.")]
+    status: Annotated[str, _words(JobStatus, "Open or closed, as asked.")]
+    latest_run: RunBody | UnsetType = UNSET
+    accepted_tasks: Annotated[int, _count("How many tasks were written.")]
 
 
-class AddTasksBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to an addition of tasks."""
+class AddTasksBody(Struct, frozen=True, kw_only=True):
+    """What adding tasks did."""
 
-    accepted_tasks: int
-    job_status: str
+    accepted_tasks: Annotated[int, _count("How many tasks were written.")]
+    job_status: Annotated[str, _words(JobStatus, "Closed after a last batch.")]
     latest_run: RunBody
 
 
-class RerunBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a rerun."""
+class RerunBody(Struct, frozen=True, kw_only=True):
+    """What a rerun made."""
 
-    job_id: str
-    status: str
+    job_id: Annotated[str, _ulid("The job.")]
+    status: Annotated[str, _words(JobStatus, "Closed: a rerun closes an open job.")]
     latest_run: RunBody
-    rerun_of: str
-    retried_tasks: int
-    inherited_tasks: int
+    rerun_of: Annotated[str, _ulid("The run that was replayed.")]
+    retried_tasks: Annotated[int, _count("Tasks that start afresh.")]
+    inherited_tasks: Annotated[int, _count("Tasks taken over with their outcome.")]
 
 
-class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The problem of a task, as RFC 9457 writes it."""
+class ProblemBody(Struct, frozen=True, kw_only=True):
+    """A problem document (RFC 9457)."""
 
-    type: str
-    title: str
-    status: int
-    detail: str | None = None
-    code: str
-    instance: str | None = None
-
-
-class ResultBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """One task in a list of results, without its POST body."""
-
-    task_id: str
-    external_id: str | None = None
-    run_id: str
-    url: str
-    metadata: dict[str, str] | None = None
-    method: str | None = None
-    status: str
-    type: str | None = None
-    result_url: str | None = None
-    error: ProblemBody | None = None
-    source_run_id: str | None = None
-    created_at: str
-    updated_at: str
+    type: Annotated[str, _text("Names the kind of problem.", format="uri")]
+    title: Annotated[str, Meta(description="The kind of problem in words.")]
+    status: Annotated[int, Meta(description="The status of the answer.")]
+    detail: Annotated[str, Meta(description="What went wrong this time.")] | UnsetType = UNSET
+    code: Annotated[
+        str,
+        Meta(
+            description="Stable; decide by it. Problems of tasks may carry codes of the scraping "
+            f"engine. Ours: {', '.join(code.value for code in ErrorCode)}."
+        ),
+    ]
+    instance: Annotated[str, Meta(description="The request that met the problem.")] | UnsetType = (
+        UNSET
+    )
 
 
-class ResultsPage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A page of results, in submission order."""
+class ResultBody(Struct, frozen=True, kw_only=True, gc=False):
+    """One task of a run, and what became of it."""
+
+    # The body of a POST is never listed.
+    task_id: Annotated[str, Meta(description="The task.", pattern=TASK_ID_PATTERN)]
+    external_id: ExternalId | UnsetType = UNSET
+    run_id: Annotated[str, _ulid("The run that this row stands in.")]
+    url: Annotated[str, Meta(description="As submitted.")]
+    metadata: Metadata | UnsetType = UNSET
+    method: Annotated[str, _words(["POST"], "Left out for GET.")] | UnsetType = UNSET
+    status: Annotated[
+        str,
+        _words(
+            [*TaskStatus, "expired"],
+            "`expired` is a successful task whose body is past its retention.",
+        ),
+    ]
+    type: Annotated[str, _words(Format, "The form of the body.")] | UnsetType = UNSET
+    result_url: (
+        Annotated[
+            str,
+            _text("A signed link to the body, good for a while and without a key.", format="uri"),
+        ]
+        | UnsetType
+    ) = UNSET
+    error: ProblemBody | UnsetType = UNSET
+    source_run_id: (
+        Annotated[str, _ulid("The run that owns the body of an inherited row.")] | UnsetType
+    ) = UNSET
+    created_at: Annotated[str, _instant("When the row was made.")]
+    updated_at: Annotated[str, _instant("When it last changed: for an ended task, when it ended.")]
+
+
+class ResultsPage(Struct, frozen=True):
+    """Results in submission order. A filtered page may be short, or empty, and still go on."""
 
     results: list[ResultBody]
-    next_cursor: str | None = None
+    next_cursor: NextCursor | UnsetType = UNSET
 
 
-class EventBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One line of a task's history. `kind` is attempt or interruption."""
+class EventBody(Struct, frozen=True, kw_only=True):
+    """One line of a task's history."""
 
-    started_at: str
-    ended_at: str
-    attempt: int
-    kind: str
-    error: ProblemBody | None = None
+    started_at: Annotated[str, _instant("When it began.")]
+    ended_at: Annotated[str, _instant("When it ended.")]
+    attempt: Annotated[int, _count("Counts from 1.", least=1)]
+    kind: Annotated[
+        str,
+        _words(EventKind, "An interruption is a worker that went away; it uses up no attempt."),
+    ]
+    error: ProblemBody | UnsetType = UNSET
     spend: SpendBody
 
 
-class HistoryBody(msgspec.Struct, frozen=True):
-    """The history of a task, oldest line first."""
+class HistoryBody(Struct, frozen=True):
+    """What happened to a task, oldest line first."""
 
     events: list[EventBody]
 
 
-class UploadBody(msgspec.Struct, frozen=True):
-    """The request that uploads the file: the method, the link, and headers to send exactly as
-    given."""
+class UploadBody(Struct, frozen=True):
+    """How the file is sent. Until the link ends it may be sent again."""
 
-    method: str
-    url: str
-    headers: dict[str, str]
-    expires_at: str
+    method: Annotated[str, _words(["PUT"], "How the file is sent.")]
+    url: Annotated[str, _text("A signed link: no key is needed.", format="uri")]
+    headers: Annotated[
+        dict[str, str],
+        Meta(description="Headers to send with these very values: the link is bound to them."),
+    ]
+    expires_at: Annotated[str, _instant("When the link ends.")]
 
 
-class JobInputBody(msgspec.Struct, frozen=True):
-    """A slot; `expires_at` is the end of the slot and of the file in it."""
+class JobInputBody(Struct, frozen=True):
+    """A slot for one file."""
 
-    file_input_id: str
+    file_input_id: Annotated[str, _ulid("What a submit names the file by.")]
     upload: UploadBody
-    expires_at: str
+    expires_at: Annotated[str, _instant("When the slot and its file are removed.")]
 
 
-class StartExportBody(msgspec.Struct, frozen=True, kw_only=True):
-    """An export that was just requested."""
-
-    export_id: str
-    status: str
-    created_at: str
-    expires_at: str
+ExportId = Annotated[str, _ulid("What the export is polled by.")]
+ExportState = Annotated[str, _words(ExportStatus, "How far it is.")]
+ExportStart = Annotated[str, _instant("When it was asked for.")]
+ExportEnd = Annotated[str, _instant("When it is removed; from then on it is not found.")]
 
 
-class ExportBody(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An export as a poll sees it. `format` is an addition to the contract."""
+class StartExportBody(Struct, frozen=True, kw_only=True):
+    """An export that was just asked for."""
 
-    export_id: str
-    status: str
-    format: str
-    error: str | None = None
-    download_url: str | None = None
-    created_at: str
-    expires_at: str
+    export_id: ExportId
+    status: ExportState
+    created_at: ExportStart
+    expires_at: ExportEnd
+
+
+class ExportBody(Struct, frozen=True, kw_only=True):
+    """An export of a run's results."""
+
+    export_id: ExportId
+    status: ExportState
+    # Not asked for by the contract.
+    format: Annotated[str, _words(ExportFormat, "Its form.")]
+    error: Annotated[str, Meta(description="Why it failed; stable.")] | UnsetType = UNSET
+    download_url: (
+        Annotated[
+            str,
+            _text(
+                "Where a completed export is fetched, with no key. Fresh on each poll.",
+                format="uri",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    created_at: ExportStart
+    expires_at: ExportEnd
 
 
 def start_export_body(export: Export) -> StartExportBody:
-    """Build the answer for a new export."""
+    """Build the answer to the start of an export."""
     return StartExportBody(
         export_id=export.export_id,
         status=export.status.value,
@@ -220,13 +379,13 @@ def start_export_body(export: Export) -> StartExportBody:
 
 
 def export_body(export: Export, *, download_url: str | None) -> ExportBody:
-    """Build the answer to a poll."""
+    """Build the answer to a poll of an export."""
     return ExportBody(
         export_id=export.export_id,
         status=export.status.value,
         format=export.format.value,
-        error=export.error,
-        download_url=download_url,
+        error=present(export.error),
+        download_url=present(download_url),
         created_at=rfc3339(export.created_at),
         expires_at=rfc3339(export.expires_at),
     )
