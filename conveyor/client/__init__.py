@@ -1,1 +1,1 @@
-"""What the command line uses to talk to a server: HTTP in, files and a terminal out."""
+"""Talks to a server for the command line: HTTP on one side, files and a terminal on the other."""

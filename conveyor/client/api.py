@@ -1,4 +1,5 @@
-"""The HTTP client: one method an operation, problem documents as exceptions, bounded retries."""
+"""HTTP client of a server: one method for each operation, problem documents as exceptions, bounded
+retries."""
 
 from __future__ import annotations
 
@@ -47,10 +48,10 @@ Reply = TypeVar("Reply")
 
 
 class ClientClock(Protocol):
-    """The part of a clock that a client needs; seconds throughout."""
+    """The part of a clock that the client needs; all values are seconds."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary origin."""
+        """Return seconds from an arbitrary origin."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -58,12 +59,12 @@ class ClientClock(Protocol):
         ...
 
     def token(self, length: int) -> bytes:
-        """Unpredictable bytes, for idempotency keys."""
+        """Return unpredictable bytes, for idempotency keys."""
         ...
 
 
 def base_url(server: str) -> str:
-    """The `/v1` address of a server named as a URL or as host:port. Raises ClientError."""
+    """Build the `/v1` address of a server given as a URL or as host:port. Raises ClientError."""
     text = server if "://" in server else f"http://{server}"
     try:
         url = httpx.URL(text)
@@ -105,8 +106,10 @@ def _last_outcome(state: RetryCallState) -> Any:
 
 @asynccontextmanager
 async def connect(server: str, api_key: str, pace: ClientClock) -> AsyncIterator[Api]:
-    """A client of the server, its connections closed at the end. Raises ClientError for an address
-    or a key that cannot be used; nothing is sent yet."""
+    """Open a client of the server and close its connections at the end.
+
+    Raises ClientError for an unusable address or key. Sends nothing yet.
+    """
     address = base_url(server)
     if not api_key or not api_key.isascii() or not api_key.isprintable():
         raise ClientError("the API key must be printable ASCII")
@@ -118,14 +121,17 @@ async def connect(server: str, api_key: str, pace: ClientClock) -> AsyncIterator
 
 
 class Api:
-    """A server's operations. Every method raises ServerUnreachable, ServerRefused, or ClientError
-    where the answer is not one of a Conveyor server."""
+    """The operations of a server.
+
+    Every method raises ServerUnreachable, ServerRefused, or ClientError if the answer does not come
+    from a Conveyor server.
+    """
 
     def __init__(self, address: str, api_key: str, pace: ClientClock) -> None:
         self.address = address
         self.pace = pace
         url = httpx.URL(address)
-        # A proxy from the environment has no business between two programs of one machine.
+        # Two programs of one machine need no proxy from the environment between them.
         self._trust_env = not _loopback(url.host)
         self._keyed = httpx.AsyncClient(
             headers={"X-API-Key": api_key, "Accept": "application/json"},
@@ -145,21 +151,21 @@ class Api:
     async def submit(
         self, body: Mapping[str, Any], *, idempotency_key: str
     ) -> tuple[SubmitReply, bool]:
-        """Create a job. Also tells whether the answer is a replay of an earlier one."""
+        """Create a job; return the answer, and whether it repeats an earlier one."""
         response = await self._send("POST", "/jobs", body=body, idempotency_key=idempotency_key)
         replayed = response.headers.get("Idempotency-Replayed") == "true"
         return self._decode(response, SubmitReply), replayed
 
     async def create_input(self, slot: Mapping[str, Any]) -> InputReply:
-        """A slot for a file of tasks; one that is never filled goes away by itself."""
+        """Create a slot for a file of tasks; an unused slot expires by itself."""
         return self._decode(await self._send("POST", "/job_inputs", body=slot), InputReply)
 
     async def upload(
         self, upload: UploadReply, size: int, content: Callable[[], AsyncIterator[bytes]]
     ) -> None:
-        """Send a file of `size` bytes to its slot; `content` gives it from its start, each time.
+        """Send a file of `size` bytes to its slot, without the API key.
 
-        The key is not sent.
+        Each call of `content` yields the file from its start.
         """
 
         def build() -> httpx.Request:
@@ -176,12 +182,12 @@ class Api:
             raise ClientError("the upload link is not a URL") from None
 
     async def start_export(self, job_id: str, run_id: str, *, form: str) -> ExportReply:
-        """Have an export of a run made, in the form zip, jsonl, csv or parquet."""
+        """Start an export of a run as zip, jsonl, csv or parquet."""
         path = f"{_run_path(job_id, run_id)}/exports"
         return self._decode(await self._send("POST", path, query={"format": form}), ExportReply)
 
     async def export(self, job_id: str, run_id: str, export_id: str) -> ExportReply:
-        """An export as it is now."""
+        """Read an export."""
         path = f"{_run_path(job_id, run_id)}/exports/{_quoted(export_id)}"
         return self._decode(await self._send("GET", path), ExportReply)
 
@@ -193,16 +199,16 @@ class Api:
         await self._send("POST", path, body=body, idempotency_key=idempotency_key)
 
     async def jobs(self, *, limit: int, status: str | None, cursor: str | None) -> JobsReply:
-        """One page of jobs, newest first; `limit` is 1 to 100."""
+        """Read one page of jobs, newest first; `limit` is 1 to 100."""
         query = {"limit": str(limit), "status": status, "cursor": cursor}
         return self._decode(await self._send("GET", "/jobs", query=query), JobsReply)
 
     async def job(self, job_id: str) -> JobReply:
-        """A job with its latest run."""
+        """Read a job with its latest run."""
         return self._decode(await self._send("GET", f"/jobs/{_quoted(job_id)}"), JobReply)
 
     async def run(self, job_id: str, run_id: str) -> RunReply:
-        """A run with its counters."""
+        """Read a run with its counters."""
         return self._decode(await self._send("GET", _run_path(job_id, run_id)), RunReply)
 
     async def change_run(self, job_id: str, verb: str) -> RunReply:
@@ -224,7 +230,7 @@ class Api:
     async def results(
         self, job_id: str, *, run_id: str | None = None, status: str | None = None
     ) -> AsyncIterator[tuple[ResultRow, bytes]]:
-        """Every row of a run (the latest by default) in submission order, and its JSON."""
+        """Yield every row of a run (the latest by default) in submission order, with its JSON."""
         path = _run_path(job_id, run_id) if run_id else f"/jobs/{_quoted(job_id)}"
         query = {"status": status, "limit": "1000", "cursor": None}
         while True:
@@ -239,9 +245,9 @@ class Api:
 
     @asynccontextmanager
     async def download(self, url: str) -> AsyncIterator[httpx.Response]:
-        """A body by its signed link, to be streamed raw; the key is not sent.
+        """Open a body by its signed link for raw streaming, without sending the key.
 
-        Raises ClientError for any answer but 200, httpx.TransportError while reading.
+        Raises ClientError for any status but 200, httpx.TransportError while reading.
         """
         try:
             async with self._fetcher().stream("GET", url) as response:
@@ -251,7 +257,7 @@ class Api:
         except httpx.InvalidURL:
             raise ClientError("the result link is not a URL") from None
         except httpx.TransportError as error:
-            # Of a name that is not resolved the system's own words do not even say the name.
+            # The system's message for an unresolved name does not include the name.
             host, reason = httpx.URL(url).netloc.decode("ascii"), str(error) or type(error).__name__
             raise type(error)(f"{host}: {reason}") from None
 
@@ -331,7 +337,7 @@ class Api:
     def _refusal(self, response: httpx.Response) -> ClientError:
         problem = _problem(response)
         if problem is None:
-            # Whatever stands before a server may be in trouble, and say so in its own way.
+            # A proxy in front of the server may fail with an answer of its own.
             if response.status_code != 429 and response.status_code < 500:
                 return self._stranger()
             title = f"{printable(self.address)} answered without a reason"
@@ -370,7 +376,7 @@ def _refused(status: int, problem: RefusalReply) -> ServerRefused:
 
 
 def _upload_refusal(response: httpx.Response) -> ClientError:
-    """A store that is no Conveyor server may take the file, and refuses it in its own way."""
+    """Describe a refused upload: the store behind the link need not be a Conveyor server."""
     status = response.status_code
     title = f"the upload link answered {status}"
     return _refused(status, _problem(response) or RefusalReply(title=title, code="internal"))
@@ -385,7 +391,7 @@ def _transient(response: httpx.Response, refused: Callable[[httpx.Response], Cli
 
 
 def _is_no_http(error: httpx.RequestError) -> bool:
-    # A hang-up halfway is of the same kind, but may be tried again.
+    # A hang-up in the middle raises the same class, but a retry may help.
     return isinstance(error, httpx.RemoteProtocolError) and "illegal" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""What each command does, from a connection to an exit code."""
+"""The commands of the client, from an open connection to an exit code."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ JOBS_HEADER = f"{'job':<26}  {'created, UTC':<19}  {'state':<10}  tasks, name"
 
 
 class ServerTarget(msgspec.Struct, frozen=True):
-    """The server to talk to, the key to show it, and the clock to wait by.
+    """The server of a command, the API key and the clock.
 
-    `named` is the server as the command line gave it, None where it gave none. One that does not
-    last is not there for another command.
+    `named` is the server as given on the command line, None if it was not given. A server with
+    `lasts` unset ends with the command, so no other command can use it.
     """
 
     server: str
@@ -50,12 +50,12 @@ class ServerTarget(msgspec.Struct, frozen=True):
         return f"Target({printable(self.server)})"
 
     def command(self, *words: str, out: Path | str | None = None) -> str:
-        """A command for the same server, to show to the person at the terminal."""
+        """Build a command for the same server, to show to the user."""
         return command(*words, server=self.named, out=out)
 
 
 class Following(msgspec.Struct, frozen=True):
-    """What to do at the end of a run: where bodies go, of which tasks; and the words of the
+    """What to do when a run has ended: download the bodies of which tasks to where. `words` is the
     command that does the same."""
 
     words: tuple[str, ...]
@@ -64,17 +64,17 @@ class Following(msgspec.Struct, frozen=True):
 
 
 class Terminal:
-    """What is printed, and the line to leave behind if the person interrupts."""
+    """Prints output, and holds the line to print if the user interrupts."""
 
     def __init__(self) -> None:
         self.farewell = "interrupted"
 
     def say(self, line: str) -> None:
-        """A line for whoever reads the output."""
+        """Print a line of the output."""
         print(line, flush=True)
 
     def warn(self, line: str) -> None:
-        """A line that is not part of the output."""
+        """Print a line that is not part of the output."""
         print(line, file=sys.stderr, flush=True)
 
 
@@ -88,8 +88,10 @@ async def submit_tasks(
     watch: bool = False,
     out: Path | None = None,
 ) -> int:
-    """Create a job over tasks, or over those of a file; with `watch` or `out` follow it to its end,
-    with `out` bring its results."""
+    """Create a job from tasks or from a file of tasks.
+
+    With `watch` or `out`, follow it to its end; with `out`, download its results too.
+    """
     _prepare(out)
     async with connect(target.server, target.api_key, target.pace) as api:
         reply = await make_job(api, terminal, tasks, options, idempotency_key=idempotency_key)
@@ -108,7 +110,7 @@ async def make_job(
     *,
     idempotency_key: str | None = None,
 ) -> SubmitReply:
-    """Create a job and say so."""
+    """Create a job and print its id."""
     terminal.farewell = "interrupted before the job was whole"
     if isinstance(tasks, OpenInput):
         with meter_for(sys.stderr, api.pace) as meter:
@@ -143,7 +145,7 @@ async def rerun_job(
     watch: bool,
     out: Path | None,
 ) -> int:
-    """Run a job again, all of it or the tasks in `status`."""
+    """Run a job again: all tasks, or those in `status`."""
     _prepare(out)
     async with connect(target.server, target.api_key, target.pace) as api:
         key = target.pace.token(16).hex()
@@ -158,17 +160,17 @@ async def rerun_job(
 
 
 def _prepare(out: Path | None) -> None:
-    # Not when the run is over: it may have taken hours.
+    # Check now rather than at the end of a run that may take hours.
     if out is not None:
         prepare(out)
 
 
 @contextmanager
 def about(job_id: str) -> Iterator[None]:
-    """Have refusals name the job."""
+    """Name the job in every refusal."""
     shown = printable(job_id) or "''"
     if not job_id.strip("."):
-        # As a part of a path it would name something else.
+        # In a path it would name something else.
         raise ClientError(f"no such job: {shown}")
     try:
         yield
@@ -185,8 +187,7 @@ def _watching(job_id: str, out: Path | None) -> Following:
 async def follow_to_end(
     api: Api, target: ServerTarget, terminal: Terminal, run: RunReply, end: Following
 ) -> int:
-    """Watch a run until it is over, say how it ended and do what is to be done then; the exit
-    code."""
+    """Watch a run until it ends, print its summary, download if asked; return the exit code."""
     back = target.command(*end.words, out=end.out)
     terminal.farewell = f"interrupted; the job goes on. Come back with: {back}"
     started = api.pace.monotonic()
@@ -226,7 +227,7 @@ async def _warn_of_failures(
 async def _bring(
     api: Api, target: ServerTarget, terminal: Terminal, run: RunReply, end: Following
 ) -> int:
-    """Download into the directory and say so; the exit code."""
+    """Download into the directory and print the result; return the exit code."""
     assert end.out is not None
     words = ("results", *end.words[1:])
     again = target.command(*words, out=end.out)
@@ -254,7 +255,7 @@ async def show_results(
 async def fetch_results(
     target: ServerTarget, terminal: Terminal, job_id: str, *, out: Path, status: str | None
 ) -> int:
-    """Bring the bodies of the latest run, once it is over, into a directory."""
+    """Download the bodies of the latest run into a directory, once the run has ended."""
     _prepare(out)
     only = () if status is None else ("--status", status)
     end = Following(words=("results", job_id, *only), out=out, status=status)
@@ -318,7 +319,7 @@ def _job_line(job: JobReply) -> str:
 async def change_runs(
     target: ServerTarget, terminal: Terminal, job_ids: Sequence[str], verb: str
 ) -> int:
-    """Stop, pause or resume the latest run of each job, in order, until one refuses."""
+    """Stop, pause or resume the latest run of each job, in order, until the server refuses one."""
     async with connect(target.server, target.api_key, target.pace) as api:
         for job_id in job_ids:
             with about(job_id):
@@ -329,7 +330,7 @@ async def change_runs(
 
 
 async def remove_jobs(target: ServerTarget, terminal: Terminal, job_ids: Sequence[str]) -> int:
-    """Delete jobs with everything they hold."""
+    """Delete jobs with all their runs and results."""
     async with connect(target.server, target.api_key, target.pace) as api:
         for job_id in job_ids:
             with about(job_id):

@@ -1,6 +1,6 @@
-"""Bringing result bodies into a directory, several at a time, each streamed.
+"""Download result bodies into a directory: several at a time, each streamed into its own file.
 
-File names for results: portable, unique, and never outside the directory asked for.
+File names are portable, unique, and never lead out of the directory.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _RESERVED = frozenset(
 
 
 def extension(result_format: str | None, content_type: str) -> str:
-    """The extension for a body, with its dot.
+    """Choose the extension for a body, with its dot.
 
-    The format decides; for `html`, which is also what a plain fetch of anything is called, the
-    Content-Type may say better.
+    The format decides, except for `html`: the server calls any plain fetch `html`, so there the
+    Content-Type decides.
     """
     media_type = content_type.partition(";")[0].strip().lower()
     if result_format in (None, "html"):
@@ -69,10 +69,11 @@ def extension(result_format: str | None, content_type: str) -> str:
 
 
 def portable(text: str) -> str:
-    """The text as a file name that every common file system takes.
+    """Turn a text into a file name that every common file system accepts.
 
-    ASCII letters, digits, `.`, `_` and `-` only; no dot at either end, no leading hyphen, no name
-    that Windows reserves; at most 120 characters, a cut one ending in a part of its hash.
+    The name has ASCII letters, digits, `.`, `_` and `-` only, no dot at either end, no leading
+    hyphen, and is not reserved by Windows. It is at most 120 characters long; a longer one is cut
+    and ends in a part of its hash.
     """
     name = _UNPORTABLE.sub("_", text).strip(".")
     if name.startswith("-") or name.partition(".")[0].lower() in _RESERVED:
@@ -84,18 +85,18 @@ def portable(text: str) -> str:
 
 
 class FileNames:
-    """Gives out file names that stay apart where upper and lower case are the same."""
+    """Hands out file names that stay unique on file systems that ignore case."""
 
     def __init__(self) -> None:
         self._claimed: dict[str, int] = {}
         self._given: dict[str, int] = {}
 
     def claim(self, text: str) -> str:
-        """The name for a text before its extension is known, numbered from 2 where it is taken."""
+        """Claim a name for a text before its extension is known, numbered from 2 if it is taken."""
         return _apart(*_split(portable(text)), self._claimed)
 
     def give(self, claimed: str, suffix: str) -> str:
-        """The whole name of what was claimed; an extension that it has already is not doubled."""
+        """Complete a claimed name with its extension, without doubling one that it already has."""
         base, known = _split(claimed)
         same = known.lower() == suffix
         return _apart(base if same else claimed, suffix, self._given)
@@ -108,7 +109,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _apart(base: str, suffix: str, taken: dict[str, int]) -> str:
-    """A name not taken yet; `taken` holds, by name, the number to try next."""
+    """Find a free name; `taken` maps each name to the next number to try."""
     wanted = (base + suffix).lower()
     name = base + suffix
     number = taken.get(wanted, 2)
@@ -122,9 +123,9 @@ def _apart(base: str, suffix: str, taken: dict[str, int]) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write aside, which takes the name `path` once complete.
+    """Open a temporary file beside `path`, and rename it to `path` once it is complete.
 
-    What was aside is removed if anything goes wrong; a file that had the name stays until then.
+    On an error the temporary file is removed; an existing file at `path` stays until the rename.
     """
     aside = path.with_name(f".{path.name}.part")
     aside.unlink(missing_ok=True)
@@ -142,7 +143,7 @@ ATTEMPTS = 3
 
 @dataclass(slots=True)
 class Downloads:
-    """What a download brought: files written, and a line for each body that did not come."""
+    """Counts the files written, and holds a line for each body that could not be downloaded."""
 
     files: int = 0
     unsuccessful_tasks: int = 0
@@ -150,7 +151,7 @@ class Downloads:
 
 
 def prepare(directory: Path) -> None:
-    """Make a directory and see that files can be put into it. Raises ClientError."""
+    """Make a directory and check that files can be written into it. Raises ClientError."""
     try:
         _make(directory)
         with TemporaryFile(dir=directory):
@@ -162,10 +163,10 @@ def prepare(directory: Path) -> None:
 async def download(
     api: Api, job_id: str, directory: Path, *, run_id: str | None = None, status: str | None = None
 ) -> Downloads:
-    """Write the body of every successful task of a run into `directory`, which is made.
+    """Write the body of every successful task of a run into `directory`, creating it.
 
-    Files are named by external id, else task id; one of the same name is replaced. Raises
-    ClientError where the directory cannot be written.
+    Files are named by external id, else by task id, and replace existing ones. Raises ClientError
+    if the directory cannot be written.
     """
     run = _Downloader(api, directory)
     try:
@@ -188,7 +189,7 @@ async def download(
 
 
 class _Downloader:
-    """What the transfers of one download share."""
+    """State shared by the transfers of one download."""
 
     def __init__(self, api: Api, directory: Path) -> None:
         self.slots = anyio.Semaphore(CONNECTIONS)
@@ -222,7 +223,7 @@ def _make(directory: Path) -> None:
 
 
 def _plain(directory: Path, errors: BaseExceptionGroup) -> BaseException:
-    """The one error worth telling out of a group."""
+    """Pick the one error of a group to report."""
     for error in errors.exceptions:
         if isinstance(error, ClientError):
             return error

@@ -1,7 +1,4 @@
-"""What can go wrong between the command line and a server.
-
-Why the server refuses a task, in words for people.
-"""
+"""Errors of the client, and sentences for the tasks that a server refuses."""
 
 from __future__ import annotations
 
@@ -9,31 +6,31 @@ from conveyor.client.output import printable
 from conveyor.client.wire import InvalidTaskReply
 from conveyor.domain.errors import InvalidTaskReason
 
-_NO_WEB_URL = "not a URL that starts with http:// or https://"
+_NO_WEB_URL = "URL must start with http:// or https://"
 
 SENTENCES = {
     InvalidTaskReason.UNSUPPORTED_SCHEME: _NO_WEB_URL,
-    InvalidTaskReason.MALFORMED_URL: "not a well-formed URL",
-    InvalidTaskReason.MISSING_HOST: "a URL without a host",
-    InvalidTaskReason.URL_TOO_LONG: "a URL that is too long",
+    InvalidTaskReason.MALFORMED_URL: "malformed URL",
+    InvalidTaskReason.MISSING_HOST: "URL has no host",
+    InvalidTaskReason.URL_TOO_LONG: "URL is too long",
     InvalidTaskReason.METADATA_TOO_LARGE: "too much metadata",
-    InvalidTaskReason.METADATA_KEY_INVALID: "not a key that metadata may have",
+    InvalidTaskReason.METADATA_KEY_INVALID: "invalid metadata key",
     InvalidTaskReason.INVALID_EXTERNAL_ID: (
-        "not an external id, which is 1 to 128 letters, digits, dots, hyphens and underscores"
+        "external id must be 1 to 128 letters, digits, dots, hyphens and underscores"
     ),
-    InvalidTaskReason.UNSUPPORTED_METHOD: "not a method that is offered, which are GET and POST",
-    InvalidTaskReason.BODY_NOT_ALLOWED: "a body goes with the method POST only",
-    InvalidTaskReason.BODY_TOO_LARGE: "a body that is too large",
-    InvalidTaskReason.BODY_MALFORMED: "a body that cannot be written as JSON or UTF-8",
-    InvalidTaskReason.METHOD_PARAM_CONFLICT: "not a scraper parameter that goes with POST",
-    InvalidTaskReason.UNKNOWN_PARAM: "not a scraper parameter that is known",
-    InvalidTaskReason.INVALID_PARAM_VALUE: "a scraper parameter with a value it does not take",
-    InvalidTaskReason.INVALID_ARGUMENT: "not as a task may be: a wrong type, or too large",
+    InvalidTaskReason.UNSUPPORTED_METHOD: "method must be GET or POST",
+    InvalidTaskReason.BODY_NOT_ALLOWED: "only POST may have a body",
+    InvalidTaskReason.BODY_TOO_LARGE: "body is too large",
+    InvalidTaskReason.BODY_MALFORMED: "body cannot be written as JSON or UTF-8",
+    InvalidTaskReason.METHOD_PARAM_CONFLICT: "scraper parameter cannot be used with POST",
+    InvalidTaskReason.UNKNOWN_PARAM: "unknown scraper parameter",
+    InvalidTaskReason.INVALID_PARAM_VALUE: "invalid value of a scraper parameter",
+    InvalidTaskReason.INVALID_ARGUMENT: "wrong type, or task too large",
 }
 
 
 def sentence(bad: InvalidTaskReply) -> str:
-    """What is wrong with the value of a refused task; a reason not known here stays a code."""
+    """Say what is wrong with a refused task; an unknown reason is shown as its code."""
     if bad.reason == InvalidTaskReason.MALFORMED_URL and not _is_web_url(bad.value or ""):
         return _NO_WEB_URL
     known = bad.reason in frozenset(InvalidTaskReason)
@@ -45,15 +42,15 @@ def _is_web_url(text: str) -> bool:
 
 
 class ClientError(Exception):
-    """A sentence for the person at the terminal; never holds a key."""
+    """A sentence for the user; it never holds a key."""
 
 
 class ServerUnreachable(ClientError):
-    """No connection, or one that broke before the answer."""
+    """There is no connection, or it broke before the answer."""
 
 
 class ServerRefused(ClientError):
-    """A problem document: the stable `code`, the HTTP status, and the tasks refused, if any."""
+    """A problem document: its stable `code`, the HTTP status, and the refused tasks, if any."""
 
     def __init__(
         self,
@@ -70,7 +67,7 @@ class ServerRefused(ClientError):
 
 
 class InvalidTasks(ClientError):
-    """Tasks that the server refused: one line each, naming where the task came from."""
+    """Tasks that the server refused: one line each, with the place that the task was read from."""
 
     def __init__(self, message: str, lines: list[str]) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Exports: asked for, waited for, and brought home as one file."""
+"""Exports: start one, wait for it, and download it as one file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST_INTERVAL = 0.1
 LAST_INTERVAL = 2.0
 ATTEMPTS = 3
 FORMS = {".zip": "zip", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-"""The form of an export by the suffix of its file."""
+"""Format of an export by the suffix of its file."""
 
 
 async def export_job(
@@ -40,8 +40,10 @@ async def export_job(
     form: str,
     force: bool,
 ) -> int:
-    """Have the results of a run (the latest by default) put into one file, and bring it; `out` None
-    is standard output."""
+    """Export the results of a run (the latest by default) into one file.
+
+    Without `out`, write to standard output.
+    """
     if out is not None:
         _see_that_it_can_be_written(out, force=force)
     async with connect(target.server, target.api_key, target.pace) as api:
@@ -49,8 +51,8 @@ async def export_job(
             run = await (_run(api, job_id, run_id) if run_id else latest_run(api, job_id))
             if run.live:
                 terminal.warn(
-                    f"the run is {describe(run)}: its rows go into it as they stand when they are"
-                    " read, bodies of what has ended by then"
+                    f"the run is {describe(run)}: the export holds each row as it is when read, and"
+                    " the bodies of tasks that have ended by then"
                 )
             with meter_for(sys.stderr, api.pace) as meter:
                 export = await export_run(api, run, form, meter)
@@ -63,7 +65,7 @@ async def export_job(
 async def _run(api: Api, job_id: str, run_id: str) -> RunReply:
     unknown = ClientError(f"job {printable(job_id)} has no run {printable(run_id)}")
     if not run_id.strip("."):
-        # As a part of a path it would name something else.
+        # In a path it would name something else.
         raise unknown
     try:
         return await api.run(job_id, run_id)
@@ -74,9 +76,9 @@ async def _run(api: Api, job_id: str, run_id: str) -> RunReply:
 
 
 async def export_run(api: Api, run: RunReply, form: str, meter: TransferView) -> ExportReply:
-    """Have an export made and wait for it; it is completed then.
+    """Start an export and wait until it is completed.
 
-    Raises ClientError with the server's reason where it fails.
+    Raises ClientError with the server's reason if it fails.
     """
     export = await api.start_export(run.job_id, run.run_id, form=form)
     meter.begin("making the export")
@@ -107,11 +109,11 @@ async def fetch_export(
     *,
     force: bool,
 ) -> int:
-    """Bring a completed export into a file, which appears once it is whole, or (None) to standard
-    output; the number of bytes.
+    """Download a completed export and return the number of bytes.
 
-    A transfer into a file that breaks is begun again. Raises ClientError where it does not come,
-    the file cannot be written, or is there already and `force` is not set.
+    The file appears once it is complete; with `target` None the bytes go to standard output. A
+    broken transfer into a file starts again. Raises ClientError if the download fails, or if the
+    file cannot be written or exists and `force` is not set.
     """
 
     async def attempt() -> int:
@@ -122,7 +124,7 @@ async def fetch_export(
         with _writing(target, force=force) as file:
             return await _transfer(api, fresh.download_url, file, meter)
 
-    # What standard output has taken cannot be taken back.
+    # Bytes written to standard output cannot be withdrawn.
     attempts = 1 if target is None else ATTEMPTS
     try:
         done: int = await retrying(api.pace, attempts, retry_if_exception_type(httpx.RequestError))(
@@ -135,21 +137,21 @@ async def fetch_export(
 
 
 def _see_that_it_can_be_written(target: Path, *, force: bool) -> None:
-    """Not when the export is made: that may take hours."""
+    """Check the target before the export starts, which may take hours."""
     if target.is_dir():
         raise ClientError(f"{clean(str(target))} is a directory")
     if not force:
         refuse_to_replace(target)
     if target.exists() and not target.is_file():
-        # Whoever may write to devices could replace one by a file.
+        # A user who may write to devices could replace one by a file.
         raise ClientError(f"{clean(str(target))} exists and is not a regular file")
     prepare(target.parent)
 
 
 def refuse_to_replace(target: Path) -> None:
-    """Raises ClientError where there is a file of that name."""
+    """Raise ClientError if a file of that name exists."""
     if os.path.lexists(target):
-        raise ClientError(f"{clean(str(target))} is there already (--force replaces it)")
+        raise ClientError(f"{clean(str(target))} already exists (--force replaces it)")
 
 
 @contextmanager
@@ -162,7 +164,7 @@ def _writing(target: Path | None, *, force: bool) -> Iterator[BinaryIO]:
         with replacing(target) as file:
             yield file
             if not force:
-                # It may have come while the export was made.
+                # It may have appeared while the export was made.
                 refuse_to_replace(target)
     except OSError as error:
         reason = error.strerror or type(error).__name__

@@ -1,6 +1,6 @@
-"""Reading what to scrape: URLs on the command line, files of URLs, files of JSON tasks.
+"""Read what to scrape: URLs on the command line, lists of URLs or JSON tasks, and files.
 
-Files of tasks that go to the server as they are: which ones, what they hold, how CSV is read.
+Lists are read here. CSV, compressed and large files go to the server whole, as `FileInput`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from conveyor.client.options import CsvOptions, FileType
 from conveyor.client.output import clean, shorten
 
 LARGE = 4 * 1_024 * 1_024
-"""A list of lines beyond so many bytes is sent as a file rather than read here."""
+"""A longer list is sent as a file instead of being read here."""
 HEADER_BYTES = 65_536
-"""The header of a CSV file is looked for in so many bytes."""
+"""Bytes at the start of a CSV file that are searched for its header."""
 STANDARD_INPUT = "-"
 _GZIP = b"\x1f\x8b"
 _CSV_SUFFIXES = (".csv", ".tsv")
@@ -37,7 +37,7 @@ _LIST_SUFFIXES = (".jsonl", ".ndjson", ".txt")
 
 @dataclass(frozen=True, slots=True)
 class FileInput:
-    """A file that is sent whole: its path (`-` is standard input), and what it holds."""
+    """A file to send whole: its path (`-` is standard input) and its type."""
 
     path: str
     type: FileType
@@ -45,14 +45,13 @@ class FileInput:
 
     @property
     def name(self) -> str:
-        """What to call it before people."""
+        """Name the file for the user."""
         return "standard input" if self.path == STANDARD_INPUT else clean(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenInput:
-    """A file that is open for reading: what to call it, its bytes, how many, and the slot that it
-    needs, as the wire says it."""
+    """An open file: its name for the user, its bytes, its size, and the slot to ask for."""
 
     name: str
     file: BinaryIO
@@ -61,17 +60,17 @@ class OpenInput:
 
     @property
     def short_name(self) -> str:
-        """The end of its name, for where there is little room."""
+        """Return the end of its name, to show in a narrow place."""
         return shorten(self.name.rpartition("/")[2], 24)
 
 
 def file_input(
     arguments: Sequence[str], file_type: FileType | None, csv_options: CsvOptions
 ) -> FileInput | None:
-    """The file that the arguments of a submit name; None where they are lists to be read here.
+    """Find the file that the arguments name; None if they are lists to be read here.
 
-    CSV, compressed and large files are sent whole, and alone. Raises ClientError where the
-    arguments and options do not go together, or a file cannot be read.
+    CSV, compressed and large files are sent whole, one to a submit. Raises ClientError if the
+    arguments and options do not fit together, or a file cannot be read.
     """
     chosen = _chosen(arguments, file_type)
     if csv_options != CsvOptions() and (chosen is None or chosen.type is not FileType.CSV):
@@ -93,13 +92,13 @@ def _chosen(arguments: Sequence[str], file_type: FileType | None) -> FileInput |
             return _large(arguments)
         path, file_type = alone[0], _type_by_name(alone[0])
         if file_type is None:
-            raise ClientError(f"{clean(path)} does not say what it holds: add --type")
+            raise ClientError(f"{clean(path)} does not show its type: add --type")
     elif not paths:
         raise ClientError("--type is for a file")
     else:
         path = paths[0]
     if len(arguments) > 1:
-        raise ClientError(f"{clean(path)} is sent as a file, and so alone: submit it by itself")
+        raise ClientError(f"{clean(path)} is sent as a file: submit it by itself")
     return FileInput(path, file_type)
 
 
@@ -126,13 +125,13 @@ def _large(arguments: Sequence[str]) -> FileInput | None:
         if _URL.match(path) or os.stat(path).st_size <= LARGE:
             return None
     except (OSError, ValueError):
-        # Whoever reads it says what is wrong.
+        # Reading it later reports the error.
         return None
     return FileInput(path, _type_by_content(path))
 
 
 def _type_by_content(path: str) -> FileType:
-    """JSON tasks or URLs: as the first line that counts."""
+    """Detect JSON tasks or URLs by the first line that counts."""
     with _open(path) as file:
         for line in _beginning(file).splitlines():
             if text := line.strip():
@@ -144,9 +143,9 @@ def _type_by_content(path: str) -> FileType:
 
 @contextmanager
 def opened(chosen: FileInput) -> Iterator[OpenInput]:
-    """The file, open from its start. Standard input is put aside first, for its size to be known.
+    """Open the file from its start. Standard input is copied to a temporary file, to know its size.
 
-    Raises ClientError where it cannot be read.
+    Raises ClientError if it cannot be read.
     """
     if chosen.path == STANDARD_INPUT:
         with tempfile.TemporaryFile() as aside:
@@ -172,7 +171,7 @@ def _csv_document(options: CsvOptions, file: BinaryIO) -> dict[str, Any]:
     url = options.url
     if url is None:
         columns = _header(file, delimiter, quote) if options.header else []
-        # By its name where it has one: then the order of the columns does not matter.
+        # By name if it has one: then the order of the columns does not matter.
         url = next((column for column in columns if column.strip().lower() == "url"), 0)
     fields = {"url": url}
     if options.external_id is not None:
@@ -181,7 +180,7 @@ def _csv_document(options: CsvOptions, file: BinaryIO) -> dict[str, Any]:
 
 
 def _header(file: BinaryIO, delimiter: str, quote: str) -> list[str]:
-    """The first row; no columns where it cannot be made out, which the server tells better."""
+    """Read the first row; no columns if it is unreadable, which the server explains better."""
     try:
         rows = csv.reader(
             io.StringIO(_beginning(file), newline=""), delimiter=delimiter, quotechar=quote
@@ -192,7 +191,7 @@ def _header(file: BinaryIO, delimiter: str, quote: str) -> list[str]:
 
 
 def _beginning(file: BinaryIO) -> str:
-    """The first characters of a file, unpacked where it is compressed."""
+    """Read the first characters of a file, decompressing it if necessary."""
     file.seek(0)
     content = file.read(HEADER_BYTES)
     if content.startswith(_GZIP):
@@ -208,7 +207,7 @@ def _beginning(file: BinaryIO) -> str:
 def _open(path: str) -> Iterator[BinaryIO]:
     name = clean(path)
     try:
-        file = open(path, "rb")  # noqa: SIM115 (closed below, where errors are no longer its own)
+        file = open(path, "rb")  # noqa: SIM115 (closed below)
     except FileNotFoundError:
         raise ClientError(f"no such file: {name}") from None
     except (OSError, ValueError) as error:
@@ -222,24 +221,24 @@ def _open(path: str) -> Iterator[BinaryIO]:
 
 MAX_TASKS = 100_000
 ARGUMENT = "argument"
-"""The source of a URL that is an argument itself."""
+"""Source of a URL given as an argument."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SourcedTask(msgspec.Struct, frozen=True):
-    """A task as the server takes it, and where it was read: `urls.txt:3`, or ARGUMENT."""
+    """A task for the server, and the place it was read from: `urls.txt:3`, or ARGUMENT."""
 
     body: dict[str, Any]
     source: str
 
 
 def read_tasks(arguments: Iterable[str]) -> list[SourcedTask]:
-    """The tasks that the arguments name, in order; `-` is standard input.
+    """Read the tasks that the arguments name, in order; `-` is standard input.
 
-    Raises ClientError for a file that cannot be read, a line that is no task, no task at all, or
-    more than 100,000.
+    Raises ClientError for an unreadable file, a line without a task, no task at all, or more than
+    100,000 tasks.
     """
     tasks: list[SourcedTask] = []
     for argument in arguments:
@@ -273,8 +272,10 @@ def _read_argument(argument: str) -> Iterator[SourcedTask]:
 
 
 def read_lines(file: BinaryIO, name: str) -> Iterator[SourcedTask]:
-    """One task a line: a URL, or a JSON object. Blank lines and lines that start with # do not
-    count; CRLF and a byte order mark are taken."""
+    """Parse one task a line: a URL, or a JSON object.
+
+    Blank lines and lines that start with # are skipped; CRLF and a byte order mark are accepted.
+    """
     for number, line in enumerate(file, start=1):
         source = f"{name}:{number}"
         if number == 1:

@@ -1,4 +1,4 @@
-"""A job from its tasks to its files, on a server that is there for it alone."""
+"""Run one job from its tasks to its files, on a server that exists for it alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from conveyor.client.wire import RunReply
 
 
 class JobSession:
-    """Tasks, what is to be done with them, and the directory `out` that their results go to.
+    """A job: its tasks, its options, and the directory `out` for its results.
 
-    `farewell` is what to say of an interrupt, once `salvage` has dealt with it.
+    After an interrupt and `salvage`, `farewell` is the line to print.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class JobSession:
         self._run: RunReply | None = None
 
     async def drain(self, server: str) -> int:
-        """Submit, follow the run to its end, bring its results; the exit code of a submit."""
+        """Submit, follow the run to its end, and download its results; return the exit code."""
         async with connect(server, self._target.api_key, self._target.pace) as api:
             reply = await make_job(api, self._terminal, self._tasks, self._options)
             self._run = reply.latest_run
@@ -48,12 +48,12 @@ class JobSession:
             return await follow_to_end(api, self._target, self._terminal, self._run, end)
 
     async def salvage(self, server: str) -> None:
-        """Stop the run and bring what has been done of it."""
+        """Stop the run and download the results so far."""
         if self._run is None:
             return
-        self.farewell = f"interrupted; not all of what was done is in {clean(str(self._out))}"
+        self.farewell = f"interrupted; only a part of the results is in {clean(str(self._out))}"
         self._terminal.warn(
-            "stopping, and bringing what is done; a second interrupt ends that, too"
+            "stopping and saving the results so far; interrupt again to quit at once"
         )
         async with connect(server, self._target.api_key, self._target.pace) as api:
             run = await self._stopped(api, self._run)
@@ -62,11 +62,11 @@ class JobSession:
         for problem in done.problems:
             self._terminal.warn(f"not downloaded: {problem}")
         self._terminal.say(f"{count(done.files, 'file')} in {clean(str(self._out))}")
-        self.farewell = "interrupted; what was done is kept"
+        self.farewell = "interrupted; the results so far are kept"
 
     async def _stopped(self, api: Api, run: RunReply) -> RunReply:
         try:
             return await api.change_run(run.job_id, "stop")
         except ServerRefused:
-            # It had ended by itself.
+            # The run had already ended.
             return await api.run(run.job_id, run.run_id)

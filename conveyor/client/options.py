@@ -1,4 +1,4 @@
-"""What the commands take: options that several of them share, and the values behind them."""
+"""Options shared by several commands, and the values behind them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FIELDS = ("url", "external_id")
 
 
 class FileType(StrEnum):
-    """What a file holds: CSV, one JSON task a line, or one URL a line; the words are the wire's."""
+    """Type of a file: CSV, one JSON task a line, or one URL a line. The words are those of the
+    wire."""
 
     CSV = "csv"
     JSONL = "jsonl"
@@ -25,7 +26,7 @@ class FileType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CsvOptions:
-    """How a CSV file is to be read, as far as it was said; columns by name or by index from 0."""
+    """How to read a CSV file, as far as given; columns by name or by index from 0."""
 
     url: int | str | None = None
     external_id: int | str | None = None
@@ -35,10 +36,10 @@ class CsvOptions:
 
 
 class Directory(click.Path):
-    """A directory that is named: an empty text would be the present one."""
+    """A directory. An empty text is refused, since it would mean the current one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path. Fails for an empty text."""
+        """Return the path. Fails for an empty text."""
         if not value:
             self.fail("must not be empty", param, ctx)
         return super().convert(value, param, ctx)
@@ -56,7 +57,7 @@ def _one_character(
 
 
 def _stacked(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Options in the order in which the help shows them, as one decorator."""
+    """Combine options into one decorator, in the order of the help."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -67,7 +68,7 @@ def _stacked(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 
 api_key_option = click.option(
-    "--api-key", metavar="KEY", help="Key to show the server [ZENROWS_API_KEY, else local]."
+    "--api-key", metavar="KEY", help="API key for the server [ZENROWS_API_KEY, else local]."
 )
 server_options = _stacked(
     click.option(
@@ -81,7 +82,7 @@ out_option = click.option(
     "--out",
     type=Directory(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Put the result bodies into DIR; waits for the end of the run.",
+    help="Write the result bodies into DIR, once the run has ended.",
 )
 watch_option = click.option("--watch", is_flag=True, help="Follow the run to its end.")
 status_option = click.option(
@@ -94,46 +95,52 @@ file_options = _stacked(
         "--type",
         "file_type",
         type=click.Choice([kind.value for kind in FileType]),
-        help="What the file holds [by its name: .csv and .tsv are CSV].",
+        help="Type of the file [by its name: .csv and .tsv are CSV].",
     ),
     click.option(
         "--field",
         "fields",
         multiple=True,
         metavar="url|external_id=COLUMN",
-        help="CSV: a column by number, from 0, or by its name in the header.",
+        help="CSV: number of a column, from 0, or its name in the header.",
     ),
     click.option("--header", is_flag=True, help="CSV: the first row names the columns."),
     click.option(
-        "--delimiter", callback=_one_character, metavar="CHAR", help="CSV: between fields [,]."
+        "--delimiter", callback=_one_character, metavar="CHAR", help="CSV: separator of fields [,]."
     ),
     click.option(
-        "--quote", callback=_one_character, metavar="CHAR", help='CSV: around fields ["].'
+        "--quote", callback=_one_character, metavar="CHAR", help='CSV: quote around fields ["].'
     ),
 )
 task_options = _stacked(
     click.option("--param", "params", multiple=True, metavar="K=V", help="Scraper parameter."),
-    click.option("--max-inflight", type=int, metavar="N", help="Most tasks worked at a time."),
-    click.option("--max-attempts", type=int, metavar="N", help="Attempts a task gets."),
+    click.option(
+        "--max-inflight", type=int, metavar="N", help="Maximum number of tasks in work at a time."
+    ),
+    click.option(
+        "--max-attempts", type=int, metavar="N", help="Maximum number of attempts at a task."
+    ),
 )
 gateway_options = _stacked(
-    click.option("--gateway", metavar="direct|fake|URL", help="What scrapes [direct]."),
+    click.option("--gateway", metavar="direct|fake|URL", help="Gateway that scrapes [direct]."),
     click.option(
         "--allow-private", is_flag=True, default=None, help="Fetch private addresses too."
     ),
-    click.option("--workers", type=click.IntRange(1, 10_000), help="Gateway calls at a time [50]."),
+    click.option(
+        "--workers", type=click.IntRange(1, 10_000), help="Number of gateway calls at a time [50]."
+    ),
 )
 
 
 def parameters(pairs: tuple[str, ...]) -> dict[str, str] | None:
-    """The scraper parameters of `--param`; None where there are none."""
+    """Parse the values of `--param`; None if there are none."""
     return dict(_pair(pair, "--param") for pair in pairs) or None
 
 
 def csv_options(
     fields: tuple[str, ...], *, header: bool, delimiter: str | None, quote: str | None
 ) -> CsvOptions:
-    """How a CSV file is to be read; a column given by name says that there is a header."""
+    """Build the CSV options; a column given by name implies a header."""
     columns: dict[str, int | str] = {}
     for given in fields:
         field, column = _pair(given, "--field")

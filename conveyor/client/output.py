@@ -1,7 +1,4 @@
-"""Text that is safe to print: nothing from a server, a file or a URL may drive the terminal.
-
-Commands to paste, as they are shown to people.
-"""
+"""Text for the terminal: safe to print whatever its source, readable numbers, commands to paste."""
 
 from __future__ import annotations
 
@@ -27,35 +24,35 @@ _SECRET_PARAMETERS = re.compile(
 
 
 def clean(text: str) -> str:
-    """The text with every control character written as an escape such as `\\x1b`."""
+    r"""Write every control character as an escape such as `\x1b`."""
     return _CONTROLS.sub(_escape, text)
 
 
 def clean_json(text: str) -> str:
-    """JSON with the control characters that JSON lets through escaped; it means the same."""
+    """Escape the control characters that JSON allows; the meaning stays the same."""
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def mask_credentials(text: str) -> str:
-    """The text with `user:password@` of any URL in it replaced by `***@`."""
+    """Replace `user:password@` of every URL in a text by `***@`."""
     return _CREDENTIALS.sub(r"\g<scheme>***@", text)
 
 
 def printable(text: str) -> str:
-    """What may be shown to people of text that came from elsewhere: masked, then escaped.
+    """Mask and then escape a text from elsewhere, to show it to the user.
 
-    Beside `user:password@`, the values of a URL's parameters that are named as credentials are.
+    Masks `user:password@`, and the URL parameters named like credentials.
     """
     return clean(_SECRET_PARAMETERS.sub(r"\g<name>***", mask_credentials(text)))
 
 
 def shorten(text: str, width: int) -> str:
-    """The text cut to `width` characters, its end replaced by an ellipsis."""
+    """Cut a text to `width` characters, ending a cut one in an ellipsis."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    """Format seconds: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -67,7 +64,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes as a person reads them, by thousands: 12 B, 4.0 kB, 1.5 GB."""
+    """Format bytes by thousands: 12 B, 4.0 kB, 1.5 GB."""
     if number < 1_000:
         return f"{number} B"
     value = float(number)
@@ -79,7 +76,7 @@ def size(number: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun: 1 file, 2,000 files."""
+    """Format a number with its noun: 1 file, 2,000 files."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
@@ -89,9 +86,9 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def command(*words: str, server: str | None = None, out: Path | str | None = None) -> str:
-    """A `conveyor` command, quoted for a shell, without any key.
+    """Build a `conveyor` command, quoted for a shell, without any key.
 
-    `server` and `out` are what the command being run was given, None where it was given nothing.
+    `server` and `out` are the options of the command being run, None for those not given.
     """
     parts = ["conveyor", *words]
     if server is not None:

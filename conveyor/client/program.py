@@ -1,4 +1,4 @@
-"""Running a program: its standard streams, and whatever goes wrong as one line and an exit code."""
+"""Run a program: set up its standard streams, and report any error as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ INCOMPLETE = 3
 INTERRUPTED = 130
 
 EXIT_CODES: dict[int, str] = {
-    SUCCEEDED: "it worked, and every task that was waited for or listed succeeded",
-    FAILED: "an error, told in one line on standard error, never a traceback; a body that did not "
-    "come; a reader that left",
-    click.UsageError.exit_code: "the command line is wrong",
-    INCOMPLETE: "it worked, but some task did not succeed, or the run was stopped or failed",
-    INTERRUPTED: "interrupted; the line says how to come back",
+    SUCCEEDED: "success, and every task that was waited for or listed succeeded",
+    FAILED: "an error, reported in one line on standard error, never a traceback; a failed "
+    "download; a closed output",
+    click.UsageError.exit_code: "invalid command line",
+    INCOMPLETE: "success, but some task did not succeed, or the run was stopped or failed",
+    INTERRUPTED: "interrupted; the last line says how to continue",
 }
-"""What the programs end with."""
+"""Exit codes of the programs."""
 
 
 class Failure(click.ClickException):
-    """A line for standard error, told before exit code 1."""
+    """A line for standard error, with exit code 1."""
 
 
 class Interruption(click.ClickException):
-    """What is left behind where the person at the terminal ends a command."""
+    """The last line of a command that the user interrupts."""
 
     exit_code = INTERRUPTED
 
 
 def guarded(command: click.Command, name: str, arguments: list[str] | None) -> int:
-    """Run a command, by default on the process's arguments; the exit code."""
+    """Run a command, by default on the process's arguments; return the exit code."""
     reopen_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        # What the terminal's encoding lacks is escaped rather than fatal.
+        # Characters that the terminal's encoding lacks are escaped, not fatal.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -60,22 +60,22 @@ def guarded(command: click.Command, name: str, arguments: list[str] | None) -> i
 
 
 def reopen_closed_streams() -> None:
-    """Have standard streams that were closed lead nowhere.
+    """Open closed standard streams on the null device.
 
-    Otherwise the next file or socket to be opened takes the number of one.
+    Otherwise the next opened file or socket would take the number of one.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is the one that is missing.
+            # The lowest free number is the missing one.
             os.open(os.devnull, os.O_RDWR)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (the process's own)
 
 
 def _run(command: click.Command, name: str, arguments: list[str]) -> int:
-    # Not click's own `main`, which writes a blank line and a code of its own in some cases.
+    # click's own `main` writes a blank line and its own exit code in some cases.
     try:
         with command.make_context(name, list(arguments)) as context:
             code = command.invoke(context)
@@ -91,7 +91,7 @@ def _complain(name: str, text: str, code: int) -> int:
 
 
 def _drop_what_cannot_be_written() -> None:
-    """The interpreter flushes once more at its end; give it somewhere to flush to."""
+    """Redirect broken streams to the null device: the interpreter flushes again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

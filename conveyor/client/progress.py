@@ -86,7 +86,7 @@ class TransferClock(Protocol):
     """The part of a clock that a transfer needs."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary origin."""
+        """Return seconds from an arbitrary origin."""
         ...
 
 

@@ -1,7 +1,4 @@
-"""Submitting tasks: in one request where they fit, else as an open job filled in batches.
-
-Submitting a file: a slot, the bytes into it as a stream, and a job that names the slot.
-"""
+"""Submit jobs: tasks in one request or in batches into an open job, files through a slot."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ LISTED_TASKS = 20
 
 
 class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a job may be given beside its tasks; the names are the wire's."""
+    """Fields of a job beside its tasks; the names are those of the wire."""
 
     zenrows_params: dict[str, str] | None = None
     name: str | None = None
@@ -45,9 +42,9 @@ async def submit(
     idempotency_key: str | None = None,
     on_sent: Callable[[int], None] = lambda _sent: None,
 ) -> SubmitReply:
-    """Create a closed job over the tasks; `on_sent` hears how many the server holds so far.
+    """Create a closed job from tasks; call `on_sent` with the number that the server has so far.
 
-    All or nothing: where a task is refused, no job is left. Raises InvalidTasks, or whatever `Api`
+    All or nothing: if a task is refused, no job remains. Raises InvalidTasks, or whatever `Api`
     raises.
     """
     key = idempotency_key or api.pace.token(16).hex()
@@ -76,7 +73,7 @@ async def _submit_open(
     reply, replayed = await api.submit(opening, idempotency_key=key)
     try:
         if not replayed:
-            # Paused until it is whole, so that a refused batch costs no scrape.
+            # Paused until it is complete, so that a refused batch costs no scrape.
             await api.change_run(reply.job_id, "pause")
         sent = 0
         for number, batch in enumerate(batches, start=1):
@@ -114,7 +111,7 @@ async def _discard(api: Api, job_id: str) -> None:
 
 
 def job_fields(options: JobOptions) -> dict[str, Any]:
-    """The options as fields of a submit."""
+    """Turn the options into fields of a submit."""
     fields: dict[str, Any] = msgspec.to_builtins(options)
     return fields
 
@@ -133,7 +130,7 @@ def _batches(tasks: Sequence[SourcedTask]) -> Iterator[list[msgspec.Raw]]:
 
 
 def _explained(refusal: ServerRefused, tasks: Sequence[SourcedTask]) -> ClientError:
-    """The refusal with the place each bad task was read from."""
+    """Add to a refusal the place that each bad task was read from."""
     bad = refusal.invalid_tasks
     if not bad:
         return refusal
@@ -146,7 +143,7 @@ def _explained(refusal: ServerRefused, tasks: Sequence[SourcedTask]) -> ClientEr
 def _line(bad: InvalidTaskReply, tasks: Sequence[SourcedTask]) -> str:
     known = 0 <= bad.index < len(tasks)
     source = tasks[bad.index].source if known else f"task {bad.index}"
-    # An argument is its own place: its value says which one it is.
+    # The value of an argument already says which one it is.
     parts = [] if source == ARGUMENT and bad.value else [source]
     parts += [printable(bad.value)] if bad.value else []
     return ": ".join([*parts, sentence(bad)])
@@ -163,10 +160,10 @@ async def submit_file(
     *,
     idempotency_key: str | None = None,
 ) -> SubmitReply:
-    """Create a closed job over the tasks of a file, which is never in memory as a whole.
+    """Create a closed job from a file of tasks, streaming the file.
 
-    All or nothing: no job is made where the file or a task in it is refused. Raises InvalidTasks,
-    ClientError where the file shrinks meanwhile, or whatever `Api` raises.
+    All or nothing: if the file or a task in it is refused, no job is made. Raises InvalidTasks,
+    ClientError if the file shrinks meanwhile, or whatever `Api` raises.
     """
     slot = await api.create_input(source.slot)
     meter.begin(f"sending {source.short_name}", source.size)
@@ -185,7 +182,7 @@ async def _pieces(source: OpenInput, meter: TransferView) -> AsyncIterator[bytes
     sent = 0
     source.file.seek(0)
     while sent < source.size:
-        # No more than was announced, should the file grow meanwhile.
+        # Send no more than announced if the file grows meanwhile.
         wanted = min(PIECE_BYTES, source.size - sent)
         piece = await anyio.to_thread.run_sync(source.file.read, wanted)
         if not piece:
@@ -196,13 +193,13 @@ async def _pieces(source: OpenInput, meter: TransferView) -> AsyncIterator[bytes
 
 
 def _upload_explained(refusal: ServerRefused, source: OpenInput) -> ClientError:
-    """The refusal with a line for each bad task; how many there are in all, it says itself."""
+    """Add to a refusal a line for each bad task; its own text says how many there are."""
     if not refusal.invalid_tasks:
         return refusal
     lines = [_upload_line(source.name, bad) for bad in refusal.invalid_tasks[:LISTED_TASKS]]
     headless = not source.slot.get("csv", {"header": True})["header"]
     if headless and refusal.invalid_tasks[0].index == 0:
-        lines.append("if the first record names the columns, say so with --header")
+        lines.append("add --header if the first record names the columns")
     return InvalidTasks(str(refusal), lines)
 
 
@@ -210,7 +207,7 @@ def _upload_line(name: str, bad: InvalidTaskReply) -> str:
     where = "" if bad.line is None else f" at line {bad.line:,}"
     parts = [name, f"record {bad.index + 1:,}{where}"]
     if bad.reason == InvalidTaskReason.INVALID_ARGUMENT and bad.value:
-        # Of a record that cannot be read at all, the value says why.
+        # For an unreadable record, the value says why.
         return ": ".join([*parts, printable(bad.value)])
     parts += [printable(bad.value)] if bad.value else []
     return ": ".join([*parts, sentence(bad)])

@@ -1,4 +1,4 @@
-"""Following a run until it ends."""
+"""Follow a run until it ends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PATIENCE = 30.0
 
 
 async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
-    """Poll until the run has ended, quickly at first and every second later; returns its end.
+    """Poll a run until it has ended, and return it. Polls start fast and slow down to one a second.
 
-    A server that goes away is asked again for half a minute, then ServerUnreachable is raised.
+    Raises ServerUnreachable if the server does not answer for half a minute.
     """
     pace = api.pace
     interval = FIRST_INTERVAL
@@ -41,7 +41,7 @@ async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
 
 
 async def latest_run(api: Api, job_id: str) -> RunReply:
-    """The latest run of a job. Raises ClientError where there is none."""
+    """Read the latest run of a job. Raises ClientError if there is none."""
     job = await api.job(job_id)
     if job.latest_run is None:
         raise ClientError(f"job {printable(job_id)} has no run")
@@ -49,7 +49,7 @@ async def latest_run(api: Api, job_id: str) -> RunReply:
 
 
 def summary(run: RunReply, seconds: float | None = None) -> str:
-    """One line on how a run ended, with the reasons of what failed."""
+    """Summarise an ended run in one line, with the reasons of its failures."""
     stats = run.stats
     parts = [count(stats.total, "task"), f"{stats.successful:,} ok", f"{stats.failed:,} failed"]
     if unfinished := stats.total - stats.completed:
@@ -67,7 +67,7 @@ def summary(run: RunReply, seconds: float | None = None) -> str:
 
 
 def failure_line(row: ResultRow) -> str:
-    """One line on a task that failed."""
+    """Describe a failed task in one line."""
     error = row.error
     reason = f"{error.code}: {error.detail or error.title}" if error else "no reason given"
     return f"failed: {printable(row.url)}: {printable(reason)}"

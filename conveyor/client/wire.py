@@ -1,6 +1,7 @@
 """The parts of the server's answers that the command line reads.
 
-Unknown fields are ignored and unknown words kept as text, so that a newer server stays readable.
+Unknown fields are ignored and unknown words kept as text, so that the client works with newer
+servers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class StatsReply(msgspec.Struct, frozen=True):
 
 
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as the server shows it."""
+    """A run."""
 
     run_id: str
     job_id: str
@@ -36,37 +37,37 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ingesting(self) -> bool:
-        """Whether some of the run's tasks are still being written."""
+        """Tell whether the server is still writing tasks of the run."""
         return self.live and self.ingest_status == IngestStatus.PENDING.value
 
     @property
     def live(self) -> bool:
-        """Whether the run may still change."""
+        """Tell whether the run may still change."""
         return self.status in LIVE
 
     @property
     def paused(self) -> bool:
-        """Whether the run waits for a resume."""
+        """Tell whether the run waits to be resumed."""
         return self.live and self.pause_state == "paused"
 
     @property
     def idle(self) -> bool:
-        """Whether the run of an open job waits for more tasks."""
+        """Tell whether the run of an open job waits for more tasks."""
         return self.status == RunStatus.PENDING.value
 
     @property
     def completed(self) -> bool:
-        """Whether the run ended with every task of it done, be it well or not."""
+        """Tell whether the run ended with every task done, successful or not."""
         return self.status == RunStatus.COMPLETED.value
 
     @property
     def succeeded(self) -> bool:
-        """Whether the run ended and every one of its tasks succeeded."""
+        """Tell whether the run ended and every task succeeded."""
         return self.completed and self.stats.successful == self.stats.total
 
 
 class JobReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the server shows it; `created_at` is RFC 3339 text."""
+    """A job; `created_at` is RFC 3339 text."""
 
     job_id: str
     status: str
@@ -101,7 +102,7 @@ class RerunReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UploadReply(msgspec.Struct, frozen=True):
-    """Where a file goes: a signed address that takes it once it carries the headers."""
+    """A signed address for a file, and the headers to send with it."""
 
     url: str
     method: str = "PUT"
@@ -116,7 +117,7 @@ class InputReply(msgspec.Struct, frozen=True):
 
 
 class ExportReply(msgspec.Struct, frozen=True, kw_only=True):
-    """An export. `download_url` is signed, fresh with each answer, and there once completed."""
+    """An export. `download_url` is signed, new with each answer, and present once completed."""
 
     export_id: str
     status: str
@@ -125,12 +126,12 @@ class ExportReply(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def live(self) -> bool:
-        """Whether it is still being made."""
+        """Tell whether the export is still being made."""
         return self.status in ("pending", "running")
 
 
 class InvalidTaskReply(msgspec.Struct, frozen=True):
-    """One refused task: its index in the list sent, why, and the line of the file where it is."""
+    """A refused task: its index in the submitted list, the reason, and its line in the file."""
 
     index: int
     reason: str
@@ -148,13 +149,13 @@ class ProblemReply(msgspec.Struct, frozen=True):
 
 
 class RefusalReply(ProblemReply, frozen=True, kw_only=True):
-    """The answer to a request that was refused: a problem document, told by its code."""
+    """The problem document of a refused request, identified by its code."""
 
     code: str
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One task of a run. `result_url` is signed and needs no key; None unless a body is there."""
+    """A task of a run. `result_url` is signed and needs no key; None if there is no body."""
 
     task_id: str
     url: str
@@ -166,12 +167,12 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the task gave a body, be it kept or expired since."""
+        """Tell whether the task brought a body, even if it has expired since."""
         return self.status in ("successful", "expired")
 
 
 class RawResultsPage(msgspec.Struct, frozen=True):
-    """One page of results, rows undecoded."""
+    """One page of results with undecoded rows."""
 
     results: list[msgspec.Raw]
     next_cursor: str | None = None

@@ -105,7 +105,7 @@ def test_every_refused_task_is_named_by_its_line_and_nothing_is_made(
         ["conveyor", f"{listed}:4"],
         ["conveyor", "http://"],
     ]
-    assert "not a URL that starts with http:// or https://" in ran.err[0]
+    assert "URL must start with http:// or https://" in ran.err[0]
     assert ran.err[3:] == ["conveyor: 3 tasks refused, nothing submitted"]
     assert conveyor(server, "jobs", "--jsonl").out == before
 
@@ -136,7 +136,7 @@ def test_a_bad_task_in_a_later_batch_leaves_no_job_and_no_scrape(
     listed.write_text("\n".join(lines))
     ran = conveyor(server, "submit", str(listed), "--name", "undone")
     assert (ran.code, ran.out) == (1, [])
-    reason = "not a URL that starts with http:// or https://"
+    reason = "URL must start with http:// or https://"
     assert f"conveyor: {listed}:10501: gopher://x/: {reason}" in ran.err
     assert "undone" not in "\n".join(conveyor(server, "jobs").out)
     assert not [url for url in server.hits.counts if "/undone/" in url]

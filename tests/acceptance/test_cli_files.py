@@ -241,7 +241,7 @@ def test_an_export_is_made_fetched_and_not_replaced(server: ConveyorServer, tmp_
 
     again = conveyor(server, "export", job_id, "-o", str(out))
     assert (again.code, again.out) == (1, [])
-    assert again.err == [f"conveyor: {out} is there already (--force replaces it)"]
+    assert again.err == [f"conveyor: {out} already exists (--force replaces it)"]
     assert conveyor(server, "export", job_id, "-o", str(out), "--force").code == 0
 
     table = tmp_path / "out.jsonl"

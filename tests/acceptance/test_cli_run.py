@@ -94,10 +94,10 @@ def test_failed_tasks_make_the_exit_code_3_and_no_command_is_named(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gopher://x/"], "gopher://x/: not a URL that starts with http:// or https://"),
+        (["gopher://x/"], "gopher://x/: URL must start with http:// or https://"),
         (
             ["{tmp}/bad.csv"],
-            "record 1 at line 1: x: not a URL that starts with http:// or https://",
+            "record 1 at line 1: x: URL must start with http:// or https://",
         ),
         (["http://a/", "--max-inflight", "0"], "max_inflight"),
     ],
@@ -153,8 +153,8 @@ def test_an_interrupt_keeps_what_is_done_and_leaves_nothing_else(
     assert "stopped: 10 tasks, 5 ok, 0 failed, 5 not done" in rest.splitlines()
     assert rest.splitlines()[-1] == f"5 files in {out}"
     assert err.splitlines() == [
-        "stopping, and bringing what is done; a second interrupt ends that, too",
-        "conveyor: interrupted; what was done is kept",
+        "stopping and saving the results so far; interrupt again to quit at once",
+        "conveyor: interrupted; the results so far are kept",
     ]
     assert names(out) == [f"q{n}.html" for n in range(5)]
     eventually(

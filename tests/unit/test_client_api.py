@@ -199,7 +199,7 @@ async def test_refused_tasks_are_named_by_where_they_came_from() -> None:
             await submit(api, tasks, JobOptions())
     assert str(caught.value) == "21 tasks refused, nothing submitted"
     assert caught.value.lines[0] == "task 99: new\\x0areason"
-    assert caught.value.lines[1] == "list:9: http://***@\\x1b: not a well-formed URL"
+    assert caught.value.lines[1] == "list:9: http://***@\\x1b: malformed URL"
     assert caught.value.lines[20:] == ["and 1 more"]
 
 
@@ -215,7 +215,7 @@ async def test_a_refused_argument_is_named_by_itself() -> None:
     async with asked(problem(400, "invalid_argument", invalid_tasks=bad)) as (api, _, _pace):
         with pytest.raises(InvalidTasks) as caught:
             await submit(api, [SourcedTask({"url": "example.com"}, ARGUMENT)], JobOptions())
-    assert caught.value.lines == ["example.com: not a URL that starts with http:// or https://"]
+    assert caught.value.lines == ["example.com: URL must start with http:// or https://"]
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ async def test_a_named_run_and_one_that_is_not_over(
         "/v1/jobs/J/runs/R/exports?format=jsonl",
     ]
     told = capsys.readouterr().err
-    assert "the run is running: its rows go into it as they stand when they are read" in told
+    assert "the run is running: the export holds each row as it is when read" in told
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ async def test_a_file_is_replaced_only_by_force(tmp_path: Path) -> None:
     out = tmp_path / "o.zip"
     out.write_bytes(b"old")
     with scripted(JOB) as server:
-        with pytest.raises(ClientError, match=r"o\.zip is there already \(--force replaces it\)$"):
+        with pytest.raises(ClientError, match=r"o\.zip already exists \(--force replaces it\)$"):
             await exported(server, Pace(), out)
         assert server.told == []
         done = completed(server)
@@ -178,7 +178,7 @@ async def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
     with scripted(JOB) as server:
         done = completed(server)
         server.answers[:] = [JOB, started(), done, done, (200, {}, b"new")]
-        with pytest.raises(ClientError, match="is there already"):
+        with pytest.raises(ClientError, match="already exists"):
             await exported(server, Meanwhile(), out)
     assert out.read_bytes() == b"of another"
     assert names(tmp_path) == ["o.zip"]

@@ -90,11 +90,11 @@ def test_what_is_said_counts_more_than_the_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "file_type", "csv", "message"),
     [
-        (["a.csv", "http://a/"], None, NO_CSV, "a.csv is sent as a file, and so alone"),
-        (["http://a/", "b", "c.csv"], None, NO_CSV, "c.csv is sent as a file, and so alone"),
-        (["x", "y"], FileType.URLS, NO_CSV, "x is sent as a file, and so alone"),
+        (["a.csv", "http://a/"], None, NO_CSV, "a.csv is sent as a file"),
+        (["http://a/", "b", "c.csv"], None, NO_CSV, "c.csv is sent as a file"),
+        (["x", "y"], FileType.URLS, NO_CSV, "x is sent as a file"),
         (["http://a/"], FileType.URLS, NO_CSV, "--type is for a file"),
-        (["x.gz"], None, NO_CSV, "x.gz does not say what it holds: add --type"),
+        (["x.gz"], None, NO_CSV, "x.gz does not show its type: add --type"),
         (["x.txt.gz"], None, NO_CSV, "no such file: x.txt.gz"),
         (["x"], None, CSV, "--field, --header, --delimiter and --quote are for CSV"),
         (["x"], FileType.JSONL, CSV, "--field, --header, --delimiter and --quote are for CSV"),
