@@ -1,7 +1,7 @@
-"""The command line: `conveyor` talks to a server, `conveyor-dev` is one.
+"""The command line: `conveyor` talks to a server, `conveyor-dev` runs one.
 
-Only parsing happens here. What a command needs is imported when it runs, so that help, errors and
-the server start quickly.
+This package only parses. Each command imports its code when it runs, so that help, errors and the
+server start quickly.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from conveyor.client.program import guarded
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The `conveyor` program."""
+    """Run the `conveyor` program."""
     sys.exit(guarded(conveyor, "conveyor", arguments))
 
 
 def dev_main(arguments: list[str] | None = None) -> None:
-    """The `conveyor-dev` program."""
+    """Run the `conveyor-dev` program."""
     sys.exit(guarded(conveyor_dev, "conveyor-dev", arguments))

@@ -21,16 +21,16 @@ Task = Callable[["Settings", Say], Awaitable[int]]
 @click.group(invoke_without_command=True, no_args_is_help=False)
 @click.pass_context
 def admin(context: click.Context) -> None:
-    """Make, check and remove what a fleet needs in AWS, and look after its dead letters.
+    """Create, check and remove the AWS resources of a fleet, and manage its dead letters.
 
-    Which fleet, and where, is told by environment variables CONVEYOR_…
+    Environment variables CONVEYOR_… name the fleet and its region.
     """
     show_help(context)
 
 
 @admin.command()
 def init() -> int:
-    """Make what is missing, and change nothing else.
+    """Create missing resources; change nothing else.
 
     Table, indexes, time to live, queues, bucket, lifecycle rules and the fleet's record.
     """
@@ -43,7 +43,7 @@ def init() -> int:
 def check() -> int:
     """Check every resource, the clock and the permissions.
 
-    Prints a line for each thing, ok or what is wrong; exit code 1 where anything is wrong.
+    Prints one line for each, ok or the fault; exits with 1 after any fault.
     """
     from conveyor.roles.admin import check
 
@@ -51,13 +51,18 @@ def check() -> int:
 
 
 @admin.command()
-@click.option("--yes", metavar="ENVIRONMENT", required=True, help="The environment, once more.")
-@click.option("--even-if-alive", is_flag=True, help="Do not look whether a worker is alive.")
+@click.option(
+    "--yes",
+    metavar="ENVIRONMENT",
+    required=True,
+    help="Name of the environment, as a confirmation.",
+)
+@click.option("--even-if-alive", is_flag=True, help="Do not check for live workers.")
 def destroy(yes: str, even_if_alive: bool) -> int:
-    """Remove every resource of the environment with all that is in it.
+    """Remove every resource of the environment with its contents.
 
-    All processes have to be stopped. It waits for 30 seconds in which no worker speaks, and refuses
-    where one does; it does not notice an API.
+    Stop all processes first. The command listens for 30 seconds and refuses if a worker is alive;
+    it cannot detect an API.
     """
     from conveyor.roles.admin import destroy
 
@@ -72,7 +77,7 @@ def destroy(yes: str, even_if_alive: bool) -> int:
 @admin.command()
 @click.argument("kind", type=click.Choice(["redis", "dynamodb"]))
 def ledger(kind: str) -> int:
-    """Let the fleet keep its permits elsewhere from now on. All workers have to be stopped."""
+    """Move the fleet's permits to another ledger. Stop all workers first."""
     from conveyor.roles.admin import move_ledger
 
     async def move(settings: Settings, say: Say) -> int:
@@ -83,9 +88,9 @@ def ledger(kind: str) -> int:
 
 @admin.command()
 def rebind() -> int:
-    """Let the fleet have the bucket, and the secret if one is set, of these settings from now on.
+    """Set the fleet's bucket, and its secret if one is set, to those of these settings.
 
-    Bodies are not moved. All workers have to be stopped.
+    Does not move bodies. Stop all workers first.
     """
     from conveyor.roles.admin import rebind
 
@@ -96,7 +101,7 @@ def rebind() -> int:
 def key_hash() -> None:
     """Read API keys from standard input, one a line, and print their lines for CONVEYOR_API_KEYS.
 
-    Nothing is printed where one of them is a key that no request can carry.
+    Prints nothing if one of them is a key that no request can carry.
     """
     from conveyor.domain.api_keys import is_valid_key, key_hash
 
@@ -105,10 +110,10 @@ def key_hash() -> None:
         key = line.decode("latin-1").strip(" \t")
         if not key:
             continue
-        # The line is not repeated: it is a key.
+        # Do not repeat the line: it is a key.
         if not is_valid_key(key):
             raise Failure(
-                f"line {number} is no API key: printable ASCII without spaces, not too long"
+                f"line {number} is not an API key (printable ASCII without spaces, not too long)"
             )
         hashes.append(key_hash(key))
     if not hashes:
@@ -119,18 +124,18 @@ def key_hash() -> None:
 @admin.group(invoke_without_command=True, no_args_is_help=False)
 @click.pass_context
 def dlq(context: click.Context) -> None:
-    """Look after the dead letters: messages that were given up."""
+    """Manage the dead letters: messages that the fleet gave up on."""
     show_help(context)
 
 
 @dlq.command("list")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True)
 def list_letters(limit: int) -> int:
-    """List dead letters: id, age, kind, job, run, and the reason if one was given.
+    """List dead letters: id, age, kind, job, run, and the reason if there is one.
 
-    A letter that cannot be read is listed with why it cannot.
+    An unreadable letter is listed with the fault.
 
-    A letter without a reason was received too often: its handler never got to an end.
+    A letter without a reason was received too often: its handler never finished.
     """
     from conveyor.roles.admin import list_letters
 
@@ -144,7 +149,7 @@ def list_letters(limit: int) -> int:
 @click.argument("letters", nargs=-1, metavar="ID...")
 @click.option("--all", "every", is_flag=True, help="All of them.")
 def redrive(letters: tuple[str, ...], every: bool) -> int:
-    """Send dead letters back to where they came from."""
+    """Send dead letters back to the queues they came from."""
     from conveyor.roles.admin import redrive_letters
 
     chosen = _chosen(letters, every)
@@ -159,7 +164,7 @@ def redrive(letters: tuple[str, ...], every: bool) -> int:
 @click.argument("letters", nargs=-1, metavar="ID...")
 @click.option("--all", "every", is_flag=True, help="All of them.")
 def drop(letters: tuple[str, ...], every: bool) -> int:
-    """Remove dead letters for good."""
+    """Delete dead letters."""
     from conveyor.roles.admin import drop_letters
 
     chosen = _chosen(letters, every)
@@ -171,9 +176,9 @@ def drop(letters: tuple[str, ...], every: bool) -> int:
 
 
 def _chosen(letters: tuple[str, ...], every: bool) -> frozenset[str] | None:
-    """The ids that were named; None for all."""
+    """Return the given ids; None means all."""
     if every == bool(letters):
-        raise click.UsageError("name the letters, or say --all")
+        raise click.UsageError("name the letters, or give --all")
     return None if every else frozenset(letters)
 
 
@@ -188,7 +193,7 @@ def _run(task: Task) -> int:
 
     with errors_as_one_line():
         settings = from_environment(production=True)
-        # Read by a person, whatever the roles' logs are for.
+        # A person reads these, whatever format the roles log in.
         start_logs(replace(settings, log_format="text"))
         check_place(settings)
         return anyio.run(task, settings, click.echo)

@@ -1,4 +1,4 @@
-"""`conveyor`: commands that talk to a server."""
+"""The commands of `conveyor` that talk to a server."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 def conveyor(context: click.Context) -> int | None:
     """Submit scraping jobs to a Conveyor server, follow them, fetch their results.
 
-    Without a command it is the role that CONVEYOR_ROLE names, if it names one.
+    Without a command, run the role that CONVEYOR_ROLE names, if any.
 
-    Exit codes: 0 every task succeeded, 1 error, 2 usage, 3 some task did not succeed,
-    130 interrupted.
+    Exit codes: 0 every task succeeded, 1 error, 2 usage, 3 some task did not succeed, 130
+    interrupted.
     """
     if context.invoked_subcommand is None:
         from conveyor.settings import role_named
@@ -56,7 +56,9 @@ def conveyor(context: click.Context) -> int | None:
 @click.option("--name", help="Label of the job.")
 @click.option("--external-id", metavar="ID", help="Your id for the job.")
 @click.option("--priority", type=int, metavar="0-9", help="Higher runs sooner.")
-@click.option("--idempotency-key", metavar="KEY", help="Submitting twice makes one job.")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="Submitting twice with one key makes one job."
+)
 @server_options
 def submit(
     inputs: tuple[str, ...],
@@ -69,8 +71,8 @@ def submit(
 ) -> int:
     """Submit URLs, files with one URL or one JSON task a line, or a CSV file.
 
-    Blank lines and lines that start with # are skipped; - reads standard input. A CSV file, a
-    file that ends in .gz and a list of more than 4 MiB are sent as they are, each by itself.
+    Blank lines and lines that start with # are skipped; - reads standard input. A CSV file, a .gz
+    file and a list of more than 4 MiB are uploaded whole: submit each by itself.
     """
     from conveyor.client.commands import submit_tasks
 
@@ -93,20 +95,20 @@ def submit(
 
 @conveyor.command()
 @click.argument("job")
-@click.option("--run", "run_id", metavar="RUN", help="A run of it [the latest].")
+@click.option("--run", "run_id", metavar="RUN", help="A run of JOB [the latest].")
 @click.option(
     "-o",
     "--out",
     type=click.Path(path_type=Path, allow_dash=True),
     required=True,
     metavar="FILE",
-    help="Where it goes; - is standard output.",
+    help="File to write; - is standard output.",
 )
 @click.option(
     "--format",
     "form",
     type=click.Choice(["zip", "jsonl", "csv", "parquet"]),
-    help="What it is [by the name of FILE, else zip].",
+    help="Format [by the name of FILE, else zip].",
 )
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @server_options
@@ -119,12 +121,12 @@ def export(
     server: str | None,
     api_key: str | None,
 ) -> int:
-    """Put the results of a run of JOB into one file: a zip of bodies, or a table of rows."""
+    """Export the results of a run of JOB into one file: a zip of bodies, or a table of rows."""
     from conveyor.client.export import FORMS, export_job
 
     to_stdout = str(out) == "-"
     if to_stdout and sys.stdout.isatty():
-        raise click.UsageError("an export is not for a terminal: name a file, or redirect it")
+        raise click.UsageError("cannot write an export to a terminal: name a file, or redirect it")
     chosen = form or FORMS.get(out.suffix.lower(), "zip")
 
     async def work(target: ServerTarget, terminal: Terminal) -> int:
@@ -168,9 +170,9 @@ def results(
     server: str | None,
     api_key: str | None,
 ) -> int:
-    """List the results of the latest run of JOB, or put their bodies into a directory.
+    """List the results of the latest run of JOB, or download their bodies into a directory.
 
-    The list is as things stand; with --out a run that is not over is followed to its end first.
+    The list shows the present state; with --out, follow a live run to its end first.
     """
     from conveyor.client.commands import fetch_results, show_results
 
@@ -217,14 +219,16 @@ def _add_run_command(verb: str, help_text: str) -> None:
         )
 
 
-_add_run_command("stop", "Stop the running run of each JOB; what is done is kept.")
+_add_run_command("stop", "Stop the latest run of each JOB; its results so far are kept.")
 _add_run_command("pause", "Pause each JOB until it is resumed.")
-_add_run_command("resume", "Let each paused JOB go on.")
+_add_run_command("resume", "Resume each paused JOB.")
 
 
 @conveyor.command()
 @click.argument("job")
-@click.option("--failed", is_flag=True, help="Only the tasks that failed; keep the others.")
+@click.option(
+    "--failed", is_flag=True, help="Only the tasks that failed; keep the results of the others."
+)
 @watch_option
 @out_option
 @server_options

@@ -1,4 +1,4 @@
-"""From flags to work: whom to talk to, what to submit, and how errors are told."""
+"""From flags to commands: choose the server, read the tasks, report errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Work = Callable[["ServerTarget", "Terminal"], Awaitable[int]]
 
 
 def run_client(work: Work, server: str | None, api_key: str | None) -> int:
-    """Run a client command on an event loop of its own."""
+    """Run a client command on its own event loop."""
     import anyio
 
     target = target_of(server, api_key)
@@ -34,7 +34,7 @@ async def _awaited(work: Work, target: ServerTarget, terminal: Terminal) -> int:
 
 
 def target_of(server: str | None, api_key: str | None, *, lasts: bool = True) -> ServerTarget:
-    """The server and the key that flags or the environment name; see Target for `lasts`."""
+    """Choose the server and the key from the flags or the environment; see Target for `lasts`."""
     from conveyor.client.commands import ServerTarget
     from conveyor.clock import SystemClock
     from conveyor.settings import client_environment
@@ -51,7 +51,7 @@ def target_of(server: str | None, api_key: str | None, *, lasts: bool = True) ->
 
 @contextmanager
 def report_error() -> Iterator[Terminal]:
-    """A terminal for a command, whose errors are told as one line each."""
+    """Build a terminal for a command that prints each error as one line."""
     from conveyor.client.commands import Terminal
     from conveyor.client.errors import ClientError, InvalidTasks
 
@@ -70,7 +70,7 @@ def report_error() -> Iterator[Terminal]:
 
 @contextmanager
 def tasks_of(inputs: tuple[str, ...], flags: dict[str, Any]) -> Iterator[list[Any] | OpenInput]:
-    """What the arguments name, read or open; takes the options of files out of the flags."""
+    """Read or open the inputs that the arguments name; remove the file options from the flags."""
     from conveyor.client.errors import ClientError
     from conveyor.client.inputs import file_input, opened, read_tasks
 
@@ -91,20 +91,20 @@ def tasks_of(inputs: tuple[str, ...], flags: dict[str, Any]) -> Iterator[list[An
 
 
 def job_options(flags: dict[str, Any]) -> JobOptions:
-    """The rest of the flags, as fields of a job."""
+    """Turn the remaining flags into fields of a job."""
     from conveyor.client.submit import JobOptions
 
     return JobOptions(zenrows_params=parameters(flags.pop("params")), **flags)
 
 
 def show_help(context: click.Context) -> None:
-    """The help of a group that is called without a command."""
+    """Show the help of a group called without a command."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 def unfit(error: InvalidSetting, flags: Mapping[str, Any]) -> click.ClickException:
-    """The setting that does not fit, named as it was given: by a flag or by a variable."""
+    """Name the invalid setting as the user gave it: by its flag or its variable."""
     from conveyor.settings import PREFIX
 
     variable, _, problem = error.detail.partition(" ")
@@ -116,14 +116,14 @@ def unfit(error: InvalidSetting, flags: Mapping[str, Any]) -> click.ClickExcepti
 
 @contextmanager
 def errors_as_one_line(flags: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Whatever ends a server, a role or its administration is told in one line."""
+    """Report the error that ends a server, a role or its administration in one line."""
     from conveyor.domain.errors import ConveyorError
     from conveyor.settings import InvalidSetting
 
     try:
         yield
     except (click.ClickException, OSError):
-        raise  # told by the program itself
+        raise  # the program reports it
     except Exception as error:
         from conveyor.aio.concurrency import first_error
 
@@ -134,7 +134,7 @@ def errors_as_one_line(flags: Mapping[str, Any] | None = None) -> Iterator[None]
 
 
 def reason(error: Exception) -> str:
-    """Say in one line why something failed: for a group of errors, by our own if there is one."""
+    """Describe an error, or a group of errors that ended a server."""
     from conveyor.aio.concurrency import first_error
     from conveyor.domain.errors import ConveyorError
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     type=Directory(path_type=Path, file_okay=False),
     required=True,
     metavar="DIR",
-    help="Put the result bodies into DIR.",
+    help="Write the result bodies into DIR.",
 )
 @file_options
 @task_options
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     "--data-dir",
     type=Directory(path_type=Path),
     metavar="DIR",
-    help="Keep the job in DIR [nothing is kept].",
+    help="Keep the job in DIR [not kept].",
 )
 @click.option(
-    "--api-key", metavar="KEY", help="Key to show the gateway [ZENROWS_API_KEY, else local]."
+    "--api-key", metavar="KEY", help="API key for the gateway [ZENROWS_API_KEY, else local]."
 )
 def run(
     inputs: tuple[str, ...],
@@ -48,7 +48,8 @@ def run(
 ) -> int:
     """Scrape URLs, or the tasks of a file as submit takes it, into a directory, without a server.
 
-    Everything happens in this process. An interrupt keeps what is done; a second one ends at once.
+    Everything happens in this process. An interrupt keeps the results so far; a second one quits at
+    once.
     """
     from conveyor.settings import InvalidSetting, from_environment
 

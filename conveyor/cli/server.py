@@ -1,7 +1,5 @@
-"""`conveyor-dev`: a server on this machine.
-
-`conveyor api` and `conveyor worker`: the roles of production.
-"""
+"""The commands that serve: `conveyor-dev`, and the production roles `conveyor api` and `conveyor
+worker`."""
 
 from __future__ import annotations
 
@@ -35,27 +33,29 @@ json_option = click.option(
 @metrics_port_option
 @json_option
 def api(as_json: bool, **flags: Any) -> int:
-    """Serve the API over AWS, working no task; any number of these make a fleet with workers.
+    """Serve the API over AWS without working tasks; any number of these and workers make a fleet.
 
-    Set by environment variables CONVEYOR_…
+    Configured by environment variables CONVEYOR_…
     """
     return run_role("api", as_json=as_json, **flags)
 
 
 @click.command()
-@click.option("--workers", type=click.IntRange(1, 10_000), help="Gateway calls at a time [50].")
+@click.option(
+    "--workers", type=click.IntRange(1, 10_000), help="Number of gateway calls at a time [50]."
+)
 @metrics_port_option
 @json_option
 def worker(as_json: bool, **flags: Any) -> int:
-    """Work the tasks of a fleet over AWS, serving no API.
+    """Work the tasks of a fleet over AWS without serving the API.
 
-    Set by environment variables CONVEYOR_…
+    Configured by environment variables CONVEYOR_…
     """
     return run_role("worker", as_json=as_json, **flags)
 
 
 def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
-    """Be a role until a signal; the exit code."""
+    """Run a role until a signal; return the exit code."""
     from conveyor.roles.production import run
     from conveyor.settings import from_environment
 
@@ -73,14 +73,14 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
 @click.option("--host", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000].")
 @click.option(
-    "--data-dir", type=Directory(), metavar="DIR", help="Where everything is kept [.conveyor]."
+    "--data-dir", type=Directory(), metavar="DIR", help="Directory of all data [.conveyor]."
 )
 @gateway_options
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one machine-readable line.")
-@click.option("--demo", is_flag=True, help="Run a job over a small site that is served, too.")
+@click.option("--demo", is_flag=True, help="Run a job over a small built-in site.")
 @click.version_option(__version__, prog_name="conveyor-dev")
 def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
@@ -112,7 +112,7 @@ def _demo(flags: dict[str, Any], announcer: BannerPrinter) -> int:
     from conveyor.settings import client_environment
 
     pace = SystemClock()
-    # The key that `conveyor` shows, so that it finds the job.
+    # The key that `conveyor` sends, so that it finds the job.
     key = client_environment().api_key
 
     async def job(api: str, urls: Mapping[str, str], out: Path, to: BannerPrinter) -> None:

@@ -1,10 +1,7 @@
-"""`conveyor simulate`: what the permit policies make of a fleet and a job of one's own.
+"""`conveyor simulate`: compare the permit policies for a fleet and a job of your own.
 
-The simulation is imported when the command runs.
-
-The names of the permit policies, and the words of the published comparison for two of them.
-
-A line that tells what keeps the terminal waiting, from a second on.
+The command imports the simulation when it runs. `gate on` and `gate off` are the names that a
+published comparison gives to two of the policies.
 """
 
 from __future__ import annotations
@@ -27,11 +24,12 @@ POLICIES = ("reserve", "reserve-strict", "local-exact", "local", "off")
 WORDS = {"gate on": "reserve", "gate off": "off"}
 """With the gate on a worker takes a permit before it receives a message; with it off, after."""
 LEGEND = '"gate on" is reserve, "gate off" is off.'
-"""What stands below a table."""
+"""Explanation below each table."""
 
 
 def policy_of(text: str) -> str | None:
-    """The policy that a word means: its name, or gate on, gate-on, GATE OFF …; None for others."""
+    """Find the policy that a word means: its name, or gate on, gate-on, GATE OFF …; None for
+    others."""
     word = " ".join(text.lower().replace("-", " ").split())
     names = {policy.replace("-", " "): policy for policy in POLICIES}
     return {**names, **WORDS}.get(word)
@@ -42,7 +40,7 @@ _PLOT_WIDTH = 72
 
 
 class _Number(click.ParamType[float]):
-    """A number within bounds; not a number is none."""
+    """A number within bounds; NaN is refused."""
 
     def __init__(self, least: float, most: float, *, whole: bool = True, unit: str = "") -> None:
         self.name = "integer" if whole else "float"
@@ -65,7 +63,7 @@ class _Number(click.ParamType[float]):
 
 
 class _Policy(click.ParamType[str]):
-    """A permit policy, or the words of the published comparison for one."""
+    """A permit policy, or its name in the published comparison."""
 
     name = "policy"
 
@@ -79,7 +77,7 @@ class _Policy(click.ParamType[str]):
 
 
 class _Explained(click.Command):
-    """A command whose help explains the columns of its table."""
+    """A command with an explanation of the table's columns in its help."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from conveyor.simulation.view import FIGURES, POLICY
@@ -105,7 +103,7 @@ class _Explained(click.Command):
     default=100,
     show_default=True,
     metavar="N",
-    help="Most gateway calls at a time that the job allows, over all workers.",
+    help="Maximum number of gateway calls at a time, over all workers.",
 )
 @click.option(
     "--workers",
@@ -121,7 +119,7 @@ class _Explained(click.Command):
     default=50,
     show_default=True,
     metavar="N",
-    help="Gateway calls at a time that one worker makes.",
+    help="Number of gateway calls at a time of one worker.",
 )
 @click.option(
     "--latency",
@@ -147,7 +145,7 @@ class _Explained(click.Command):
     default=_SHOWN,
     metavar="POLICY",
     help=f"Compare this one; may be repeated: {', '.join(POLICIES)} [{', '.join(_SHOWN)}]. "
-    f"{LEGEND} Both are taken too.",
+    f"{LEGEND} Both names are accepted.",
 )
 @click.option(
     "--seed",
@@ -155,7 +153,7 @@ class _Explained(click.Command):
     default=0,
     show_default=True,
     metavar="N",
-    help="Same seed, same events.",
+    help="The same seed gives the same events.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a policy.")
 def simulate(as_json: bool, policies: tuple[str, ...], **numbers: Any) -> int:

@@ -1,4 +1,5 @@
-"""`conveyor-dev --demo`: a server, a small site, and a job that scrapes the site into files."""
+"""`conveyor-dev --demo`: start a server and a small site, and run a job over the site from URLs to
+files."""
 
 from __future__ import annotations
 
@@ -27,13 +28,14 @@ from conveyor.settings import Settings, from_environment
 RESULTS = "demo-results"
 
 Job = Callable[[str, Mapping[str, str], Path, BannerPrinter], Awaitable[None]]
-"""The job to show; takes the API's address, URLs by name, a directory and a banner to print to."""
+"""Shows a job: takes the address of the API, URLs by name, a directory, and a function that prints.
+"""
 
 
 def run_demo(flags: Mapping[str, Any], announcer: BannerPrinter, job: Job) -> int:
     """Serve until stopped, and once ready run the job over the site; return the exit code.
 
-    Raises ConveyorError where the server cannot start.
+    Raises ConveyorError if the server cannot start.
     """
     settings, note = _settings(flags)
     with serve_site() as site, ExitStack() as threads:
@@ -51,8 +53,11 @@ def run_demo(flags: Mapping[str, Any], announcer: BannerPrinter, job: Job) -> in
 
 
 def _settings(flags: Mapping[str, Any]) -> tuple[Settings, str | None]:
-    """Return the flags as settings, with the site's loopback address allowed and another port if
-    9000 is taken, and a message about the port to print once the server is ready."""
+    """Complete the flags: allow the site's loopback address, and choose another port if 9000 is
+    taken.
+
+    Also returns the line to print about the port once the server is ready.
+    """
     wanted = {**flags, "allow_private": True}
     settings = from_environment(**wanted)
     if flags["port"] is None and _is_taken(settings.host, settings.port):
@@ -85,10 +90,10 @@ class _Demonstration:
         self._is_over = False
 
     def start(self, info: ServerInfo) -> None:
-        """Start the job, unless it was stopped already; return at once."""
+        """Start the job unless it was already stopped; return at once."""
         if self._is_over:
             return
-        # Not before: a signal that comes while the server starts finds no thread to wait for.
+        # Only now: a signal during the start finds no thread to wait for.
         portal = self._threads.enter_context(start_blocking_portal())
         self._under_way = portal.start_task_soon(
             self._show, info.api, Path(info.data_dir).resolve() / RESULTS
@@ -96,7 +101,7 @@ class _Demonstration:
         self._under_way.add_done_callback(self._tell)
 
     def stop(self) -> None:
-        """Cancel the rest of the job."""
+        """Cancel the job."""
         self._is_over = True
         if self._under_way is not None:
             self._under_way.cancel()

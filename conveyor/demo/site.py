@@ -1,4 +1,4 @@
-"""The small site that the demonstration scrapes, served from loopback."""
+"""Serve the small site of the demonstration from loopback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 CHARSETS = {".sjis.html": "Shift_JIS", ".cp1251.html": "windows-1251", ".latin1.html": "iso-8859-1"}
-"""Charsets of pages that are not UTF-8, by the ending of the file name."""
+"""Charset of a page that is not UTF-8, by the part of its name that says so."""
 
 MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -34,7 +34,7 @@ def pages() -> dict[str, bytes]:
 
 
 def content_type(name: str) -> str:
-    """Return the Content-Type of a file of the site, its charset included."""
+    """Return the Content-Type of a file of the site, with its charset."""
     for suffix, charset in CHARSETS.items():
         if name.endswith(suffix):
             return f"text/html; charset={charset}"
@@ -43,7 +43,7 @@ def content_type(name: str) -> str:
 
 @contextmanager
 def serve_site(host: str = "127.0.0.1") -> Iterator[str]:
-    """Serve the site on a free port; yields its origin, such as `http://127.0.0.1:40123`."""
+    """Serve the site on a free port and yield its origin, such as `http://127.0.0.1:40123`."""
     server = _Site((host, 0), _Handler)
     server.pages = pages()
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
@@ -63,7 +63,7 @@ class _Site(ThreadingHTTPServer):
     pages: dict[str, bytes]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that hung up: it is not worth a traceback."""
+        """Ignore visitors that hang up."""
 
 
 class _Handler(BaseHTTPRequestHandler):

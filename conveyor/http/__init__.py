@@ -1,1 +1,1 @@
-"""The HTTP API: parse, ask the service, answer. Knows the service and the words of the domain."""
+"""The HTTP API: parse a request, call the service, write the answer."""

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, and what stands before them."""
+"""The ASGI application: its routes and its middleware."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
     **EXPORT_ROUTES,
     **UNBUILT_ROUTES,
 }
-"""Every path that needs a key, and what serves each of its methods."""
+"""Handlers of each method, for every path that needs a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +64,10 @@ def create_app(
     clock: Clock,
     options: AppOptions,
 ) -> Starlette:
-    """The application over one service.
+    """Build the application over one service.
 
-    `ready` tells whether /readyz says yes, `registry` is what /metrics shows; without one there is
-    no such path.
+    `ready` decides the answer of /readyz. /metrics shows `registry`; without one there is no such
+    path.
     """
     app = Starlette(
         routes=_routes(service, registry, ready, options),

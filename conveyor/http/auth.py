@@ -1,11 +1,9 @@
-"""Who calls: the X-API-Key header, and nothing else (a key in a query ends up in logs).
+"""Authentication: identify the caller by the X-API-Key header, check the key, apply the rate limit.
 
-Which API keys may call: hashes of them, in a file that is read again when it changes.
-
-A line begins with the hash of one key; what follows a space is for people, as are lines that begin
-with #.
-
-How often a caller may ask: looked at once it is known who asks, before anything is done.
+The key is read from the header only, since a key in a query ends up in logs. A file of accepted
+keys holds the hash of one key at the start of each line, and is read again when it changes;
+anything after a space, and lines that begin with #, are comments. The rate limit is checked as soon
+as the caller is known, before any work.
 """
 
 from __future__ import annotations
@@ -24,45 +22,46 @@ from conveyor.service.callers import Caller
 from conveyor.service.service import Service
 
 ANY = "any"
-"""Said in the place of a file: every key is taken."""
+"""Value of the setting that accepts any key."""
 LONGEST = 4_194_304
-"""Bytes of the file that are read at most."""
+"""Bytes of the file to read at most."""
 
 _log = logging.getLogger("conveyor.http")
 
 
 class ApiKeys(Protocol):
-    """Tells known keys from others."""
+    """Decides which keys are accepted."""
 
     def knows(self, api_key: str) -> bool:
-        """Whether requests with this key are served."""
+        """Tell whether requests with this key are served."""
         ...
 
 
 class AnyKey:
-    """Every key is known."""
+    """Accepts any key."""
 
     def knows(self, api_key: str) -> bool:
-        """Whether there is one."""
+        """Tell whether there is a key."""
         return bool(api_key)
 
 
 class HashedKeys:
-    """The keys with these hashes."""
+    """Accepts the keys with these hashes."""
 
     def __init__(self, hashes: frozenset[str]) -> None:
         self._hashes = hashes
 
     def knows(self, api_key: str) -> bool:
-        """Whether its hash is among them."""
+        """Tell whether the hash of the key is one of them."""
         return key_hash(api_key) in self._hashes
 
 
 class KeyFile:
-    """The keys whose hashes a file holds. A change of the file counts from the next request on.
+    """Accepts the keys whose hashes a file holds; a change of the file counts from the next
+    request.
 
-    A file that is gone or damaged later leaves what it said before in force.
-    Raises ConveyorError(invalid_argument) where it cannot be read at first.
+    If the file later disappears or is damaged, the keys read before stay accepted. Raises
+    ConveyorError(invalid_argument) if it cannot be read at first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,14 +70,14 @@ class KeyFile:
         self._hashes = _read(path)
 
     def knows(self, api_key: str) -> bool:
-        """Whether its hash is in the file."""
+        """Tell whether the hash of the key is in the file."""
         state = self._state()
         if state != self._seen:
             self._seen = state
             try:
                 self._hashes = _read(self._path)
             except ConveyorError as error:
-                _log.error("the API keys stay as they were: %s", error.detail)
+                _log.error("keeping the earlier API keys: %s", error.detail)
         return key_hash(api_key) in self._hashes
 
     def _state(self) -> tuple[int, int, int] | None:
@@ -90,8 +89,11 @@ class KeyFile:
 
 
 def open_api_keys(text: str) -> ApiKeys:
-    """What CONVEYOR_API_KEYS says: `any`, hashes with commas between, what a file of them would
-    hold, or the path of one. Raises ConveyorError(invalid_argument)."""
+    """Parse CONVEYOR_API_KEYS: `any`, hashes separated by commas, the content of a file of hashes,
+    or the path of such a file.
+
+    Raises ConveyorError(invalid_argument).
+    """
     if text == ANY:
         return AnyKey()
     if "\n" in text or is_key_hash(text.partition(",")[0].strip()):
@@ -104,7 +106,7 @@ def _read(path: Path) -> frozenset[str]:
         with path.open("rb") as file:
             text = file.read(LONGEST).decode()
     except (OSError, ValueError):
-        raise _unfit("must be any, hashes of keys, or a file of them that can be read") from None
+        raise _unfit("must be any, hashes of keys, or a readable file of them") from None
     return _hashes(text, "names a file")
 
 
@@ -114,12 +116,12 @@ def _hashes(text: str, source: str) -> frozenset[str]:
         word = line.strip().partition(" ")[0]
         if not word or word.startswith("#"):
             continue
-        # The line is not repeated: somebody may have put a key there.
+        # Do not repeat the line: it may hold a key by mistake.
         if not is_key_hash(word):
-            raise _unfit(f"{source} whose line {number} begins with no hash of a key")
+            raise _unfit(f"{source} whose line {number} does not begin with a key hash")
         hashes.add(word.lower())
     if not hashes:
-        raise _unfit(f"{source} without a hash of a key")
+        raise _unfit(f"{source} without a key hash")
     return frozenset(hashes)
 
 
@@ -128,13 +130,16 @@ def _unfit(problem: str) -> ConveyorError:
 
 
 async def check_rate_limit(limit: RateLimit | None, caller_id: str) -> None:
-    """Let a request of a caller pass. Raises ConveyorError(rate_limited), with the whole seconds
-    after which the next one passes; without a limit every request does."""
+    """Count a request of a caller.
+
+    Raises ConveyorError(rate_limited) with the whole seconds until the next one is allowed. Without
+    a limit every request is.
+    """
     wait = 0.0 if limit is None else await limit.take(caller_id)
     if wait > 0.0:
         raise ConveyorError(
             ErrorCode.RATE_LIMITED,
-            "you have made too many requests: try again later",
+            "too many requests: try again later",
             retry_after=math.ceil(wait),
         )
 
@@ -143,9 +148,10 @@ HEADER = "X-API-Key"
 
 
 def authenticate(request: Request, service: Service, api_keys: ApiKeys) -> Caller:
-    """The caller of a request. Raises ConveyorError(unauthenticated), for an unknown key too."""
+    """Identify the caller of a request. Raises ConveyorError(unauthenticated) for a missing or
+    unknown key."""
     keys = request.headers.getlist(HEADER)
     caller = service.identify(keys[0] if len(keys) == 1 else None)
     if not api_keys.knows(caller.api_key):
-        raise ConveyorError(ErrorCode.UNAUTHENTICATED, "this API key is not known here")
+        raise ConveyorError(ErrorCode.UNAUTHENTICATED, "unknown API key")
     return caller

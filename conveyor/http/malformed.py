@@ -1,5 +1,4 @@
-"""Bytes that are no HTTP request are answered with a problem document too; no application ever
-sees them."""
+"""Answer bytes that are not HTTP with a problem document too, before any application sees them."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ from conveyor.http.problems import problem_response
 from conveyor.ports.clock import Clock
 
 MAX_HEAD = 65_536
-"""Bytes of a request line and its headers, and at most one read of the socket more."""
+"""Longest request line and headers; one read of the socket more may arrive."""
 
 
 def protocol(clock: Clock) -> type[HttpToolsProtocol]:
-    """The protocol that the server is to speak; the clock makes the ids of refused requests."""
+    """Build the protocol class of the server; the clock makes the ids of refused requests."""
 
     class Protocol(HttpToolsProtocol):
         _head: int | None = None
@@ -28,7 +27,7 @@ def protocol(clock: Clock) -> type[HttpToolsProtocol]:
             super().on_headers_complete()
 
         def data_received(self, data: bytes) -> None:
-            """Read on, but no head without end: the parser itself knows no bound."""
+            """Read on, but bound the head of a request, which the parser does not."""
             super().data_received(data)
             if self._head is not None:
                 self._head += len(data)
@@ -36,7 +35,7 @@ def protocol(clock: Clock) -> type[HttpToolsProtocol]:
                     self.send_400_response("the head of the request is too large")
 
         def send_400_response(self, msg: str) -> None:
-            """Refuse what could not be parsed, and hang up: what follows could be anything."""
+            """Refuse an unparsable request and hang up, since anything could follow."""
             request_id = clock.new_id()
             error = ConveyorError(ErrorCode.INVALID_ARGUMENT, "this is not a valid HTTP request")
             response = problem_response(error, request_id=request_id)

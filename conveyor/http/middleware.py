@@ -35,13 +35,13 @@ _KEY = "conveyor.request_id"
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id that the middleware gave a request."""
+    """Return the id that the middleware gave a request."""
     request_id: str = scope[_KEY]
     return request_id
 
 
 class RequestId:
-    """Outermost middleware: every answer carries the id."""
+    """Outermost middleware: adds the id to every answer."""
 
     def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
         self._app = app
@@ -65,7 +65,7 @@ class RequestId:
 
 
 CLIENT_CLOSED = 499
-"""The status logged where the client was gone before there was an answer."""
+"""Status in the log if the client was gone before the answer."""
 
 _log = logging.getLogger("conveyor.http")
 
@@ -107,7 +107,7 @@ class AccessLog:
 
 
 class ProblemResponses:
-    """Middleware that answers for what the application raises."""
+    """Middleware that turns exceptions into problem documents."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -142,16 +142,16 @@ class ProblemResponses:
 
 
 async def routing_problem(request: Request, error: Exception) -> Response:
-    """The answer to a path that nothing serves, or not with this method."""
+    """Answer a path that does not exist, or not with this method."""
     request_id = request_id_of(request.scope)
     if not isinstance(error, HTTPException) or error.status_code != 405:
         return problem_response(
-            ConveyorError(ErrorCode.NOT_FOUND, "nothing is served at this path"),
+            ConveyorError(ErrorCode.NOT_FOUND, "no such path"),
             request_id=request_id,
         )
     allowed = (error.headers or {}).get("Allow", "")
     response = problem_response(
-        ConveyorError(ErrorCode.METHOD_NOT_ALLOWED, f"this path takes {allowed}"),
+        ConveyorError(ErrorCode.METHOD_NOT_ALLOWED, f"this path allows {allowed}"),
         request_id=request_id,
     )
     response.headers["Allow"] = allowed
@@ -159,7 +159,7 @@ async def routing_problem(request: Request, error: Exception) -> Response:
 
 
 def _unexpected(error: Exception, request_id: str) -> ConveyorError:
-    # The text of an unforeseen exception may hold anything, a key included: it is not logged.
+    # The text of an unexpected exception is not logged: it may hold anything, even a key.
     _log.error(
         "unhandled error",
         extra={
@@ -168,11 +168,11 @@ def _unexpected(error: Exception, request_id: str) -> ConveyorError:
             "where": "".join(traceback.format_tb(error.__traceback__)),
         },
     )
-    return ConveyorError(ErrorCode.INTERNAL, "the server met an unforeseen error; it was logged")
+    return ConveyorError(ErrorCode.INTERNAL, "unexpected error; the server has logged it")
 
 
 class Origins:
-    """Middleware that lets through loopback names, `allowed_hosts`, and the public origin."""
+    """Middleware that accepts loopback names, `allowed_hosts`, and the public origin."""
 
     def __init__(self, app: ASGIApp, *, allowed_hosts: Collection[str], public_origin: str) -> None:
         self._app = app
@@ -191,7 +191,7 @@ class Origins:
             own = {f"{scheme}://{host.lower()}" for host in hosts for scheme in ("http", "https")}
             for origin in headers.getlist("Origin"):
                 if origin.lower() not in own and origin.lower() != self._public_origin:
-                    raise _refused("requests of web pages of another origin are refused")
+                    raise _refused("requests from web pages of another origin are refused")
         await self._app(scope, receive, send)
 
     def _is_ours(self, host: str) -> bool:

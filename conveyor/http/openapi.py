@@ -1,4 +1,4 @@
-"""Our OpenAPI 3.1 document, served at /openapi.json: every route, every answer, every error."""
+"""The OpenAPI 3.1 document, served at /openapi.json: every route, every answer, every error."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from conveyor.http.openapi_operations import (
 from conveyor.http.openapi_schemas import SCHEMAS, ref
 
 ANY_OPERATION = (ErrorCode.PERMISSION_DENIED, ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE)
-"""What any operation may answer."""
+"""Errors of any operation."""
 WITH_A_KEY = (ErrorCode.UNAUTHENTICATED, ErrorCode.RATE_LIMITED)
-"""What any operation that needs a key may answer besides."""
+"""Further errors of any operation that needs a key."""
 
 
 def operations() -> tuple[Operation, ...]:
-    """Every operation, in the order of the document."""
+    """Return every operation, in the order of the document."""
     return OPERATIONS + INPUT_OPERATIONS + EXPORT_OPERATIONS
 
 
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """Build the whole document."""
     paths: dict[str, Any] = {}
     for operation in operations():
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
@@ -63,7 +63,7 @@ def document() -> dict[str, Any]:
 
 
 def _described(operation: Operation) -> dict[str, Any]:
-    """One operation as the document writes it."""
+    """Describe one operation."""
     in_path = re.findall(r"{(\w+)}", operation.path)
     described: dict[str, Any] = {
         "operationId": operation.id,

@@ -1,11 +1,4 @@
-"""What our OpenAPI document says of each route.
-
-The parameters of our OpenAPI document: ids, filters, cursors, the idempotency key.
-
-What our OpenAPI document says of files of tasks: their slots, and how they are uploaded.
-
-What our OpenAPI document says of exports.
-"""
+"""The operations and parameters of the OpenAPI document, and the schemas of file inputs."""
 
 from __future__ import annotations
 
@@ -104,12 +97,12 @@ PARAMETERS: dict[str, Schema] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path. `refusals` are codes beyond those that any operation may answer.
+    """One method of one path.
 
-    `note` says more of its answers. `fails_as_task`: the answer is 422 with the task's own problem
-    where the task failed.
-    `media_type` None: the answer is empty. `uploads` are the types of a file that the body may be.
-    `later`: the answer is 202, and otherwise the same, where the rows of a run come after it.
+    `refusals` are its error codes beyond those of any operation. `note` describes its answers. With
+    `fails_as_task` the answer is 422 with the task's own problem if the task failed. `media_type`
+    None means an empty answer. `uploads` are the media types of a file as the body. With `later`
+    the answer is 202, and otherwise the same, if the rows of a run are written after it.
     """
 
     method: str
@@ -303,7 +296,7 @@ _ON_RUNS = (
 
 
 def _of_both_runs(path: str, operation_id: str, summary: str, **more: Any) -> list[Operation]:
-    """The same operation on the latest run and on a named one."""
+    """Build the same operation for the latest run and for a named one."""
     return [
         Operation(
             method="get",
@@ -433,7 +426,7 @@ _ON_SERVER = (
 )
 
 OPERATIONS = _ON_JOBS + _ON_RUNS + _ON_RESULTS + _RESERVED + _ON_SERVER
-"""Every operation that the server has, HEAD apart, which goes wherever GET goes."""
+"""Operations of jobs, runs, results and the server itself; HEAD works wherever GET does."""
 
 
 def _text(description: str, **more: Any) -> Schema:
@@ -499,7 +492,7 @@ INPUT_SCHEMAS: dict[str, Schema] = {
         ],
     },
 }
-"""Schemas beside those of `openapi_schemas`."""
+"""Schemas of file inputs."""
 
 INPUT_PARAMETERS: dict[str, Schema] = {
     "input_id": {

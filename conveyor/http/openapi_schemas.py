@@ -1,6 +1,6 @@
-"""The schemas of our OpenAPI document: what requests hold and what answers look like.
+"""The schemas of the OpenAPI document, for requests and answers.
 
-Those of answers come from the structs that the service answers with.
+The schemas of answers come from the structs that the service answers with.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "ExportStarted": schemas.StartExportBody,
     "Export": schemas.ExportBody,
 }
-"""The struct of each answer, by the name that the document gives its schema."""
+"""Struct of each answer, by the name of its schema in the document."""
 
 _REF = "#/components/schemas/"
 
 
 def ref(name: str) -> Schema:
-    """A reference to one of SCHEMAS."""
+    """Build a reference to one of SCHEMAS."""
     return {"$ref": _REF + name}
 
 
@@ -193,7 +193,7 @@ def _answers() -> dict[str, Schema]:
 
 
 def _renamed(node: Any, names: dict[str, str]) -> Any:
-    """Replace the names of structs in references, and drop them as titles."""
+    """Rename structs in references, and drop their names as titles."""
     if isinstance(node, list):
         return [_renamed(item, names) for item in node]
     if not isinstance(node, dict):

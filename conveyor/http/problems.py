@@ -1,4 +1,4 @@
-"""Problem documents (RFC 9457): the one table from error codes to statuses, and their JSON."""
+"""Problem documents (RFC 9457): the table from error codes to statuses, and their JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PROBLEMS: dict[ErrorCode, tuple[int, str]] = {
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an error looks like on the wire. `instance` names the request that met it."""
+    """An error as JSON; `instance` names the failed request."""
 
     type: str
     title: str
@@ -59,7 +59,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def problem_response(error: ConveyorError, *, request_id: str) -> Response:
-    """The answer that an error becomes."""
+    """Turn an error into its answer."""
     status, title = PROBLEMS[error.code]
     document = ProblemDocument(
         type=PROBLEM_TYPE + error.code.value,
@@ -74,7 +74,7 @@ def problem_response(error: ConveyorError, *, request_id: str) -> Response:
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if error.code is ErrorCode.PAYLOAD_TOO_LARGE:
-        # What is left of the body will not be read: the connection is of no more use.
+        # The rest of the body will not be read, so the connection cannot be reused.
         headers["Connection"] = "close"
     return Response(
         msgspec.json.encode(document), status_code=status, headers=headers, media_type=MEDIA_TYPE

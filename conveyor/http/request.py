@@ -1,14 +1,8 @@
-"""One authenticated request: its caller, the ids in its path, its answers.
+"""Read a request: its caller, the ids in its path, query parameters, the body, the idempotency key.
 
-Query parameters: each at most once, each checked. Unknown ones are ignored.
-
-Reading request bodies: never more than the limit, JSON only, whole or not at all.
-
-Long work for a client, given up where the client hangs up.
-
-The Idempotency-Key header: what it is scoped to, and how a repeated answer shows.
-
-Taking uploads by signed links: piece by piece, under a limit of their own.
+A query parameter may occur once and is checked; unknown ones are ignored. A body is read whole and
+up to a limit, an upload piece by piece with a limit of its own. `ConnectionGuard` cancels long work
+when the client hangs up.
 """
 
 from __future__ import annotations
@@ -38,7 +32,7 @@ from conveyor.service.service import Service
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What a handler gets. The ids raise ConveyorError(not_found) where they cannot be ids."""
+    """The argument of a handler. Its ids raise ConveyorError(not_found) if they are malformed."""
 
     request: Request
     service: Service
@@ -46,27 +40,27 @@ class RequestContext:
 
     @property
     def caller_id(self) -> str:
-        """The id of the caller."""
+        """Return the id of the caller."""
         return self.caller.caller_id
 
     @property
     def job_id(self) -> str:
-        """The job in the path."""
+        """Return the job in the path."""
         return self._ulid("job_id", "job")
 
     @property
     def run_id(self) -> str | None:
-        """The run in the path; None where the path has none, which means the latest."""
+        """Return the run in the path; None if the path has none, which means the latest."""
         return self._ulid("run_id", "run") if "run_id" in self.request.path_params else None
 
     @property
     def named_run_id(self) -> str:
-        """The run in a path that always has one."""
+        """Return the run in a path that always has one."""
         return self._ulid("run_id", "run")
 
     @property
     def task_id(self) -> str:
-        """The task in the path."""
+        """Return the task in the path."""
         task_id: str = self.request.path_params["task_id"]
         if not ids.is_task_id(task_id):
             raise not_found("task")
@@ -83,7 +77,7 @@ Handler = Callable[[RequestContext], Awaitable[Response]]
 
 
 def json_response(body: msgspec.Struct, *, status: int = 200) -> Response:
-    """An answer in JSON."""
+    """Answer in JSON."""
     return Response(encode(body), status_code=status, media_type="application/json")
 
 
@@ -91,7 +85,7 @@ _WHOLE_NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 def text(query: QueryParams, name: str) -> str | None:
-    """A parameter as it stands, None where it is absent."""
+    """Return a parameter unparsed, None if it is absent."""
     values = query.getlist(name)
     if len(values) > 1:
         _refuse(name, "may be given once")
@@ -99,7 +93,7 @@ def text(query: QueryParams, name: str) -> str | None:
 
 
 def word(query: QueryParams, name: str, words: Collection[str]) -> str | None:
-    """One of the words, None where the parameter is absent."""
+    """Return a parameter that must be one of the words, None if it is absent."""
     value = text(query, name)
     if value is not None and value not in words:
         _refuse(name, f"must be one of {', '.join(words)}")
@@ -107,7 +101,7 @@ def word(query: QueryParams, name: str, words: Collection[str]) -> str | None:
 
 
 def page_size(query: QueryParams, *, default: int, most: int) -> int:
-    """The `limit` of a page, from 1 to `most`."""
+    """Parse the `limit` of a page, from 1 to `most`."""
     value = text(query, "limit")
     if value is None:
         return default
@@ -121,18 +115,18 @@ def _refuse(name: str, problem: str) -> NoReturn:
 
 
 class ClientGone(Exception):
-    """The client has hung up: there is nobody to answer."""
+    """The client has hung up, so there is nobody to answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The raw bytes of a body as they came, in pieces, and their sha256."""
+    """The raw bytes of a body, in the pieces received, and their sha256."""
 
     pieces: list[bytes]
     digest: bytes
 
     def joined(self) -> bytes:
-        """All of it in one piece."""
+        """Return the whole body in one piece."""
         return b"".join(self.pieces)
 
 
@@ -171,7 +165,7 @@ class BodyLimit:
 
 
 async def read_json_body(request: Request) -> Body:
-    """A body that says it is JSON.
+    """Read a body sent as JSON.
 
     Raises ConveyorError(unsupported_media_type); ClientGone.
     """
@@ -185,7 +179,7 @@ async def read_json_body(request: Request) -> Body:
 
 
 async def read_body(request: Request) -> Body:
-    """A body, whatever it is. Raises ClientGone."""
+    """Read a body of any type. Raises ClientGone."""
     pieces: list[bytes] = []
     digest = hashlib.sha256()
     while True:
@@ -215,13 +209,13 @@ T = TypeVar("T")
 
 
 class ConnectionGuard:
-    """Does work for as long as the client of a request is there. Its body must have been read."""
+    """Runs work while the client of a request is connected. The body must have been read before."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
 
     async def __call__(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work` and return its result. Raises ClientGone if the client hangs up before."""
+        """Run `work` and return its result. Raises ClientGone if the client hangs up first."""
         results: list[T] = []
         with unwrap():
             async with anyio.create_task_group() as group:
@@ -247,9 +241,9 @@ _KEY = re.compile(rf"[\x21-\x7e]{{1,{MAX_LENGTH}}}")
 
 
 def keyed_request(request: Request, caller_id: str, body: Body) -> KeyedRequest | None:
-    """The use of a key that a request makes, None without the header.
+    """Read the Idempotency-Key header; None without one.
 
-    Raises ConveyorError(invalid_argument) for a key that is no such thing.
+    Raises ConveyorError(invalid_argument) for a malformed key.
     """
     keys = request.headers.getlist(HEADER)
     if not keys:
@@ -265,7 +259,7 @@ def keyed_request(request: Request, caller_id: str, body: Body) -> KeyedRequest 
 
 
 def given_response(given: Reply) -> Response:
-    """The very bytes of an answer, marked where they repeat an earlier one."""
+    """Answer with stored bytes, and mark a repeated answer."""
     headers = {REPLAYED_HEADER: "true"} if given.replayed else {}
     return Response(
         given.answer.body,
@@ -279,7 +273,7 @@ _UPLOAD = re.compile(UPLOAD_PATH.replace("{input_id}", "[^/]+"))
 
 
 class BodyLimits:
-    """Middleware that bounds every body but those of uploads, which the service bounds."""
+    """Middleware that bounds every body except uploads, which the service bounds."""
 
     def __init__(self, app: ASGIApp, *, limit: int) -> None:
         self._app = app
@@ -292,7 +286,7 @@ class BodyLimits:
 
 
 async def receive_upload(request: Request, service: Service) -> Response:
-    """Put the body into the slot that a signed link names. Needs no key."""
+    """Store the body in the slot of a signed link. Needs no key."""
     types = request.headers.getlist("Content-Type")
     params = request.query_params
     slot = await service.inputs.open_upload(
@@ -311,7 +305,7 @@ async def receive_upload(request: Request, service: Service) -> Response:
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """The body as it arrives. Raises ClientGone."""
+    """Yield the body as it arrives. Raises ClientGone."""
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":

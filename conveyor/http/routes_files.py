@@ -1,9 +1,4 @@
-"""Routes of exports, and the download that a signed link opens.
-
-Routes of slots for files of tasks.
-
-Sending result bodies, to their owner and to whoever holds a signed link.
-"""
+"""Routes of file inputs, exports and result bodies, signed links included."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ from conveyor.service.service import Service
 
 
 async def create(call: RequestContext) -> Response:
-    """Make a slot; the answer says where its file goes."""
+    """Create a slot; the answer holds the link for its file."""
     body = await read_json_body(call.request)
     return json_response(
         await call.service.inputs.create(call.caller_id, body.joined()), status=201
@@ -43,13 +38,13 @@ _FIELD_VALUE = re.compile(r"[\x20-\x7e]+")
 _FALLBACK_TYPE = "application/octet-stream"
 
 
-# The bytes are a stranger's: a browser is told to give them no origin and no script, and not to
-# guess at their type.
+# The bytes come from strangers: a browser must give them no origin and no script, and must not
+# guess their type.
 STRANGERS_HEADERS = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
 
 
 class BodyResponse(Response):
-    """Scraped bytes as they were stored, piece by piece."""
+    """Streams scraped bytes unchanged."""
 
     def __init__(self, pieces: AsyncIterator[bytes], *, headers: Mapping[str, str]) -> None:
         super().__init__(headers=headers)
@@ -73,7 +68,7 @@ class BodyResponse(Response):
 
 
 async def read_link(request: Request, service: Service) -> Response:
-    """The body that a signed link opens. Needs no key."""
+    """Answer a signed link with the body of its task. Needs no key."""
     path = request.path_params
     target = target_of(path["job_id"], path["run_id"], path["task_id"])
     if target is None:
@@ -87,7 +82,7 @@ async def read_link(request: Request, service: Service) -> Response:
 
 
 async def content_response(found: Content | ProblemBody, *, method: str) -> Response:
-    """The body of a task, or what went wrong with it; to HEAD, only its headers."""
+    """Answer with the body of a task or its problem; to HEAD, only with the headers."""
     if isinstance(found, ProblemBody):
         return Response(encode(found), status_code=422, media_type=MEDIA_TYPE)
     content_type = found.content_type
@@ -100,7 +95,7 @@ async def content_response(found: Content | ProblemBody, *, method: str) -> Resp
 async def stored_response(
     pieces: AsyncIterator[bytes], *, headers: Mapping[str, str], method: str
 ) -> Response:
-    """What is stored, under these headers; to HEAD, only the headers."""
+    """Answer with stored bytes under these headers; to HEAD, only with the headers."""
     if method == "HEAD":
         await _close(pieces)
         return Response(headers=headers)
@@ -122,13 +117,13 @@ MEDIA_TYPES = {
 
 
 async def start(call: RequestContext) -> Response:
-    """Ask for an export of a run."""
+    """Start an export of a run."""
     words = [one.value for one in ExportFormat]
     word = query.word(call.request.query_params, "format", words)
     body = await read_body(call.request)
     if body.joined().strip() not in (b"", b"{}"):
         raise ConveyorError(
-            ErrorCode.INVALID_ARGUMENT, "an export takes no body: its format goes into ?format="
+            ErrorCode.INVALID_ARGUMENT, "an export takes no body: choose its format by ?format="
         )
     started = await call.service.exports.start(
         call.caller_id,
@@ -140,7 +135,7 @@ async def start(call: RequestContext) -> Response:
 
 
 async def get(call: RequestContext) -> Response:
-    """How far an export is."""
+    """Read an export."""
     export = await call.service.exports.get(
         call.caller_id, call.job_id, call.named_run_id, call.request.path_params["export_id"]
     )
@@ -148,7 +143,7 @@ async def get(call: RequestContext) -> Response:
 
 
 async def read_download(request: Request, service: Service) -> Response:
-    """The export that a signed link opens. Needs no key."""
+    """Answer a signed link with its export. Needs no key."""
     target = ExportTarget(**request.path_params)
     params = request.query_params
     found = await service.exports.download(

@@ -1,7 +1,4 @@
-"""Routes of jobs, and of the tasks that go into them.
-
-Routes of runs, and of what came out of them.
-"""
+"""Routes of jobs and their tasks, of runs and their results."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from conveyor.service.reruns import parse_statuses
 
 
 async def list_runs(call: RequestContext) -> Response:
-    """A page of a job's runs."""
+    """List a page of a job's runs."""
     params = call.request.query_params
     page = await call.service.listing.list_runs(
         call.caller_id,
@@ -41,19 +38,19 @@ async def list_runs(call: RequestContext) -> Response:
 
 
 async def get_run(call: RequestContext) -> Response:
-    """One run."""
+    """Read a run."""
     run = await call.service.listing.get_run(call.caller_id, call.job_id, call.named_run_id)
     return json_response(run)
 
 
 async def delete_run(call: RequestContext) -> Response:
-    """Delete a run, with everything in it."""
+    """Delete a run with its results."""
     await call.service.lifecycle.delete_run(call.caller_id, call.job_id, call.named_run_id)
     return Response(status_code=202)
 
 
 async def list_results(call: RequestContext) -> Response:
-    """A page of results."""
+    """List a page of results."""
     params = call.request.query_params
     page = await call.service.results.page(
         call.caller_id,
@@ -67,7 +64,7 @@ async def list_results(call: RequestContext) -> Response:
 
 
 async def content(call: RequestContext) -> Response:
-    """The body that a task brought back."""
+    """Answer with the body of a task."""
     found = await call.service.results.content(
         call.caller_id, call.job_id, call.run_id, call.task_id
     )
@@ -75,7 +72,7 @@ async def content(call: RequestContext) -> Response:
 
 
 async def history(call: RequestContext) -> Response:
-    """The attempts at a task."""
+    """List the attempts at a task."""
     events = await call.service.results.history(
         call.caller_id, call.job_id, call.run_id, call.task_id
     )
@@ -106,7 +103,7 @@ async def submit(call: RequestContext) -> Response:
 
 
 async def list_jobs(call: RequestContext) -> Response:
-    """A page of the caller's jobs."""
+    """List a page of the caller's jobs."""
     params = call.request.query_params
     status = word(params, "status", [status.value for status in JobStatus])
     page = await call.service.listing.list_jobs(
@@ -120,12 +117,12 @@ async def list_jobs(call: RequestContext) -> Response:
 
 
 async def get_job(call: RequestContext) -> Response:
-    """One job."""
+    """Read a job."""
     return json_response(await call.service.listing.get_job(call.caller_id, call.job_id))
 
 
 async def delete_job(call: RequestContext) -> Response:
-    """Delete a job, with everything in it."""
+    """Delete a job with its runs and results."""
     await call.service.lifecycle.delete_job(call.caller_id, call.job_id)
     return Response(status_code=202)
 
@@ -165,13 +162,13 @@ async def resume(call: RequestContext) -> Response:
 
 
 async def rerun(call: RequestContext) -> Response:
-    """Make a new run of the latest one."""
+    """Start a new run from the latest one."""
     job_id = call.job_id
     statuses = parse_statuses(text(call.request.query_params, "status"))
     body = await read_body(call.request)
     if body.joined().strip() not in (b"", b"{}"):
         raise ConveyorError(
-            ErrorCode.INVALID_ARGUMENT, "a rerun takes no body: its filter goes into ?status="
+            ErrorCode.INVALID_ARGUMENT, "a rerun takes no body: choose tasks by ?status="
         )
     keyed = keyed_request(call.request, call.caller_id, body)
     return given_response(

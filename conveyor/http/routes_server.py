@@ -1,13 +1,8 @@
-"""Routes about the server itself. None needs a key, none tells of jobs.
+"""Routes of the server itself, reserved routes, and the probes beside a production role.
 
-Routes that the contract reserves and this version does not serve yet.
-
-They look like the rest from outside: no answer without a key, none about somebody else's job.
-
-A small application beside a role: whether it is ready, and its metrics, on a port of their own.
-
-It is meant for load balancers and collectors inside a network, so any Host is answered and nothing
-is asked for; it tells of no job.
+The server's routes need no key and show no job. The reserved routes behave like all others from
+outside: they need a key and do not reveal another caller's jobs. The probes serve load balancers
+and collectors inside a network on a port of their own, so they accept any Host and need no key.
 """
 
 from __future__ import annotations
@@ -65,8 +60,11 @@ def server_routes(
     ready: Callable[[], bool],
     away: Callable[[], Sequence[str]] = tuple,
 ) -> dict[str, Endpoint]:
-    """Paths that are read with GET, and what answers them; /metrics only of a registry. /readyz
-    names the services that are `away`, and says yes all the same: no other process has them."""
+    """Map paths to handlers of GET; /metrics exists only with a registry.
+
+    /readyz names the services that are `away` but stays positive: no other process can reach them
+    either.
+    """
 
     async def healthz(_request: Request) -> Response:
         return _json(b'{"status":"alive"}')
@@ -109,8 +107,11 @@ def create_probes(
     clock: Clock,
     away: Callable[[], Sequence[str]] = tuple,
 ) -> Starlette:
-    """The application: /healthz, /readyz and /metrics as the API of a development server has
-    them. /readyz also names the services that are `away`."""
+    """Build the application of the probes: /healthz, /readyz and /metrics as a development server
+    has them.
+
+    /readyz also names the services that are `away`.
+    """
     served = server_routes(registry, ready, away)
     app = Starlette(
         routes=[Route(path, served[path], methods=["GET"]) for path in PATHS],

@@ -1,1 +1,1 @@
-"""The programs: each puts bootstrap's parts to work until it is told to stop."""
+"""The programs: each runs the parts that bootstrap builds until it is stopped."""

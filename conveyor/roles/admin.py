@@ -1,4 +1,4 @@
-"""What `conveyor admin` does: each gives the exit code, and says one line for each thing."""
+"""The actions of `conveyor admin`: each prints its results and returns the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MINUTE, HOUR, DAY = 60, 3_600, 86_400
 
 
 async def init(settings: Settings, say: Say) -> int:
-    """Make what is missing."""
+    """Create missing resources."""
     async with await open_administration(settings, SystemClock()) as administration:
         async for line in administration.init():
             say(line)
@@ -22,7 +22,7 @@ async def init(settings: Settings, say: Say) -> int:
 
 
 async def check(settings: Settings, say: Say) -> int:
-    """Check everything; WRONG where anything is missing."""
+    """Check every resource; return WRONG if one is missing or at fault."""
     code = FINE
     async with await open_administration(settings, SystemClock()) as administration:
         async for finding in administration.check():
@@ -32,7 +32,7 @@ async def check(settings: Settings, say: Say) -> int:
 
 
 async def destroy(settings: Settings, say: Say, *, even_if_alive: bool = False) -> int:
-    """Remove everything. Raises ConveyorError where a worker is alive, unless that is no matter."""
+    """Remove every resource. Raises ConveyorError if a worker is alive, unless that is ignored."""
     async with await open_administration(settings, SystemClock()) as administration:
         if not even_if_alive:
             await administration.check_no_worker(say)
@@ -42,7 +42,7 @@ async def destroy(settings: Settings, say: Say, *, even_if_alive: bool = False) 
 
 
 async def move_ledger(settings: Settings, kind: str, say: Say) -> int:
-    """Let the fleet keep its permits elsewhere. Raises ConveyorError where a worker is alive."""
+    """Move the fleet's permits to another ledger. Raises ConveyorError if a worker is alive."""
     async with await open_administration(settings, SystemClock()) as administration:
         changed = await administration.move_ledger(kind, say)
     say(f"permits are kept in {kind}" if changed else f"permits were kept in {kind} already")
@@ -50,23 +50,25 @@ async def move_ledger(settings: Settings, kind: str, say: Say) -> int:
 
 
 async def rebind(settings: Settings, say: Say) -> int:
-    """Let bucket and secret of the fleet be those of the settings. Raises ConveyorError where a
-    worker is alive."""
+    """Set the fleet's bucket and secret to those of the settings.
+
+    Raises ConveyorError if a worker is alive.
+    """
     async with await open_administration(settings, SystemClock()) as administration:
         changed = await administration.rebind(say)
     what = "its bucket and secret" if settings.secret else "its bucket"
-    say(f"the fleet {'works' if changed else 'worked already'} by these settings for {what}")
+    say(f"the fleet {'now uses' if changed else 'already used'} {what} of these settings")
     return FINE
 
 
 async def list_letters(settings: Settings, say: Say, *, limit: int) -> int:
-    """List dead letters, oldest first as far as the queue tells."""
+    """List dead letters, about oldest first, as the queue returns them."""
     async with await open_dead_letters(settings, SystemClock()) as letters:
         found = await letters.look(limit=limit)
     if found:
         say(f"{'ID':<36}   AGE  WHAT, AND WHY")
     for letter in found:
-        reason = letter.reason or "received too often, no reason was given"
+        reason = letter.reason or "received too often, no reason given"
         say(f"{letter.letter_id:<36}  {_age(letter.age):>4}  {letter.about}: {reason}")
     if not found:
         say("no dead letters")
@@ -74,33 +76,33 @@ async def list_letters(settings: Settings, say: Say, *, limit: int) -> int:
 
 
 async def redrive_letters(settings: Settings, say: Say, chosen: frozenset[str] | None) -> int:
-    """Send dead letters back; WRONG where one is not there, or cannot be sent."""
+    """Send dead letters back; return WRONG if one is missing or cannot be sent."""
     async with await open_dead_letters(settings, SystemClock()) as letters:
         done = await letters.redrive(chosen)
-    return _told(say, done, chosen, verb="sent back")
+    return _report(say, done, chosen, verb="sent back")
 
 
 async def drop_letters(settings: Settings, say: Say, chosen: frozenset[str] | None) -> int:
-    """Remove dead letters; WRONG where one that was named is not there."""
+    """Delete dead letters; return WRONG if a named one is missing."""
     async with await open_dead_letters(settings, SystemClock()) as letters:
         done = await letters.drop(chosen)
-    return _told(say, done, chosen, verb="removed")
+    return _report(say, done, chosen, verb="removed")
 
 
-def _told(
+def _report(
     say: Say, done: dict[str, str | None], chosen: frozenset[str] | None, *, verb: str
 ) -> int:
-    missing = "is not there, or hidden by another look: try again in half a minute"
-    told = {
+    missing = "does not exist, or is hidden by another command: try again in half a minute"
+    results = {
         letter_id: verb if problem is None else f"stays: {problem}"
         for letter_id, problem in done.items()
     }
-    told |= dict.fromkeys((chosen or frozenset()) - done.keys(), missing)
-    for letter_id, what in sorted(told.items()):
+    results |= dict.fromkeys((chosen or frozenset()) - done.keys(), missing)
+    for letter_id, what in sorted(results.items()):
         say(f"{letter_id} {what}")
-    if not told:
+    if not results:
         say("no dead letters")
-    return FINE if all(what == verb for what in told.values()) else WRONG
+    return FINE if all(what == verb for what in results.values()) else WRONG
 
 
 def _age(seconds: float) -> str:

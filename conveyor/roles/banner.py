@@ -1,4 +1,4 @@
-"""What a development server says about itself: eight lines, one JSON line, or nothing."""
+"""The banner of a development server: at most eight lines, one JSON line, or nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUERY = re.compile(r"[?#].*", re.DOTALL)
 
 
 def banner(info: ServerInfo, settings: Settings) -> list[str]:
-    """At most eight labelled lines; every rule that is looser than in production has one."""
+    """Return at most eight labelled lines; each rule that is looser than in production has one."""
     private = "local" if LOOPBACK.fullmatch(settings.host) else "THE NETWORK"
     lines = [
         ("API", info.api),
@@ -33,7 +33,7 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
 
 
 def json_line(info: ServerInfo) -> str:
-    """The same for programs: api, pid, data_dir, gateway."""
+    """Return the banner for programs: api, pid, data_dir, gateway."""
     import msgspec
 
     document = {
@@ -47,18 +47,18 @@ def json_line(info: ServerInfo) -> str:
 
 def _gateway(gateway: str) -> str:
     return {
-        "direct": "direct: this server fetches the pages itself, and renders none",
+        "direct": "direct: this server fetches the pages itself, without rendering",
         "fake": "fake: made-up answers, no network",
     }.get(gateway, _masked(gateway))
 
 
 def _masked(gateway: str) -> str:
-    """The gateway without user, password and query, any of which may be a key."""
+    """Return the URL of the gateway without user, password and query, which may hold keys."""
     return _QUERY.sub("?***", _CREDENTIALS.sub("//***@", gateway))
 
 
 class BannerPrinter:
-    """Prints the life of a server in the form asked for."""
+    """Prints the start and the end of a server, in the requested form."""
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         self._quiet = quiet
@@ -67,14 +67,16 @@ class BannerPrinter:
 
     @property
     def stream(self) -> TextIO | None:
-        """Where lines for people go: not among those for programs, and nowhere when quiet."""
+        """Return the stream for readable lines: not the one of the JSON line, and none if quiet."""
         if self._quiet:
             return None
         return sys.stderr if self._as_json else sys.stdout
 
     def ready(self, info: ServerInfo, settings: Settings, *, note: str | None = None) -> None:
-        """The server answers now; a note comes first. Nothing is said of one that was told to end
-        while starting."""
+        """Print the note, then the banner of a server that answers now.
+
+        Prints nothing for a server that was stopped while it started.
+        """
         if self._is_stopping:
             return
         if note is not None:
@@ -86,18 +88,18 @@ class BannerPrinter:
                 self.say(line)
 
     def stopping(self) -> None:
-        """The server was told to end."""
+        """Print that the server is stopping."""
         self._is_stopping = True
         self.say("stopping")
 
     def say(self, line: str) -> None:
-        """One line for people."""
+        """Print one readable line."""
         if self.stream is not None:
             _write(self.stream, line)
 
 
 def _write(stream: TextIO, line: str) -> None:
-    # Whoever read the output may be gone; that is no reason to end a server.
+    # A closed output is no reason to end a server.
     with suppress(OSError, ValueError):
         # One write, so that lines of two threads do not mix.
         stream.write(f"{line}\n")

@@ -19,7 +19,7 @@ from conveyor.settings import Settings
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """Where a server that is ready can be found."""
+    """Address and process of a server that is ready."""
 
     api: str
     pid: int
@@ -33,9 +33,10 @@ def run(
     on_ready: Callable[[ServerInfo], None],
     on_stopping: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve until SIGINT or SIGTERM; the exit code. Owns the process: its loop and its umask.
+    """Serve until SIGINT or SIGTERM; return the exit code. Owns the process: its loop and its
+    umask.
 
-    Raises ConveyorError where the server cannot start.
+    Raises ConveyorError if the server cannot start.
     """
     start_logs(settings)
 
@@ -55,9 +56,8 @@ async def serve(
 ) -> None:
     """Bind, open the data directory, serve and work until `stop`; then end everything in order.
 
-    A gateway that is handed in replaces the one that the settings name, and stays the caller's.
-    Raises ConveyorError for an address that cannot be bound, and whatever opening the binding
-    raises.
+    A given gateway replaces the one of the settings; the caller closes it. Raises ConveyorError for
+    an address that cannot be bound, and any error of opening the binding.
     """
     stop = stop if stop is not None else anyio.Event()
     with bound(settings.host, settings.port) as listener:

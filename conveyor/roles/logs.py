@@ -1,4 +1,4 @@
-"""Logs on standard error: one line a record, as text or as JSON, with the record's extra fields."""
+"""Logs on standard error: one line a record, as text or JSON, with the record's extra fields."""
 
 from __future__ import annotations
 
@@ -18,56 +18,58 @@ _log = logging.getLogger(__name__)
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 PAUSES = Backoff(2.0, 60.0)
-"""Seconds for which a line is not said again; they double each time that it is."""
+"""Seconds during which a line is not repeated; they double with each repetition."""
 FORGOTTEN_AFTER = 300.0
-MOST_TOLD = 1_000
-"""Lines that are remembered."""
+MOST_LINES = 1_000
+"""Number of lines to remember."""
 
 
 class Repeats(logging.Filter):
-    """Lets a warning or error that says the same again pass ever more seldom, and say how often it
-    was said meanwhile; with a traceback it is the same if that ends at the same place by the same
-    kind of exception. What has fields of its own always passes."""
+    """Rate-limits repeated warnings and errors, and adds the number of suppressed ones to the next.
+
+    Records with a traceback are equal if the same exception class was raised at the same line. A
+    record with extra fields always passes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: dict[_Said, _Told] = {}
+        self._seen: dict[_Key, _Repeated] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record passes; a count is added to it where lines were left out."""
+        """Tell whether to log the record; add the number of suppressed ones to it."""
         if record.levelno < logging.WARNING or _fields(record):
             return True
         text = record.getMessage()
-        said = (record.name, text, _end(record))
-        told = self._told.get(said)
-        if told is None or record.created - told.at >= FORGOTTEN_AFTER:
-            if len(self._told) >= MOST_TOLD:
-                self._told.clear()
-            self._told[said] = _Told(record.created)
+        key = (record.name, text, _end(record))
+        earlier = self._seen.get(key)
+        if earlier is None or record.created - earlier.at >= FORGOTTEN_AFTER:
+            if len(self._seen) >= MOST_LINES:
+                self._seen.clear()
+            self._seen[key] = _Repeated(record.created)
             return True
-        if record.created < told.at + PAUSES.delay(told.passed):
-            told.left_out += 1
+        if record.created < earlier.at + PAUSES.delay(earlier.passed):
+            earlier.left_out += 1
             return False
-        if told.left_out:
-            record.msg, record.args = f"{text} (and {told.left_out} times before)", ()
-        told.at, told.left_out = record.created, 0
-        told.passed += 1
+        if earlier.left_out:
+            record.msg, record.args = f"{text} (and {earlier.left_out} times before)", ()
+        earlier.at, earlier.left_out = record.created, 0
+        earlier.passed += 1
         return True
 
 
 _End = tuple[type[BaseException] | None, str, int]
-_Said = tuple[str, str, _End | None]
+_Key = tuple[str, str, _End | None]
 
 
 @dataclass(slots=True)
-class _Told:
+class _Repeated:
     at: float
     passed: int = 1
     left_out: int = 0
 
 
 def _end(record: logging.LogRecord) -> _End | None:
-    """What kind of exception a record's traceback is of, and the file and line it comes from."""
+    """Return the exception class of a record's traceback, and the file and line that raised it."""
     if not record.exc_info:
         return None
     kind, _, traceback = record.exc_info
@@ -79,11 +81,11 @@ def _end(record: logging.LogRecord) -> _End | None:
 
 
 def start_logs(settings: Settings) -> None:
-    """Log as the settings say; what of the environment sets nothing is told first."""
+    """Configure the logs by the settings; warn of environment variables that set nothing."""
     configure_logs(level=settings.log_level, form=settings.log_format)
     unknown = unknown_variables()
     if unknown:
-        _log.warning("no setting is called %s", ", ".join(unknown))
+        _log.warning("unknown setting %s", ", ".join(unknown))
 
 
 def configure_logs(*, level: str, form: str) -> None:
@@ -107,10 +109,10 @@ def _instant(record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`time level logger message key=value …`, control characters escaped."""
+    """Formats `time level logger message key=value …`, control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line; a traceback follows on lines of its own."""
+        """Format the record as one line; a traceback follows on its own lines."""
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         text = f"{record.getMessage()} {fields}".rstrip()
         line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
@@ -121,10 +123,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the extra fields."""
+    """Formats one JSON object a line: time, level, logger, message, and the extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line, a traceback inside it."""
+        """Format the record as one line, including a traceback."""
         document: dict[str, Any] = {
             "time": _instant(record),
             "level": record.levelname.lower(),

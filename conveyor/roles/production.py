@@ -1,12 +1,9 @@
-"""The roles of production: `api` serves and works nothing, `worker` works and serves nothing.
+"""The roles of production: `api` serves and works no task, `worker` works tasks and serves no API.
 
-Beside either there is a small server of its own for /readyz and /metrics. It says that the role is
-not ready before anything else ends, and ends last.
-
-What must be said before anything of production starts: one clear line for what is not.
-
-A default that suits one machine is no default for a fleet: a secret that a process makes for
-itself, an API that takes any key, links to an address that only it knows.
+Each role has a second small server for /readyz and /metrics, which reports not ready before
+anything else ends, and ends last. Before a role starts, its settings are checked, because defaults
+for one machine do not suit a fleet: a self-made secret, an API that accepts any key, links to a
+private address. Each fault is reported in one line.
 """
 
 from __future__ import annotations
@@ -49,11 +46,11 @@ BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 TABLE = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 SHORTEST_SECRET = 32
-"""Characters of a root secret."""
+"""Minimum number of characters of a root secret."""
 
 
 def check_place(settings: Settings) -> None:
-    """Which fleet it is, and where. Raises InvalidSetting."""
+    """Check the settings that name the fleet and its resources. Raises InvalidSetting."""
     if not settings.environment:
         raise InvalidSetting(
             "CONVEYOR_ENVIRONMENT",
@@ -79,11 +76,11 @@ def check_place(settings: Settings) -> None:
             "must be the URL of the fleet's Redis, unless CONVEYOR_LEDGER is dynamodb",
         )
     if settings.rate_limit and not settings.redis_url:
-        raise InvalidSetting("CONVEYOR_RATE_LIMIT", "must be 0 where CONVEYOR_REDIS_URL is not set")
+        raise InvalidSetting("CONVEYOR_RATE_LIMIT", "must be 0 unless CONVEYOR_REDIS_URL is set")
 
 
 def check_role(settings: Settings) -> None:
-    """All that a role needs. Raises InvalidSetting."""
+    """Check all settings of a role. Raises InvalidSetting."""
     if not settings.role:
         raise InvalidSetting("CONVEYOR_ROLE", f"must be one of {', '.join(ROLES)}")
     check_place(settings)
@@ -95,20 +92,20 @@ def check_role(settings: Settings) -> None:
 
 
 def looseness(settings: Settings) -> list[str]:
-    """Rules that are looser than a fleet's should be, each in one line."""
+    """List the rules that are looser than a fleet needs, one line each."""
     loose = {
         "any API key is accepted": settings.role == "api" and settings.api_keys == "any",
-        "the gateway makes its answers up": settings.gateway == "fake",
-        "pages are fetched directly, none is rendered: CONVEYOR_GATEWAY names no scraping API": (
+        "the gateway is fake: its answers are made up": settings.gateway == "fake",
+        "pages are fetched directly, without rendering: CONVEYOR_GATEWAY names no scraping API": (
             settings.role == "worker" and settings.gateway == "direct"
         ),
-        "addresses that are not public are fetched": settings.allow_private,
+        "private addresses are fetched too": settings.allow_private,
     }
     return [line for line, holds in loose.items() if holds]
 
 
 def _check_lifetimes(settings: Settings) -> None:
-    """The bucket forgets by itself what is older than its rules allow."""
+    """Check lifetimes against the bucket, which deletes older objects by its own rules."""
     longest = PASSING_DAYS * DAY
     for variable, seconds in (
         ("CONVEYOR_INPUT_TTL", settings.input_ttl),
@@ -116,7 +113,8 @@ def _check_lifetimes(settings: Settings) -> None:
     ):
         if seconds > longest:
             raise InvalidSetting(
-                variable, f"must be at most {longest}: the bucket keeps it {PASSING_DAYS} days"
+                variable,
+                f"must be at most {longest}: the bucket deletes it after {PASSING_DAYS} days",
             )
 
 
@@ -128,18 +126,18 @@ def _check_secret(secret: str) -> None:
         )
     if any(len(part) < SHORTEST_SECRET for part in secret.split(",")):
         raise InvalidSetting(
-            "CONVEYOR_SECRET", f"must have {SHORTEST_SECRET} characters at least in each part"
+            "CONVEYOR_SECRET", f"must have at least {SHORTEST_SECRET} characters in each part"
         )
 
 
 def _check_ports(settings: Settings) -> None:
-    """An API has two."""
+    """Check that the two ports of an API differ."""
     hosts = {settings.host, settings.metrics_host}
     same = len(hosts) == 1 or not hosts.isdisjoint(EVERY_ADDRESS)
     if same and settings.port == settings.metrics_port != 0:
         raise InvalidSetting(
             "CONVEYOR_METRICS_PORT",
-            f"must be another port than CONVEYOR_PORT, which is {settings.port} too",
+            f"must differ from CONVEYOR_PORT, which is {settings.port} too",
         )
 
 
@@ -148,7 +146,7 @@ def _check_api(settings: Settings) -> None:
         raise InvalidSetting(
             "CONVEYOR_API_KEYS",
             "must name a file of key hashes, or hold them (conveyor admin key-hash makes one);"
-            " `any` takes every key",
+            " `any` accepts every key",
         )
     if not settings.public_url:
         if not LOOPBACK.fullmatch(settings.host):
@@ -159,35 +157,36 @@ def _check_api(settings: Settings) -> None:
     parts = urlsplit(settings.public_url)
     if parts.scheme != "https" and not LOOPBACK.fullmatch(parts.hostname or ""):
         raise InvalidSetting(
-            "CONVEYOR_PUBLIC_URL", "must be https: keys and signed links would be read on their way"
+            "CONVEYOR_PUBLIC_URL",
+            "must be https: otherwise keys and signed links can be read on their way",
         )
 
 
 KEEP_ALIVE = 75
-"""Whole seconds for which an API keeps a connection without a request: longer than its load
-balancer does (60 s in the template). Were the API first, a request might be on its way meanwhile,
-and the balancer would answer 502."""
+"""Whole seconds for which an API keeps an idle connection: longer than its load balancer does (60 s
+in the template). If the API closed first, a request might be on its way, and the balancer would
+answer 502."""
 LINGER = 0.2
-"""The part of the grace for which an API that is no longer ready still takes new requests, until
+"""Share of the grace during which an API that is no longer ready still takes new requests, until
 the load balancer has noticed."""
 
-UNHEARD = "the fleet did not hear of this process"
+UNHEARD = "cannot check the settings of the fleet"
 
 _log = logging.getLogger("conveyor.roles")
 
 
 class RoleInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a role that is ready can be found; `api` only of an API, it ends in /v1."""
+    """Addresses of a role that is ready; only an API has `api`, which ends in /v1."""
 
     role: str
     pid: int
     metrics: str
     api: str = ""
 
-    def told(self) -> dict[str, str]:
-        """What of it stands in the log, which knows the process."""
-        told = {"role": self.role, "api": self.api, "metrics": self.metrics}
-        return {name: value for name, value in told.items() if value}
+    def log_fields(self) -> dict[str, str]:
+        """Return the fields for the log, which already names the process."""
+        fields = {"role": self.role, "api": self.api, "metrics": self.metrics}
+        return {name: value for name, value in fields.items() if value}
 
 
 class Opens(Protocol):
@@ -205,11 +204,10 @@ def run(
     clock: Clock | None = None,
     opened: Opens = open_role,
 ) -> int:
-    """Be the role that the settings name until SIGINT or SIGTERM; the exit code.
+    """Run the role of the settings until SIGINT or SIGTERM; return the exit code.
 
-    Owns the process. `clock` and `opened` are for tests: another clock than the system's, and a
-    role with something put in.
-    Raises InvalidSetting, and ConveyorError where the role cannot start.
+    Owns the process. Tests pass `clock` and `opened` to replace the system clock and parts of the
+    role. Raises InvalidSetting, and ConveyorError if the role cannot start.
     """
     start_logs(settings)
     check_role(settings)
@@ -234,9 +232,9 @@ async def serve(
 ) -> None:
     """Open the production binding, serve or work until `stop`, then end everything in order.
 
-    A `stop` while it opens ends that; where it cannot be ended within the grace, the process ends.
-    A gateway that is handed in replaces the one that the settings name, and stays the caller's.
-    Raises ConveyorError for an address that cannot be bound, and whatever opening raises.
+    A `stop` during the opening cancels it; if that takes longer than the grace, the process exits.
+    A given gateway replaces the one of the settings; the caller closes it. Raises ConveyorError for
+    an address that cannot be bound, and any error of opening.
     """
     clock = clock or SystemClock()
     serves = settings.role == "api"
@@ -262,7 +260,7 @@ async def serve(
 
         def ready() -> None:
             runtime.readiness.yes = True
-            _log.info("ready", extra=info.told())
+            _log.info("ready", extra=info.log_fields())
             on_ready(info)
 
         async with AsyncExitStack() as stack:
@@ -282,9 +280,9 @@ async def _unless_stopped(
     clock: Clock,
     grace: float,
 ) -> RoleRuntime | None:
-    """The role once it is open; None where `stop` came first.
+    """Open the role; return None if `stop` comes first.
 
-    Nothing is open then, and why it could not be opened is nobody's question any more.
+    Nothing is open then, and a failure to open no longer matters.
     """
     found: list[RoleRuntime] = []
     scope = anyio.CancelScope()
@@ -323,7 +321,7 @@ async def _closed(runtime: RoleRuntime) -> None:
 
 @asynccontextmanager
 async def _probes(runtime: RoleRuntime, listener: socket.socket) -> AsyncIterator[None]:
-    """The server for /readyz and /metrics, up while the body runs."""
+    """Run the server for /readyz and /metrics while the body runs."""
     listening = anyio.Event()
     server = HttpServer(runtime.probes, protocol=runtime.protocol, on_started=listening.set)
     async with anyio.create_task_group() as group:
@@ -343,10 +341,12 @@ async def _probes(runtime: RoleRuntime, listener: socket.socket) -> AsyncIterato
 async def _agreeing(
     runtime: RoleRuntime, stop: anyio.Event, clock: Clock
 ) -> AsyncIterator[TaskGroup]:
-    """Hold to the fleet's terms while the body runs, and end what is started in the group with it.
+    """Check the fleet's settings regularly while the body runs; cancel the tasks of the group with
+    it.
 
-    Sets `stop`, and raises ConveyorError(conflict) after the body, once the terms are others.
-    Whatever else comes of asking is told in the log, and it is asked again.
+    If the settings of the fleet no longer agree with this process, sets `stop` and raises
+    ConveyorError(conflict) after the body. Any other error of the check is logged, and the check is
+    repeated.
     """
     refusals: list[ConveyorError] = []
 

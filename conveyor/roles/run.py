@@ -1,7 +1,7 @@
-"""One piece of work in one process: a development server for as long as the work takes.
+"""Run one piece of work in one process, with a development server for as long as it takes.
 
-The work talks to the server over loopback, as it would to any other. In-process calls of the
-application would hold every body in memory as a whole, and have no end to break off at.
+The work talks to the server over loopback, like any client. In-process calls of the application
+would hold every body in memory, and could not be cancelled.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ PREFIX = ".conveyor-run-"
 OWN_ROWS = 10_000_000
 OWN_BYTES = 10_000_000_000
 OWN_SECONDS = 3_600.0
-"""The least that a file may hold here: those limits guard a server from its callers, and here there
-is one, who has chosen."""
+"""Minimum limits for a file: the limits guard a server from its callers, and here the only caller
+has chosen the file."""
 
 
 class ServerTask(Protocol):
-    """What is done with the server at the address `api`, which ends in /v1."""
+    """Work to do with the server at the address `api`, which ends in /v1."""
 
     async def drain(self, api: str) -> int:
-        """Do all of it; the exit code."""
+        """Do all of the work; return the exit code."""
         ...
 
     async def salvage(self, api: str) -> None:
-        """Keep what was done of it, after an interrupt broke `drain` off."""
+        """Save the results so far, after an interrupt cancelled `drain`."""
         ...
 
 
 def run_once(settings: Settings, work: ServerTask, *, data_dir: Path | None, beside: Path) -> int:
-    """Serve and work until the work is done or interrupted; the exit code, 130 after an interrupt.
+    """Serve until the work is done or interrupted; return the exit code, 130 after an interrupt.
 
-    Without a `data_dir` a temporary one is made in the directory `beside`: where there is room for
-    the results. A first signal ends the work and keeps what is done, a second one ends that, too;
-    either way no temporary directory is left.
-    Raises ConveyorError where the server cannot start, and whatever the work raises.
+    Without a `data_dir` a temporary one is made in the directory `beside`, which has room for the
+    results, and removed at the end. A first signal cancels the work and saves its results, a second
+    one cancels the saving. Raises ConveyorError if the server cannot start, and any error of the
+    work.
     """
     start_logs(settings)
     gc.freeze()
@@ -69,7 +69,7 @@ def run_once(settings: Settings, work: ServerTask, *, data_dir: Path | None, bes
             max_input_rows=max(settings.max_input_rows, OWN_ROWS),
             max_input_bytes=max(settings.max_input_bytes, OWN_BYTES),
             max_validation_seconds=max(settings.max_validation_seconds, OWN_SECONDS),
-            # Calls that still run when the work has ended are calls of a run that was stopped.
+            # Calls still in flight after the work belong to a run that was stopped.
             shutdown_grace=0.0,
         )
         loop = {"use_uvloop": find_spec("uvloop") is not None}
@@ -109,13 +109,13 @@ def _signals(
 
 @dataclass(slots=True)
 class _Interruption:
-    """What a first signal breaks off, and what a second one."""
+    """Cancel scopes for the first and the second signal."""
 
     draining: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     salvaging: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     async def listen(self, *, task_status: TaskStatus[None]) -> None:
-        """Hear signals until cancelled."""
+        """Cancel a scope at each signal until cancelled."""
         with anyio.open_signal_receiver(*SIGNALS) as signals:
             task_status.started()
             async for _ in signals:
@@ -138,7 +138,8 @@ async def _run(settings: Settings, work: ServerTask) -> int:
 async def _beside_server(
     settings: Settings, work: ServerTask, interruption: _Interruption
 ) -> int | Exception:
-    """The exit code of the work, or what it raised; the server has ended in order by then."""
+    """Run the work beside a server; return its exit code or error, after the server has ended in
+    order."""
     stop = anyio.Event()
     outcome: int | Exception = INTERRUPTED
 
@@ -146,7 +147,7 @@ async def _beside_server(
         await serve(settings, on_ready=lambda info: task_status.started(info.api), stop=stop)
 
     async with anyio.create_task_group() as group:
-        # What the server keeps is its owner's alone; results go out under the umask of the caller.
+        # The server's own files are private; results are written under the umask of the caller.
         umask = os.umask(0o077)
         try:
             api = await group.start(run_server)

@@ -1,4 +1,4 @@
-"""What every role that serves HTTP does alike: a socket, a server, signals, an event loop."""
+"""Parts of every role that serves HTTP: a socket, a server, signals, an event loop."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from anyio.abc import TaskStatus
 from conveyor.domain.errors import ConveyorError, ErrorCode
 
 HTTP_GRACE = 1
-"""Whole seconds that requests under way get at shutdown, where nothing else is said."""
+"""Default number of whole seconds that requests in flight get at shutdown."""
 HTTP_KEEP_ALIVE = 5
-"""Whole seconds for which a connection without a request stays open, where nothing else is said."""
+"""Default number of whole seconds that an idle connection stays open."""
 BACKLOG = 2_048
 COLLECT_AFTER = 50_000
-"""Allocations between two garbage collections: at the default of 700 they took a tenth of the
-loop's time, nearly all of it on objects that live for one task and are freed without them."""
+"""Allocations between two garbage collections. With the default of 700, collections took a tenth of
+the loop's time, nearly all for objects that live for one task and are freed without them."""
 
 UVICORN_LOG = logging.getLogger("uvicorn.error")
-"""Tells each request that is cut off at the end as an error, with a traceback: silent by then."""
+"""Logger that reports each request cut off at the end as an error with a traceback; disabled by
+then."""
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to the role that runs it, and says when it listens."""
+    """A uvicorn server that leaves signals to its role, and reports when it listens."""
 
     def __init__(
         self,
@@ -72,9 +73,9 @@ def own_process(
 ) -> None:
     """Run a server as the whole process, until it ends after a first SIGINT or SIGTERM.
 
-    `serve` is to end in order once its event is set; a second signal ends the process at once.
+    `serve` must end in order once its event is set; a second signal exits at once.
     """
-    # Whatever is stored is its owner's alone, also where others may enter the data directory.
+    # Keep every stored file private, even if others may enter the data directory.
     os.umask(0o077)
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 50)
@@ -112,8 +113,10 @@ async def _until_signalled(
 
 @contextmanager
 def bound(host: str, port: int, *, option: str = "--port") -> Iterator[socket.socket]:
-    """A listening socket, closed at the exit. Raises ConveyorError(conflict), which names the
-    option that chooses the port."""
+    """Open a listening socket and close it at the exit.
+
+    Raises ConveyorError(conflict) with the option that chooses the port.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,6 +140,6 @@ def _unbindable(
 
 
 def origin_of(host: str, port: int) -> str:
-    """Where a socket that is bound to this address is found from this machine."""
+    """Return the origin by which this machine reaches a socket bound to this address."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

@@ -60,7 +60,7 @@ def _with_likely(name: str, known: set[str]) -> str:
     # The common prefix would make all of them seem close.
     endings = sorted(variable.removeprefix(PREFIX) for variable in known)
     likely = get_close_matches(name.removeprefix(PREFIX), endings, n=1, cutoff=0.85)
-    return f"{name} (is {PREFIX}{likely[0]} meant?)" if likely else name
+    return f"{name} (did you mean {PREFIX}{likely[0]}?)" if likely else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def test_a_signal_ends_the_server_in_one_line(tmp_path: Path, number: signal.Sig
 def test_a_misspelt_variable_is_told_once_and_without_its_value(tmp_path: Path) -> None:
     with boot(tmp_path, "--gateway", "fake", permit_laese="hunter2") as server:
         written = server.output().decode()
-    assert written.count("CONVEYOR_PERMIT_LAESE (is CONVEYOR_PERMIT_LEASE meant?)") == 1
+    assert written.count("CONVEYOR_PERMIT_LAESE (did you mean CONVEYOR_PERMIT_LEASE?)") == 1
     assert "hunter2" not in written
 
 

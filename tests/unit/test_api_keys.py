@@ -119,7 +119,7 @@ def test_what_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     assert "can be read" in refusal(str(file))
     file.write_text("# nobody\n")
-    assert refusal(str(file)).endswith("names a file without a hash of a key")
+    assert refusal(str(file)).endswith("names a file without a key hash")
     file.write_text(f"{key_hash(ALICE)}\n{BOB}\n")
     detail = refusal(str(file))
     assert "line 2" in detail

@@ -263,8 +263,7 @@ def test_a_file_of_keys_that_is_missing_stops_an_api(tmp_path: Path) -> None:
 
     assert (api.returncode, api.stdout) == (1, "")
     assert api.stderr == (
-        "conveyor: CONVEYOR_API_KEYS must be any, hashes of keys, or a file of them that can be"
-        " read\n"
+        "conveyor: CONVEYOR_API_KEYS must be any, hashes of keys, or a readable file of them\n"
     )
 
 

@@ -136,7 +136,7 @@ def held_children(gate: Path) -> Iterator[Callable[[], None]]:
             stack.callback(os.close, os.open(gate, os.O_RDWR))
 
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(task_lists, "Stager", partial(ListValidator, command=command))
+        patch.setattr(task_lists, "ListValidator", partial(ListValidator, command=command))
         try:
             yield let_go
         finally:

@@ -219,7 +219,7 @@ def test_variables_that_set_nothing_are_named_with_what_is_probably_meant() -> N
         "PORT": "1",
     }
     assert unknown_variables(given) == [
-        "CONVEYOR_PERMIT_LAESE (is CONVEYOR_PERMIT_LEASE meant?)",
+        "CONVEYOR_PERMIT_LAESE (did you mean CONVEYOR_PERMIT_LEASE?)",
         "CONVEYOR_SERVICE_HOST",
     ]
 
