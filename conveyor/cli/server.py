@@ -1,5 +1,4 @@
-"""The commands that serve: `conveyor-dev`, and the production roles `conveyor api` and `conveyor
-worker`."""
+"""The commands that serve: `conveyor-dev`, `conveyor api` and `conveyor worker`."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ LEGEND = '"gate on" is reserve, "gate off" is off.'
 
 
 def policy_of(text: str) -> str | None:
-    """Find the policy that a word means: its name, or gate on, gate-on, GATE OFF …; None for
-    others."""
+    """Find the policy by its name, or by gate on, gate-on, GATE OFF …; None for other words."""
     word = " ".join(text.lower().replace("-", " ").split())
     names = {policy.replace("-", " "): policy for policy in POLICIES}
     return {**names, **WORDS}.get(word)
@@ -159,10 +158,10 @@ class _Explained(click.Command):
 def simulate(as_json: bool, policies: tuple[str, ...], **numbers: Any) -> int:
     """Simulate a fleet at work on one job, with your own numbers.
 
-    Runs the worker's own dispatcher in virtual time, against a made-up queue, permit store and
+    Runs the worker's own dispatcher in virtual time, against a simulated queue, permit store and
     gateway. Needs no server, no key and no network. Compares permit policies: reserve, which every
-    worker runs, takes permits before it receives; local and off receive first, and so hide again
-    what they may not work. Those two are cut off where they would take long.
+    worker runs, takes permits before it receives; local and off receive first, and then hide the
+    messages that they may not work yet. Runs of these two are cut short if they would take long.
     """
     from conveyor.simulation.planner import Question, real_seconds, refusal
 

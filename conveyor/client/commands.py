@@ -55,8 +55,11 @@ class ServerTarget(msgspec.Struct, frozen=True):
 
 
 class Following(msgspec.Struct, frozen=True):
-    """What to do when a run has ended: download the bodies of which tasks to where. `words` is the
-    command that does the same."""
+    """What to do at the end of a run: the directory for bodies, and the status of the tasks to
+    download.
+
+    `words` is the command that does the same later.
+    """
 
     words: tuple[str, ...]
     out: Path | None = None

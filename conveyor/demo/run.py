@@ -1,5 +1,4 @@
-"""`conveyor-dev --demo`: start a server and a small site, and run a job over the site from URLs to
-files."""
+"""`conveyor-dev --demo`: start a server and a small site, and run a job over the site."""
 
 from __future__ import annotations
 

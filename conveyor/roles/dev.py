@@ -74,8 +74,8 @@ async def serve(
         finally:
             with anyio.CancelScope(shield=True):
                 await runtime.aclose()
-            # Requests that were cut off have been told by now; another server of this process may
-            # have something to say.
+            # Requests cut off at the end have been reported by now; another server of this process
+            # may still use this logger.
             UVICORN_LOG.setLevel(logging.NOTSET)
 
 

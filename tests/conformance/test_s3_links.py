@@ -168,7 +168,7 @@ async def test_the_last_upload_counts_and_one_after_the_submit_changes_nothing(
 async def test_an_export_is_fetched_from_the_store_itself(fleet: Fleet) -> None:
     job_id, run_id, export_id = await fleet.finished_export()
     body = await fleet.service.exports.get(fleet.caller.caller_id, job_id, run_id, export_id)
-    assert body.download_url is not None
+    assert isinstance(body.download_url, str)
     answer = await fleet.http.get(body.download_url)
     assert (answer.status_code, answer.content) == (200, b"a line\n")
     disposition = answer.headers["Content-Disposition"]
@@ -203,7 +203,7 @@ async def test_links_to_results_stay_our_own(fleet: Fleet) -> None:
         fleet.caller.caller_id, job_id, None, status="all", cursor=None, limit=10
     )
     [result] = page.results
-    assert result.result_url is not None
+    assert isinstance(result.result_url, str)
     assert result.result_url.startswith(f"{ORIGIN}/v1/blobs/{job_id}/{run_id}/{task_id}?")
     link = httpx.URL(result.result_url)
     content = await fleet.service.results.linked_content(
