@@ -62,7 +62,7 @@ def main() -> int:
     share = foreign_share(before, read_machine())
     others = NO_COUNTERS if share is None else f"others used {share:.1%} of a core meanwhile"
     if not rows:
-        print(f"bench {scenario.name}: there is no row {arguments.only}", file=sys.stderr)
+        print(f"bench {scenario.name}: unknown row {arguments.only}", file=sys.stderr)
         return 2
     if arguments.json:
         print_json(scenario.name, rows, facts)

@@ -66,7 +66,7 @@ def measure(name: str, options: Options) -> Row:
         lambda: once(name, options),
         wanted=options.repeats,
         label=name,
-        tell=lambda drained: f"{tasks / drained.seconds:,.0f} tasks/s",
+        describe=lambda drained: f"{tasks / drained.seconds:,.0f} tasks/s",
     )
 
     def figures(quiet: Sequence[Drained]) -> dict[str, Figure]:

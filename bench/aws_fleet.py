@@ -91,13 +91,13 @@ class Role:
         assert self._child.stdin is not None
         self._child.stdin.write("\n")
         self._child.stdin.flush()
-        told = json.loads(self._answer())
+        counts = json.loads(self._answer())
         now = Used(
-            Counter(told["calls"]),
-            told["units"],
+            Counter(counts["calls"]),
+            counts["units"],
             cpu_seconds([self._child.pid]),
-            told["messages"],
-            told["again"],
+            counts["messages"],
+            counts["again"],
         )
         before, self._seen = self._seen, now
         return now - before

@@ -76,7 +76,7 @@ class LargeJob:
         self._wait(lambda: self._completed() >= end, tasks=least)
         if end < self.size:
             self._pause()
-            self._wait(self._stands_still(), tasks=least)
+            self._wait(self._no_progress(), tasks=least)
         else:
             self._wait(lambda: self._run()["status"] == "completed", tasks=least)
         time.sleep(SETTLE)
@@ -108,7 +108,7 @@ class LargeJob:
         completed: int = self._run()["stats"]["completed"]
         return completed
 
-    def _stands_still(self) -> Callable[[], bool]:
+    def _no_progress(self) -> Callable[[], bool]:
         """Make a function that returns, over repeated calls, whether no further task ends."""
         seen: list[int] = []
 

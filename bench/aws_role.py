@@ -158,7 +158,7 @@ def counted(aws: Aws) -> Aws:
     return CountedAws(aws)
 
 
-def _tell() -> None:
+def _report() -> None:
     """Print the counts for each line of input until it ends."""
     for _ in sys.stdin:
         sys.stdout.write(msgspec.json.encode(COUNTS.look()).decode() + "\n")
@@ -169,7 +169,7 @@ def _tell() -> None:
 def _say(info: RoleInfo) -> None:
     sys.stdout.write(msgspec.json.encode(info).decode() + "\n")
     sys.stdout.flush()
-    threading.Thread(target=_tell, daemon=True).start()
+    threading.Thread(target=_report, daemon=True).start()
 
 
 def main(role: str, policy: str = "reserve") -> int:

@@ -67,7 +67,7 @@ def measure(name: str, data_dir: Path, options: Options, tasks: int) -> Row:
         lambda: once(data_dir),
         wanted=options.repeats,
         label=name,
-        tell=lambda one: f"ready after {one.ready * 1e3:.0f} ms",
+        describe=lambda one: f"ready after {one.ready * 1e3:.0f} ms",
     )
 
     def figures(quiet: Sequence[Booted]) -> dict[str, Figure]:

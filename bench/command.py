@@ -301,7 +301,7 @@ def parse(arguments: list[str]) -> argparse.Namespace | None:
             raise SystemExit(0)
         return None
     names = ", ".join([*SCENARIOS, *OTHERS])
-    print(f"scripts/bench: there is no {name}; there is {names}", file=sys.stderr)
+    print(f"scripts/bench: unknown benchmark {name}; choose from {names}", file=sys.stderr)
     raise SystemExit(2)
 
 

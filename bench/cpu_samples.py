@@ -29,7 +29,7 @@ RATE = 200
 """Samples a second."""
 _PR_SET_PTRACER = 0x59616D61
 _ROOTS = frozenset({"Thread._bootstrap", "<module>", "_run_module_as_main"})
-_TOLD = re.compile(r"Samples: (\d+) Errors: (\d+)")
+_TOTALS = re.compile(r"Samples: (\d+) Errors: (\d+)")
 _FRAME = re.compile(r"(.*) \((.*?)(?::\d+)?\)")
 
 
@@ -109,10 +109,10 @@ def read_samples(text: str) -> list[Sample]:
 def seconds_sampled(log: str) -> float:
     """Return the seconds in which a thread had the interpreter, by py-spy's last lines, which also
     count stacks that it could not read. Raises ValueError if they are missing."""
-    told = _TOLD.search(log)
-    if told is None:
+    totals = _TOTALS.search(log)
+    if totals is None:
         raise ValueError(f"py-spy did not say how much it saw: {log[-500:]}")
-    return (int(told[1]) + int(told[2])) / RATE
+    return (int(totals[1]) + int(totals[2])) / RATE
 
 
 def cost_of(stack: Sequence[Frame], costs: Sequence[Cost], *, other: str) -> str:

@@ -141,7 +141,7 @@ def _assert_nothing_left(data_dir: Path, job_id: str) -> None:
         [(run_no, job)] = database.execute("SELECT run_no, job_id FROM runs").fetchall()
         (first,) = database.execute("SELECT min(task_key) >> 35 FROM tasks").fetchone()
     if job == job_id or first < run_no:
-        raise RuntimeError("rows of the deleted run are left")
+        raise RuntimeError("rows of the deleted run remain")
 
 
 def run(options: Options) -> list[Row]:

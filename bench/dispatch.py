@@ -39,7 +39,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         policy = policy_of(word)
         if policy is None:
             names = ", ".join([*POLICIES, "gate-on", "gate-off"])
-            parser.error(f"there is no policy {word}; there is {names}")
+            parser.error(f"unknown policy {word}; choose from {names}")
         policies.append(policy)
     if policies and (options.simulator_speed or options.fairness):
         parser.error("--simulator-speed and --fairness measure reserve alone: leave --policy out")
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print_wrapped(f"{line}; {took}")
     if options.quick:
-        print("--quick: windows are short, so that rows of off and local tell little")
+        print("--quick: windows are short, so rows of off and local say little")
     _print_tables(rows)
     print()
     for finding in findings(rows):

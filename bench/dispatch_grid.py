@@ -124,13 +124,13 @@ def measure_all(cells: Sequence[Cell], *, processes: int | None = None) -> list[
     """
     processes = processes or cpus()
     rows: dict[int, Row] = {}
-    for place, row in _spread(cells, processes) if processes > 1 else _in_turn(cells):
+    for place, row in _spread(cells, processes) if processes > 1 else _one_by_one(cells):
         rows[place] = row
         _progress(len(rows), len(cells))
     return [rows[place] for place in range(len(cells))]
 
 
-def _in_turn(cells: Sequence[Cell]) -> Iterator[tuple[int, Row]]:
+def _one_by_one(cells: Sequence[Cell]) -> Iterator[tuple[int, Row]]:
     for place, cell in enumerate(cells):
         yield place, measure(cell)
 

@@ -71,7 +71,7 @@ def findings(rows: Sequence[Row]) -> list[str]:
 
 
 def _reproduction(rows: Sequence[Row]) -> list[str]:
-    told = []
+    sentences = []
     for policy, published in PUBLISHED_FIGURES.items():
         found = [
             row
@@ -82,8 +82,8 @@ def _reproduction(rows: Sequence[Row]) -> list[str]:
         ]
         if found:
             amplification = spread(numbers(found, "amplification"), "{:.2f}".format)
-            told.append(f"{policy}: {amplification} messages a task; published: {published}")
-    return told
+            sentences.append(f"{policy}: {amplification} messages a task; published: {published}")
+    return sentences
 
 
 def _reserving(rows: Sequence[Row]) -> list[str]:

@@ -272,7 +272,7 @@ def run(options: Options) -> list[Row]:
         lambda: {name: measure(name, options) for name in names},
         wanted=options.repeats,
         label="drain",
-        tell=lambda turn: ", ".join(
+        describe=lambda turn: ", ".join(
             f"{name} {tasks / run.drain:,.0f} tasks/s" for name, run in turn.items()
         ),
     )

@@ -42,7 +42,7 @@ def measure(policy: str, options: Options, *, redis: bool = True) -> Row:
         ]
         body = {"tasks": tasks, "max_inflight": CAP}
         job_id: str = fleet.api.call("POST", "/jobs", body)["job_id"]
-        while fleet.api.run(job_id)["status"] == "running" and _left(began) > 0:
+        while fleet.api.run(job_id)["status"] == "running" and _seconds_left(began) > 0:
             time.sleep(_POLL)
         seconds = time.monotonic() - began
         workers = used(fleet.workers)
@@ -69,7 +69,7 @@ def _open_ledger(fleet: Watched) -> None:
     job_id: str = fleet.api.call("POST", "/jobs", document)["job_id"]
     began = time.monotonic()
     while fleet.api.run(job_id)["status"] != "completed":
-        if _left(began) < 0:
+        if _seconds_left(began) < 0:
             raise RuntimeError("the first task was not worked: is the fleet alive?")
         time.sleep(_POLL)
 
@@ -120,7 +120,7 @@ def simulated(policy: str, options: Options) -> Row:
     )
 
 
-def _left(began: float) -> float:
+def _seconds_left(began: float) -> float:
     return WINDOW - (time.monotonic() - began)
 
 

@@ -239,7 +239,7 @@ def run(options: Options) -> list[Row]:
             turn,
             wanted=options.repeats,
             label="clients",
-            tell=lambda measured: ", ".join(
+            describe=lambda measured: ", ".join(
                 f"{name} {rate:,.0f} requests/s" for name, (rate, _) in measured.items()
             ),
         )

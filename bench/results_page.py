@@ -59,7 +59,7 @@ def measure(server: ConveyorServer, job_id: str, limit: int, options: Options) -
         lambda: walks(server, job_id, limit, options.tasks),
         wanted=options.repeats,
         label=name,
-        tell=lambda one: f"{median(one.seconds) * 1e3:.2f} ms a page",
+        describe=lambda one: f"{median(one.seconds) * 1e3:.2f} ms a page",
     )
 
     def figures(quiet: Sequence[Walked]) -> dict[str, Figure]:

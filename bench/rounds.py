@@ -35,7 +35,7 @@ TRIES = 3
 """Maximum rounds measured for each one wanted, before the rest is given up."""
 
 QUIET, DISTURBED, UNJUDGED = "quiet", "disturbed", "unjudged"
-NO_COUNTERS = "this system has no /proc/stat, so that nobody can tell whether a round was quiet"
+NO_COUNTERS = "this system has no /proc/stat, so rounds cannot be judged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def take_rounds(
     *,
     wanted: int,
     label: str,
-    tell: Callable[[T], str],
+    describe: Callable[[T], str],
     meter: Meter = read_machine,
     say: Callable[[str], None] | None = None,
 ) -> Rounds[T]:
@@ -163,7 +163,7 @@ def take_rounds(
             after.clock - before.clock,
         )
         every.append(taken)
-        say(f"{label}, round {len(every)}: {tell(value)} ({taken})")
+        say(f"{label}, round {len(every)}: {describe(value)} ({taken})")
         if len(every) == wanted and all(done.kind == UNJUDGED for done in every):
             break
     rounds = Rounds(every, wanted)

@@ -86,7 +86,7 @@ def measure(name: str, options: Options) -> Row:
         lambda: once(body, options),
         wanted=options.repeats,
         label=name,
-        tell=lambda one: f"{tasks / median(one.seconds):,.0f} tasks/s",
+        describe=lambda one: f"{tasks / median(one.seconds):,.0f} tasks/s",
     )
 
     def figures(quiet: Sequence[Submitted]) -> dict[str, Figure]:

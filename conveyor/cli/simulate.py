@@ -187,7 +187,7 @@ def _run(question: Question, *, about: float) -> list[Row]:
     rows: list[Row] = []
     with WaitingLine(sys.stderr) as line:
         for number, scenario in enumerate(plans, start=1):
-            line.tell(
+            line.show(
                 f"simulating {scenario.policy}, {number} of {len(plans)}; "
                 f"all takes about {duration(about)}"
             )

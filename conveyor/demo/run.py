@@ -59,13 +59,13 @@ def _settings(flags: Mapping[str, Any]) -> tuple[Settings, str | None]:
     """
     wanted = {**flags, "allow_private": True}
     settings = from_environment(**wanted)
-    if flags["port"] is None and _is_taken(settings.host, settings.port):
+    if flags["port"] is None and _is_port_in_use(settings.host, settings.port):
         note = f"port {settings.port} is taken; using a free one"
         return from_environment(**{**wanted, "port": 0}), note
     return settings, None
 
 
-def _is_taken(host: str, port: int) -> bool:
+def _is_port_in_use(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

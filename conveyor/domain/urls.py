@@ -48,7 +48,7 @@ def check(url: str) -> InvalidTaskReason | None:
     start = scheme.end() + 2
     if url[scheme.end() : start] != "//" or url[start : start + 1] in ("", *_NO_AUTHORITY):
         return InvalidTaskReason.MISSING_HOST
-    return _judge(url)
+    return _parse(url)
 
 
 def are_plain(urls: Sequence[str]) -> bool:
@@ -64,7 +64,7 @@ def are_plain(urls: Sequence[str]) -> bool:
     )
 
 
-def _judge(url: str) -> InvalidTaskReason | None:
+def _parse(url: str) -> InvalidTaskReason | None:
     # Imported only for URLs that need it: the parser takes longer to load than all else here.
     from pydantic_core import Url, ValidationError
 

@@ -39,7 +39,7 @@ def unpacked(blocks: Iterator[bytes], *, max_bytes: int) -> Iterator[bytes]:
         if len(start) >= len(_MAGIC):
             break
     packed = start.startswith(_MAGIC)
-    whole = _rejoined(start, blocks)
+    whole = _prepend(start, blocks)
     size = 0
     for block in _gunzip(whole) if packed else whole:
         size += len(block)
@@ -48,7 +48,7 @@ def unpacked(blocks: Iterator[bytes], *, max_bytes: int) -> Iterator[bytes]:
         yield block
 
 
-def _rejoined(start: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+def _prepend(start: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     if start:
         yield start
     yield from rest
@@ -123,7 +123,7 @@ def text_pieces(blocks: Iterator[bytes]) -> Iterator[Piece]:
     """
     line = 1
     rest = b""
-    for block in _without_mark(blocks):
+    for block in _strip_byte_order_mark(blocks):
         cut = block.rfind(b"\n") + 1
         if not cut:
             rest += block
@@ -138,7 +138,7 @@ def text_pieces(blocks: Iterator[bytes]) -> Iterator[Piece]:
         yield Piece(line, _decode(rest, line))
 
 
-def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _strip_byte_order_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
     start = b""
     for block in blocks:
         start += block

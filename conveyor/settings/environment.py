@@ -44,7 +44,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
     known = {setting.variable for setting in SETTINGS}
     known |= {setting.file_variable for setting in SETTINGS if setting.secret}
     return [
-        _with_likely(name, known)
+        _with_suggestion(name, known)
         for name in sorted(given)
         if name.startswith(PREFIX)
         and name not in known
@@ -53,7 +53,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
     ]
 
 
-def _with_likely(name: str, known: set[str]) -> str:
+def _with_suggestion(name: str, known: set[str]) -> str:
     # Importing it above would cost every boot a few milliseconds.
     from difflib import get_close_matches
 

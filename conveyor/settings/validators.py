@@ -112,7 +112,7 @@ def gateway(value: str) -> str | None:
 def origin(value: str) -> str | None:
     """Check for an http(s) URL to put paths behind, or ""."""
     parts = _split(value)
-    fits = parts is not None and _is_web(parts) and _is_bare(parts)
+    fits = parts is not None and _is_web(parts) and _is_plain_origin(parts)
     return None if not value or fits else _ORIGIN
 
 
@@ -179,7 +179,7 @@ def _is_web(parts: SplitResult, *, beyond_ascii: bool = False) -> bool:
     )
 
 
-def _is_bare(parts: SplitResult) -> bool:
+def _is_plain_origin(parts: SplitResult) -> bool:
     return "@" not in parts.netloc and not parts.query and not parts.fragment
 
 

@@ -153,7 +153,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while sleepers and sleepers[0][2].done():
             heapq.heappop(sleepers)
         if not timers and not sleepers:
-            raise Deadlock("nothing is left that could happen")
+            raise Deadlock("every coroutine waits, and no timer is left to wake one")
         moment = sleepers[0][0] if sleepers else timers[0]._when
         if timers and timers[0]._when < moment:
             moment = timers[0]._when

@@ -40,7 +40,7 @@ class LeaseRows:
     async def count(self, job_id: str, holder: str) -> tuple[int, int]:
         """Return the number of a job's rows, and of the holder's among them."""
         await self._call("count")
-        return self.total(job_id), self._own(job_id, holder)
+        return self.total(job_id), self._held_by(job_id, holder)
 
     async def insert(
         self, job_id: str, holder: str, count: int, *, lease: float, limit: int | None = None
@@ -51,7 +51,7 @@ class LeaseRows:
         checked in the same call. Returns whether they were added.
         """
         await self._call("insert")
-        own = self._own(job_id, holder)
+        own = self._held_by(job_id, holder)
         if limit is not None and count > own and self.total(job_id) - own + count > limit:
             return False
         self._put(job_id, holder, count, lease)
@@ -68,7 +68,7 @@ class LeaseRows:
         Returns False, and does nothing, if the holder has fewer.
         """
         await self._call("renew")
-        if self._own(job_id, holder) < count:
+        if self._held_by(job_id, holder) < count:
             return False
         self._put(job_id, holder, count, lease)
         return True
@@ -87,7 +87,7 @@ class LeaseRows:
         self.calls[name] += 1
         await self._pause()
 
-    def _own(self, job_id: str, holder: str) -> int:
+    def _held_by(self, job_id: str, holder: str) -> int:
         entry = self._jobs.of(job_id, self._clock.monotonic()).by_holder.get(holder)
         return 0 if entry is None else entry.count
 
@@ -267,15 +267,17 @@ class SimulatedPermits:
         service, link = self._service, self._link
         back = await link.go()
         if self._reach.cut_off or (service.down and service.is_ledger):
-            return await self._in_trouble(holding, limit, lease)
+            return await self._leave_unanswered(holding, limit, lease)
         standing = await service.acquire_or_renew(holding, limit=limit, lease=lease)
         if standing.granted:
-            self._remember(holding, lease)
+            self._record_lease(holding, lease)
         link.note(f"hold {holding.holder} {holding.before} {holding.count} {standing.granted}")
         await link.come_back(back)
         return standing
 
-    async def _in_trouble(self, holding: LeaseRequest, limit: int, lease: float) -> LedgerState:
+    async def _leave_unanswered(
+        self, holding: LeaseRequest, limit: int, lease: float
+    ) -> LedgerState:
         """Give no answer; apply some calls all the same, sooner or later."""
         service, link = self._service, self._link
         drawn = service.stream.random()
@@ -284,12 +286,12 @@ class SimulatedPermits:
         if drawn < APPLIED:
             standing = await service.acquire_or_renew(holding, limit=limit, lease=lease)
             if standing.granted:
-                self._remember(holding, lease)
+                self._record_lease(holding, lease)
             link.note(f"hold unheard {holding.holder} {holding.count} {standing.granted}")
         await link.come_back(TIMEOUT - applied_after)
         raise no_answer()
 
-    def _remember(self, holding: LeaseRequest, lease: float) -> None:
+    def _record_lease(self, holding: LeaseRequest, lease: float) -> None:
         held = self.leases.setdefault(holding.job_id, {})
         if holding.count > 0:
             held[holding.holder] = (holding.count, self._link.seconds() + lease)

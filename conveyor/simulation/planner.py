@@ -124,7 +124,7 @@ def scenarios(question: Question) -> list[Scenario]:
 def real_seconds(question: Question) -> float:
     """Estimate the real seconds that all simulations take."""
     return sum(
-        _to_the_end(question)
+        _full_run_cost(question)
         if scenario.window is None
         else scenario.window * _receiving_cost(question)
         for scenario in scenarios(question)
@@ -150,28 +150,28 @@ def refusal(question: Question) -> str | None:
 
 def remarks(question: Question, rows: Sequence[Row]) -> list[str]:
     """List remarks that the table does not show by itself."""
-    told = [f"At best the job takes {brief(question.least_seconds())}."]
+    lines = [f"At best the job takes {brief(question.least_seconds())}."]
     if question.cap > question.workers * question.slots:
         are = "is" if question.at_a_time == 1 else "are"
         slots = count(question.at_a_time, "slot")
-        told.append(f"The cap is never reached: there {are} {slots} in all.")
+        lines.append(f"The cap is never reached: there {are} {slots} in all.")
     cut = {row["policy"]: row["window_s"] for row in rows if unfinished(row)}
     if cut:
         window = max(float(seconds or 0) for seconds in cut.values())
-        told.append(f"Cut off after {brief(window)}: {', '.join(map(str, cut))}.")
+        lines.append(f"Cut off after {brief(window)}: {', '.join(map(str, cut))}.")
     share = question.timing_out
     if share >= _WORTH_TELLING:
-        told.append(
+        lines.append(
             f"Calls time out after {TIMEOUT:g} s and are repeated; {share:.1%} are expected to."
         )
     hashes = {row["policy"]: row["trace_hash"] for row in rows}
     if "off" in hashes and hashes["off"] == hashes.get("local"):
-        told.append("local did exactly what off did: it held no worker back.")
-    told.append("Latencies of queue and stores are assumed; the worker is the one that you run.")
-    return told
+        lines.append("local did exactly what off did: it held no worker back.")
+    lines.append("Latencies of queue and stores are assumed; the worker is the one of production.")
+    return lines
 
 
-def _to_the_end(question: Question) -> float:
+def _full_run_cost(question: Question) -> float:
     return question.tasks * _TASK_COST + question.expected_seconds * question.workers * _WORKER_COST
 
 

@@ -150,7 +150,7 @@ class QueueService:
         if queue is not None:
             self._trace.note(f"queue dropped {run_id}")
             for item in queue.in_hand.values():
-                self._let_go(item)
+                self._release(item)
             while queue.waiters:
                 queue.waiters.popleft().set()
 
@@ -247,7 +247,7 @@ class QueueService:
             if item is None:
                 continue
             self._surface(queue)
-            self._let_go(item)
+            self._release(item)
             queue.visible -= not item.hidden
             item.gone = True
             item.turn += 1
@@ -264,7 +264,7 @@ class QueueService:
             if item is None or not item.hidden:
                 continue
             if visibility != item.visibility:
-                self._let_go(item)
+                self._release(item)
             if visibility > 0:
                 self._hide(queue, item, visibility)
             else:
@@ -274,7 +274,7 @@ class QueueService:
         """Note that the task of a message has ended: its receiver has only to acknowledge it."""
         item = self._held.pop(task_id, None)
         if item is not None:
-            self._let_go(item)
+            self._release(item)
 
     def asked(self, name: str, found: int) -> None:
         """Count a receive call that found `found` messages."""
@@ -335,7 +335,7 @@ class QueueService:
             self.send(name, item.message, delay=self._random.random() * visibility)
         taken.append(Delivery(name, item.message, item.receipt, item.received))
 
-    def _let_go(self, item: _Item) -> None:
+    def _release(self, item: _Item) -> None:
         if item.held:
             item.held = False
             self.on_hand -= 1
@@ -364,7 +364,7 @@ class QueueService:
         while hidden and (hidden[0][0] <= now or hidden[0][3].turn != hidden[0][2]):
             _, _, turn, item = heapq.heappop(hidden)
             if item.turn == turn:
-                self._let_go(item)
+                self._release(item)
                 self._show(queue, item)
 
     async def _arrival(self, queue: _Queue, seconds: float) -> None:
@@ -456,7 +456,7 @@ class SimulatedQueues:
             self._link.note(f"delete {' '.join(receipts)}")
         await self._link.come_back(back)
         if lost:
-            raise _lost()
+            raise _answer_lost()
 
     async def change_visibility(
         self, queue: str, receipts: Sequence[str], *, visibility: float
@@ -469,7 +469,7 @@ class SimulatedQueues:
             self._link.note(f"hide {visibility:.6f} {' '.join(receipts)}")
         await self._link.come_back(back)
         if lost:
-            raise _lost()
+            raise _answer_lost()
 
     def depth(self, queue: str) -> int:
         """Return the number of waiting messages, hidden ones included."""
@@ -480,5 +480,5 @@ class SimulatedQueues:
         return self._service.depth(queue)
 
 
-def _lost() -> ConveyorError:
+def _answer_lost() -> ConveyorError:
     return ConveyorError(ErrorCode.UNAVAILABLE, "the queue's answer was lost")

@@ -43,7 +43,7 @@ def simulate(scenario: Scenario) -> Report:
     Must not be called from a running event loop. Raises RuntimeError if the backend is trio and
     trio is not installed, and any unexpected error of the production code.
     """
-    with _quiet(), _few_collections():
+    with _quiet(), _rare_collections():
         return run_in_virtual_time(
             lambda time: _Simulation(scenario, time).run(),
             backend=scenario.backend,
@@ -64,7 +64,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
+def _rare_collections() -> Iterator[None]:
     """Collect garbage rarely: rows and messages live to the end, so repeated searches find
     nothing."""
     thresholds = gc.get_threshold()
@@ -221,7 +221,7 @@ def measure(
         dead_lettered=queues.dead_lettered,
         seed=scenario.seed,
         trace_hash=fleet.trace.digest(),
-        lost=_lost(fleet),
+        lost=_count_lost(fleet),
         counted_twice=_counted_twice(fleet),
         in_hand=queues.on_hand,
         peak_received=queues.peak_on_hand,
@@ -263,7 +263,7 @@ def _peaks(fleet: SimulatedFleet) -> tuple[int, ...]:
     return tuple(fleet.gateway.loads[run.run.job_id].peak if run else 0 for run in runs)
 
 
-def _lost(fleet: SimulatedFleet) -> int:
+def _count_lost(fleet: SimulatedFleet) -> int:
     """Count the tasks that have not ended and that no message names."""
     lost = 0
     for run_id, run in fleet.store.runs.items():

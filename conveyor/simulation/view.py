@@ -271,7 +271,7 @@ class WaitingLine:
         if self._drawn:
             self._write(_CLEAR)
 
-    def tell(self, words: str) -> None:
+    def show(self, words: str) -> None:
         """Show `words` as the work in progress from now on."""
         self._words = words
 

@@ -50,7 +50,7 @@ class _Rule:
     action: Action | None = None
 
 
-def _any(parameters: Parameters) -> bool:
+def _match_all(parameters: Parameters) -> bool:
     return True
 
 
@@ -71,19 +71,37 @@ class FaultyAws:
         self._rules: list[_Rule] = []
 
     def lose_answer(
-        self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
+        self,
+        service: str,
+        operation: str,
+        *,
+        nth: int = 1,
+        times: int = 1,
+        where: Match = _match_all,
     ) -> None:
         """Carry the call out, lose its answer, and make the same call again."""
         self._rules.append(_Rule(_Kind.LOSE, (service, operation), where, nth - 1, times))
 
     def vanish(
-        self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
+        self,
+        service: str,
+        operation: str,
+        *,
+        nth: int = 1,
+        times: int = 1,
+        where: Match = _match_all,
     ) -> None:
         """Carry the call out without ever answering: unavailable, as after the last attempt."""
         self._rules.append(_Rule(_Kind.VANISH, (service, operation), where, nth - 1, times))
 
     def throttle(
-        self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
+        self,
+        service: str,
+        operation: str,
+        *,
+        nth: int = 1,
+        times: int = 1,
+        where: Match = _match_all,
     ) -> None:
         """Refuse `times` attempts in a row.
 
@@ -99,7 +117,7 @@ class FaultyAws:
         *,
         nth: int = 1,
         times: int = 1,
-        where: Match = _any,
+        where: Match = _match_all,
     ) -> None:
         """Raise `error` instead of carrying the call out."""
         self._rules.append(
@@ -107,7 +125,13 @@ class FaultyAws:
         )
 
     def split(
-        self, service: str, operation: str, *, nth: int = 1, times: int = 1, where: Match = _any
+        self,
+        service: str,
+        operation: str,
+        *,
+        nth: int = 1,
+        times: int = 1,
+        where: Match = _match_all,
     ) -> None:
         """Leave the second half of a DynamoDB batch undone: UnprocessedItems, UnprocessedKeys, or
         throttled statements.
@@ -124,7 +148,7 @@ class FaultyAws:
         *,
         nth: int = 1,
         times: int = 1,
-        where: Match = _any,
+        where: Match = _match_all,
     ) -> None:
         """Run an action before the call; calls made by the action are passed on like any others."""
         self._rules.append(
@@ -139,7 +163,7 @@ class FaultyAws:
         *,
         nth: int = 1,
         times: int = 1,
-        where: Match = _any,
+        where: Match = _match_all,
     ) -> None:
         """Run an action between the call and its answer."""
         self._rules.append(
@@ -186,18 +210,18 @@ class FaultyAws:
                 return await carry_out()
             case _Kind.VANISH:
                 await _unanswered(carry_out)
-                raise _away(service, operation)
+                raise _unavailable(service, operation)
             case _Kind.THROTTLE:
                 throttled = min(rule.times, ATTEMPTS)
                 rule.times -= throttled
                 if throttled == ATTEMPTS:
-                    raise _away(service, operation)
+                    raise _unavailable(service, operation)
                 return await carry_out()
             case _Kind.FAIL:
                 assert rule.error is not None
                 raise rule.error
             case _Kind.SPLIT:
-                return await self._half(service, operation, parameters)
+                return await self._do_half(service, operation, parameters)
             case _Kind.BEFORE:
                 assert rule.action is not None
                 await rule.action()
@@ -208,22 +232,22 @@ class FaultyAws:
                 await rule.action()
                 return answer
 
-    async def _half(self, service: str, operation: str, parameters: Parameters) -> Answer:
+    async def _do_half(self, service: str, operation: str, parameters: Parameters) -> Answer:
         match operation:
             case "batch_execute_statement":
-                done, left = _halves(parameters["Statements"])
+                done, left = _split_in_half(parameters["Statements"])
                 answer = await self._batch(service, operation, {"Statements": done}, bool(done))
                 undone = [{"Error": {"Code": THROTTLED, "Message": "slow down"}} for _ in left]
                 return {**answer, "Responses": [*answer.get("Responses", []), *undone]}
             case "batch_write_item":
                 [(table, requests)] = parameters["RequestItems"].items()
-                done, left = _halves(requests)
+                done, left = _split_in_half(requests)
                 asked = {**parameters, "RequestItems": {table: done}}
                 answer = await self._batch(service, operation, asked, bool(done))
                 return {**answer, "UnprocessedItems": {table: left}}
             case "batch_get_item":
                 [(table, request)] = parameters["RequestItems"].items()
-                done, left = _halves(request["Keys"])
+                done, left = _split_in_half(request["Keys"])
                 asked = {**parameters, "RequestItems": {table: {**request, "Keys": done}}}
                 answer = await self._batch(service, operation, asked, bool(done))
                 undone_keys = {table: {**request, "Keys": left}}
@@ -236,7 +260,7 @@ class FaultyAws:
         return await self._aws.call(service, operation, parameters) if has_work else {}
 
 
-def _halves(parts: list[Any]) -> tuple[list[Any], list[Any]]:
+def _split_in_half(parts: list[Any]) -> tuple[list[Any], list[Any]]:
     middle = len(parts) // 2
     return parts[:middle], parts[middle:]
 
@@ -249,7 +273,7 @@ async def _unanswered(carry_out: Callable[[], Awaitable[Answer]]) -> None:
         return
 
 
-def _away(service: str, operation: str) -> ConveyorError:
+def _unavailable(service: str, operation: str) -> ConveyorError:
     return ConveyorError(
         ErrorCode.UNAVAILABLE, f"{service} does not answer {operation}", retry_after=5
     )
@@ -285,7 +309,7 @@ class AwsTrouble(msgspec.Struct, frozen=True):
 
 class TroubledAws:
     """An `Aws` in front of another one. Each call is hit with the probability `rate` (RARE times
-    that for rare operations) by a fault that it can have; `tell` is called before the fault
+    that for rare operations) by a fault that it can have; `on_fault` is called before the fault
     happens."""
 
     def __init__(
@@ -295,13 +319,13 @@ class TroubledAws:
         *,
         seed: str,
         rate: float,
-        tell: Callable[[AwsTrouble], None],
+        on_fault: Callable[[AwsTrouble], None],
     ) -> None:
         self._aws = aws
         self._clock = clock
         self._random = random.Random(seed)
         self._rate = rate
-        self._tell = tell
+        self._on_fault = on_fault
         self._calm = CALM
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
@@ -311,14 +335,14 @@ class TroubledAws:
         if self._calm >= 0 or self._random.random() >= rate:
             return await self._aws.call(service, operation, parameters)
         kind = self._random.choice(_kinds(service, operation))
-        self._tell(AwsTrouble(kind, service, operation, _concerns(parameters)))
-        return await self._troubled(kind, service, operation, parameters)
+        self._on_fault(AwsTrouble(kind, service, operation, _count_items(parameters)))
+        return await self._call_with_fault(kind, service, operation, parameters)
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
         """Return a link, unchanged."""
         return self._aws.presign(operation, parameters, seconds=seconds)
 
-    async def _troubled(
+    async def _call_with_fault(
         self, kind: str, service: str, operation: str, parameters: Parameters
     ) -> Answer:
         faulty = FaultyAws(self._aws)
@@ -336,7 +360,7 @@ class TroubledAws:
             case "throttled":
                 await self._clock.sleep(CONFLICT_SECONDS * self._random.random())
             case "late":
-                parameters = _late(parameters)
+                parameters = _delay_messages(parameters)
             case "dropped":
                 entries = parameters.get("Entries", ())
                 sent = [{"Id": entry["Id"], "MessageId": entry["Id"]} for entry in entries]
@@ -355,17 +379,17 @@ def _kinds(service: str, operation: str) -> list[str]:
     return kinds
 
 
-def _concerns(parameters: Parameters) -> int:
+def _count_items(parameters: Parameters) -> int:
     parts: list[Any] = parameters.get("Entries") or parameters.get("Statements") or []
     return len(parts) or int(parameters.get("MaxNumberOfMessages", 1))
 
 
-def _late(parameters: Parameters) -> Parameters:
+def _delay_messages(parameters: Parameters) -> Parameters:
     if "Entries" not in parameters:
-        return _later(parameters)
-    return {**parameters, "Entries": [_later(entry) for entry in parameters["Entries"]]}
+        return _delay_message(parameters)
+    return {**parameters, "Entries": [_delay_message(entry) for entry in parameters["Entries"]]}
 
 
-def _later(message: Parameters) -> Answer:
+def _delay_message(message: Parameters) -> Answer:
     seconds = message.get("DelaySeconds", 0) + DELAY
     return {**message, "DelaySeconds": min(_LONGEST_DELAY, seconds)}

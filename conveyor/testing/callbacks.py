@@ -14,7 +14,7 @@ class ScriptedCallbacks:
     """
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, ...]] = []
+        self.received: list[tuple[str, ...]] = []
         self.away = 0
         self.unknown: set[str] = set()
 
@@ -32,10 +32,10 @@ class ScriptedCallbacks:
         self._take("failure", task_token, error, cause)
         self.unknown.add(task_token)
 
-    def _take(self, *told: str) -> None:
+    def _take(self, *callback: str) -> None:
         if self.away:
             self.away -= 1
             raise ConveyorError(ErrorCode.UNAVAILABLE, "Step Functions is away", retry_after=5)
-        if told[1] in self.unknown:
+        if callback[1] in self.unknown:
             raise TokenExpired
-        self.told.append(told)
+        self.received.append(callback)

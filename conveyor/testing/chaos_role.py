@@ -1,6 +1,6 @@
 """A role of production with faults, for tests of fleets.
 
-    python -m conveyor.testing.chaos_role worker --ahead 30 --seed s --rate 0.02 --told FILE
+    python -m conveyor.testing.chaos_role worker --ahead 30 --seed s --rate 0.02 --log FILE
 
 Its settings come from the environment, as those of `conveyor worker`; its ports are free ones, and
 it prints one line of JSON when it is ready.
@@ -49,21 +49,23 @@ def main(arguments: Sequence[str]) -> int:
     """Run the role until a signal; return the exit code."""
     parser = argparse.ArgumentParser(prog=MODULE)
     parser.add_argument("role", choices=ROLES)
-    parser.add_argument("--ahead", type=float, default=0.0, help="seconds of its wall clock")
-    parser.add_argument("--seed", default="", help="of the troubles with AWS")
-    parser.add_argument("--rate", type=float, default=0.0, help="calls with trouble, of one")
-    parser.add_argument("--told", type=Path, help="a file that each trouble is written to")
+    parser.add_argument(
+        "--ahead", type=float, default=0.0, help="seconds to set the wall clock ahead"
+    )
+    parser.add_argument("--seed", default="", help="seed of the AWS faults")
+    parser.add_argument("--rate", type=float, default=0.0, help="share of calls with a fault")
+    parser.add_argument("--log", type=Path, help="file to write each fault to")
     chosen = parser.parse_args(arguments)
     clock = ClockAhead(chosen.ahead)
-    told: Path | None = chosen.told
+    log: Path | None = chosen.log
 
-    def tell(trouble: AwsTrouble) -> None:
-        if told is not None:
-            with told.open("ab") as file:
+    def record(trouble: AwsTrouble) -> None:
+        if log is not None:
+            with log.open("ab") as file:
                 file.write(msgspec.json.encode(trouble) + b"\n")
 
     def troubled(aws: Aws) -> Aws:
-        return TroubledAws(aws, clock, seed=chosen.seed, rate=chosen.rate, tell=tell)
+        return TroubledAws(aws, clock, seed=chosen.seed, rate=chosen.rate, on_fault=record)
 
     settings = from_environment(
         production=True, role=chosen.role, host="127.0.0.1", port=0, metrics_port=0

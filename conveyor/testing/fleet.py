@@ -71,7 +71,7 @@ class RoleProcess:
         else:
             command = [*PROGRAM, self.role, "--json", "--metrics-port", "0"]
             command += ["--host", "127.0.0.1", "--port", "0"] if self.role == "api" else []
-        with self._out.open("wb") as out, self.log.open("ab") as errors:
+        with self._ready_file.open("wb") as out, self.log.open("ab") as errors:
             self._child = subprocess.Popen(
                 command, stdout=out, stderr=errors, env=self._environment
             )
@@ -81,11 +81,11 @@ class RoleProcess:
         clock = SystemClock()
         deadline = clock.monotonic() + BOOT_SECONDS
         while clock.monotonic() < deadline and self._running.poll() is None:
-            line = self._out.read_bytes()
+            line = self._ready_file.read_bytes()
             if line.endswith(b"\n"):
                 self.info = msgspec.json.decode(line, type=RoleInfo)
                 return self.info
-            self._rest()
+            self._wait_a_moment()
         raise RuntimeError(f"no {self.role}: {self.log.read_text(errors='replace')[-2_000:]}")
 
     def signal(self, number: signal.Signals) -> None:
@@ -114,7 +114,7 @@ class RoleProcess:
         return self._child is not None and self._child.poll() is None
 
     @property
-    def _out(self) -> Path:
+    def _ready_file(self) -> Path:
         return self.log.with_suffix(".ready")
 
     @property
@@ -123,7 +123,7 @@ class RoleProcess:
             raise RuntimeError("it has not been started")
         return self._child
 
-    def _rest(self) -> None:
+    def _wait_a_moment(self) -> None:
         try:
             self._running.wait(_POLL)
         except subprocess.TimeoutExpired:
@@ -167,7 +167,7 @@ class RoleFleet:
         self.directory = directory
         self._trouble = trouble
         directory.mkdir(parents=True, exist_ok=True)
-        self.environment = _kept(inherited) | self._environment(
+        self.environment = _without_settings(inherited) | self._environment(
             services, {"gateway": gateway, "workers": size.slots, **settings}
         )
         self.apis = [self._process("api", number) for number in range(size.apis)]
@@ -259,7 +259,7 @@ class RoleFleet:
         return {f"{PREFIX}{name.upper()}": str(value) for name, value in chosen.items()}
 
 
-def _kept(environment: Mapping[str, str]) -> dict[str, str]:
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()

@@ -136,7 +136,7 @@ class GatewayServer:
     async def _answer(self, request: _Request, reader: asyncio.StreamReader) -> _Reply:
         path, _, query = request.path.partition("?")
         if path == "/hits":
-            return self._tell_hits(request.method)
+            return self._report_hits(request.method)
         is_target = path.startswith("/t/")
         params = {} if is_target else dict(parse_qsl(query, keep_blank_values=True))
         url = self.origin + request.path if is_target else params.pop("url", "")
@@ -164,15 +164,15 @@ class GatewayServer:
         if script.reset and script.reset != "body":
             raise _Reset
 
-    def _tell_hits(self, method: str) -> _Reply:
+    def _report_hits(self, method: str) -> _Reply:
         hits = self.hits
-        told = {
+        report = {
             "total": hits.total,
             "counts": hits.counts,
             "in_flight": hits.in_flight,
             "peak_in_flight": hits.peak_in_flight,
         }
-        reply = _Reply(200, {"Content-Type": "application/json"}, msgspec.json.encode(told))
+        reply = _Reply(200, {"Content-Type": "application/json"}, msgspec.json.encode(report))
         if method == "DELETE":
             hits.clear()
         return reply
@@ -220,14 +220,14 @@ def _refusal(script: Behaviour, status: int) -> _Reply:
 
 
 def _echo(request: _Request, url: str, params: dict[str, str]) -> bytes:
-    told = {
+    echo = {
         "method": request.method,
         "url": url,
         "headers": request.headers,
         "params": params,
         "body": request.body.decode("utf-8", "replace"),
     }
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(echo)
 
 
 async def _write(writer: asyncio.StreamWriter, reply: _Reply, method: str) -> None:

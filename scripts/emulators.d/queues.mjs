@@ -1,7 +1,7 @@
 // SQS on loopback, with a clock that a test can move.
 //
 // The emulator's own program listens on every address; its library does not have to. All its
-// deadlines (visibility, delay) are compared with Date.now(), so that moving that is moving time.
+// deadlines (visibility, delay) are compared with Date.now(), so that moving it moves time.
 // POST /_clock/advance/MILLISECONDS moves it on; nothing moves it back.
 import { buildApp } from "fauxqs";
 
@@ -12,7 +12,7 @@ let ahead = 0;
 Date.now = () => now() + ahead;
 
 const sqsStore = new SqsStore();
-// An empty host makes queue URLs of the address that a request came to.
+// With an empty host, queue URLs have the address that a request came to.
 sqsStore.host = "";
 const app = buildApp({ logger: false, stores: { sqsStore } });
 app.post("/_clock/advance/:milliseconds", async (request) => {

@@ -65,13 +65,13 @@ class Running:
         reason."""
         for tried in range(1, TRIES + 1):
             try:
-                return self._try(emulator, self._directory / f"{emulator.name}-{tried}")
+                return self._try_start(emulator, self._directory / f"{emulator.name}-{tried}")
             except ChildProcessError:
                 if tried == TRIES:
                     raise
         raise AssertionError
 
-    def _try(self, emulator: Emulator, directory: Path) -> dict[str, str]:
+    def _try_start(self, emulator: Emulator, directory: Path) -> dict[str, str]:
         directory.mkdir()
         port, log = free_port(), directory / "log"
         command = emulator.command(port, directory)
@@ -118,7 +118,7 @@ def run(venv: Path, command: list[str]) -> int:
             try:
                 addresses = running.start(emulator)
             except OSError as error:
-                _name_absent(emulator, error)
+                _report_missing(emulator, error)
                 if environment.get("CI"):
                     return 1
                 continue
@@ -142,7 +142,7 @@ def hold(venv: Path, service: str) -> int:
         try:
             addresses = running.start(emulator)
         except OSError as error:
-            _name_absent(emulator, error)
+            _report_missing(emulator, error)
             return 1
         print(json.dumps(addresses), flush=True)
         sys.stdin.buffer.read()
@@ -180,7 +180,7 @@ def _last_words(log: Path) -> str:
     return "".join(f"\n    {line}" for line in lines)
 
 
-def _name_absent(emulator: Emulator, error: OSError) -> None:
+def _report_missing(emulator: Emulator, error: OSError) -> None:
     services = ", ".join(emulator.addresses)
     print(f"conveyor: NOT STARTED: {emulator.name} ({services}): {error}", file=sys.stderr)
 
@@ -201,14 +201,14 @@ def _ends_with_parent(number: signal.Signals, *, interruptible: bool = False) ->
     return ask
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
+def _exit(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, _exit)
     venv, what = Path(arguments[0]), arguments[1]
     try:
         return hold(venv, arguments[2]) if what == "hold" else run(venv, arguments[2:])

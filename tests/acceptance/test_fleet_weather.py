@@ -58,7 +58,7 @@ def told(seed: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def running(seed: int, told: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
     def trouble(role: str, number: int) -> Sequence[str]:
         name = f"{seed}/{role}/{number}"
-        return ("--seed", name, "--rate", str(RATE), "--told", str(told))
+        return ("--seed", name, "--rate", str(RATE), "--log", str(told))
 
     with fleet(tmp_path_factory.mktemp("weather"), trouble=trouble, **SETTINGS) as started:
         yield started

@@ -112,5 +112,5 @@ def test_urls_tell_the_gateway_what_to_answer(conveyor_server: ConveyorServer) -
     assert conveyor_server.url("x", status=404, hang=True) == "http://fake.test/x?status=404&hang=1"
     assert conveyor_server.url("x", body=b"\xff") == "http://fake.test/x?body64=_w%3D%3D"
     for wrong in ({"nonsense": 1}, {"statuss": 404}, {"type": b"text/html"}):
-        with pytest.raises(TypeError, match=f"url\\(\\) knows no '{next(iter(wrong))}'"):
+        with pytest.raises(TypeError, match=f"url\\(\\) takes no '{next(iter(wrong))}'"):
             conveyor_server.url("x", **wrong)

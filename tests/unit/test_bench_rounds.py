@@ -71,7 +71,7 @@ def counted(foreign: Iterable[float | None], *, wanted: int) -> tuple[Rounds[int
         lambda: next(numbers),
         wanted=wanted,
         label="row",
-        tell=lambda number: f"number {number}",
+        describe=lambda number: f"number {number}",
         meter=meter(foreign),
         say=said.append,
     )

@@ -48,7 +48,7 @@ NEAR_URLS = st.tuples(
 def test_what_is_plain_is_good(url: str) -> None:
     if urls.are_plain([url]):
         assert urls.check(url) is None
-        assert urls._judge(url) is None
+        assert urls._parse(url) is None
         ORACLE.validate_python(url)
         assert msgspec.json.encode(url) == b'"' + url.encode() + b'"'
         assert len(url) <= urls.MAX_LENGTH

@@ -59,10 +59,10 @@ class Waiting:
     async def look(self, *, after: float = LOOK) -> list[tuple[str, ...]]:
         """What one look tells, `after` seconds later."""
         await self.api.clock.advance(after)
-        before = len(self.callbacks.told)
+        before = len(self.callbacks.received)
         teller = notifier(self.binding, self.api.clock, observer=self, heartbeat=HEARTBEAT)
         await teller.deliver()
-        return self.callbacks.told[before:]
+        return self.callbacks.received[before:]
 
     async def submit(self, urls: int = 2, **fields: Any) -> dict[str, Any]:
         return await self.api.submit(urls, callback={"task_token": TOKEN}, **fields)

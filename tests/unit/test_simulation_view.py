@@ -141,10 +141,10 @@ def test_a_row_made_by_hand_has_the_fields_in_order() -> None:
 def test_waiting_is_told_once_a_while_where_nothing_can_be_drawn() -> None:
     stream = io.StringIO()
     line = WaitingLine(stream)
-    line.tell("simulating reserve")
+    line.show("simulating reserve")
     line.tick(1.0)
     line.tick(2.0)
-    line.tell("simulating off")
+    line.show("simulating off")
     line.tick(3.0)
     line.tick(3.0 + LINE_INTERVAL)
 
@@ -158,6 +158,6 @@ def test_waiting_is_told_once_a_while_where_nothing_can_be_drawn() -> None:
 def test_what_is_over_within_a_second_is_not_told() -> None:
     stream = io.StringIO()
     with WaitingLine(stream) as line:
-        line.tell("simulating reserve")
+        line.show("simulating reserve")
 
     assert stream.getvalue() == ""

@@ -40,7 +40,7 @@ class Instant(FakeClock):
 async def troubles(seed: str, *, rate: float = 0.05, calls: int = 400) -> list[AwsTrouble]:
     """What happens to so many calls, half of them sends and half inserts."""
     told: list[AwsTrouble] = []
-    aws = TroubledAws(Counting(), Instant(), seed=seed, rate=rate, tell=told.append)
+    aws = TroubledAws(Counting(), Instant(), seed=seed, rate=rate, on_fault=told.append)
     for _ in range(calls // 2):
         with suppress(ConveyorError):
             await aws.call("sqs", "send_message_batch", SEND)
@@ -64,7 +64,7 @@ async def test_every_kind_happens() -> None:
 
 async def test_messages_are_late_or_never_sent() -> None:
     below, told = Counting(), list[AwsTrouble]()
-    aws = TroubledAws(below, Instant(), seed="one", rate=1.0, tell=told.append)
+    aws = TroubledAws(below, Instant(), seed="one", rate=1.0, on_fault=told.append)
     for _ in range(CALM):
         await aws.call("sqs", "send_message_batch", SEND)
     while {trouble.kind for trouble in told} < {"late", "dropped"}:

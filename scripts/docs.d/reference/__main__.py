@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
         return 0
     found = stale()
     for name, row in found.items():
-        print(f"docs/reference/{name} is stale: {row}", file=sys.stderr)
+        print(f"docs/reference/{name} is out of date: {row}", file=sys.stderr)
     if found:
         print("run: scripts/docs", file=sys.stderr)
     return 1 if found else 0

@@ -19,8 +19,8 @@ def routes() -> str:
     return page(
         "Routes",
         f"Any route may answer {code(*ANY_OPERATION)}; one that needs a key {code(*WITH_A_KEY)} "
-        "too. The last column lists the codes that come on top; [error-codes.md](error-codes.md) "
-        "says what they mean, [answers.md](answers.md) what an answer holds. `HEAD` works "
+        "too. The last column lists further codes; [error-codes.md](error-codes.md) "
+        "explains them, [answers.md](answers.md) the answers. `HEAD` works "
         "wherever `GET` does.",
         table(
             ["Method", "Path", "Does", "Success", "Parameters", "Key", "Refusals"],
@@ -88,7 +88,7 @@ def answers() -> str:
         )
     return page(
         "Documents and answers",
-        "What requests and answers hold, in the order in which it is written. A field without a "
+        "Requests and answers have these fields, written in this order. A field without a "
         "value is left out, not null.",
         *blocks,
     )
@@ -150,7 +150,7 @@ def error_codes() -> str:
                 for one, (status, title) in PROBLEMS.items()
             ],
         ),
-        "## Reasons for which a task is refused",
+        "## Reasons to refuse a task",
         "In `invalid_tasks`, beside the `index` of the task and its `value`.",
         table(["Reason", "Meaning"], [[code(one), reasons[one.name]] for one in InvalidTaskReason]),
     )

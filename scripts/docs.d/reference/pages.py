@@ -16,9 +16,9 @@ PAGES = {
     "error-codes.md": ("every error code, every reason of a refused task", api.error_codes),
     "scraper-params.md": ("every scraper param", programs.scraper_params),
     "metrics.md": ("every metric", programs.metrics),
-    "log-events.md": ("every log line whose words stand in the code", programs.log_events),
+    "log-events.md": ("every log line whose message is a literal in the code", programs.log_events),
     "columns.md": (
-        "everything that is stored: files, tables, items, queues, keys",
+        "all stored data: files, tables, items, queues, keys",
         storage.columns,
     ),
     "ports.md": ("every method of every port", project.ports),
@@ -32,7 +32,7 @@ PAGES = {
 def _index() -> str:
     return page(
         "Reference",
-        "What the code itself knows. A test fails while a file is stale.",
+        "Tables made from the code. A test fails while a file is out of date.",
         "\n".join(f"- [{name}]({name}): {about}" for name, (about, _) in PAGES.items()),
     )
 
@@ -52,14 +52,14 @@ def write() -> None:
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     for name in names():
         (DIRECTORY / name).write_text(made(name), encoding="utf-8")
-    for name in _strangers():
+    for name in _unknown_files():
         (DIRECTORY / name).unlink()
 
 
 def stale() -> dict[str, str]:
     """Return each file that is out of date, with the first line that differs."""
     found = {name: difference for name in names() if (difference := difference_of(name))}
-    return found | dict.fromkeys(_strangers(), "nothing makes it")
+    return found | dict.fromkeys(_unknown_files(), "no page has this name")
 
 
 def difference_of(name: str) -> str:
@@ -70,6 +70,6 @@ def difference_of(name: str) -> str:
     return "" if written == wanted else first_difference(written, wanted)
 
 
-def _strangers() -> list[str]:
+def _unknown_files() -> list[str]:
     there = sorted(path.name for path in DIRECTORY.glob("*.md"))
     return [name for name in there if name not in names()]

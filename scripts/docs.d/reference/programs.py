@@ -27,9 +27,9 @@ def settings() -> str:
     return page(
         "Settings",
         "Read from the environment, once, at start. A flag of the command line wins over its "
-        "variable. A value that does not fit ends the program with one line that names the "
-        f"variable. Seconds go up to {LONG:,} (a year) and days to {MOST_DAYS:,}, where nothing "
-        f"else is said; intervals, heartbeats and leases to {HOUR:,}. Unit and meaning read as "
+        "variable. An invalid value ends the program with one line that names the "
+        f"variable. Seconds go up to {LONG:,} (a year) and days to {MOST_DAYS:,}, unless a row "
+        f"says otherwise; intervals, heartbeats and leases to {HOUR:,}. Unit and meaning read as "
         "one sentence.",
         table(
             ["Variable", "Default", "Unit", "Meaning", "Used by"],
@@ -62,13 +62,13 @@ def settings() -> str:
 
 
 def _default(setting: Setting, defaults: Settings) -> str:
-    shown = _shown(getattr(defaults, setting.name))
+    shown = _formatted(getattr(defaults, setting.name))
     if setting.production is None:
         return shown
-    return f"{shown}; {_shown(setting.production)} in production"
+    return f"{shown}; {_formatted(setting.production)} in production"
 
 
-def _shown(value: object) -> str:
+def _formatted(value: object) -> str:
     match value:
         case bool():
             return code(str(value).lower())
@@ -99,7 +99,7 @@ def commands() -> str:
     blocks = []
     for program, command in (("conveyor", cli.conveyor), ("conveyor-dev", cli.conveyor_dev)):
         for context in _contexts(command, click.Context(command, info_name=program)):
-            blocks += _described(context)
+            blocks += _command_blocks(context)
     return page(
         "Commands",
         "Each command also takes `--help`; `conveyor` and `conveyor-dev` take `-h` too.",
@@ -117,7 +117,7 @@ def _contexts(command: click.Command, context: click.Context) -> Iterator[click.
             yield from _contexts(below, click.Context(below, info_name=word, parent=context))
 
 
-def _described(context: click.Context) -> list[str]:
+def _command_blocks(context: click.Context) -> list[str]:
     command = context.command
     usage = [context.command_path, *command.collect_usage_pieces(context)]
     records = [
@@ -168,8 +168,8 @@ def log_events() -> str:
         "Log lines",
         "On standard error, one record a line: time, level, logger, message, and `name=value` "
         "fields, control characters escaped; with `CONVEYOR_LOG_FORMAT=json` one JSON object. "
-        "`%s` stands for what the line is about. A line without fields that says the same again "
-        "passes after 2 s, then 4, and so on up to 60, with how often it was left out.",
+        "`%s` stands for the subject of the line. A repeated line without fields "
+        "is logged after 2 s, then 4, and so on up to 60, with the number of lines left out.",
         table(
             ["Logger", "Message", "Level", "Fields", "Module"],
             [

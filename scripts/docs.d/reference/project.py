@@ -19,7 +19,7 @@ def rooms_page() -> str:
     contracts = project["tool"]["importlinter"]["contracts"]
     return page(
         "Rooms",
-        "The parts of the package `conveyor`, and from which others each imports.",
+        "The parts of the package `conveyor`, and the parts that each imports from.",
         table(
             ["Room", "Holds", "Imports from"],
             [
@@ -31,7 +31,7 @@ def rooms_page() -> str:
                 for room, imported in sorted(rooms().items())
             ],
         ),
-        "import-linter holds these contracts, which stand in `pyproject.toml`:",
+        "import-linter checks these contracts of `pyproject.toml`:",
         "\n".join(f"- {contract['name']}" for contract in contracts),
     )
 

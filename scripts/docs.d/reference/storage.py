@@ -40,7 +40,7 @@ def columns() -> str:
         "## Queues of SQS",
         _queues(),
         "## Lifecycle rules of the bucket",
-        "What the sweeper missed, S3 removes.",
+        "S3 removes objects that the sweeper missed.",
         _lifecycle(),
         "## Keys of Redis",
         _redis(),
@@ -151,10 +151,7 @@ def _queues() -> str:
     days = f"{RETENTION // 86_400} days"
     own = prefix("ENVIRONMENT")
     run = run_queue_name("ENVIRONMENT", "RUN", 1).removesuffix("1") + "GENERATION"
-    lives = (
-        "from the first references of a run to its end; one that a lost worker left goes within "
-        "hours"
-    )
+    lives = "from the first references of a run to its end; a lost worker's is removed within hours"
     too_often = "goes to the dead letters"
     return table(
         ["Queue", "Is there", "Retention", "A message received too often"],
@@ -174,7 +171,7 @@ def _lifecycle() -> str:
             after = str(rule["Expiration"]["Days"])
         else:
             days = rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"]
-            after = f"{days}, parts of uploads that never ended"
+            after = f"{days}, parts of unfinished uploads"
         rows.append([code(rule["ID"]), code(below) if below else "everything", after])
     return table(["Lifecycle rule", "Prefix", "After days"], rows)
 
@@ -196,8 +193,8 @@ def _redis() -> str:
             ],
             [
                 code("conveyor:ENVIRONMENT:job:FIELDS:JOB"),
-                "a job for workers, its key sealed; FIELDS is a checksum of the fields of a job "
-                "that are known",
+                "a job for workers, its key sealed; FIELDS is a checksum of the names of a job's "
+                "fields",
                 f"{KEPT} s",
             ],
         ],
