@@ -1,8 +1,8 @@
-"""Tests in two processes side by side, as `./scripts/test` runs them: what stays together, and what
-is said of both at the end.
+"""Runs tests in two processes side by side, as `./scripts/test` does: groups them, and reports on
+both at the end.
 
-Each process has emulators of its own, and at most one shared fleet. So whatever a test does to
-them, no test beside it is touched.
+Each process has emulators of its own, and at most one shared fleet. So no test affects another
+one's services.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take note of what such a process tells."""
+    """Collect the report of a process."""
     for reason in getattr(node, "workeroutput", {}).get(_MISSING, ()):
         if reason not in emulators.missing:
             emulators.missing.append(reason)
@@ -66,8 +66,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def unforeseen() -> Iterator[list[logging.LogRecord]]:
-    """What this process survived that no port may raise: a fault, unless the test
-    expects it and clears the list."""
+    """Return errors that this process survived and no port may raise; the test fails unless it
+    expects them and clears the list."""
     records: list[logging.LogRecord] = []
 
     class Keeping(logging.Handler):

@@ -1,4 +1,4 @@
-"""What lies below a directory of a server that goes on working."""
+"""Lists the files of a directory while a server works in it."""
 
 from __future__ import annotations
 

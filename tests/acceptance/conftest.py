@@ -1,7 +1,7 @@
-"""What acceptance tests run over: a development server, and a fleet of production over emulators.
+"""The servers of acceptance tests: a development server, and a fleet of production over emulators.
 
-A test that depends on `binding` runs once over each. One that looks behind the server, into a data
-directory or into a process, is marked `development_only(reason)`.
+A test that depends on `binding` runs once over each. A test that looks behind the server, into a
+data directory or into a process, is marked `development_only(reason)`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what is for development alone, and run what needs a fleet last: one fleet serves
-    many modules, and should not stand beside tests that need none."""
+    """Leave out the tests for development alone, and run those that need a fleet last: one fleet
+    serves many modules, and should not stand beside tests that do not need it."""
     for item in items:
         marker = item.get_closest_marker("development_only")
         if marker is not None and _over_fleet(item):

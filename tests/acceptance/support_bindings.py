@@ -1,4 +1,4 @@
-"""What the same test asks of a development server and of a fleet, each answered in its own way."""
+"""Questions that a development server and a fleet answer in different ways, for tests of both."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TASK_KIND = task_sort_key("", "").partition("#")[0]
 
 
 class Serving(Protocol):
-    """What serves the API, whatever is behind it."""
+    """The server of the API: a development server or a fleet."""
 
     @property
     def api(self) -> str:
-        """Where; it ends in /v1."""
+        """The API's address; it ends in /v1."""
 
 
 class Hits(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Hits(msgspec.Struct, frozen=True):
 
 
 def hits(fleet: RoleFleet) -> Hits:
-    """What a fleet's gateway tells of its calls."""
+    """Return the counts of calls from a fleet's gateway."""
     told = fetched(urljoin(fleet.environment["CONVEYOR_GATEWAY"], "/hits"))
     return msgspec.json.decode(told.content, type=Hits)
 
@@ -55,7 +55,7 @@ def metrics(fleet: RoleFleet, role: str) -> list[str]:
 
 
 def holds_no_permits(fleet: RoleFleet) -> bool:
-    """Whether no worker of a fleet has a permit in hand."""
+    """Return whether no worker of a fleet has a permit in hand."""
     return all(holds_no_permit(page) for page in metrics(fleet, "worker"))
 
 
@@ -73,7 +73,7 @@ def bodies(server: Serving, part: str) -> list[str]:
 
 
 def rows_written(server: Serving, run_id: str) -> int:
-    """How many rows a run has, by the database itself."""
+    """Count a run's rows in the database itself."""
     if not isinstance(server, RoleFleet):
         assert isinstance(server, Booted)
         sql = (

@@ -43,7 +43,7 @@ class Booted:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self.origin.rpartition(":")[2])
 
     def output(self) -> bytes:

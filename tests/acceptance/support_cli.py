@@ -24,7 +24,7 @@ JOB_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 
 
 class Ran:
-    """How a command ended."""
+    """The exit code and output of a command."""
 
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.code = done.returncode

@@ -60,12 +60,12 @@ def open_client(server: Serving, key: str = KEY) -> ZenRowsBatchClient:
 
 
 def pages(count: int, name: str = "page", **behaviour: float | str) -> Tasks:
-    """So many URLs that the fake gateway answers as told."""
+    """Return `count` URLs that the fake gateway answers as the keywords say."""
     return [target(f"{name}/{number}", **behaviour) for number in range(count)]
 
 
 def added(tasks: Tasks, *, last_batch: bool = False) -> AddTasksDict:
-    """What add_tasks takes."""
+    """Return the arguments of add_tasks."""
     listed = [TaskInputDict(url=task) if isinstance(task, str) else task for task in tasks]
     return AddTasksDict(tasks=listed, last_batch=last_batch)
 
@@ -82,7 +82,7 @@ def urls(rows: Iterable[TaskResult]) -> list[str]:
 
 
 def refused(code: BatchErrorCode, status: int, act: Callable[[], object]) -> BatchAPIError:
-    """What an operation raises, which is checked to be this refusal."""
+    """Return the error that an operation raises, after checking that it is this refusal."""
     with pytest.raises(BatchAPIError) as caught:
         act()
     error = caught.value

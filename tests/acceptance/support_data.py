@@ -33,13 +33,13 @@ def kill_while_booting(data_dir: Path, *flags: str, after: float, **settings: ob
 
 
 def rows_of(data_dir: Path, sql: str, *values: Any) -> list[Any]:
-    """What a query finds in the database of a server that is running."""
+    """Return the rows of a query in the database of a running server."""
     with closing(sqlite3.connect(f"file:{data_dir}/conveyor.db?mode=ro", uri=True)) as database:
         return database.execute(sql, values).fetchall()
 
 
 def rows_left(data_dir: Path, sql: str, *values: Any) -> list[Any]:
-    """What a query finds in the database of a server that is dead.
+    """Return the rows of a query in the database of a dead server.
 
     Reads a copy: opening the file itself would repair what the next boot is to repair.
     """
@@ -52,7 +52,7 @@ def rows_left(data_dir: Path, sql: str, *values: Any) -> list[Any]:
 
 
 def row_counts(data_dir: Path) -> dict[str, int]:
-    """How many rows each table about jobs holds."""
+    """Count the rows of each table about jobs."""
     tables = ("jobs", "runs", "run_sources", "tasks", "claims", "histories")
     return {table: rows_of(data_dir, f"SELECT count(*) FROM {table}")[0][0] for table in tables}
 

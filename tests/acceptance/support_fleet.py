@@ -20,7 +20,7 @@ _GATEWAY = (sys.executable, "-m", "conveyor.testing.gateway_server", "--port", "
 
 
 def services() -> FleetServices:
-    """Where this run of the tests has them; skips the test where one cannot be had."""
+    """Return the services of this test run; skip the test if one is unavailable."""
     return FleetServices(**{name: address(f"{PREFIX}{name.upper()}") for name in _NAMES})
 
 

@@ -1,4 +1,4 @@
-"""Runs on a fleet whose parts fail: how they are watched, and held to be exact."""
+"""Watches runs on a fleet with failing parts, and checks that they are exact."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def pages(name: str, count: int, *, delay: float = 0.3) -> list[str]:
-    """So many URLs, each of which takes a while."""
+    """Return `count` URLs, each of which takes a while."""
     return [target(f"{name}/{number}", delay=delay) for number in range(count)]
 
 
@@ -52,7 +52,7 @@ def waiting_for(condition: Callable[[], T | None], what: str) -> T:
 
 
 def calls_of(running: RoleFleet, urls: Sequence[str]) -> dict[str, int]:
-    """How often the gateway was called for each of these, so far."""
+    """Count the gateway's calls for these URLs so far."""
     counts = hits(running).counts
     return {url: counts[url] for url in urls if url in counts}
 
@@ -65,7 +65,7 @@ def until_called(running: RoleFleet, urls: Sequence[str], times: int) -> None:
 
 
 def permits_of(process: RoleProcess) -> float:
-    """How many permits a worker has in hand."""
+    """Return the number of a worker's permits in hand."""
     page = fetched(f"{process.info.metrics}/metrics").text
     found = re.search(r"^conveyor_permits (\S+)$", page, re.MULTILINE)
     assert found is not None

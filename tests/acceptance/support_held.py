@@ -1,5 +1,5 @@
-"""Gateways whose calls end when a test says so, and not after some time: whatever the test does
-meanwhile, on however busy a machine, is done while they are in flight."""
+"""Gateways whose calls end when a test releases them, not after some time: the test's other steps
+happen while they are in flight, on however busy a machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def held_gateway() -> Iterator[tuple[GatewayServer, HeldCalls]]:
 
 @contextmanager
 def held_server(data_dir: Path, **settings: Any) -> Iterator[tuple[ConveyorServer, HeldCalls]]:
-    """What `conveyor_server` gives, with calls that are held."""
+    """Run `conveyor_server` with calls that are held."""
     calls = HeldCalls()
     gateway = FakeGateway(calls)
     defaults: dict[str, Any] = {"port": 0, "shutdown_grace": 0.0, "retry_base": 0.01}

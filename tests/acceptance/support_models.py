@@ -1,4 +1,4 @@
-"""Which model of the public client each answer must parse in, looked up by method and path."""
+"""The model of the public client that each answer must parse in, by method and path."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ def manual() -> tuple[Path, list[Path]]:
 
 
 def is_odd(page: Path) -> bool:
-    """Whether a name needs more than letters, digits and the few marks that no URL escapes."""
+    """Return whether a name needs more than letters, digits and the few marks that no URL
+    escapes."""
     return quote(str(page)) != str(page)
 
 
@@ -82,7 +83,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def find_nginx() -> str | None:
-    """Where nginx is, if it is."""
+    """Return the path of nginx, if it is installed."""
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 

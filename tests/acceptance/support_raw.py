@@ -1,4 +1,4 @@
-"""Bytes straight to a port: what no HTTP client would send, and whatever answers come."""
+"""Sends raw bytes to a port, which no HTTP client would send, and reads the answers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A site of the standard library's own HTTP server, on loopback: it sends exactly the bytes it is
-given, lies about their length where told to, and counts who came."""
+"""A site of the standard library's own HTTP server, on loopback: it sends exactly the given bytes,
+with a wrong length on request, and counts its visitors."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ _POLL = 0.005
 
 
 def target(page: str, **behaviour: float | str) -> str:
-    """A URL that the fake gateway answers as told (see `conveyor.gateway.fake.Behaviour`)."""
+    """Return a URL that the fake gateway answers as the keywords say (see
+    `conveyor.gateway.fake.Behaviour`)."""
     query = f"?{urlencode(behaviour)}" if behaviour else ""
     return f"http://fake.test/{page}{query}"
 
@@ -47,7 +48,7 @@ def together(count: int, act: Callable[[int], T]) -> list[T]:
 
 
 def holds_no_permit(metrics: str) -> bool:
-    """Whether these metrics tell of a worker with no permit in hand."""
+    """Return whether these metrics show a worker with no permit in hand."""
     return re.search(r"^conveyor_permits 0\.0$", metrics, re.MULTILINE) is not None
 
 
@@ -86,7 +87,8 @@ class Wire:
         return response.json() if response.content else None
 
     def nothing_in_hand(self) -> bool | None:
-        """Whether the worker has given every permit back: what it received has been concluded."""
+        """Return whether the worker has given every permit back: all its received messages are
+        concluded."""
         metrics = self._client.get(self._client.base_url.copy_with(path="/metrics"))
         return holds_no_permit(metrics.text) or None
 

@@ -98,7 +98,8 @@ def caller(server: Booted) -> Iterator[Caller]:
 
 
 def put_bodies(site: Site, codings: list[str]) -> dict[str, tuple[bytes, str | None]]:
-    """Every body in these codings, with its length told and without: by URL, what it is."""
+    """Put every body in these codings on the site, with and without its length; return the bodies
+    by URL."""
     put: dict[str, tuple[bytes, str | None]] = {}
     for name, (body, content_type) in BODIES.items():
         for number, coding in enumerate(codings):
@@ -160,7 +161,7 @@ def test_every_download_is_what_was_served(
 
 
 def same(got: bytes, body: bytes) -> bool:
-    """Whether two bodies are equal: a failing assertion is not to print twenty megabytes."""
+    """Compare two bodies: a failing assertion must not print twenty megabytes."""
     return got == body
 
 
@@ -169,7 +170,7 @@ def digest(body: bytes) -> str:
 
 
 def command_line_download(server: Booted, job_id: str, directory: Path) -> None:
-    """What `conveyor results JOB --out DIR` does."""
+    """Return the files that `conveyor results JOB --out DIR` writes."""
     environment = {**os.environ, "CONVEYOR_URL": server.api, "ZENROWS_API_KEY": KEY}
     subprocess.run(
         [sys.executable, "-m", "conveyor", "results", job_id, "--out", str(directory)],

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.server
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much of everything; emulators answer some hundred calls a second."""
+    """The sizes of the tests; emulators answer some hundred calls a second."""
 
     mixed: int
     page_sizes: Sequence[int]

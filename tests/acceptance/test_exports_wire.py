@@ -58,7 +58,7 @@ def exported(booted: Serving, job_id: str) -> list[str]:
 
 
 def manifest_of(path: Path) -> list[Any]:
-    """The rows that an archive tells of; every body in it is checked."""
+    """Return the rows in the manifest of an archive, after checking every body in it."""
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         rows = [json.loads(line) for line in archive.read("manifest.jsonl").splitlines()]
@@ -184,7 +184,7 @@ def wait_until_half_made(wire: Wire, data_dir: Path, export: str) -> None:
 
 
 def is_completed(wire: Wire, export: str) -> bool:
-    """Whether an export is whole, by its path."""
+    """Return whether an export is complete, by its path."""
     status: str = wire.ask("GET", export)["status"]
     return status == "completed"
 
@@ -198,6 +198,6 @@ def size_of(path: Path) -> int:
 
 
 def was_cut_off(data_dir: Path, export_id: str) -> bool:
-    """Whether the server died in the middle of an export."""
+    """Return whether the server died in the middle of an export."""
     status = "SELECT status FROM exports WHERE export_id = ?"
     return rows_left(data_dir, status, export_id) == [("running",)]

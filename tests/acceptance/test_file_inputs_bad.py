@@ -45,7 +45,7 @@ def jobs_of(caller: Caller) -> list[str]:
 
 
 def lines_of(count: int) -> bytes:
-    """So many URLs, one a line."""
+    """Return `count` URLs, one a line."""
     return "".join(f"{target(str(number))}\n" for number in range(count)).encode()
 
 

@@ -50,7 +50,7 @@ def dynamodb() -> Iterator[Switch]:
     ],
 )
 def weather(request: pytest.FixtureRequest) -> tuple[str, float, int]:
-    """Where permits are kept, for how long DynamoDB is away, and the tries of a call: as many as
+    """Return the ledger, the seconds that DynamoDB is away, and the attempts of a call: as many as
     take less time than that."""
     chosen: tuple[str, float, int] = request.param
     return chosen
@@ -70,7 +70,7 @@ def running(
 
 
 def readiness(running: RoleFleet) -> list[tuple[int, Any]]:
-    """What each process says at its port for probes."""
+    """Return the answer of each process at its port for probes."""
     answers = [fetched(f"{process.info.metrics}/readyz") for process in running.processes]
     return [(answer.status_code, answer.json()) for answer in answers]
 
@@ -131,8 +131,8 @@ def test_dynamodb_is_away_under_a_running_job(
 def answers_meanwhile(
     running: RoleFleet, job_id: str, body: Any, *, until: float
 ) -> list[httpx.Response]:
-    """What every api says to reads and writes, asked again and again; those that have begun in
-    time to be given up before DynamoDB is back."""
+    """Return the answers of every api to repeated reads and writes that began early enough to be
+    given up before DynamoDB is back."""
     requests: list[tuple[str, Callable[[Wire], httpx.Response]]] = [
         (process.info.api, request)
         for process in running.apis

@@ -88,7 +88,7 @@ async def until_told(running: RoleFleet, outcome: str) -> None:
 
 
 def told(running: RoleFleet, outcome: str) -> int:
-    """How many callbacks of an outcome its workers have made."""
+    """Count the callbacks of an outcome that the workers have made."""
     start = f'conveyor_callbacks_total{{outcome="{outcome}"}} '
     lines = [line for page in metrics(running, "worker") for line in page.splitlines()]
     return sum(int(float(line.removeprefix(start))) for line in lines if line.startswith(start))

@@ -49,7 +49,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
 
 @pytest.fixture
 def apis(running: RoleFleet) -> Iterator[list[Wire]]:
-    """Requests to each api: the first tells the time, the second is ahead."""
+    """Return requests to each api: the first has the true time, the second is ahead."""
     with ExitStack() as stack:
         yield [stack.enter_context(Wire(process.info.api)) for process in running.apis]
 

@@ -50,7 +50,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def told(seed: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every process writes what happened to it."""
+    """Return the directory where every process logs its faults."""
     return tmp_path_factory.mktemp(f"told-{seed}") / "troubles"
 
 

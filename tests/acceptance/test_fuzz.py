@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
 
 
 def bounded(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """So many examples, always the same ones."""
+    """Limit a test to `examples` examples, always the same ones."""
     return settings(
         max_examples=examples,
         derandomize=True,

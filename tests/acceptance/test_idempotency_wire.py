@@ -103,7 +103,8 @@ def test_fifty_requests_at_once_with_one_key_do_it_once(doors: Doors, path: str)
 
 
 def assert_one_answer(responses: list[httpx.Response]) -> None:
-    """All that were answered were answered alike, and the others told to wait."""
+    """Check that all answers were alike, and that the other requests were refused as still
+    running."""
     answered = [response for response in responses if response.is_success]
     refused = [response for response in responses if not response.is_success]
     assert len({(response.status_code, response.content) for response in answered}) == 1

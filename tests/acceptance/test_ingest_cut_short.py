@@ -21,7 +21,8 @@ pytestmark = pytest.mark.server
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many tasks are many, how many are so many that writing them can be cut short."""
+    """The number of tasks that counts as many, and the number whose writing takes long enough to be
+    cut short."""
 
     some: int
     many: int
@@ -34,7 +35,7 @@ SIZES = {DEVELOPMENT: Sizes(1_000, 30_000), FLEET: Sizes(LARGE_FROM, 1_500)}
 
 @pytest.fixture(scope="module")
 def sizes(binding: str) -> Sizes:
-    """What is large here."""
+    """Return the sizes for a binding."""
     return SIZES[binding]
 
 
@@ -65,7 +66,7 @@ def client(server: Serving) -> Iterator[ZenRowsBatchClient]:
 
 
 def staged(server: Serving, job: JobRef) -> list[str]:
-    """What is staged of a job."""
+    """Return the staged chunks of a job."""
     return [key for key in bodies(server, job.job_id) if key.startswith("staged/")]
 
 

@@ -92,7 +92,8 @@ ODD_URLS = [
 
 
 def resolver_is_slow() -> bool:
-    """Whether this machine takes seconds to say that a name does not exist: offline, it may."""
+    """Return whether this machine takes seconds to find that a name does not exist: offline, it
+    may."""
     began = time.monotonic()
     with pytest.raises(OSError, match="."):
         socket.getaddrinfo("host.invalid", 80)

@@ -99,7 +99,8 @@ def test_a_run_survives_kills_at_random_moments(
 
 
 def assert_histories(wire: Wire, data_dir: Path, job_id: str) -> int:
-    """Each task tells one attempt and each of its interruptions; how many those are in all."""
+    """Check that each task's history has one attempt and each of its interruptions; return the
+    number of interruptions."""
     counted = dict(rows_of(data_dir, "SELECT task_id, interruptions FROM tasks"))
     rows = wire.rows(job_id)
     with ThreadPoolExecutor(8) as pool:
@@ -125,7 +126,7 @@ def assert_bodies(wire: Wire, job_id: str) -> None:
 
 
 def seen(gateway: GatewayServer, url: str, *, times: int) -> Callable[[], bool | None]:
-    """Whether the gateway was asked for a URL so many times."""
+    """Return whether the gateway was called for a URL `times` times."""
     return lambda: gateway.hits.counts.get(url, 0) >= times or None
 
 
@@ -203,8 +204,8 @@ def test_sigterm_loses_nothing_and_leaves_nothing_to_wait_for(
 
 
 def first_words(process: ServerProcess) -> str:
-    """What a server writes first on standard error, which it has heeded by then; the rest is still
-    to be read."""
+    """Return the first output of a server on standard error, which shows that it has seen the
+    signal; the rest is still to be read."""
     errors = process._running.stderr
     assert errors is not None
     return os.read(errors.fileno(), len("stopping\n")).decode()
@@ -232,7 +233,8 @@ def test_sigterm_amid_claims_and_settlements_interrupts_none(
 
 
 def made_since(gateway: GatewayServer, before: int, *, calls: int) -> Callable[[], bool | None]:
-    """Whether the gateway was called so often since it had been called `before` times."""
+    """Return whether the gateway was called `calls` times since it had been called `before`
+    times."""
     return lambda: gateway.hits.total >= before + calls or None
 
 

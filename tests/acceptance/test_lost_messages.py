@@ -55,7 +55,7 @@ class LosingQueues:
     async def receive(
         self, queue: str, *, limit: int, visibility: float, wait: float = 0.0
     ) -> list[Delivery]:
-        """What is received and not lost."""
+        """Receive messages, and lose some."""
         batch = await self._queues.receive(queue, limit=limit, visibility=visibility, wait=wait)
         lost = [one for one in batch if self._loses(one.message) and one.message not in self.lost]
         self.lost.update(one.message for one in lost)

@@ -58,7 +58,7 @@ def client(fleet: RoleFleet, key: str = KEY) -> httpx.Client:
 
 
 def readiness(process: RoleProcess) -> int | None:
-    """What /readyz says; None where nobody answers any more."""
+    """Return the answer of /readyz; None if nobody answers any more."""
     try:
         return fetched(f"{process.info.metrics}/readyz").status_code
     except httpx.TransportError:
@@ -79,7 +79,7 @@ def stats(api: httpx.Client, job_id: str) -> dict[str, int]:
 
 
 def deliveries(worker: RoleProcess) -> float:
-    """How many messages a worker has received."""
+    """Count the messages that a worker has received."""
     text = fetched(f"{worker.info.metrics}/metrics").text
     found = re.search(r"^conveyor_deliveries_total (\S+)$", text, re.MULTILINE)
     assert found is not None, text

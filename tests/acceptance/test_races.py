@@ -52,7 +52,7 @@ class Arena:
         return hits(self.server) if isinstance(self.server, RoleFleet) else self.server.hits
 
     def calls_of(self, urls: Sequence[str]) -> int:
-        """How often the gateway was asked for these."""
+        """Count the gateway's calls for these URLs."""
         counts = self.hits().counts
         return sum(counts.get(url, 0) for url in urls)
 
@@ -61,7 +61,7 @@ class Arena:
         eventually(lambda: self.calls_of(urls) >= at_least or None, "calls begin")
 
     def idle(self) -> None:
-        """Wait until no call is in flight, and none is claimed."""
+        """Wait until no call is in flight and no task is claimed."""
         eventually(lambda: self._is_idle() or None, "all calls end")
 
     def _is_idle(self) -> bool:

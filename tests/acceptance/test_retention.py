@@ -1,4 +1,4 @@
-"""What goes in time: results, rows, exports and uploads; and deletions cut off by a kill."""
+"""Removal in time: results, rows, exports and uploads; and deletions cut off by a kill."""
 
 from __future__ import annotations
 

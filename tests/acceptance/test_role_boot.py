@@ -1,4 +1,4 @@
-"""A role that is told to end while it opens: nothing answers it yet, and it ends all the same."""
+"""A role that gets a signal while it opens: no service answers it yet, and it ends all the same."""
 
 from __future__ import annotations
 

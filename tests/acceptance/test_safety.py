@@ -1,4 +1,4 @@
-"""Nobody sees what is another's, nothing private is fetched, and nothing served can do harm."""
+"""No caller sees another's data, no private address is fetched, and no served page can do harm."""
 
 from __future__ import annotations
 

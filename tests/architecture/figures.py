@@ -27,7 +27,7 @@ DYNAMODB = "conveyor/prod/dynamodb/"
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured."""
+    """The measured figures."""
 
     lines: Sequence[int]
     """Lines of code of every file, sorted."""

@@ -99,7 +99,7 @@ class Layers:
     independent: frozenset[int]
 
     def allow(self, importer: str, imported: str) -> bool:
-        """Whether a room may import another."""
+        """Return whether a room may import another."""
         if importer == imported:
             return True
         above, below = self.level[importer], self.level[imported]

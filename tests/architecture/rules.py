@@ -30,11 +30,12 @@ class PublicType:
 
     @property
     def is_port(self) -> bool:
-        """Whether it is a Protocol of `ports`."""
+        """Return whether it is a Protocol of `ports`."""
         return self.module.room == "ports" and "Protocol" in self.bases
 
     def implements(self, port: PublicType) -> bool:
-        """Whether it is an adapter with the port among its bases, or with all of its methods."""
+        """Return whether it is an adapter with the port among its bases, or with all of its
+        methods."""
         if self.module.room not in ADAPTERS:
             return False
         return port.name in self.bases or (bool(port.methods) and port.methods <= self.methods)

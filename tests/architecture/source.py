@@ -23,7 +23,7 @@ class Module:
 
     @property
     def is_package(self) -> bool:
-        """Whether the file is the `__init__` of a package."""
+        """Return whether the file is the `__init__` of a package."""
         return self.path.endswith("__init__.py")
 
     @property

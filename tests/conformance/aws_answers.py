@@ -38,7 +38,8 @@ def bare(body: bytes, *more: bytes, status: int = 200) -> bytes:
 
 @asynccontextmanager
 async def answering(*answers: bytes, services: Sequence[str]) -> AsyncIterator[BotoAws]:
-    """The seam over a server that gives these answers, one a connection, for these services."""
+    """Open the AWS transport over a server that gives these answers, one a connection, for these
+    services."""
     left = list(answers)
 
     async def next_one(_request: bytes) -> bytes:
@@ -53,8 +54,8 @@ async def answering(*answers: bytes, services: Sequence[str]) -> AsyncIterator[B
 
 
 async def open_at(endpoint: str, *services: str) -> BotoAws:
-    """The seam over whatever serves there, in the place of these services. A call is tried
-    ATTEMPTS times."""
+    """Open the AWS transport over the server at an endpoint, in the place of these services. A call
+    is tried ATTEMPTS times."""
     use_test_keys()
     options = AwsOptions(
         dynamodb_endpoint=endpoint,
@@ -70,7 +71,7 @@ async def open_at(endpoint: str, *services: str) -> BotoAws:
 
 @dataclass(slots=True)
 class Proxy:
-    """Somebody before a service, who speaks for it while `says` is set; `spoke` counts."""
+    """A proxy before a service, which answers for it while `says` is set; `spoke` counts."""
 
     url: str
     says: bytes | None = None

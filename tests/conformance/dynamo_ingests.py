@@ -1,4 +1,5 @@
-"""Large runs and reruns on a table that two processes share, one of them behind a faulty seam."""
+"""Large runs and reruns on a table that two processes share, one of them behind a faulty
+transport."""
 
 from __future__ import annotations
 
@@ -176,12 +177,12 @@ async def open_ingests(clock: FakeClock) -> AsyncIterator[Ingests]:
 
 
 def away() -> ConveyorError:
-    """What the seam raises where the service stays away."""
+    """Return the error of the transport while the service stays away."""
     return ConveyorError(ErrorCode.UNAVAILABLE, "away")
 
 
 def moves_checkpoint(parameters: object) -> bool:
-    """Whether an update moves a checkpoint."""
+    """Return whether an update moves a checkpoint."""
     assert isinstance(parameters, dict)
     return "ingest_next = " in parameters["UpdateExpression"]
 

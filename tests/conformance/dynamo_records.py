@@ -1,4 +1,4 @@
-"""A table with two processes on it, one behind a seam with faults, for tests of records."""
+"""A table with two processes on it, one behind a transport with faults, for tests of records."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
 
 
 def away() -> ConveyorError:
-    """What the seam raises where a service stays away."""
+    """Return the error of the transport while a service stays away."""
     return ConveyorError(ErrorCode.UNAVAILABLE, "away")
 
 

@@ -1,5 +1,5 @@
-"""Runs on a table of their own behind a seam that loses answers, for tests of what one adapter does
-when several processes, or none, get through."""
+"""Runs on a table of their own behind a transport that loses answers, for tests of one adapter when
+several processes, or no process, get through."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def changes(operation: str, parameters: Parameters) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Fault:
-    """What becomes of the next calls that are wanted.
+    """The fault of the next wanted calls.
 
-    `carried_out`: how often the table sees the call. `answered`: whether its last answer comes,
-    else the caller is told that the service is away. `left`: how many calls it takes.
-    `passed`: how many are let through before. `held`: the call tells `met` that it was made, and
-    waits for `gate`.
+    `carried_out`: the number of times that the table sees the call. `answered`: whether its last
+    answer comes; otherwise the caller gets an error that the service is away. `left`: the number of
+    calls with the fault. `passed`: the number of calls let through before. `held`: the call sets
+    `met` when it is made, and waits for `gate`.
     """
 
     wanted: Wanted
@@ -102,7 +102,7 @@ class FaultySeam:
         raise ConveyorError(ErrorCode.UNAVAILABLE, "away", retry_after=1)
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """As it is."""
+        """Pass the call on."""
         return self._aws.presign(operation, parameters, seconds=seconds)
 
     async def until_answered(self, wanted: Wanted, count: int) -> None:
@@ -166,7 +166,7 @@ class DirectJobs:
 
 @dataclass(frozen=True, slots=True)
 class TasksStore:
-    """As much of a store as `World` needs to submit, claim and settle."""
+    """The part of a store that `World` needs to submit, claim and settle."""
 
     jobs: DirectJobs
     tasks: DynamoTasks

@@ -55,7 +55,7 @@ def _texts(values: Tagging, change: Callable[[str], str]) -> Tagging:
 
 
 class _OtherVersion:
-    """A seam that writes items as another version does."""
+    """A transport that writes items as another version does."""
 
     def __init__(self, aws: Aws, change: Callable[[str], str], more: Tagging) -> None:
         self._aws = aws

@@ -1,4 +1,4 @@
-"""Where the services are that the production binding is tested over.
+"""The services that the production binding is tested over.
 
 - `CONVEYOR_TEST_DYNAMODB`, `CONVEYOR_TEST_SQS`, `CONVEYOR_TEST_S3`, `CONVEYOR_TEST_REDIS`,
   `CONVEYOR_TEST_STEPFUNCTIONS` and `CONVEYOR_TEST_KMS`: URL of a service that runs already. It is
@@ -6,14 +6,14 @@
 - `CONVEYOR_TEST_REDIS_SERVER`: program of a Redis or Valkey, for tests that start and stop one of
   their own.
 - `CONVEYOR_TEST_AWS=1`: the services are AWS's own in us-east-1, with the account's keys; Redis
-  stays local. Names have a random tail. Made for it: the suite that every store passes, the tests
-  of S3 and of `conveyor admin`, and fleets. Tests that move the clock of SQS are left out; those
-  that break calls off (`test_dynamo_…`) make a table a test, for which AWS is too slow.
+  stays local. Names have a random tail. It is for the suite that every store passes, the tests of
+  S3 and of `conveyor admin`, and fleets. Tests that move the clock of SQS are left out; those that
+  interrupt calls (`test_dynamo_…`) make a table a test, for which AWS is too slow.
 
 The emulator of a service that is not named starts when a test first asks for it, and ends with this
 process, however that ends.
 
-What cannot be had skips the tests that need it, and fails them where CI is set.
+Tests that need a missing service are skipped, or fail if CI is set.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ missing: list[str] = []
 
 
 def on_aws() -> bool:
-    """Whether the tests run against real AWS."""
+    """Return whether the tests run against real AWS."""
     return os.environ.get(f"{PREFIX}AWS") == "1"
 
 

@@ -47,7 +47,7 @@ class Bench:
         limit: int = LIMIT,
         lease: float = LEASE,
     ) -> LedgerState:
-        """One call; `before` is what was granted last and `sequence` the next, unless told."""
+        """Make one call; by default, `before` is the last granted count and `sequence` the next."""
         key = (job_id, holder)
         if sequence is None:
             sequence = self.sequences.get(key, 0) + 1
@@ -66,11 +66,11 @@ class Bench:
         return standing
 
     async def asks(self, holder: str, count: int, *, before: int | None = None) -> bool:
-        """Whether a call is granted."""
+        """Return whether a call is granted."""
         return (await self.acquire_or_renew(holder, count, before=before)).granted
 
     async def look(self, *, job_id: str = JOB, limit: int = LIMIT) -> LedgerState:
-        """How things stand, asked by one who wants nothing."""
+        """Return the state of the ledger, from a call that wants no permits."""
         return await self.acquire_or_renew("onlooker", 0, job_id=job_id, limit=limit)
 
     async def total(self, job_id: str = JOB) -> int:

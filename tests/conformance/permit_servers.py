@@ -110,7 +110,7 @@ def dynamodb() -> tuple[Any, str, AwsOptions]:
 
 
 def permits_table(clock: FakeClock) -> Table:
-    """The shared table, over a seam that belongs to the running loop."""
+    """Open the shared table, over a transport that belongs to the running loop."""
     client, name, options = dynamodb()
     return Table(BotoAws({"dynamodb": client}, options, clock), name, clock)
 

@@ -44,7 +44,7 @@ class Timeline(Protocol):
 
     @property
     def pending(self) -> int:
-        """How many sleeps wait for time to move."""
+        """Return the number of sleeps that wait for time to move."""
         ...
 
     def monotonic(self) -> float:

@@ -21,7 +21,7 @@ class Rows:
         return tasks
 
     async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        """What the tasks port answers; ConnectionError so often as is refused."""
+        """Answer as the tasks port; raise ConnectionError `refusals` times."""
         await anyio.lowlevel.checkpoint()
         if self.refusals:
             self.refusals -= 1

@@ -18,10 +18,10 @@ from tests.conformance.emulators import REGION, address
 
 @asynccontextmanager
 async def empty_bucket() -> AsyncIterator[tuple[BotoAws, str]]:
-    """The seam, and the name of a bucket with nothing in it.
+    """Return the transport, and the name of an empty bucket.
 
     SeaweedFS keeps the directories of removed keys for a while, and completes no upload in parts
-    under the name of one: a test's keys are not to be the directories of another's.
+    under the name of one: a test's keys must not be the directories of another's.
     """
     aws, bucket = await anyio.to_thread.run_sync(_bucket)
     await remove_everything(aws, bucket)
@@ -46,7 +46,7 @@ async def unfinished_uploads(aws: Aws, bucket: str) -> list[str]:
 
 
 async def open_s3() -> BotoAws:
-    """The seam to the server."""
+    """Open the transport to the server."""
     options = AwsOptions(s3_endpoint=address("CONVEYOR_TEST_S3"), region=REGION)
     return await open_aws(options, SystemClock(), "s3")
 

@@ -64,8 +64,8 @@ class JumpingClock(FakeClock):
 
 
 class BlockedNames:
-    """A seam that refuses the name of a queue which was deleted within the last minute, as SQS
-    does: the emulator gives it away at once."""
+    """A transport that refuses the name of a queue deleted within the last minute, as SQS does: the
+    emulator gives it away at once."""
 
     def __init__(self, aws: Aws, clock: Clock) -> None:
         self._aws = aws
@@ -85,7 +85,7 @@ class BlockedNames:
         return answer
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """As it is."""
+        """Pass the call on."""
         return self._aws.presign(operation, parameters, seconds=seconds)
 
 
@@ -122,7 +122,7 @@ class SqsBench:
 
     @property
     def pending(self) -> int:
-        """How many sleeps wait for time to move."""
+        """Return the number of sleeps that wait for time to move."""
         return self.clock.pending
 
     def monotonic(self) -> float:

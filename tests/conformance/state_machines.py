@@ -42,12 +42,12 @@ class Machine:
                     return begun["executionArn"], json.loads(message["Body"])["token"]
 
     async def status(self, execution: str) -> str:
-        """How an execution stands."""
+        """Return the status of an execution."""
         found = await self.aws.call(SFN, "describe_execution", {"executionArn": execution})
         return str(found["status"])
 
     async def end(self, execution: str) -> dict[str, Any]:
-        """What an execution has come to."""
+        """Return the result of an execution."""
         with anyio.fail_after(PATIENCE):
             while True:
                 asked = {"executionArn": execution}
@@ -59,7 +59,7 @@ class Machine:
 
 @asynccontextmanager
 async def state_machine() -> AsyncIterator[Machine]:
-    """One for a while; skips the test where none can be had."""
+    """Make a state machine for a while; skip the test if that is impossible."""
     if on_aws():
         pytest.skip("a state machine on AWS needs a role that the tests do not make")
     endpoint = address("CONVEYOR_TEST_STEPFUNCTIONS")

@@ -65,7 +65,7 @@ class Fleet:
         )
 
     async def control(self) -> list[Message]:
-        """What the control queue holds."""
+        """Return the messages of the control queue."""
         found = await self.queues.receive(CONTROL_QUEUE, limit=10, visibility=30.0)
         return [delivery.message for delivery in found]
 

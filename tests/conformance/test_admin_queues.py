@@ -31,7 +31,7 @@ async def aws() -> AsyncIterator[BotoAws]:
 
 @pytest.fixture
 async def prefix(aws: BotoAws) -> AsyncIterator[str]:
-    """What the names of the queues of one test begin with; they are gone after it."""
+    """Return the prefix of the queue names of one test; remove its queues afterwards."""
     environment = f"admin-{secrets.token_hex(6)}"
     yield prefix_of(environment)
     await queues(aws, prefix_of(environment)).remove()

@@ -60,7 +60,7 @@ class Environment:
         self.said: list[str] = []
 
     def take(self) -> list[str]:
-        """What was said since the last time."""
+        """Return the output since the last call."""
         said, self.said = self.said, []
         return said
 

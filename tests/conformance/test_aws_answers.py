@@ -1,4 +1,5 @@
-"""The seam and answers that do not come whole, are not the service's, or do not come at all."""
+"""The AWS transport with answers that are incomplete, are not the service's, or do not come at
+all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Somebody before a service who speaks for it: what is there is never taken to be gone."""
+"""A proxy that answers for a service: an existing thing is never taken to be gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which refusals of AWS are asked again and which are final, as each service words them."""
+"""The refusals of AWS that are retried and those that are final, in the words of each service."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def anyio_backend() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a service says no by; `more` is what else its document holds."""
+    """A refusal by a service; `more` is the rest of its document."""
 
     service: str
     status: int
@@ -94,9 +94,10 @@ class Refusal:
 
 
 class Services:
-    """All of them behind the seam, which refuse so many calls and answer the others with nothing.
+    """All services behind the transport; they refuse some calls and answer the others with nothing.
 
-    One for all tests: a client takes a second to make."""
+    One for all tests: a client takes a second to make.
+    """
 
     def __init__(self) -> None:
         self.asked = 0

@@ -1,4 +1,5 @@
-"""What every blobs adapter must do, sentence by sentence of the port; then what files add."""
+"""The contract of every blobs adapter, sentence by sentence of the port; then the additions of
+files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues with a receive limit: what was received too often goes to the dead-letter queue."""
+"""Queues with a receive limit: a message received too often goes to the dead-letter queue."""
 
 from __future__ import annotations
 

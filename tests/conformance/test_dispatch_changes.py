@@ -1,4 +1,4 @@
-"""Each call of the ports that may change a run's status or pause is told of, and no other."""
+"""Each port call that may change a run's status or pause is reported as a change, and no other."""
 
 from __future__ import annotations
 

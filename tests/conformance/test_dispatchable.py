@@ -1,4 +1,4 @@
-"""Which runs may have work, and what is told of changes to it."""
+"""The runs that may have work, and the reports of changes to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conformance.world import CALLER, CLAIM_LENGTH, World
 
 
 async def named(world: World, since: int) -> set[str]:
-    """The runs that changes are told of, once each and as it is now."""
+    """Return the runs named by changes, each once and as it is now."""
     changes = await world.store.runs.dispatch_changes(since=since)
     for change in changes:
         assert change.run == await world.store.runs.dispatchable_run(change.run_id)

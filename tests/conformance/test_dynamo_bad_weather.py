@@ -146,7 +146,7 @@ def unavailable_at_worst() -> Iterator[None]:
 
 
 def has_ended(row: Task) -> bool:
-    """Whether nothing is left to be done."""
+    """Return whether the task has ended."""
     return row.status in TERMINAL_TASK_STATES
 
 
@@ -157,7 +157,8 @@ async def never_too_many(bench: Bench, job_id: str) -> None:
 
 
 async def assert_counters_of_rows(bench: Bench, job_id: str, run_id: str) -> None:
-    """Every task has ended, by one attempt or none, and the run's counters tell just that."""
+    """Check that every task has ended, by at most one attempt, and that the run's counters
+    match."""
     rows = await bench.other.rows(run_id)
     assert [row.index for row in rows] == list(range(TASKS))
     statuses = Counter(row.status for row in rows)

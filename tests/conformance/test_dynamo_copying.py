@@ -1,5 +1,5 @@
-"""What the copying of rows for a rerun on DynamoDB does when answers are lost, copiers break off,
-and others come in between."""
+"""Copying of rows for a rerun on DynamoDB when answers are lost, copiers break off, and others
+interfere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Counters on DynamoDB are what the rows say, whatever answers are lost and whoever recounts."""
+"""Counters on DynamoDB match the rows, whichever answers are lost and whichever process
+recounts."""
 
 from __future__ import annotations
 
@@ -208,7 +209,7 @@ async def test_an_addition_to_a_deleted_run_does_not_apply(bench: TableBench, on
 
 
 async def close_run(bench: TableBench, run_id: str) -> None:
-    """What closing a job does to its run."""
+    """Make the change to a run that closing its job makes."""
     while True:
         row = await bench.row(run_id)
         try:

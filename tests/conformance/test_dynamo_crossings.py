@@ -1,4 +1,4 @@
-"""What jobs and runs on DynamoDB do when another process comes in between two steps of a call."""
+"""Jobs and runs on DynamoDB when another process acts between two steps of a call."""
 
 from __future__ import annotations
 

@@ -55,14 +55,14 @@ async def damage(versions: Versions, key: Key, **changes: Any) -> None:
 
 
 def was_told(caplog: pytest.LogCaptureFixture, key: str) -> bool:
-    """Whether an error in the log names a row."""
+    """Return whether an error in the log names a row."""
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     return any(key in record.getMessage() for record in errors)
 
 
 async def look_at_everything(versions: Versions, now: int) -> set[str]:
-    """Whatever looks for many things in the index, as workers, sweepers and callers do: none of it
-    fails. The ids of runs and jobs that it told of."""
+    """Make every call that reads the index, as workers, sweepers and callers do; each must succeed.
+    Return the ids of runs and jobs found."""
     store = versions.today.store
     found: list[object] = []
     found += [run.run_id for run in await store.runs.dispatchable_runs()]

@@ -1,5 +1,5 @@
-"""What the ingestion on DynamoDB does when answers are lost, ingesters break off between two steps,
-and others come in between."""
+"""Ingestion on DynamoDB when answers are lost, ingesters break off between two steps, and others
+interfere."""
 
 from __future__ import annotations
 
@@ -274,6 +274,6 @@ async def test_the_total_is_never_below_what_may_be_worked(bench: Ingests) -> No
 
 
 def latches(parameters: object) -> bool:
-    """Whether an update ends an ingestion."""
+    """Return whether an update ends an ingestion."""
     assert isinstance(parameters, dict)
     return bool(parameters["ExpressionAttributeValues"].get(":set_ingesting") == {"BOOL": False})

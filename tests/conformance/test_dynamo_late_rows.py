@@ -256,18 +256,18 @@ async def test_a_run_that_ended_by_itself_is_not_recounted(bench: Ingests) -> No
 
 
 def settles_run(parameters: object) -> bool:
-    """Whether an update says that nothing more comes of a run."""
+    """Return whether an update marks a run as settled."""
     assert isinstance(parameters, dict)
     return bool(parameters["ExpressionAttributeValues"].get(":set_unsettled") == {"BOOL": False})
 
 
 def reads_rows(parameters: object) -> bool:
-    """Whether a query asks for rows of tasks to count them."""
+    """Return whether a query asks for rows of tasks to count them."""
     assert isinstance(parameters, dict)
     return "claimed_until" in parameters.get("ProjectionExpression", "")
 
 
 def adds(parameters: object) -> bool:
-    """Whether an update adds to counters."""
+    """Return whether an update adds to counters."""
     assert isinstance(parameters, dict)
     return "ADD flushes" in parameters["UpdateExpression"]

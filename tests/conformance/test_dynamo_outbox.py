@@ -51,14 +51,14 @@ async def taken(world: World, run_id: str) -> OutboxEntry:
 
 
 async def say_alive(world: World, run_id: str) -> None:
-    """What a worker does of a run that goes on."""
+    """Touch a live run, as a worker does."""
     notice = await taken(world, run_id)
     due_at = world.now + HEARTBEAT
     await world.store.outbox.reschedule_entry(notice, due_at=due_at, attempts=0)
 
 
 async def due(bench: Bench) -> list[str]:
-    """What the other process finds due."""
+    """Return the entries that the other process finds due."""
     return await bench.other.store.outbox.due_entries(now=bench.world.now, limit=10)
 
 
@@ -99,7 +99,7 @@ ENDS: list[End] = [stop, last_task, close, last_batch, delete_run, delete_job]
 
 
 def hastens(parameters: Parameters) -> bool:
-    """Whether a write is the one after the end of a run."""
+    """Return whether a write is the one after the end of a run."""
     return "SET ended_as" in parameters["UpdateExpression"]
 
 

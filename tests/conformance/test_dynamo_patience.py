@@ -1,4 +1,4 @@
-"""What became of a task is kept at hand while DynamoDB is away, and counted once it is back."""
+"""A task's result is kept at hand while DynamoDB is away, and counted once it is back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def bench(clock: FakeClock) -> AsyncIterator[TableBench]:
 
 
 async def passed(bench: TableBench, doing: asyncio.Task[Settled]) -> None:
-    """Let time pass until something is done: none while a call is on its way."""
+    """Let time pass until a call is done, but not while an answer is on its way."""
     while not doing.done():
         await (bench.clock.advance(1.0) if bench.clock.pending else asyncio.sleep(0.01))
 

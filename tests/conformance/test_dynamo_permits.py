@@ -101,7 +101,7 @@ class Process:
         return standing
 
     async def costs(self, change: int = 0, *, limit: int = LIMIT) -> dict[str, int]:
-        """What one call asks of DynamoDB."""
+        """Count the DynamoDB calls of one call of the port."""
         self.seam.calls.clear()
         await self.ask(change, limit=limit)
         return dict(self.seam.calls)

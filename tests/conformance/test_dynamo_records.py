@@ -1,5 +1,5 @@
-"""What jobs, runs and keys on DynamoDB do when answers are lost, calls break off between two steps,
-and batches are done in part: what no single-process store can show."""
+"""Jobs, runs and keys on DynamoDB when answers are lost, calls break off between two steps, and
+batches are done in part: faults that no single-process store can show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Recounts on DynamoDB set counters right, and nothing else, whoever works meanwhile."""
+"""Recounts on DynamoDB correct the counters and nothing else, whichever processes work
+meanwhile."""
 
 from __future__ import annotations
 

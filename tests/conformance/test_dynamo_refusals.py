@@ -1,4 +1,4 @@
-"""What DynamoDB refuses for good is told as that, at once, and taken for no lost race."""
+"""A final refusal of DynamoDB is reported as one, at once, and not taken for a lost race."""
 
 from __future__ import annotations
 

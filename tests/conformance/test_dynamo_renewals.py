@@ -1,4 +1,4 @@
-"""Renewing many claims at once: what fails for one of them is no matter of the others."""
+"""Renewing many claims at once: a failure of one does not affect the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reruns on DynamoDB read and write, and how much they pin."""
+"""The reads, writes and pins of reruns on DynamoDB."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_claim_taken_after_the_look_for_claims_is_met_by_the_copy(bench:
     task = await bench.other.row(run_id, 1)
 
     async def claim() -> None:
-        """What a worker writes that has not seen yet that the run was stopped."""
+        """Make the write of a worker that has not yet seen that the run was stopped."""
         await bench.table.update(
             task_key(job_id, run_id, task.task_id, Shards(2)),
             "SET #status = :status, claimed_until = :until",

@@ -1,5 +1,5 @@
-"""What reruns on DynamoDB do when answers are lost, calls break off between two steps, and others
-come in between."""
+"""Reruns on DynamoDB when answers are lost, calls break off between two steps, and others
+interfere."""
 
 from __future__ import annotations
 

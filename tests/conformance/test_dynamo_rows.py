@@ -1,5 +1,5 @@
-"""What writing, reading and working rows on DynamoDB costs in calls, and that inserts are safe to
-repeat."""
+"""The calls that writing, reading and working rows on DynamoDB take, and the safety of repeated
+inserts."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ async def versions(clock: FakeClock) -> AsyncIterator[Versions]:
 
 
 def kept(items: list[Item]) -> dict[tuple[str, str], dict[str, object]]:
-    """What the newer process wrote, by item."""
+    """Return the items that the newer process wrote."""
     return {(one["pk"], one["sk"]): what_later_versions_wrote(one) for one in items}
 
 

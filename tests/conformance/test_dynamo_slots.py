@@ -1,5 +1,5 @@
-"""What exports and inputs on DynamoDB do when answers are lost and others come in between, and how
-long their items stay."""
+"""Exports and inputs on DynamoDB when answers are lost and others interfere, and the lifetime of
+their items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What DynamoDB adds to the sweeping port: indexes to be merged, writes cut off in the middle."""
+"""The additions of DynamoDB to the sweeping port: indexes to merge, writes cut off in the
+middle."""
 
 from __future__ import annotations
 

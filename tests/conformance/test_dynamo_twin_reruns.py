@@ -90,6 +90,6 @@ async def test_rows_of_the_slower_call_do_not_outlive_a_run_that_was_not_made(
 
 
 def is_late_intent(parameters: object) -> bool:
-    """Whether a put is that of an intent which is given up from the start."""
+    """Return whether a put is that of an intent which is given up from the start."""
     assert isinstance(parameters, dict)
     return "abandoned" in parameters["Item"]

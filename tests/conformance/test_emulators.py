@@ -1,4 +1,4 @@
-"""How the services under test come and go."""
+"""The start and end of the services under test."""
 
 from __future__ import annotations
 

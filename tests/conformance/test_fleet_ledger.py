@@ -1,5 +1,5 @@
-"""One fleet, one ledger, bucket and secret: who has others does not start, and none is changed
-under who runs."""
+"""One fleet has one ledger, bucket and secret: a process with others does not start, and no setting
+changes under a running process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def secrets(*texts: str) -> tuple[str, ...]:
 
 
 async def changing(table: Table, clock: FakeClock, kind: str, *, beats: bool = False) -> bool | str:
-    """What becomes of a change of the ledger, during which a worker speaks or not."""
+    """Return the outcome of a change of the ledger, during which a worker confirms the settings or
+    does not."""
     change = partial(change_ledger, table, kind)
     return await watched(table, clock, change, beats=beats, seconds=WATCH)
 
@@ -64,7 +65,7 @@ async def watched(
     beats: bool = False,
     seconds: float,
 ) -> bool | str:
-    """What becomes of it, a worker speaking in those seconds or not."""
+    """Return the outcome of `act`, a worker confirming the settings in those seconds or not."""
     outcome: list[bool | str] = []
 
     async def change() -> None:

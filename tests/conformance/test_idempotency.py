@@ -1,4 +1,4 @@
-"""What every idempotency adapter must do, sentence by sentence of the port."""
+"""The contract of every idempotency adapter, sentence by sentence of the port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every inputs adapter must do, sentence by sentence of the port."""
+"""The contract of every inputs adapter, sentence by sentence of the port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every jobs adapter must do, sentence by sentence of the port."""
+"""The contract of every jobs adapter, sentence by sentence of the port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large reruns: planned at once, copied in stretches, exact whatever comes in between."""
+"""Large reruns: planned at once, copied in stretches, exact despite any interference."""
 
 from __future__ import annotations
 

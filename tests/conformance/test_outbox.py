@@ -1,4 +1,4 @@
-"""What every outbox adapter must do, sentence by sentence of the port."""
+"""The contract of every outbox adapter, sentence by sentence of the port."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def submit(world: World, count: int = 1, *, closed: bool = True) -> tuple[
 
 
 async def due(outbox: Outbox, world: World, *, limit: int = 10) -> list[str]:
-    """What is due now."""
+    """Return the entries due now."""
     return await outbox.due_entries(now=world.now, limit=limit)
 
 

@@ -1,4 +1,4 @@
-"""What every permits adapter must do, sentence by sentence of the port."""
+"""The contract of every permits adapter, sentence by sentence of the port."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ async def test_a_refused_call_neither_leaves_a_want_nor_ends_one(bench: Bench) -
 
 
 async def _all_at_once(bench: Bench, holders: int) -> int:
-    """How many of so many holders get one permit, where all ask before any has an answer."""
+    """Count the holders that get one permit if all ask before any has an answer."""
     granted: list[str] = []
 
     async def ask(holder: str) -> None:

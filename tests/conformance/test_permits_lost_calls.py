@@ -43,7 +43,7 @@ class Call:
 
 @dataclass(slots=True)
 class Holder:
-    """What a worker knows of its permits. Its clock is `offset` seconds off the ledger's."""
+    """A worker's knowledge of its permits. Its clock is `offset` seconds off the ledger's."""
 
     name: str
     offset: float
@@ -53,7 +53,7 @@ class Holder:
     waiting: Call | None = None
 
     def usable(self, now: float) -> int:
-        """How many permits it uses; it forgets those that it may not use any more."""
+        """Return the number of permits it uses; forget those that it may not use any more."""
         if now + self.offset >= self.renewed_at + USABLE:
             self.permits = 0
         return self.permits
@@ -211,7 +211,8 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def the_limit_holds(self) -> None:
-        """Nobody uses more than the limit, and an open ledger knows of all that is used.
+        """Check that the workers together use no more than the limit, and that an open ledger
+        counts all used permits.
 
         A ledger that came back empty believes announcements, late ones included, so its own sum may
         be above the limit for a lease: it then grants less, not more.

@@ -1,4 +1,4 @@
-"""What every queues adapter must do, sentence by sentence of the port."""
+"""The contract of every queues adapter, sentence by sentence of the port."""
 
 from __future__ import annotations
 

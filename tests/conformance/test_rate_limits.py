@@ -1,4 +1,4 @@
-"""What every rate limit must do: a bucket of tokens a caller, refilled at a steady rate."""
+"""The contract of every rate limit: a bucket of tokens a caller, refilled at a steady rate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def limit(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterat
 
 
 async def passed(limit: RateLimit, requests: int, caller: str = "a") -> int:
-    """How many of so many requests pass."""
+    """Count the requests, of `requests`, that pass."""
     waits = [await limit.take(caller) for _ in range(requests)]
     return waits.count(0.0)
 

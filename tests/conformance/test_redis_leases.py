@@ -1,5 +1,4 @@
-"""How long a ledger in Redis that was begun anew stays closed, where its callers name several
-leases; and that it says so."""
+"""A new ledger in Redis stays closed for the longest lease of its callers, and logs that."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class Bench:
         self._sequence = 0
 
     async def grants(self, *, lease: float = LEASE) -> bool:
-        """Whether somebody new gets a permit."""
+        """Return whether a new holder gets a permit."""
         self._sequence += 1
         new = LeaseRequest(
             job_id="JOB", holder=f"h{self._sequence}", count=1, before=0, sequence=self._sequence

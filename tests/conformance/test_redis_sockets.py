@@ -19,7 +19,7 @@ PASSWORD = "a-word-that-nobody-may-see"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """Where a server listens."""
+    """Return the path of a server's socket."""
     path = tmp_path / "redis.sock"
     process = RedisProcess(tmp_path, password=PASSWORD, socket_path=path)
     yield path

@@ -1,4 +1,4 @@
-"""What every runs adapter must do with runs that are deleted, until they are purged."""
+"""The contract of every runs adapter for deleted runs, until they are purged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every runs adapter must do, sentence by sentence of the port."""
+"""The contract of every runs adapter, sentence by sentence of the port."""
 
 from __future__ import annotations
 

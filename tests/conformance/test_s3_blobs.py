@@ -1,4 +1,4 @@
-"""What S3 adds to the blobs port: parts, answers that are lost, connections that break off."""
+"""The additions of S3 to the blobs port: parts, lost answers, broken connections."""
 
 from __future__ import annotations
 

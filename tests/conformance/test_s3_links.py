@@ -1,4 +1,4 @@
-"""Links of the store's own: what a caller uploads and downloads goes past the API."""
+"""Links of the store's own: uploads and downloads of callers bypass the API."""
 
 from __future__ import annotations
 

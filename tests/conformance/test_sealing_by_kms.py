@@ -1,4 +1,5 @@
-"""Callers' keys under KMS: one data key a fleet, whoever asks first, in the clear nowhere."""
+"""Callers' keys under KMS: one data key for a fleet, whichever process asks first, and never stored
+in the clear."""
 
 from __future__ import annotations
 

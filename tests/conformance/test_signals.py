@@ -1,4 +1,4 @@
-"""What signals must do where a binding has any."""
+"""The contract of signals in bindings that have them."""
 
 from __future__ import annotations
 

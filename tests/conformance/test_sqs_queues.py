@@ -1,4 +1,5 @@
-"""What SQS adds to the port: batches that fail in part, long delays, queues lost and made again."""
+"""The additions of SQS to the port: batches that fail in part, long delays, queues lost and made
+again."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ async def bench() -> AsyncIterator[SqsBench]:
 
 
 class PartlyFailing:
-    """A seam whose batches leave their first entry undone, so many times, and say so or nothing."""
+    """A transport whose batches leave their first entry undone a number of times, and report it or
+    do not."""
 
     def __init__(
         self, aws: Aws, *, times: int, sender_fault: bool = False, silent: bool = False
@@ -69,12 +71,12 @@ class PartlyFailing:
         return {**answer, "Failed": [failed]}
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """As it is."""
+        """Pass the call on."""
         return self._aws.presign(operation, parameters, seconds=seconds)
 
 
 class Busy:
-    """A seam that counts sends, and how many of them were under way at most."""
+    """A transport that counts sends, and the most of them under way."""
 
     def __init__(self, aws: Aws) -> None:
         self.sends = self.most = self._under_way = 0
@@ -91,7 +93,7 @@ class Busy:
         return answer
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """As it is."""
+        """Pass the call on."""
         return self._aws.presign(operation, parameters, seconds=seconds)
 
 

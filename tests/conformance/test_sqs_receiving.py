@@ -1,4 +1,4 @@
-"""Receives on SQS: how they wait, what a cancelled one leaves, how long messages can be hidden."""
+"""Receives on SQS: their waiting, the messages of a cancelled one, and the longest hiding."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ async def bench() -> AsyncIterator[SqsBench]:
 
 
 class Recording:
-    """A seam that keeps the parameters of calls. `asked` is set with the first receive. A clock
-    that it is given moves on by what each receive may wait, however long that takes."""
+    """A transport that keeps the parameters of calls. `asked` is set with the first receive. A
+    clock passed in moves on by the wait of each receive, however long that takes."""
 
     def __init__(self, aws: Aws, *, moved: FakeClock | None = None) -> None:
         self.parameters: dict[str, list[Parameters]] = {}
@@ -61,7 +61,7 @@ class Recording:
         return await self._aws.call(service, operation, parameters)
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
-        """As it is."""
+        """Pass the call on."""
         return self._aws.presign(operation, parameters, seconds=seconds)
 
     def waits(self) -> list[int]:
@@ -79,7 +79,7 @@ class Recording:
 async def meanwhile(
     bench: SqsBench, queue: str, act: Callable[[], Awaitable[None]]
 ) -> list[Delivery]:
-    """What a receive brings that waits in real time, while something happens."""
+    """Return the messages of a receive that waits in real time, while something happens."""
     seam = Recording(bench.aws)
     queues = bench.process(aws=seam, clock=SystemClock())
     deliveries: list[Delivery] = []

@@ -42,7 +42,7 @@ async def bench() -> AsyncIterator[SqsBench]:
 
 
 async def received(bench: SqsBench, queue: str) -> list[dict[str, Any]]:
-    """What lies in a queue, as SQS gives it."""
+    """Return the messages of a queue, as SQS gives them."""
     answer = await bench.aws.call(
         "sqs",
         "receive_message",

@@ -102,7 +102,7 @@ async def test_a_check_tells_whether_callbacks_are_permitted() -> None:
 
 
 def all_kinds(callbacks: Callbacks, token: str) -> list[Callable[[], Awaitable[None]]]:
-    """Each thing that can be told."""
+    """Make each kind of callback."""
     return [
         lambda: callbacks.send_heartbeat(token),
         lambda: callbacks.send_success(token, output="{}"),

@@ -1,4 +1,4 @@
-"""What every tasks adapter must do with many rows: pages, references, scrubs."""
+"""The contract of every tasks adapter with many rows: pages, references, scrubs."""
 
 from __future__ import annotations
 

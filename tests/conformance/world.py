@@ -54,7 +54,7 @@ MAX_INTERRUPTIONS = 2
 
 
 async def refused(code: ErrorCode, awaitable: Awaitable[object]) -> None:
-    """What is awaited raises a ConveyorError of this code."""
+    """Check that an awaitable raises a ConveyorError of this code."""
     with pytest.raises(ConveyorError) as refusal:
         await awaitable
     assert refusal.value.code is code
@@ -124,7 +124,7 @@ class World:
         return view
 
     async def run(self, job_id: str, run_id: str | None = None) -> Run:
-        """A run; the latest, where none is named."""
+        """Return a run; by default the latest."""
         run = await self.store.runs.get_run(CALLER, job_id, run_id)
         assert run is not None
         return run

@@ -1,4 +1,4 @@
-"""What restarts and kills cost."""
+"""The cost of restarts and kills."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Fleets in trouble: what goes wrong, when, and what holds all the same.
+"""Fleets with faults: the faults, their times, and the guarantees that hold all the same.
 
-When a trouble begins is drawn from the seed, so that fifty seeds meet the fleet in fifty places.
-Each trouble says how a report shows that it was felt: one that passes by unnoticed proves nothing.
+The start of a fault is drawn from the seed, so that fifty seeds meet the fleet in fifty places.
+Each fault says how a report shows its effect: one without effect proves nothing.
 """
 
 from __future__ import annotations

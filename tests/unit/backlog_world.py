@@ -135,7 +135,7 @@ class OpenRuns:
         return list(self._runs.values())
 
     async def dispatch_changes(self, *, since: int) -> list[object]:
-        """There are none."""
+        """Return no changes."""
         return []
 
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
@@ -220,7 +220,7 @@ class BacklogWorld:
 
     @asynccontextmanager
     async def at_work(self, workers: int = 1) -> AsyncIterator[None]:
-        """So many workers, at work."""
+        """Run `workers` workers."""
         members = [self.worker() for _ in range(workers)]
         async with anyio.create_task_group() as group:
             for member in members:

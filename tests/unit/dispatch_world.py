@@ -69,9 +69,9 @@ class Work:
 
 
 class BrokenLedger:
-    """A ledger that is away whenever `away` says so of a call, and far away where it is told to be.
+    """A ledger that is away whenever `away` says so of a call, and as slow as set.
 
-    A call takes `there` seconds and its answer `back`. Leases last `rate` of what was asked for: 1
+    A call takes `there` seconds and its answer `back`. Leases last `rate` of the requested time: 1
     unless the ledger's clock is faster than those of the workers. `asked` are the calls, answered
     or not; `granted_at` is when the ledger granted the latest one.
     """
@@ -87,7 +87,7 @@ class BrokenLedger:
 
     @property
     def calls(self) -> int:
-        """How many calls there were."""
+        """Return the number of calls."""
         return len(self.asked)
 
     async def acquire_or_renew(

@@ -45,27 +45,27 @@ class Gated:
         return await self._blobs.open(key)
 
     async def put(self, key: str, content: Content) -> int:
-        """As it is."""
+        """Pass the call on."""
         return await self._blobs.put(key, content)
 
     async def delete(self, key: str) -> None:
-        """As it is."""
+        """Pass the call on."""
         await self._blobs.delete(key)
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
-        """As it is."""
+        """Pass the call on."""
         return await self._blobs.delete_prefix(prefix, limit=limit)
 
     async def size(self, key: str) -> int | None:
-        """As it is."""
+        """Pass the call on."""
         return await self._blobs.size(key)
 
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
-        """As it is."""
+        """Pass the call on."""
         return await self._blobs.upload_link(key, content_type=content_type, seconds=seconds)
 
     async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
-        """As it is."""
+        """Pass the call on."""
         return await self._blobs.download_link(key, seconds=seconds, file_name=file_name)
 
 
@@ -88,7 +88,7 @@ async def received(api: Api) -> Delivery:
 
 
 def path_of(job: dict[str, Any]) -> str:
-    """Where exports of a job's latest run are asked for."""
+    """Return the path to request exports of a job's latest run."""
     return f"/v1/jobs/{job['job_id']}/runs/{job['latest_run']['run_id']}/exports"
 
 
@@ -102,7 +102,7 @@ async def start(api: Api, job: dict[str, Any], **params: str) -> str:
 
 
 async def state(api: Api, job: dict[str, Any], export_id: str) -> ClientExport:
-    """How far an export is."""
+    """Return the progress of an export."""
     response = await api.client.get(f"{path_of(job)}/{export_id}")
     assert response.status_code == 200, response.text
     return ClientExport.model_validate(response.json())
@@ -120,7 +120,7 @@ async def made(api: Api, job: dict[str, Any], **params: str) -> httpx.Response:
 
 
 def manifest(archive: zipfile.ZipFile) -> list[dict[str, Any]]:
-    """The rows that an archive tells of."""
+    """Return the rows in the manifest of an archive."""
     return [json.loads(line) for line in archive.read("manifest.jsonl").splitlines()]
 
 

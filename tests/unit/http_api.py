@@ -51,7 +51,8 @@ DOCUMENT = document()
 
 @dataclass
 class Api:
-    """A running API: `client` calls it with Alice's key, `foreign` with Bob's, `bare` with none."""
+    """A running API: `client` calls it with Alice's key, `foreign` with Bob's, `bare` without a
+    key."""
 
     client: httpx.AsyncClient
     foreign: httpx.AsyncClient

@@ -120,7 +120,7 @@ class Ingestion:
         return [index for index, _ in found]
 
     async def staged(self) -> int:
-        """How many staged chunks are left; they are gone afterwards."""
+        """Count the staged chunks, and remove them."""
         return await self.binding.blobs.delete_prefix(staged_prefix(self.job_id, self.run_id))
 
     async def stop(self) -> None:

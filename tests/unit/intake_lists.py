@@ -58,7 +58,7 @@ class Slow(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """What there is, at most a step; everything where no size is asked for."""
+        """Return the available bytes, at most a step; all of them if no size is given."""
         return self._content.read(min(size, self._step) if size >= 0 else -1)
 
     def readline(self, size: int | None = -1) -> bytes:

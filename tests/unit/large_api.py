@@ -1,4 +1,4 @@
-"""What tests of large submits say, and what they look for afterwards."""
+"""The requests of tests of large submits, and their checks of staged files afterwards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def post(api: Api, body: bytes, **headers: str) -> httpx.Response:
 
 
 def staged_files(api: Api) -> list[Path]:
-    """Whatever is staged, or half written."""
+    """Return every staged or half-written file."""
     return [path for path in files_below(api.directory / "blobs") if "results" not in path.parts]
 
 
@@ -96,7 +96,7 @@ def _checks_a_list(pid: int) -> bool:
 
 
 def _text(path: Path) -> str:
-    """What a file of /proc says; nothing, where its process has gone."""
+    """Return a file of /proc; empty if its process has gone."""
     try:
         return path.read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A server that answers as it is told, and remembers what it was asked: for tests of the client."""
+"""A scripted server that records its requests, for tests of the client."""
 
 from __future__ import annotations
 

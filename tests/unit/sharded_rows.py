@@ -109,7 +109,7 @@ class ShardedRows:
 
 @dataclass
 class Walk:
-    """What a walk over all pages gave."""
+    """The result of a walk over all pages."""
 
     indexes: list[int]
     pages: list[ShardCursor[Line]]

@@ -14,7 +14,7 @@ NO_TIME = Latency(0.0)
 
 
 class Place:
-    """Where parts meet: the time, the trace, and processes with their gates and links."""
+    """The common parts of tests: the time, the trace, and processes with their gates and links."""
 
     def __init__(self, time: VirtualTime) -> None:
         self.time = time

@@ -50,7 +50,7 @@ def section(title: str) -> str:
 
 
 def names(cell: str) -> list[str]:
-    """What a text has between backticks."""
+    """Return the words of a text between backticks."""
     return re.findall(r"`([^`\n]+)`", cell)
 
 
@@ -61,7 +61,7 @@ def name(cell: str) -> str:
 
 
 def once(rows: Iterable[str]) -> set[str]:
-    """The rows as a set, none of them there twice."""
+    """Return the rows as a set, after checking that no row is there twice."""
     listed = list(rows)
     assert len(listed) == len(set(listed)), sorted(row for row in listed if listed.count(row) > 1)
     return set(listed)

@@ -48,7 +48,7 @@ class Outbox:
             raise ConveyorError(ErrorCode.UNAVAILABLE, "away")
 
     async def count(self, queue: str) -> int:
-        """As told."""
+        """Return the scripted count."""
         return self.depths.get(queue, 0)
 
 

@@ -1,4 +1,4 @@
-"""Which addresses are public, in every form that one address can take."""
+"""Public addresses, in every form that one address can take."""
 
 from __future__ import annotations
 

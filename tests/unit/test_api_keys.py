@@ -1,4 +1,4 @@
-"""Which API keys may call: any, hashes given, or the hashes in a file that may change."""
+"""The API keys that may call: any, given hashes, or the hashes in a file that may change."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_upper_case_digits_are_the_same_hash(tmp_path: Path) -> None:
 
 
 def replace(file: Path, text: str) -> None:
-    """As a deployment does: a new file takes the place of the old one."""
+    """Replace a file as a deployment does: a new file takes the place of the old one."""
     aside = file.with_suffix(".new")
     aside.write_text(text)
     os.replace(aside, file)
@@ -127,7 +127,7 @@ def test_what_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
 
 
 async def answers(tmp_path: Path, keys: ApiKeys | None) -> dict[str, httpx.Response]:
-    """What each of three callers gets from an API with these keys."""
+    """Return the answers that each of three callers gets from an API with these keys."""
     clock = FakeClock()
     binding = await open_binding(tmp_path / "data", clock)
     service = Service(binding.ports, ServiceOptions(public_origin=ORIGIN), clock)

@@ -41,7 +41,7 @@ KNOWN_WITH_BINDING: list[str] = []
 
 @pytest.fixture(scope="module")
 def figures() -> Figures:
-    """What the source alone tells."""
+    """Return the figures that the source alone gives."""
     return measure(passed=())
 
 

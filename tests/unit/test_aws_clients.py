@@ -65,7 +65,7 @@ def role(monkeypatch: pytest.MonkeyPatch, *lasts: int) -> Iterator[None]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Nothing is told."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Agent) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -90,7 +90,7 @@ async def bodies() -> AsyncIterator[S3Blobs]:
 
 
 async def links(blobs: S3Blobs, seconds: int) -> tuple[str | None, str | None]:
-    """For how long the links for a download and an upload are; None: there is none."""
+    """Return the lifetimes of the links for a download and an upload; None if there is no link."""
     found = (
         await blobs.download_link("exports/one", seconds=seconds, file_name="one.zip"),
         await blobs.upload_link("inputs/one", content_type="text/csv", seconds=seconds),

@@ -1,4 +1,5 @@
-"""What workers say of the backlog, by which workers are added: all that waits, whoever asks it."""
+"""Workers' reports of the backlog, which autoscaling uses: all waiting tasks, whichever worker
+reports."""
 
 from __future__ import annotations
 

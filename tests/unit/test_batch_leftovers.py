@@ -1,4 +1,4 @@
-"""What a batch leaves undone: asked for again, and nothing else, for a bounded number of times."""
+"""The undone part of a batch is requested again, alone, for a bounded number of times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks over AWS count and group: what a figure in their tables stands for."""
+"""The counts and groups of the benchmarks over AWS: the meaning of the figures in their tables."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_calls_are_counted_by_service_operation_and_purpose() -> None:
 
 
 class Answering:
-    """A seam that answers three messages, one of which comes for the second time."""
+    """A transport that answers with three messages, one of them for the second time."""
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
         counts = ("1", "2", "1")

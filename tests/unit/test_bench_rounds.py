@@ -1,4 +1,5 @@
-"""Which rounds of a benchmark count, in what order two versions take turns, and what is claimed."""
+"""The rounds of a benchmark that count, the order in which two versions alternate, and the
+claims."""
 
 from __future__ import annotations
 

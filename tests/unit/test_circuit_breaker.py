@@ -1,4 +1,5 @@
-"""The circuit breaker: who may call a dependency that is down."""
+"""The circuit breaker of the blob store: the tasks that may call the gateway while bodies cannot be
+stored."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ HOUR = 3_600.0
 
 
 def may(breaker: CircuitBreaker) -> bool:
-    """Whether it is anybody's turn; one that is taken ends at once, with nothing learnt."""
+    """Return whether a task may go now; a turn that is taken ends at once, without a result."""
     with suppress(ConveyorError), breaker.guard():
         return True
     return False

@@ -1,4 +1,4 @@
-"""What a server says of itself when it is ready."""
+"""The banner of a server that is ready."""
 
 from __future__ import annotations
 

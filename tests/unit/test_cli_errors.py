@@ -1,4 +1,4 @@
-"""Whatever goes wrong is one line on standard error and an exit code."""
+"""Every error is one line on standard error and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The commands of production: what they want to be told, in one line, before they do anything."""
+"""The commands of production: each names its missing settings, in one line, before it does
+anything."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture(autouse=True)
 def _process() -> Iterator[None]:
-    """What belongs to the process, put back."""
+    """Restore the state of the process."""
     root, ours = logging.getLogger(), logging.getLogger("conveyor")
     handlers, levels, threshold = root.handlers[:], (root.level, ours.level), gc.get_threshold()
     yield

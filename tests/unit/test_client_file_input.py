@@ -1,4 +1,4 @@
-"""Which files are sent whole, what they are said to hold, and how a CSV file is to be read."""
+"""The files that are sent whole, their declared type, and the way to read a CSV file."""
 
 from __future__ import annotations
 

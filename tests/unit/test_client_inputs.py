@@ -1,4 +1,4 @@
-"""What to scrape, read from arguments, files and pipes."""
+"""URLs to scrape, read from arguments, files and pipes."""
 
 from __future__ import annotations
 

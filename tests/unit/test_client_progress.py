@@ -1,4 +1,4 @@
-"""Progress, told by counters at instants."""
+"""Progress, shown from counters at instants."""
 
 from __future__ import annotations
 

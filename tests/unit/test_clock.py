@@ -1,4 +1,4 @@
-"""The fake clock: time moves only when told to, in order, the same for the same seed."""
+"""The fake clock: time moves only when advanced, in order, the same for the same seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What opening a data directory takes up of what an earlier process left."""
+"""Opening a data directory takes up the work of an earlier process."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def permissions(path: Path) -> int:
 
 
 def told(path: Path) -> list[dict[str, Any]]:
-    """The lines; none where there is no file."""
+    """Return the lines; empty if there is no file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

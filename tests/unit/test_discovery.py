@@ -1,4 +1,4 @@
-"""Discovery: which runs have lanes, and what becomes of a queue that is empty or gone."""
+"""Discovery: the runs that have lanes, and the handling of an empty or missing queue."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 
 class Catalogue:
-    """What discovery reads: which runs are dispatchable, and when that changed. A look at many of
-    them takes `answer_time` seconds from what it sees to its answer."""
+    """The store that discovery reads: the dispatchable runs, and the times of changes. A look at
+    many of them takes `answer_time` seconds from its snapshot to its answer."""
 
     def __init__(self, world: World) -> None:
         self._clock = world.clock
@@ -37,7 +37,7 @@ class Catalogue:
         self.answer_time = 0.0
 
     def put(self, run: DispatchableRun, *, told: bool = True) -> None:
-        """A run becomes dispatchable; where it is not `told`, no change shows it."""
+        """Make a run dispatchable; unless `told`, no change reports it."""
         self.runs[run.run_id] = run
         if told:
             self.changed_at[run.run_id] = self._clock.now()

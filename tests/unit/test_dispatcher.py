@@ -1,4 +1,5 @@
-"""The dispatcher in virtual time: what it receives, in which order, and what it gives back."""
+"""The dispatcher in virtual time: the messages that it receives, their order, and those it gives
+back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the code says of itself against what its programs do, and what documents say of both."""
+"""The code's descriptions against the behaviour of its programs, and the documents against both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the production binding's items, indexes and metrics are described, and what it makes."""
+"""The descriptions of the production binding's items, indexes and metrics against the real ones."""
 
 from __future__ import annotations
 

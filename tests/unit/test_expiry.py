@@ -1,4 +1,4 @@
-"""When results expire that were inherited: what it takes to know it."""
+"""The expiry of inherited results, and the reads to find it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Source:
         self.broken = False
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None:
-        """As the port says; later rows are there sooner."""
+        """Answer as the port does; later rows are answered sooner."""
         assert run_id == SOURCE
         self.reads += 1
         self.at_once += 1

@@ -1,4 +1,4 @@
-"""Names of files in an archive: unique and portable whatever the ids."""
+"""Names of files in an archive are unique and portable for any ids."""
 
 from __future__ import annotations
 

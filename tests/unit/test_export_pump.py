@@ -21,7 +21,7 @@ def anyio_backend() -> str:
 
 
 class Broken(Exception):
-    """What a source raises."""
+    """The error that a source raises."""
 
 
 class Source:

@@ -1,4 +1,4 @@
-"""The fake gateway and the fake server: what a script does, and what they remember."""
+"""The fake gateway and the fake server: their scripts, and their records of calls."""
 
 from __future__ import annotations
 

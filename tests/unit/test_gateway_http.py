@@ -1,4 +1,4 @@
-"""The HTTP gateway against a ZenRows-compatible endpoint: what it sends, and what it makes of every
+"""The HTTP gateway against a ZenRows-compatible endpoint: its requests, and its verdict on every
 answer."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the direct gateway reads a URL, and what it sends for it."""
+"""The direct gateway's reading of URLs, and its requests for them."""
 
 from __future__ import annotations
 

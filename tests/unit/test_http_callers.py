@@ -1,4 +1,4 @@
-"""Keys, callers, and what is reserved: who sees what."""
+"""Keys, callers, and reserved features: each caller sees only its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deletion of jobs and runs over HTTP: what is gone at once, and what after the scrub."""
+"""Deletion of jobs and runs over HTTP: the effects at once, and those after the scrub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every request: problems, ids, origins, limits, logs, the server's routes."""
+"""Rules for every request: problems, ids, origins, limits, logs, HEAD, the server's routes."""
 
 from __future__ import annotations
 

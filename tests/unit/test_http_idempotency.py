@@ -29,7 +29,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 async def count_jobs(api: Api) -> int:
-    """How many jobs Alice has, 100 at most."""
+    """Count Alice's jobs, 100 at most."""
     return len((await api.client.get("/v1/jobs", params={"limit": "100"})).json()["jobs"])
 
 

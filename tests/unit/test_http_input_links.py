@@ -1,4 +1,4 @@
-"""Upload links: whose they are, for how long, and what opens nothing."""
+"""Upload links: their owner, their lifetime, and links that open nothing."""
 
 from __future__ import annotations
 

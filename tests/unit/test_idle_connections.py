@@ -1,4 +1,5 @@
-"""How long connections without a request stay open: for the load balancer to close them first."""
+"""The time that connections without a request stay open: the load balancer must close them
+first."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ async def answering(_scope: Any, _receive: Any, send: Any) -> None:
 
 @dataclass
 class Served:
-    """An api that serves. `idle` is how long its connections may be idle, by port, once they are
-    there; `stop` tells it to end, and `ended` is set when it has."""
+    """A serving api. `idle` is the time that its connections may be idle, by port, once they exist;
+    `stop` makes it end, and `ended` is set when it has."""
 
     info: RoleInfo
     clock: FakeClock

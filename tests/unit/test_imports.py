@@ -1,4 +1,4 @@
-"""What a program loads, and what it leaves alone: seen from a process of its own."""
+"""The modules that a program loads, and those it does not: seen from a process of its own."""
 
 from __future__ import annotations
 

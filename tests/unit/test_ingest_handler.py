@@ -230,7 +230,7 @@ async def test_a_late_second_ingester_does_no_harm_to_a_live_run(large: Ingestio
             return getattr(ingestion, name)
 
         async def ingesting(self, run_id: str) -> object:
-            """What was known before, once."""
+            """Answer once with the earlier state."""
             return self.answers.pop() if self.answers else await ingestion.ingesting(run_id)
 
     handler = ingest_handler(large.binding, large.clock)

@@ -1,4 +1,4 @@
-"""What may be asked of a slot for a file, and what the public client's models make of the same."""
+"""Requests for a slot for a file, and the same requests in the public client's models."""
 
 from __future__ import annotations
 

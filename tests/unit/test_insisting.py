@@ -16,7 +16,7 @@ AWAY = ConveyorError(ErrorCode.UNAVAILABLE, "the store is away")
 
 
 class Work:
-    """Work that fails as told, and is then done."""
+    """Work that fails a number of times, and then succeeds."""
 
     def __init__(self, *failures: Exception) -> None:
         self.left = list(failures)
@@ -36,7 +36,7 @@ class Work:
 
 
 async def outcome(work: Work, *, keeps: Callable[[], bool] = lambda: True) -> Outcome:
-    """What comes of it, with all the time in the world."""
+    """Return the outcome, with unlimited time."""
     clock = FakeClock()
     found: list[Outcome] = []
 

@@ -40,7 +40,7 @@ print(ended.returncode, peak * (1 if sys.platform == "darwin" else 1024))
 
 
 def given(work: ValidationRequest, content: bytes) -> bytes:
-    """What the child is to read."""
+    """Return the input of the child."""
     return msgspec.json.encode(work) + b"\n" + content
 
 
@@ -51,7 +51,7 @@ def start() -> subprocess.Popen[bytes]:
 
 
 def whole(content: bytes) -> tuple[bytes, bytes, int]:
-    """What a child says, what it complains of, and its exit code."""
+    """Return the child's frames, its standard error, and its exit code."""
     with start() as process:
         out, err = process.communicate(content, timeout=SECONDS)
     return out, err, process.returncode

@@ -1,4 +1,4 @@
-"""CSV files: what is read, and how what is wrong is told."""
+"""CSV files: the tasks read from them, and the errors reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROPERTY = settings(database=None)
 
 
 def names(count: int) -> bytes:
-    """So many good lines of a URL and an external id."""
+    """Return `count` good lines of a URL and an external id."""
     return "".join(f"http://a{i}.example/,n-{i}\n" for i in range(count)).encode()
 
 

@@ -1,4 +1,4 @@
-"""What is checked many at a time is what would be checked one by one."""
+"""Checks of many values at once agree with checks of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lease rows cost, and what a store that does not answer leaves behind."""
+"""The cost of lease rows, and the effects of a store that does not answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REFUSAL = {CountThenInsertPermits: {"count": 1}, AtomicLeaseRows: {"insert": 1}}
 
 
 class Costs:
-    """An adapter over a store that can be told not to answer; what each call cost."""
+    """An adapter over a store that can stop answering; it records the cost of each call."""
 
     def __init__(self, kind: Kind) -> None:
         self.clock = FakeClock()

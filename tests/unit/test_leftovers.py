@@ -1,4 +1,4 @@
-"""What a killed process left in the blob store is found and removed at the next boot."""
+"""The files that a killed process left in the blob store are found and removed at the next boot."""
 
 from __future__ import annotations
 

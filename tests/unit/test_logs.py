@@ -1,4 +1,4 @@
-"""Log lines: what is away is one line, and the same line again comes ever more seldom."""
+"""Log lines: an outage is one line, and the same line is repeated less and less often."""
 
 from __future__ import annotations
 

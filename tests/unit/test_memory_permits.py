@@ -1,4 +1,4 @@
-"""The ledger in memory: it forgets what nobody asks about, and tells its totals."""
+"""The ledger in memory: it forgets idle jobs, and reports its totals."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def anyio_backend() -> str:
 
 @dataclass
 class Waiting:
-    """Somebody who waits. `look` is one tick of a worker."""
+    """A waiting state machine. `look` is one tick of a worker."""
 
     api: Api
     callbacks: ScriptedCallbacks = field(default_factory=ScriptedCallbacks)
@@ -57,7 +57,7 @@ class Waiting:
         raise AssertionError
 
     async def look(self, *, after: float = LOOK) -> list[tuple[str, ...]]:
-        """What one look tells, `after` seconds later."""
+        """Return the callbacks of one look, `after` seconds later."""
         await self.api.clock.advance(after)
         before = len(self.callbacks.received)
         teller = notifier(self.binding, self.api.clock, observer=self, heartbeat=HEARTBEAT)

@@ -1,4 +1,4 @@
-"""What a process concludes from a ledger's row that it has watched for a while."""
+"""A process's conclusions from a ledger's row that it has watched for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small application beside a role: readiness, metrics, whatever the Host."""
+"""The small application beside a role: readiness and metrics, for any Host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit on unfinished jobs of a caller: what it costs, and whom it holds up."""
+"""The limit on unfinished jobs of a caller: its cost, and the callers it holds up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class History:
     async def list_jobs(
         self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
     ) -> list[JobView]:
-        """As the port says."""
+        """Answer as the port does."""
         assert status is None
         await anyio.lowlevel.checkpoint()
         views = self._views.get(caller, [])

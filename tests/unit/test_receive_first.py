@@ -1,4 +1,5 @@
-"""The policies that receive first: what each gate lets through, and what a bounce costs."""
+"""The policies that receive first: the messages that each gate lets through, and the cost of a
+bounce."""
 
 from __future__ import annotations
 

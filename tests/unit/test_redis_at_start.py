@@ -1,4 +1,4 @@
-"""What a role says at its start of a Redis that does not answer, and to whom that matters."""
+"""A role's log at start about a Redis that does not answer, and the roles that it concerns."""
 
 from __future__ import annotations
 

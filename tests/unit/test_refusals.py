@@ -1,5 +1,5 @@
-"""Refusals that concern the deployment: a service that is unavailable to callers, one plain line to
-whoever runs the fleet, and a process that says it is of no use."""
+"""Refusals that concern the deployment: callers see an unavailable service, the operator of the
+fleet one plain line, and the process reports that it is of no use."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Bench:
 
     @property
     def usable(self) -> bool:
-        """What the process says of itself."""
+        """Return whether the process reports that it is usable."""
         return self.stats.usable(self.clock.monotonic())
 
 

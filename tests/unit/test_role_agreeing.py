@@ -43,7 +43,7 @@ class IdleWorker:
 
 
 class Fleet:
-    """What the fleet says, in turn; nothing in the end."""
+    """The answers of the fleet, in turn; nothing in the end."""
 
     def __init__(self, *says: Exception) -> None:
         self.left = list(says)

@@ -1,5 +1,5 @@
-"""A role that is stopped while it opens, or cannot be opened: nothing stays open, and nobody is
-told that it is ready."""
+"""A role that is stopped while it opens, or cannot be opened: no resource stays open, and it is
+never reported ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to an idempotency key when work fails, is cut short, or is overtaken."""
+"""An idempotency key when work fails, is cut short, or is overtaken."""
 
 from __future__ import annotations
 

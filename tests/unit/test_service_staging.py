@@ -106,7 +106,7 @@ def children(tmp_path: Path, clock: FakeClock) -> Children:
 
 
 class Fed:
-    """So many pieces. `reached` is set once `after` of them have gone to the child."""
+    """A number of pieces. `reached` is set once `after` of them have gone to the child."""
 
     def __init__(self, count: int, *, after: int) -> None:
         self.size = count * len(PIECE)

@@ -1,4 +1,4 @@
-"""Layouts: which row lies in which shard, which job gets many, and what their cursors hold."""
+"""Layouts: the shard of each row, the jobs with many shards, and the cursors of their lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A share: what it keeps, and what it learns from the ledger's answers.
+"""A share: its permits, and its conclusions from the ledger's answers.
 
 Every mistake that a docstring names makes its test fail when it is put back.
 """

@@ -1,4 +1,4 @@
-"""`conveyor simulate`: what it prints, what it refuses, and how it ends."""
+"""`conveyor simulate`: its output, its refusals, and its end."""
 
 from __future__ import annotations
 

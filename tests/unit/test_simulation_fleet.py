@@ -66,7 +66,7 @@ def _scenario(
 
 
 def _whole(report: Report) -> None:
-    """What holds whatever goes wrong, as long as permits come first."""
+    """Check the guarantees that hold under any fault, as long as permits come first."""
     assert (report.completed, report.lost, report.counted_twice) == (report.tasks, 0, 0)
     assert (report.seconds_over_cap, report.granted_over, report.dead_lettered) == (0.0, 0, 0)
     assert report.peak_in_flight <= report.cap

@@ -1,6 +1,6 @@
-"""The simulated queues beyond the port: how they lie, repeat, lose answers, and count.
+"""The simulated queues beyond the port: undercounts, repeats, lost answers, and figures.
 
-That they keep the port is shown by the conformance tests.
+The conformance tests show that they keep the port.
 """
 
 from __future__ import annotations

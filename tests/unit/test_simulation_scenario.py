@@ -1,4 +1,4 @@
-"""What a simulation refuses, in one sentence that names the field, before anything runs."""
+"""Refusals of a simulation, each one sentence that names the field, before anything runs."""
 
 from __future__ import annotations
 

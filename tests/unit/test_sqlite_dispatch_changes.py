@@ -1,4 +1,4 @@
-"""What looking for changed runs costs the SQLite store, and what a clock set back does to it."""
+"""The cost of looking for changed runs in the SQLite store, and the effect of a clock set back."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Reader:
         self._world = world
 
     async def look(self) -> set[str]:
-        """The runs told of."""
+        """Return the reported runs."""
         since, self.mark = self.mark - MARGIN, self._world.now
         changes = await self._world.store.runs.dispatch_changes(since=since)
         return {change.run_id for change in changes}

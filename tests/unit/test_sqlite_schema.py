@@ -1,4 +1,4 @@
-"""Files of an older or newer schema, and files that are none."""
+"""Files of an older or newer schema, and files that are not databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the SQLite store does beyond its ports: groups, faults and boots."""
+"""The SQLite store beyond its ports: groups, faults and boots."""
 
 from __future__ import annotations
 

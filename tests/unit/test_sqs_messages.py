@@ -1,5 +1,4 @@
-"""What SQS hands out is a message, or is told to be none: nothing that anybody sends breaks who
-reads it."""
+"""Messages of SQS, readable or reported as unreadable: no content breaks the reader."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ attributes = st.none() | st.fixed_dictionaries(
 
 
 def received(body: str, not_before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a receive brings."""
+    """Return the messages of a receive."""
     made: dict[str, Any] = {"Body": body, "MessageId": "m", "ReceiptHandle": "r"}
     return made if not_before is None else {**made, "MessageAttributes": {NOT_BEFORE: not_before}}
 

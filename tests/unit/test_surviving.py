@@ -1,4 +1,4 @@
-"""Whatever a port raises costs a worker a pause: it goes on, and all work is done in the end."""
+"""Any error of a port costs a worker only a pause: it goes on, and all work is done in the end."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_what_no_port_may_raise_costs_a_pause_and_is_told(
 async def renewals_while_one_hangs(
     monkeypatch: pytest.MonkeyPatch, hung: str, *others: str
 ) -> dict[str, int]:
-    """How often the other renewals began while one of them gives no answer."""
+    """Count the starts of the other renewals while one of them gets no answer."""
     bench = Bench(policy="reserve")
     world, worker = bench.world, bench.worker()
     world.tasks.duration = lambda _delivery: 1_000.0

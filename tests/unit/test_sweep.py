@@ -1,4 +1,4 @@
-"""What one sweep finds and sets right, over the development store in virtual time."""
+"""The findings and corrections of one sweep, over the development store in virtual time."""
 
 from __future__ import annotations
 

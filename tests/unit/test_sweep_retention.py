@@ -1,4 +1,4 @@
-"""What a sweep removes once its time is over: exports, slots, bodies and rows."""
+"""Removal by a sweep after the retention: exports, slots, bodies and rows."""
 
 from __future__ import annotations
 

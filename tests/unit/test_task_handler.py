@@ -1,4 +1,4 @@
-"""What the task handler does with claims: suspects go alone, and a cancelled claim is undone."""
+"""The task handler's use of claims: suspects run alone, and a cancelled claim is undone."""
 
 from __future__ import annotations
 

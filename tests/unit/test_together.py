@@ -1,4 +1,4 @@
-"""Calls side by side: how many at a time, and which failure is told."""
+"""Concurrent calls: the number at a time, and the failure that is raised."""
 
 from __future__ import annotations
 

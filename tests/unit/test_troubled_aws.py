@@ -1,4 +1,4 @@
-"""The seam that misbehaves by chance: as told by its seed, and of every kind."""
+"""Random AWS faults: determined by the seed, and of every kind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Instant(FakeClock):
 
 
 async def troubles(seed: str, *, rate: float = 0.05, calls: int = 400) -> list[AwsTrouble]:
-    """What happens to so many calls, half of them sends and half inserts."""
+    """Return the faults of `calls` calls, half of them sends and half inserts."""
     told: list[AwsTrouble] = []
     aws = TroubledAws(Counting(), Instant(), seed=seed, rate=rate, on_fault=told.append)
     for _ in range(calls // 2):

@@ -45,7 +45,7 @@ def oracle_accepts(url: str) -> bool:
 
 
 def stricter_rule(url: str) -> bool:
-    """Whether one of the rules that are stricter than the oracle speaks."""
+    """Return whether one of the rules that are stricter than the oracle applies."""
     control = any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in url)
     authority = url.partition("://")[2]
     return control or url != url.strip() or not authority or authority[0] in "/\\?#"

@@ -1,4 +1,4 @@
-"""What a failed scrape means for its task."""
+"""The meaning of a failed scrape for its task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of a run's window share: rows to be worked, and a drain of them."""
+"""Common parts of the tests of a run's window: rows to be worked, and a drain of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Store:
     refusals: int = 0
 
     async def unfinished_after(self, _run: str, after: int, limit: int) -> list[tuple[int, str]]:
-        """What the tasks port answers; ConnectionError so often as is refused."""
+        """Answer as the tasks port; raise ConnectionError `refusals` times."""
         self.reads += 1
         found = [(index, self.rows[index]) for index in sorted(self.rows) if index > after][:limit]
         await self.clock.sleep(self.seconds)
