@@ -35,7 +35,8 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out modules in the order collected, each to whichever process is free first."""
+    """Hand out modules in the order collected, each to whichever process is free first; tests of
+    the simulation one by one."""
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = _kept_together
     return scheduler
@@ -84,5 +85,8 @@ def unforeseen() -> Iterator[list[logging.LogRecord]]:
 
 def _kept_together(test_id: str) -> str:
     module = test_id.partition("::")[0]
+    if module.startswith("tests/simulation/"):
+        # They share nothing, and come last: one by one, both processes end together.
+        return test_id
     # Else the first module with tests over a fleet would start one long before the last.
     return f"{module} over a fleet" if "[fleet" in test_id else module

@@ -27,11 +27,18 @@ FULL_OVER_FLEET = frozenset(
 )
 """Modules whose run over a fleet is left to the full run: together they take minutes."""
 
+QUICK_OVER_FLEET = frozenset({"test_a_regular_job_from_submit_to_results"})
+"""Tests whose run over a fleet is in every run. A fleet takes many seconds to start."""
+
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what only the full run has."""
-    if item.path.stem in FULL_OVER_FLEET and _over_fleet(item):
+    """Mark which runs over a fleet `./scripts/test` leaves to `--all`, and which to `--full`."""
+    if not _over_fleet(item):
+        return
+    if item.path.stem in FULL_OVER_FLEET:
         item.add_marker(pytest.mark.full)
+    elif getattr(item, "originalname", "") not in QUICK_OVER_FLEET:
+        item.add_marker(pytest.mark.extended)
 
 
 @pytest.hookimpl(trylast=True)

@@ -20,7 +20,7 @@ from tests.acceptance.support_bindings import hits, metrics
 from tests.acceptance.support_wire import Wire, eventually, target
 from tests.patient import SECONDS, fetched
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.timeout(600)]
 
 SHARDS = 8
 PAGE = 40

@@ -28,7 +28,7 @@ from tests.acceptance.support_fleet_runs import (
 from tests.acceptance.support_wire import Wire, eventually, target, together
 from tests.patient import fetched
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.timeout(600)]
 
 TASKS = 200
 MOST_RECEIVES = 1.05

@@ -16,7 +16,7 @@ from tests.acceptance.support_wire import Wire, eventually, target
 from tests.conformance.state_machines import state_machine
 from tests.disk import files_below
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

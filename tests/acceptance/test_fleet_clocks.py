@@ -26,7 +26,7 @@ from tests.acceptance.support_fleet_runs import (
 from tests.acceptance.support_wire import Wire
 from tests.patient import fetched
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.timeout(600)]
 
 APART = 30.0
 TASKS = 100

@@ -37,7 +37,7 @@ from tests.acceptance.support_wire import Wire
 from tests.conformance.emulators import REGION
 from tests.conformance.redis_process import RedisProcess
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.timeout(600)]
 
 OLD_QUEUE = 62.0
 """Seconds from which a queue that is missing is not one that is yet to come."""

@@ -26,7 +26,7 @@ from tests.acceptance.support_fleet_runs import (
 )
 from tests.acceptance.support_wire import Wire
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.timeout(600)]
 
 RATE = 0.02
 AMPLIFICATION = 1.05

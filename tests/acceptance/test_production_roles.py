@@ -18,7 +18,7 @@ from tests.acceptance.support_fleet import services
 from tests.acceptance.support_wire import eventually, target
 from tests.patient import SECONDS, fetched
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.timeout(600)]
 KEY = "key-of-the-team"
 
 

@@ -16,6 +16,8 @@ from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.s3.bucket import OWNER_KEY, ensure_bucket, own
 from tests.conformance.emulators import REGION, address
 
+pytestmark = pytest.mark.extended
+
 CLOCK = SystemClock()
 
 

@@ -30,6 +30,8 @@ from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.sqs.registry import prefix
 from tests.conformance.emulators import address
 
+pytestmark = pytest.mark.extended
+
 CLOCK = SystemClock()
 JOB, RUN = "01JOB0000000000000000000AA", "01RVN0000000000000000000AA"
 REASON = "a part of the staged list is missing"

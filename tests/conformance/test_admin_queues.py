@@ -18,6 +18,8 @@ from conveyor.prod.sqs.registry import RETENTION
 from conveyor.prod.sqs.registry import prefix as prefix_of
 from tests.conformance.emulators import address
 
+pytestmark = pytest.mark.extended
+
 CLOCK = SystemClock()
 MAX_RECEIVES = 50
 

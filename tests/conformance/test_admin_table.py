@@ -18,6 +18,8 @@ from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import BY_DISPATCH, description
 from tests.conformance.emulators import address
 
+pytestmark = pytest.mark.extended
+
 CLOCK = SystemClock()
 
 

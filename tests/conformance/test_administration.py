@@ -28,6 +28,8 @@ from conveyor.settings import Settings, load
 from tests.conformance.emulators import REGION, address, on_aws
 from tests.conformance.redis_process import RedisProcess
 
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
+
 CLOCK = SystemClock()
 RESOURCES = 3
 

@@ -14,6 +14,8 @@ from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import AWAY_AFTER, AWAY_FOR, AwsRefused
 from tests.conformance.aws_answers import ATTEMPTS, REQUEST_ID, answering, bare, told, told_of_rows
 
+pytestmark = pytest.mark.extended
+
 WHOLE = told_of_rows(b'{"Items":[]}')
 CUT_OFF = b"HTTP/1.1 200 OK\r\nServer: one\r\nConten"
 REFUSAL = told_of_rows(b'{"__type":"ResourceNotFoundException"}', status=400)

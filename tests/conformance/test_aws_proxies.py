@@ -23,6 +23,8 @@ from tests.conformance.production_store import new_name
 from tests.conformance.s3_bucket import empty_bucket
 from tests.conformance.world import CALLER, World, refused
 
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
+
 NOBODYS = [
     bare(b"<garbage>"),
     bare(b""),

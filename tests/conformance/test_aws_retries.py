@@ -25,6 +25,8 @@ from conveyor.prod.aws.calls import AwsOptions, AwsRefused, CallStats
 from tests.conformance.aws_answers import told, told_of_rows
 from tests.conformance.emulators import use_test_keys
 
+pytestmark = pytest.mark.extended
+
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamodb": ("query", {"TableName": "one"}),
     "kms": ("decrypt", {"CiphertextBlob": b""}),

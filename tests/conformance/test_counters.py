@@ -312,12 +312,16 @@ def check_status(job: Job, run: Run) -> None:
 
 
 @pytest.mark.guarantee("G3")
-def test_counters_agree_with_rows_after_every_step(binding_kind: BindingKind) -> None:
+@pytest.mark.timeout(900)  # each step reads every row again, and an emulator is slow at that
+@pytest.mark.parametrize("examples", [10, pytest.param(30, marks=pytest.mark.extended)])
+def test_counters_agree_with_rows_after_every_step(
+    binding_kind: BindingKind, examples: int
+) -> None:
     machine = type("BoundMachine", (Machine,), {"kind": binding_kind})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=round(30 * binding_kind.effort),
+            max_examples=round(examples * binding_kind.effort),
             stateful_step_count=25,
             suppress_health_check=list(HealthCheck),
             database=None,

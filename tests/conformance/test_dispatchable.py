@@ -171,7 +171,10 @@ class Walk:
         await self.world.store.jobs.purge_job(job_id)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(2, 6))]
+)
 async def test_whatever_happens_just_the_changes_are_told(
     world: World, seed: int, binding_kind: BindingKind
 ) -> None:

@@ -30,6 +30,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DB, INSERT, Bench, open_bench
 from tests.conformance.world import CLAIM_LENGTH, PROBLEM, World
 
+pytestmark = pytest.mark.extended
+
 TASKS = 30
 OPERATIONS = ("update_item", "get_item", "query", "transact_write_items", INSERT)
 WITHOUT_END = 1_000_000

@@ -24,6 +24,8 @@ from tests.conformance.dynamo_ingests import (
 )
 from tests.conformance.world import CALLER, F, P, R, refused
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 async def bench(clock: FakeClock) -> AsyncIterator[Ingests]:

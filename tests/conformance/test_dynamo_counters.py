@@ -18,6 +18,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench, settles, writes
 from tests.conformance.world import CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World
 
+pytestmark = pytest.mark.extended
+
 LAPSE = CLAIM_LENGTH / 1_000
 
 

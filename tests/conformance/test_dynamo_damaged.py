@@ -31,6 +31,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_versions import Versions, export_of, open_versions
 from tests.conformance.world import CALLER
 
+pytestmark = pytest.mark.extended
+
 DAY = 86_400_000
 PARTITIONS = {
     "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", INTENTS],

@@ -12,6 +12,8 @@ from conveyor.prod.sqs.registry import Generation
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, open_bench, writes
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 def anyio_backend() -> str:

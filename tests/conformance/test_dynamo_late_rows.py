@@ -29,6 +29,8 @@ from tests.conformance.dynamo_ingests import (
 )
 from tests.conformance.world import CALLER, refused
 
+pytestmark = pytest.mark.extended
+
 SECRET = "a-text-that-is-in-the-row"
 
 

@@ -14,6 +14,8 @@ from conveyor.testing.aws_faults import Match
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DB, Bench, open_bench
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 async def bench(clock: FakeClock) -> AsyncIterator[Bench]:

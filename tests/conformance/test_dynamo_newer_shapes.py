@@ -39,6 +39,8 @@ from tests.conformance.dynamo_versions import (
 )
 from tests.conformance.world import CALLER, World
 
+pytestmark = pytest.mark.extended
+
 HOUR = 3_600_000
 DAY = 24 * HOUR
 FAILED = TaskStatus.FAILED

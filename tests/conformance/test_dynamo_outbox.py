@@ -20,6 +20,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DB, Bench, away, lose_every_answer, open_bench
 from tests.conformance.world import CALLER, World
 
+pytestmark = pytest.mark.extended
+
 LEASE = 60_000
 HEARTBEAT = 30_000
 WAITING = Callback("a token")

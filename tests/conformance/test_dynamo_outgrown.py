@@ -13,6 +13,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import Bench, open_bench
 from tests.conformance.world import PROBLEM
 
+pytestmark = pytest.mark.extended
+
 LONG = msgspec.structs.replace(PROBLEM, detail="x" * 90_000)
 
 

@@ -14,6 +14,8 @@ from conveyor.ports.tasks import Settled
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, check, open_bench, settles, writes
 
+pytestmark = pytest.mark.extended
+
 PATIENCE = 60.0
 
 

@@ -20,6 +20,8 @@ from conveyor.prod.dynamodb.schema import permits_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.permit_servers import permits_table
 
+pytestmark = pytest.mark.extended
+
 LIMIT = 12
 LEASE = 30.0
 

@@ -30,6 +30,8 @@ from tests.conformance.dynamo_records import (
 )
 from tests.conformance.world import CALLER, refused
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 async def bench(clock: FakeClock) -> AsyncIterator[Bench]:

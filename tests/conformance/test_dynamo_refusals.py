@@ -17,6 +17,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DAY, DB, INSERT, LAPSE, TRANSACT, Bench, open_bench
 from tests.conformance.world import CALLER
 
+pytestmark = pytest.mark.extended
+
 SINGLE = ("put_item", "update_item", "delete_item", TRANSACT)
 Step = Callable[[], Awaitable[object]]
 Steps = Callable[[Bench, str, str], Awaitable[Step]]

@@ -16,6 +16,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, open_bench, writes
 from tests.conformance.world import CLAIM_LENGTH, World
 
+pytestmark = pytest.mark.extended
+
 COUNT = 40
 """Claims, more than calls of a process go at a time."""
 

@@ -22,6 +22,8 @@ from tests.conformance.dynamo_ingests import (
 )
 from tests.conformance.world import CALLER, CLAIM_LENGTH, F, P, R, refused
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 async def bench(clock: FakeClock) -> AsyncIterator[Ingests]:

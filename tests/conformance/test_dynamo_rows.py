@@ -29,6 +29,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, open_bench, settles
 from tests.conformance.world import World, spec
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 async def bench(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TableBench]:

@@ -17,6 +17,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, changes, check, open_bench
 from tests.conformance.world import CLAIM_LENGTH, World
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 async def bench(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TableBench]:

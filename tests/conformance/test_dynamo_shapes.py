@@ -26,6 +26,8 @@ from tests.conformance.dynamo_versions import (
 )
 from tests.conformance.world import CALLER, World
 
+pytestmark = pytest.mark.extended
+
 FAILED = TaskStatus.FAILED
 
 

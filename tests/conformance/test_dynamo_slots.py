@@ -14,6 +14,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import DB, TRANSACT, Ingests, away, open_ingests
 from tests.conformance.world import CALLER
 
+pytestmark = pytest.mark.extended
+
 HOUR = 3_600_000
 DAY = 24 * HOUR
 

@@ -38,6 +38,8 @@ from conveyor.prod.dynamodb.task_rows import new_task_item
 from conveyor.testing.clock import FakeClock
 from tests.conformance.production_store import dynamodb, new_name
 
+pytestmark = pytest.mark.extended
+
 CALLER = "caller"
 SPEC = TaskSpec(url="https://site.test/")
 

@@ -15,6 +15,8 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import DB, INSERT, Ingests, open_ingests
 from tests.conformance.world import CALLER, refused
 
+pytestmark = pytest.mark.extended
+
 F, R = TaskStatus.FAILED, TaskStatus.PROCESSING
 
 

@@ -26,6 +26,8 @@ from hypothesis.stateful import (
 from conveyor.ports.permits import LeaseRequest, LedgerState
 from tests.conformance.permit_ledgers import JOB, LEASE, LEDGERS, LIMIT, Ledger
 
+pytestmark = pytest.mark.extended
+
 USABLE = LEASE - LEASE / 10
 NAMES = st.sampled_from("abc")
 CHANGES = st.sampled_from((-LIMIT, -3, -1, 0, 0, 1, 4, LIMIT - 3, LIMIT))

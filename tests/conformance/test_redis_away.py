@@ -21,6 +21,8 @@ from conveyor.prod.redis.server import RedisServer
 from conveyor.testing.clock import FakeClock
 from tests.conformance.redis_process import RedisProcess
 
+pytestmark = pytest.mark.extended
+
 LIMIT = 20
 LEASE = 1.0
 HOLDERS = 6

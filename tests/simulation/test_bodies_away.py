@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from conveyor.aio.circuit_breaker import FIRST_PAUSE, LONGEST_PAUSE
 from conveyor.simulation import REALISTIC, BodiesDown, JobPlan, Scenario, simulate
+
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
 HOUR = 3_600.0
 WORKERS = 2

@@ -18,6 +18,8 @@ from conveyor.simulation import (
     simulate,
 )
 
+pytestmark = pytest.mark.extended
+
 LIMIT = 20
 """Receives after which the queue gives a message up."""
 TASKS = 25
