@@ -86,7 +86,7 @@ def unforeseen() -> Iterator[list[logging.LogRecord]]:
 def _kept_together(test_id: str) -> str:
     module = test_id.partition("::")[0]
     if module.startswith("tests/simulation/"):
-        # They share nothing, and come last: one by one, both processes end together.
+        # They share nothing. One module of them takes minutes, in which the other process idles.
         return test_id
     # Else the first module with tests over a fleet would start one long before the last.
     return f"{module} over a fleet" if "[fleet" in test_id else module

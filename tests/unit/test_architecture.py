@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -45,6 +45,12 @@ def figures() -> Figures:
     return measure(passed=())
 
 
+@pytest.fixture(scope="module")
+def passed() -> Sequence[str]:
+    """The files that one URL passes, which takes a while to find out."""
+    return files_one_url_passes()
+
+
 # -- bounds --
 
 
@@ -71,12 +77,18 @@ def test_every_room_has_a_layer() -> None:
 
 
 @pytest.mark.slow
-def test_one_url_passes_few_files() -> None:
-    passed = files_one_url_passes()
+def test_one_url_passes_few_files(passed: Sequence[str]) -> None:
     # A walk that saw nothing would be short too.
     assert "conveyor/http/app.py" in passed
     assert any(path.startswith("conveyor/dev/sqlite/") for path in passed)
     assert len(passed) <= MOST_PASSED, passed
+
+
+@pytest.mark.slow
+def test_the_documents_table_is_up_to_date(passed: Sequence[str]) -> None:
+    document = DOCUMENT.read_text()
+
+    assert with_table(document, measure(passed).table()) == document, "run: scripts/architecture"
 
 
 # -- fences: a list that names what is not there any more fails too, so that it shrinks --
@@ -218,7 +230,3 @@ def test_the_table_stands_between_its_markers() -> None:
     assert with_table(renewed, "| new |") == renewed
     with pytest.raises(ValueError, match="needs the lines"):
         with_table("no markers", "| new |")
-
-
-def test_the_document_has_a_table_to_renew(figures: Figures) -> None:
-    assert figures.table() in with_table(DOCUMENT.read_text(), figures.table())

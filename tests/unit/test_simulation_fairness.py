@@ -52,6 +52,7 @@ def assert_within_limits(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_giant_does_not_starve_small_runs() -> None:
     """So few runs tell little by themselves: the mean of some seeds does."""
     assert_within_limits(
