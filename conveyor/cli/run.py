@@ -74,8 +74,8 @@ def _whole_job(
     data_dir: Path | None,
     api_key: str | None,
 ) -> int:
+    from conveyor.client.commands import JobSession
     from conveyor.client.download import prepare
-    from conveyor.client.job_session import JobSession
     from conveyor.domain.errors import ConveyorError
     from conveyor.roles.run import run_once
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from conveyor.domain.model import Job, Run, RunStats, RunStatus
-from conveyor.domain.timestamps import rfc3339
+from conveyor.domain.text_rules import rfc3339
 
 SCHEMA = "1"
 """The version of the event."""

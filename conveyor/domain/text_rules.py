@@ -1,11 +1,26 @@
-"""Rules on text that jobs, tasks and params share, and the form in which errors show refused
-text."""
+"""Rules and forms of text: texts that callers send, texts that are shown to them, and times as RFC
+3339 writes them.
+"""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from functools import lru_cache
 
 from conveyor.domain.errors import InvalidTaskReason
+
+
+def rfc3339(milliseconds: int) -> str:
+    """Format milliseconds since the epoch, as 2026-01-31T12:00:00.000Z."""
+    seconds, rest = divmod(milliseconds, 1_000)
+    return f"{_to_the_second(seconds)}.{rest:03d}Z"
+
+
+@lru_cache(maxsize=4_096)
+def _to_the_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
 
 MAX_SHOWN = 120
 MAX_METADATA_KEYS = 20

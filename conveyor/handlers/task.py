@@ -11,7 +11,7 @@ from functools import partial
 import anyio
 import msgspec
 
-from conveyor.aio.circuit_breaker import CircuitBreaker
+from conveyor.aio.resilience import CircuitBreaker
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import StoredBody, Task

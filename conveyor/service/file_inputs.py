@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from conveyor.domain import ids, strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.input_spec import InputType, parse_input
-from conveyor.domain.timestamps import rfc3339
+from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.inputs import JobInput
 from conveyor.records.blob_keys import input_key
 from conveyor.service.context import Context

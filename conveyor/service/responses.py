@@ -20,7 +20,7 @@ from conveyor.domain.model import (
     Task,
 )
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.domain.timestamps import rfc3339
+from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.records import Appended, Rerun
 from conveyor.service.schemas import (
     AddTasksBody,

@@ -25,7 +25,7 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.domain.submission import MAX_TASK_TOKEN
-from conveyor.domain.timestamps import rfc3339
+from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 
 ULID_PATTERN = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"

@@ -23,8 +23,7 @@ from conveyor.simulation.faults import (
     random_faults,
 )
 from conveyor.simulation.latency import Latency
-from conveyor.simulation.picking import PICKINGS
-from conveyor.simulation.policies import POLICIES
+from conveyor.simulation.policies import PICKINGS, POLICIES
 from conveyor.simulation.report import Report
 from conveyor.simulation.scenario import JobPlan, Scenario
 from conveyor.simulation.simulate import simulate

@@ -1,16 +1,20 @@
-"""The permit policies that a simulation compares: `reserve`, and those that receive first.
+"""The rules that a simulation compares: permit policies, and rules to pick the next lane.
+
+The permit policies are `reserve` and those that receive first.
 
 A policy that receives first asks for a permit once the message is here, and bounces the message
 (hides it again) when the ledger refuses. `off` receives all it can. `local` receives only while
 this worker holds fewer permits than the job allows: the gate of the published design with its race,
 because pollers pass it before any of them has its permit. `local-exact` counts messages asked for
 instead. No worker of production runs these three: they ignore what other workers do.
+
+The picking rules are fewest calls in flight, which workers use, round robin and random.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,11 +23,61 @@ import anyio
 from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.backoff import Backoff
 from conveyor.engine.lanes import Lane
+from conveyor.engine.planner import Eligible, LeastInFlight, PickingRule
 from conveyor.engine.policy import LeaseOptions, PolicyFactory, Spawn
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, Permits
 from conveyor.ports.queues import Delivery
+
+LEAST_IN_FLIGHT = "least in flight"
+ROUND_ROBIN = "round robin"
+RANDOM = "random"
+PICKINGS = (RANDOM, ROUND_ROBIN, LEAST_IN_FLIGHT)
+
+
+class RoundRobin:
+    """Picks the lane that was picked longest ago, whatever its calls and its weight."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+
+    def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
+        """Pick lanes one after the other."""
+        best: Lane | None = None
+        for lane in lanes:
+            if (best is None or lane.turn < best.turn) and eligible(lane):
+                best = lane
+        if best is not None:
+            self._turns += 1
+            best.turn = self._turns
+        return best
+
+
+class Random:
+    """Picks any of the lanes, all equally likely. `random` returns numbers in [0, 1)."""
+
+    def __init__(self, random: Callable[[], float]) -> None:
+        self._random = random
+
+    def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
+        """Draw until an eligible lane comes."""
+        left = list(lanes)
+        while left:
+            place = int(self._random() * len(left))
+            lane, left[place] = left[place], left[-1]
+            left.pop()
+            if eligible(lane):
+                return lane
+        return None
+
+
+def picking(name: str, clock: Clock) -> PickingRule:
+    """Make a rule for one dispatcher; randomness comes from its process's own clock."""
+    if name == RANDOM:
+        return Random(clock.random)
+    return RoundRobin() if name == ROUND_ROBIN else LeastInFlight()
+
 
 Gate = Callable[[Lane], int]
 """How many messages a lane's queue may be asked for, whatever the slots and batches allow."""

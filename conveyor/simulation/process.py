@@ -24,7 +24,7 @@ from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Gate, Link, ProcessKilled, Trace
 from conveyor.simulation.loop import VirtualTime
 from conveyor.simulation.permits import LedgerReach, PermitService, SimulatedPermits
-from conveyor.simulation.picking import picking
+from conveyor.simulation.policies import picking
 from conveyor.simulation.queues import QueueService, SimulatedQueues
 from conveyor.simulation.store import (
     BlobService,

@@ -17,8 +17,7 @@ from conveyor.simulation.faults import Fault, Kill, Pause, PermitsCutOff, QueueL
 from conveyor.simulation.latency import Latency
 from conveyor.simulation.loop import BACKENDS
 from conveyor.simulation.permits import LEDGER, PERMIT_STORES
-from conveyor.simulation.picking import LEAST_IN_FLIGHT, PICKINGS
-from conveyor.simulation.policies import POLICIES
+from conveyor.simulation.policies import LEAST_IN_FLIGHT, PICKINGS, POLICIES
 from conveyor.simulation.world import World
 
 MOST_PRIORITY = 9

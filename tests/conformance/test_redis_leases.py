@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conveyor.domain.timestamps import rfc3339
+from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.permits import LeaseRequest
 from conveyor.testing.clock import FakeClock
 from tests.conformance.permit_servers import VirtualRedis

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from conveyor.aio.circuit_breaker import FIRST_PAUSE, LONGEST_PAUSE
+from conveyor.aio.resilience import FIRST_PAUSE, LONGEST_PAUSE
 from conveyor.simulation import REALISTIC, BodiesDown, JobPlan, Scenario, simulate
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]

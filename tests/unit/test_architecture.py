@@ -21,7 +21,7 @@ from tests.architecture.source import Module, code_lines, import_graph, read_mod
 from tests.architecture.walk import files_one_url_passes
 
 # Each bound may be tightened, and never loosened.
-MOST_FILES = 265
+MOST_FILES = 260
 LEAST_MEAN_LINES = 120.0
 MOST_PASSED = 70
 MOST_LONELY = 25

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from conveyor.aio.circuit_breaker import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
+from conveyor.aio.resilience import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.testing.clock import FakeClock
 

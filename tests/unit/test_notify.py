@@ -18,7 +18,7 @@ from conveyor.domain.model import RunFailure
 from conveyor.handlers import notify
 from conveyor.handlers.notify import LEASE, RETRIES
 from conveyor.ports.binding import Binding
-from conveyor.testing.callbacks import ScriptedCallbacks
+from conveyor.testing.faults import ScriptedCallbacks
 from tests.unit.http_api import Api, open_api
 from tests.unit.wired_handlers import notifier
 

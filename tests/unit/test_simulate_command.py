@@ -13,7 +13,7 @@ import pytest
 
 from conveyor import cli
 from conveyor.cli.simulate import LEGEND, POLICIES, _show
-from conveyor.simulation import simulate
+from conveyor.simulation import simulate, view
 from conveyor.simulation.planner import (
     PATIENCE,
     Question,
@@ -38,6 +38,12 @@ QUESTION = Question(
     policies=("reserve", "local", "off"),
     seed=0,
 )
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the waiting line away, which appears after a second of real time, on a busy machine."""
+    monkeypatch.setattr(view, "TICK", 3_600.0)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.aio.circuit_breaker import FIRST_PAUSE
+from conveyor.aio.resilience import FIRST_PAUSE
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import TaskStatus
 from conveyor.engine.telemetry import Telemetry

@@ -38,7 +38,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from conveyor.domain.timestamps import rfc3339
+from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.prod.redis.server import RedisServer, Script
 
