@@ -12,8 +12,6 @@ from conveyor.ports.permits import LeaseRequest
 from conveyor.testing.clock import FakeClock
 from tests.conformance.permit_servers import VirtualRedis
 
-pytestmark = pytest.mark.extended
-
 LEASE = 30.0
 LONGER = 90.0
 

@@ -14,8 +14,6 @@ from conveyor.prod.redis.permits import RedisPermits
 from conveyor.prod.redis.server import RedisServer
 from tests.conformance.redis_process import RedisProcess
 
-pytestmark = pytest.mark.extended
-
 PASSWORD = "a-word-that-nobody-may-see"
 
 

@@ -27,8 +27,6 @@ from conveyor.prod.s3.blobs import (
 from conveyor.records.blob_keys import run_prefix
 from tests.conformance.s3_bucket import empty_bucket, unfinished_uploads
 
-pytestmark = pytest.mark.extended
-
 PREFIX = run_prefix("JOB", "RUN", 30)
 KEY = f"{PREFIX}BODY"
 

@@ -21,8 +21,6 @@ from conveyor.records.blob_keys import (
 from tests.conformance.emulators import REGION
 from tests.conformance.s3_bucket import open_s3
 
-pytestmark = pytest.mark.extended
-
 Bucket = tuple[Aws, str]
 
 

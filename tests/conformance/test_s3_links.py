@@ -30,8 +30,6 @@ from conveyor.service.results import Content
 from tests.conformance.s3_bucket import empty_bucket
 from tests.patient import SECONDS
 
-pytestmark = pytest.mark.extended
-
 FILE = b'{"url": "https://site.test/1"}\n{"url": "https://site.test/2"}\n'
 MOST = 1_000
 ORIGIN = "http://127.0.0.1:9"

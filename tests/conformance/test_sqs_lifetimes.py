@@ -16,8 +16,6 @@ from conveyor.testing.aws_faults import FaultyAws
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, indexes_of
 from tests.conformance.sqs_bench import JumpingClock, SqsBench, sqs_bench
 
-pytestmark = pytest.mark.extended
-
 CREATE = ("sqs", "create_queue")
 SEND = ("sqs", "send_message_batch")
 RECEIVE = ("sqs", "receive_message")

@@ -26,8 +26,6 @@ from conveyor.testing.aws_faults import FaultyAws
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion, indexes_of
 from tests.conformance.sqs_bench import SqsBench, sqs_bench
 
-pytestmark = pytest.mark.extended
-
 
 @pytest.fixture
 def anyio_backend() -> str:

@@ -26,8 +26,6 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion, indexes_of
 from tests.conformance.sqs_bench import JumpingClock, SqsBench, sqs_bench
 
-pytestmark = pytest.mark.extended
-
 RECEIVE = ("sqs", "receive_message")
 HIDE = ("sqs", "change_message_visibility_batch")
 

@@ -22,8 +22,6 @@ from conveyor.testing.aws_faults import FaultyAws
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, deletion
 from tests.conformance.sqs_bench import SqsBench, sqs_bench
 
-pytestmark = pytest.mark.extended
-
 READABLE = msgspec.json.encode(deletion(RUN)).decode()
 LATER = '{"type":"delete","version":99}'
 NEW = '{"type":"new"}'
