@@ -24,6 +24,16 @@ def with_table(document: str, table: str) -> str:
     return f"{before}{begin}\n\n{table}\n\n{end}{after}"
 
 
+def is_stale(document: str, table: str) -> bool:
+    """Compare the table of the document with a new one, but for the lines of code: each change of
+    code changes these."""
+    old, new = (
+        [row for row in text.splitlines() if not row.startswith("| lines of code")]
+        for text in (document, with_table(document, table))
+    )
+    return old != new
+
+
 def details(figures: Figures) -> str:
     """Render what is behind the figures, one finding a line."""
     lines = [f"cycle: {', '.join(group)}" for group in figures.cycles]
@@ -51,13 +61,12 @@ def main() -> int:
     if options.verbose:
         print(f"\n{details(figures)}")
     document = DOCUMENT.read_text()
-    renewed = with_table(document, table)
-    if renewed == document:
-        return 0
     if options.check:
-        print("docs/architecture.md is out of date: run scripts/architecture", file=sys.stderr)
-        return 1
-    DOCUMENT.write_text(renewed)
+        if is_stale(document, table):
+            print("docs/architecture.md is out of date: run scripts/architecture", file=sys.stderr)
+            return 1
+        return 0
+    DOCUMENT.write_text(with_table(document, table))
     return 0
 
 

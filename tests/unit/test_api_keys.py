@@ -117,7 +117,7 @@ def test_a_file_that_breaks_leaves_the_keys_as_they_were(
 
 def test_what_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    assert "can be read" in refusal(str(file))
+    assert "readable file" in refusal(str(file))
     file.write_text("# nobody\n")
     assert refusal(str(file)).endswith("names a file without a key hash")
     file.write_text(f"{key_hash(ALICE)}\n{BOB}\n")

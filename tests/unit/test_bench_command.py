@@ -91,7 +91,9 @@ def test_the_script_prints_help_from_a_bare_clone(tmp_path: Path) -> None:
     assert "How long until the server is ready?" in result.stdout
     assert "--tasks N" in one.stdout
     assert "unrecognized arguments: --task 3" in wrong.stderr
-    assert run("nothing").stderr.startswith("scripts/bench: there is no nothing; there is drain,")
+    assert run("nothing").stderr.startswith(
+        "scripts/bench: unknown benchmark nothing; choose from drain,"
+    )
     assert sorted(tmp_path.glob("**/*")) == before
 
 

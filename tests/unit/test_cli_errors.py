@@ -166,4 +166,4 @@ def test_an_export_is_not_written_to_a_terminal(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     code, _out, err = run(capsys, "export", "J", "-o", "-")
     assert code == 2
-    assert err == "conveyor: an export is not for a terminal: name a file, or redirect it\n"
+    assert err == "conveyor: cannot write an export to a terminal: name a file, or redirect it\n"

@@ -215,7 +215,7 @@ def test_without_a_command_the_role_of_the_environment_starts(
     code, _, err = run(capsys)
 
     assert code == 1
-    assert err.startswith("conveyor: CONVEYOR_SECRET must have 32 characters")
+    assert err.startswith("conveyor: CONVEYOR_SECRET must have at least 32 characters")
 
 
 def test_an_unknown_role_is_told(
@@ -318,7 +318,7 @@ def test_no_hash_is_made_where_one_is_a_key_that_no_request_carries(
     code, out, err = run(capsys, "admin", "key-hash")
 
     assert (code, out) == (1, "")
-    assert err.startswith("conveyor: line 2 is no API key")
+    assert err.startswith("conveyor: line 2 is not an API key")
     assert line not in err
 
 

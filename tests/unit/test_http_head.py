@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from conveyor.testing.server import conveyor_server
+from tests.patient import SECONDS
 
 VARYING = {"date", "x-request-id", "connection"}
 DEADLINE = 60.0
@@ -33,7 +34,9 @@ def exchange(origin: str, method: str, path: str, key: str) -> tuple[str, dict[s
 @pytest.mark.slow
 def test_head_is_get_without_the_body(tmp_path: Path) -> None:
     with conveyor_server(tmp_path / "data") as server:
-        with httpx.Client(headers={"X-API-Key": server.api_key}, trust_env=False) as client:
+        with httpx.Client(
+            headers={"X-API-Key": server.api_key}, timeout=SECONDS, trust_env=False
+        ) as client:
             tasks = [{"url": server.url("page", size=300_000)}, {"url": server.url(status=404)}]
             job = client.post(f"{server.base_url}/jobs", json={"tasks": tasks}).json()
             server.drain()

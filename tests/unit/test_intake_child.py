@@ -84,7 +84,7 @@ def test_what_nobody_foresaw_is_a_refusal_and_no_traceback(content: bytes) -> No
     out, err, code = whole(content)
     assert list(split_frames(out)) == [Refusal(ErrorCode.INTERNAL, "the list could not be checked")]
     assert code == 0
-    assert err.startswith(b"conveyor.intake: unforeseen ")
+    assert err.startswith(b"conveyor.intake: unexpected ")
     assert err.count(b"\n") == 1
 
 

@@ -73,8 +73,16 @@ def test_what_is_missing_is_named_in_one_line(missing: str, role: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "role", "problem"),
     [
-        ({"CONVEYOR_SECRET": "too-short"}, "worker", "CONVEYOR_SECRET must have 32 characters"),
-        ({"CONVEYOR_SECRET": f"{SECRET},old"}, "api", "CONVEYOR_SECRET must have 32 characters"),
+        (
+            {"CONVEYOR_SECRET": "too-short"},
+            "worker",
+            "CONVEYOR_SECRET must have at least 32 characters",
+        ),
+        (
+            {"CONVEYOR_SECRET": f"{SECRET},old"},
+            "api",
+            "CONVEYOR_SECRET must have at least 32 characters",
+        ),
         ({"CONVEYOR_PUBLIC_URL": "http://api.test"}, "api", "CONVEYOR_PUBLIC_URL must be https"),
         ({"CONVEYOR_ENVIRONMENT": "Prod!"}, "api", "CONVEYOR_ENVIRONMENT must be a lower-case"),
         ({"CONVEYOR_INPUT_TTL": "172801"}, "api", "CONVEYOR_INPUT_TTL must be at most 172800"),
@@ -172,7 +180,7 @@ def test_the_two_ports_of_an_api_are_two(changed: dict[str, str], collide: bool)
     except InvalidSetting as error:
         refused = error.detail
 
-    assert refused.startswith("CONVEYOR_METRICS_PORT must be another port") is collide
+    assert refused.startswith("CONVEYOR_METRICS_PORT must differ from CONVEYOR_PORT") is collide
 
 
 # -- secrets --
