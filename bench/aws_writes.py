@@ -19,8 +19,13 @@ from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.dynamodb.client import Item, Table, tag_all
 from conveyor.prod.dynamodb.run_rows import RunPlace
-from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, description
-from conveyor.prod.dynamodb.task_rows import MOST_CALLS, MOST_INSERT, insert_items, new_task_item
+from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, table_parameters
+from conveyor.prod.dynamodb.task_rows import (
+    CONCURRENT_CALLS,
+    STATEMENTS_PER_CALL,
+    insert_items,
+    new_task_item,
+)
 
 ROWS = 5_000
 TURNS = 3
@@ -52,11 +57,11 @@ async def _written(name: str) -> tuple[float, float, float]:
         AwsOptions(dynamodb_endpoint=services().dynamodb), SystemClock(), "dynamodb"
     )
     table = Table(aws, f"bench-{secrets.token_hex(6)}", SystemClock())
-    await aws.call("dynamodb", "create_table", description(table.name))
+    await aws.call("dynamodb", "create_table", table_parameters(table.name))
     place = RunPlace("01ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAW", 1, ONE_SHARD)
     items = [
         (
-            place.task(task_id),
+            place.task_key(task_id),
             new_task_item(task_id, TaskSpec(url=f"https://shop.example.com/item/{number}"), now=1),
         )
         for number, task_id in enumerate(task_ids(place.run_id, 0, ROWS))
@@ -75,7 +80,7 @@ async def _written(name: str) -> tuple[float, float, float]:
 
 
 async def _put(aws: BotoAws, table: Table, items: Sequence[tuple[Key, Item]]) -> None:
-    limiter = anyio.Semaphore(MOST_CALLS)
+    limiter = anyio.Semaphore(CONCURRENT_CALLS)
 
     async def put(some: Sequence[tuple[Key, Item]]) -> None:
         async with limiter:
@@ -89,5 +94,5 @@ async def _put(aws: BotoAws, table: Table, items: Sequence[tuple[Key, Item]]) ->
         assert not answer.get("UnprocessedItems")
 
     async with anyio.create_task_group() as group:
-        for start in range(0, len(items), MOST_INSERT):
-            group.start_soon(put, items[start : start + MOST_INSERT])
+        for start in range(0, len(items), STATEMENTS_PER_CALL):
+            group.start_soon(put, items[start : start + STATEMENTS_PER_CALL])

@@ -24,7 +24,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.aws.refusals import ABSENCES, NotDeployed, describe
-from conveyor.prod.dynamodb.client import Item, Plain, Table, condition_met
+from conveyor.prod.dynamodb.client import Item, Plain, Table, conflicting_item
 from conveyor.prod.dynamodb.schema import FLEET, ROW_SHAPE
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.server import RedisServer
@@ -100,7 +100,7 @@ async def agree(table: Table, terms: FleetTerms, *, works: bool) -> Item:
     except AwsRefused as refused:
         if not refused.is_condition:
             raise
-        problem = difference(condition_met(refused) or {}, terms, works=works)
+        problem = difference(conflicting_item(refused) or {}, terms, works=works)
         text = problem or "this process and its fleet have different settings"
         raise ConveyorError(ErrorCode.CONFLICT, text) from None
     return await _add_new_secrets(table, item, terms)

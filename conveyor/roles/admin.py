@@ -64,7 +64,7 @@ async def rebind(settings: Settings, say: Say) -> int:
 async def list_letters(settings: Settings, say: Say, *, limit: int) -> int:
     """List dead letters, about oldest first, as the queue returns them."""
     async with await open_dead_letters(settings, SystemClock()) as letters:
-        found = await letters.look(limit=limit)
+        found = await letters.peek(limit=limit)
     if found:
         say(f"{'ID':<36}   AGE  WHAT, AND WHY")
     for letter in found:

@@ -20,7 +20,13 @@ from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.records import StoredResponse
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.dynamodb.client import Item, Query, Table
-from conveyor.prod.dynamodb.schema import BY_OWNER, INTENTS, description, run_key, task_partition
+from conveyor.prod.dynamodb.schema import (
+    BY_OWNER,
+    INTENTS,
+    run_key,
+    table_parameters,
+    task_partition,
+)
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
@@ -161,7 +167,7 @@ async def open_ingests(clock: FakeClock) -> AsyncIterator[Ingests]:
     system = SystemClock()
     aws = BotoAws({DB: client}, options, system)
     name = new_name()
-    await aws.call(DB, "create_table", description(name))
+    await aws.call(DB, "create_table", table_parameters(name))
     faults = FaultyAws(aws)
 
     async def process(seam: FaultyAws | BotoAws) -> DynamoStore:

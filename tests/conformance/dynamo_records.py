@@ -22,10 +22,10 @@ from conveyor.prod.dynamodb.run_rows import RunPlace, new_run_item
 from conveyor.prod.dynamodb.schema import (
     BY_OWNER,
     INTENTS,
-    description,
     job_key,
     place_key,
     run_key,
+    table_parameters,
 )
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.testing.aws_faults import FaultyAws
@@ -99,7 +99,7 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
     system = SystemClock()
     aws = BotoAws({DB: client}, options, system)
     name = new_name()
-    await aws.call(DB, "create_table", description(name))
+    await aws.call(DB, "create_table", table_parameters(name))
     faults = FaultyAws(aws)
 
     async def process(seam: FaultyAws | BotoAws) -> DynamoStore:

@@ -22,7 +22,7 @@ from conveyor.prod.aws.calls import Answer as AwsAnswer
 from conveyor.prod.aws.calls import Aws, AwsOptions, AwsRefused, Parameters
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces, RunRow, new_run_item
-from conveyor.prod.dynamodb.schema import description, place_key
+from conveyor.prod.dynamodb.schema import place_key, table_parameters
 from conveyor.prod.dynamodb.task_rows import insert_items, new_task_item
 from conveyor.prod.dynamodb.tasks import DynamoTasks
 from conveyor.testing.clock import FakeClock
@@ -156,7 +156,10 @@ class DirectJobs:
         """Write rows, run and place; the job itself is not looked at."""
         place = RunPlace(run.run_id, job.job_id, run.run_sequence, shards_of(job))
         rows = [
-            (place.task(task.task_id), new_task_item(task.task_id, task.spec, now=run.created_at))
+            (
+                place.task_key(task.task_id),
+                new_task_item(task.task_id, task.spec, now=run.created_at),
+            )
             for task in tasks
         ]
         assert len(await insert_items(self._table, rows)) == len(tasks)
@@ -231,7 +234,7 @@ async def open_bench(clock: FakeClock) -> TableBench:
     options = AwsOptions(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
     aws = await open_aws(options, SystemClock(), "dynamodb")
     name = f"conveyor-runs-{secrets.token_hex(6)}"
-    await aws.call("dynamodb", "create_table", cast("dict[str, Any]", description(name)))
+    await aws.call("dynamodb", "create_table", cast("dict[str, Any]", table_parameters(name)))
     return TableBench(aws, name, clock)
 
 

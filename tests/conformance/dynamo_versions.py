@@ -20,7 +20,7 @@ from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
 from conveyor.prod.dynamodb.client import SHAPE, Item, Table, Tagged, tag, untag_all
-from conveyor.prod.dynamodb.schema import PARTITION_KEY, ROW_SHAPE, SORT_KEY, Key, description
+from conveyor.prod.dynamodb.schema import PARTITION_KEY, ROW_SHAPE, SORT_KEY, Key, table_parameters
 from conveyor.prod.dynamodb.store import open_store
 from conveyor.testing.clock import FakeClock
 from tests.conformance.production_store import dynamodb, new_name
@@ -166,7 +166,7 @@ async def open_versions(clock: FakeClock) -> AsyncIterator[Versions]:
     system = SystemClock()
     aws = BotoAws({"dynamodb": client}, options, system)
     name = new_name()
-    await aws.call("dynamodb", "create_table", description(name))
+    await aws.call("dynamodb", "create_table", table_parameters(name))
     seams: list[Aws] = [
         _OtherVersion(aws, _without_new_fields, {}),
         aws,

@@ -17,7 +17,7 @@ from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits
-from conveyor.prod.dynamodb.schema import description
+from conveyor.prod.dynamodb.schema import table_parameters
 from conveyor.prod.redis.permits import HOLD, RedisPermits, ledger_key
 from conveyor.prod.redis.server import RedisServer
 from conveyor.testing.clock import START, FakeClock
@@ -98,7 +98,7 @@ def dynamodb() -> tuple[Any, str, AwsOptions]:
         config=Config(retries={"total_max_attempts": 1}, max_pool_connections=16),
     )
     name = f"conveyor-permits-{secrets.token_hex(6)}"
-    client.create_table(**description(name))
+    client.create_table(**table_parameters(name))
     client.get_waiter("table_exists").wait(TableName=name)
 
     def remove() -> None:

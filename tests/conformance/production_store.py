@@ -19,7 +19,7 @@ from conveyor.clock import SystemClock
 from conveyor.prod.aws.boto import BotoAws, open_session
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, description
+from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, table_parameters
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from tests.conformance.emulators import REGION, address, on_aws
 
@@ -84,7 +84,7 @@ def dynamodb() -> tuple[Any, AwsOptions]:
 async def _fresh_table(aws: BotoAws) -> tuple[str, Callable[[], Awaitable[None]]]:
     """A table for one test: an emulator makes it in a few milliseconds."""
     name = new_name()
-    await aws.call("dynamodb", "create_table", description(name))
+    await aws.call("dynamodb", "create_table", table_parameters(name))
 
     async def release() -> None:
         await aws.call("dynamodb", "delete_table", {"TableName": name})
@@ -102,7 +102,7 @@ async def _shared_table(aws: BotoAws) -> tuple[str, Callable[[], Awaitable[None]
 def _made_once() -> str:
     client, _ = dynamodb()
     name = new_name()
-    client.create_table(**description(name))
+    client.create_table(**table_parameters(name))
     atexit.register(client.delete_table, TableName=name)
     client.get_waiter("table_exists").wait(TableName=name)
     return name

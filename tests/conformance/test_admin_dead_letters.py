@@ -102,11 +102,11 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 
 async def test_letters_are_listed_and_stay(fleet: Fleet) -> None:
-    assert await fleet.letters.look(limit=10) == []
+    assert await fleet.letters.peek(limit=10) == []
     await fleet.bury(IngestMessage(JOB, RUN, REASON), TaskMessage(JOB, RUN, "0" * 26))
     await fleet.bury_text('{"type":"task","version":99}')
-    first = await fleet.letters.look(limit=10)
-    second = await fleet.letters.look(limit=10)
+    first = await fleet.letters.peek(limit=10)
+    second = await fleet.letters.peek(limit=10)
 
     assert {letter.about for letter in first} == {
         f"ingest {JOB} {RUN}",
@@ -116,17 +116,17 @@ async def test_letters_are_listed_and_stay(fleet: Fleet) -> None:
     assert {letter.reason for letter in first} == {REASON, "", OF_ANOTHER_VERSION}
     assert all(0.0 <= letter.age < 60.0 for letter in first)
     assert {letter.letter_id for letter in second} == {letter.letter_id for letter in first}
-    assert len(await fleet.letters.look(limit=2)) == 2
+    assert len(await fleet.letters.peek(limit=2)) == 2
 
 
 async def test_a_letter_goes_back_to_the_control_queue_without_its_reason(fleet: Fleet) -> None:
     await fleet.bury(ExportMessage(JOB, RUN, "E", REASON), DeleteMessage(JOB, RUN, final=True))
-    letters = {letter.about.split()[0]: letter for letter in await fleet.letters.look(limit=10)}
+    letters = {letter.about.split()[0]: letter for letter in await fleet.letters.peek(limit=10)}
     chosen = frozenset({letters["export"].letter_id})
 
     assert await fleet.letters.redrive(chosen) == {letters["export"].letter_id: None}
     assert await fleet.control() == [ExportMessage(JOB, RUN, "E")]
-    [left] = await fleet.letters.look(limit=10)
+    [left] = await fleet.letters.peek(limit=10)
     assert left.message == DeleteMessage(JOB, RUN, final=True)
 
 
@@ -136,7 +136,7 @@ async def test_all_of_them_go_back(fleet: Fleet) -> None:
     done = await fleet.letters.redrive(None)
 
     assert list(done.values()) == [None] * 12
-    assert await fleet.letters.look(limit=20) == []
+    assert await fleet.letters.peek(limit=20) == []
     assert len(await fleet.control() + await fleet.control()) == 12
 
 
@@ -146,16 +146,16 @@ async def test_what_cannot_go_back_stays_and_says_why(fleet: Fleet) -> None:
     done = await fleet.letters.redrive(None)
 
     assert set(done.values()) == {"its run has no queue any more", NO_MESSAGE}
-    assert len(await fleet.letters.look(limit=10)) == 2
+    assert len(await fleet.letters.peek(limit=10)) == 2
 
 
 async def test_letters_are_removed_by_their_ids(fleet: Fleet) -> None:
     await fleet.bury(DeleteMessage(JOB, RUN), IngestMessage(JOB, RUN))
-    [first, second] = await fleet.letters.look(limit=10)
+    [first, second] = await fleet.letters.peek(limit=10)
     gone = frozenset({first.letter_id, "unknown"})
 
     assert await fleet.letters.drop(gone) == {first.letter_id: None}
-    assert [letter.letter_id for letter in await fleet.letters.look(limit=10)] == [second.letter_id]
+    assert [letter.letter_id for letter in await fleet.letters.peek(limit=10)] == [second.letter_id]
     assert await fleet.letters.drop(None) == {second.letter_id: None}
-    assert await fleet.letters.look(limit=10) == []
+    assert await fleet.letters.peek(limit=10) == []
     assert await fleet.control() == []

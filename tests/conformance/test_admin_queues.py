@@ -91,7 +91,7 @@ async def test_a_queue_that_somebody_changed_is_told_and_mended(aws: BotoAws, pr
     where = await url(aws, f"{prefix}control")
     await aws.call("sqs", "set_queue_attributes", {**where, "Attributes": changed})
 
-    assert "control has another MessageRetentionPeriod" in str(await resource.problem())
+    assert "control has a wrong MessageRetentionPeriod" in str(await resource.problem())
     assert await resource.ensure() == f"set MessageRetentionPeriod of {prefix}control"
     assert await resource.problem() is None
 

@@ -15,7 +15,7 @@ from conveyor.prod.admin.resources import TableResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.schema import BY_DISPATCH, description
+from conveyor.prod.dynamodb.schema import BY_DISPATCH, table_parameters
 from tests.conformance.emulators import address
 
 pytestmark = pytest.mark.extended
@@ -45,7 +45,7 @@ def resource(aws: BotoAws, name: str) -> TableResource:
 
 
 async def create(aws: BotoAws, name: str, **changed: Any) -> None:
-    await aws.call("dynamodb", "create_table", {**description(name), **changed})
+    await aws.call("dynamodb", "create_table", {**table_parameters(name), **changed})
 
 
 async def test_a_table_is_made_once_and_then_found_right(resource: TableResource) -> None:
@@ -66,7 +66,7 @@ async def test_a_table_is_removed_once(resource: TableResource) -> None:
 async def test_a_missing_index_is_named_and_made(
     aws: BotoAws, name: str, resource: TableResource
 ) -> None:
-    whole = description(name)
+    whole = table_parameters(name)
     indexes = [i for i in whole["GlobalSecondaryIndexes"] if i["IndexName"] != BY_DISPATCH]
     used = {key["AttributeName"] for i in (whole, *indexes) for key in i["KeySchema"]}
     attributes = [a for a in whole["AttributeDefinitions"] if a["AttributeName"] in used]
@@ -80,12 +80,12 @@ async def test_a_missing_index_is_named_and_made(
 async def test_an_index_of_another_shape_is_named(
     aws: BotoAws, name: str, resource: TableResource
 ) -> None:
-    indexes = [dict(index) for index in description(name)["GlobalSecondaryIndexes"]]
+    indexes = [dict(index) for index in table_parameters(name)["GlobalSecondaryIndexes"]]
     indexes[0]["Projection"] = {"ProjectionType": "KEYS_ONLY"}
     await create(aws, name, GlobalSecondaryIndexes=indexes)
     await resource.ensure()
 
-    assert "index gsi1 is another" in str(await resource.problem())
+    assert "has a wrong index gsi1" in str(await resource.problem())
 
 
 async def test_a_table_without_expiry_is_told(
@@ -148,4 +148,4 @@ async def test_a_clock_that_is_wrong_is_told(
 
 
 async def test_a_clock_cannot_be_compared_without_a_table(aws: BotoAws, name: str) -> None:
-    assert "no table" in str(await clock_problem(Table(aws, name, CLOCK), CLOCK))
+    assert "without a table" in str(await clock_problem(Table(aws, name, CLOCK), CLOCK))

@@ -19,7 +19,7 @@ from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, run_queue
 from conveyor.prod.admin import administration
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import Answer, Aws, AwsOptions, Parameters
-from conveyor.prod.dynamodb.schema import description
+from conveyor.prod.dynamodb.schema import table_parameters
 from conveyor.prod.s3.bucket import bucket_exists, ensure_bucket
 from conveyor.prod.sqs.registry import prefix
 from conveyor.prod.startup_checks import agree, start
@@ -260,14 +260,16 @@ async def test_nothing_is_removed_while_a_worker_is_alive(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await environment.init()
-    monkeypatch.setattr(administration, "LOOK", 0.5)
+    monkeypatch.setattr(administration, "WORKER_WATCH", 0.5)
     spoken = anyio.Event()
 
     class Looking(SystemClock):
         """Looks for as long as the worker needs to speak."""
 
         async def sleep(self, seconds: float) -> None:
-            await (spoken.wait() if seconds == administration.LOOK else super().sleep(seconds))
+            await (
+                spoken.wait() if seconds == administration.WORKER_WATCH else super().sleep(seconds)
+            )
 
     async with await open_administration(environment.settings, Looking()) as opened:
         table, terms = opened._table, opened._terms
@@ -324,7 +326,7 @@ async def test_a_table_that_lacks_its_expiry_is_completed_and_said_so(
     environment: Environment, aws: BotoAws
 ) -> None:
     name = environment.settings.table_name
-    await aws.call("dynamodb", "create_table", description(name))
+    await aws.call("dynamodb", "create_table", table_parameters(name))
     lines = await environment.init()
 
     assert lines[0] == f"changed table {name}: lets items expire by ttl"

@@ -13,7 +13,7 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ErrorCode
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.dynamodb.client import Query, Table
-from conveyor.prod.dynamodb.schema import Key, description
+from conveyor.prod.dynamodb.schema import Key, table_parameters
 from conveyor.prod.dynamodb.store import open_store
 from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.testing.clock import FakeClock
@@ -59,7 +59,7 @@ async def behind(service: str) -> AsyncIterator[tuple[Proxy, BotoAws]]:
 async def table() -> AsyncIterator[Bench]:
     async with behind("dynamodb") as (somebody, aws):
         name = new_name()
-        await aws.call("dynamodb", "create_table", description(name))
+        await aws.call("dynamodb", "create_table", table_parameters(name))
         yield Bench(somebody, aws, name)
         somebody.says = None
         await aws.call("dynamodb", "delete_table", {"TableName": name})

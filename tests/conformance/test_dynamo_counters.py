@@ -13,7 +13,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus, Spend, TaskFailure
 from conveyor.domain.task_rules import Failed, Released
 from conveyor.ports.tasks import NotClaimable, Settled
-from conveyor.prod.dynamodb.run_rows import Change, RunMoved
+from conveyor.prod.dynamodb.run_rows import Change, RunVersionConflict
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench, settles, writes
 from tests.conformance.world import CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World
@@ -217,7 +217,7 @@ async def close_run(bench: TableBench, run_id: str) -> None:
         try:
             change = Change(sets={"last_batch_received": True})
             row = await bench.outside.change(row, change, now=bench.clock.now())
-        except RunMoved:
+        except RunVersionConflict:
             continue
-        await bench.outside.settle_status(row, now=bench.clock.now())
+        await bench.outside.write_late_status(row, now=bench.clock.now())
         return

@@ -13,7 +13,7 @@ from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.records import ClaimedKey, IdempotencyScope, StoredResponse
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces
 from conveyor.prod.dynamodb.schema import run_key
-from conveyor.prod.dynamodb.submitting import Reservation, give_back
+from conveyor.prod.dynamodb.submitting import Reservation, cancel_reservation
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import (
     DB,
@@ -66,7 +66,7 @@ async def test_an_addition_that_was_given_up_meanwhile_is_not_counted(bench: Ben
     place = RunPlace(run_id, job_id, 1, ONE_SHARD)
 
     async def give_up() -> None:
-        assert await give_back(records, place, Reservation(1, 2), now=bench.world.now)
+        assert await cancel_reservation(records, place, Reservation(1, 2), now=bench.world.now)
 
     bench.faults.before(DB, TRANSACT, give_up, nth=2)
     await refused(ErrorCode.UNAVAILABLE, bench.world.append(job_id, 2))

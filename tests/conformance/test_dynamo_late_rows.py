@@ -14,8 +14,8 @@ from conveyor.domain.ids import task_id
 from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.prod.dynamodb.client import DamagedRow
-from conveyor.prod.dynamodb.runs import read_all
-from conveyor.prod.dynamodb.schema import BY_OWNER, every, task_key
+from conveyor.prod.dynamodb.runs import query_all
+from conveyor.prod.dynamodb.schema import BY_OWNER, all_partitions, task_key
 from conveyor.prod.dynamodb.sweeping import PATIENCE
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
@@ -50,7 +50,7 @@ async def settle(bench: Ingests) -> None:
 
 async def unsettled(bench: Ingests) -> list[str]:
     """The runs that a sweep would look at, by the index."""
-    found = await read_all(bench.table, every("unsettled"), index=BY_OWNER)
+    found = await query_all(bench.table, all_partitions("unsettled"), index=BY_OWNER)
     return [item["run_id"] for item in found]
 
 
@@ -241,8 +241,12 @@ async def test_a_count_that_does_not_get_through_is_told_and_costs_no_other(
     await world.store.sweeping.tidy(now=world.now)
     [left] = await unsettled(bench)
     assert left in runs.values()
-    told = [record.getMessage() for record in caplog.records if "counting what" in record.message]
-    assert told == [f"counting what came after the end of run {left} failed: unavailable: away"]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "recounting the ended run" in record.message
+    ]
+    assert told == [f"recounting the ended run {left} failed: unavailable: away"]
     await settle(bench)
     assert await unsettled(bench) == []
     for job_id, run_id in runs.items():

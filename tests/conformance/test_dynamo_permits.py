@@ -15,7 +15,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.permits import KEPT, DynamoPermits
+from conveyor.prod.dynamodb.permits import ROW_TTL, DynamoPermits
 from conveyor.prod.dynamodb.schema import permits_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.permit_servers import permits_table
@@ -313,7 +313,7 @@ async def test_a_row_outlives_its_leases_by_far_and_then_goes_by_itself() -> Non
     await process.ask()
     row = await fleet.row()
     assert row is not None
-    assert row["ttl"] == process.clock.now() // 1_000 + KEPT
+    assert row["ttl"] == process.clock.now() // 1_000 + ROW_TTL
     assert row["shape"] == 1
     await permits_table(process.clock).delete(permits_key(fleet._job_id))
     assert (await process.ask(1)).granted

@@ -186,7 +186,7 @@ async def test_who_is_too_late_with_a_job_takes_its_rows_back(bench: Bench) -> N
     )
     await refused(ErrorCode.UNAVAILABLE, create)
     assert await bench.intents() == 0
-    assert await bench.table.get(place.task(tasks[0].task_id)) is None
+    assert await bench.table.get(place.task_key(tasks[0].task_id)) is None
 
 
 async def test_tasks_that_cannot_be_counted_are_taken_back(bench: Bench) -> None:

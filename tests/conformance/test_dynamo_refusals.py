@@ -10,7 +10,7 @@ from conveyor.domain.model import Callback, RunFailure
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.inputs import InputType, JobInput
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.copying import Intent, take_back
+from conveyor.prod.dynamodb.copying import Intent, abandon_intent
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.testing.clock import FakeClock
@@ -87,7 +87,7 @@ async def taking_back(bench: Bench, job_id: str, run_id: str) -> Step:
     place = await RunPlaces(bench.table).find(run_id)
     assert place is not None
     # Its own intent is looked for first: that condition is not met, and only then comes the put.
-    return lambda: take_back(bench.store.table, Intent(place, "holder", is_first=False))
+    return lambda: abandon_intent(bench.store.table, Intent(place, "holder", is_first=False))
 
 
 def an_export(bench: Bench, job_id: str, run_id: str) -> Export:

@@ -62,7 +62,7 @@ async def ends_of_claims(bench: TableBench, tasks: list[Task]) -> list[int]:
 async def row_key(bench: TableBench, task: Task) -> Key:
     place = await bench.outside.places.find(task.run_id)
     assert place is not None
-    return place.task(task.task_id)
+    return place.task_key(task.task_id)
 
 
 async def test_the_table_fails_for_some_and_all_others_are_renewed(

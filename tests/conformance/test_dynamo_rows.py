@@ -151,7 +151,7 @@ async def test_rows_that_were_claimed_are_not_taken_back(bench: TableBench, worl
     _, run_id = await world.submit(4)
     await world.claimed(run_id, 1)
     place = (await bench.row(run_id)).place
-    keys = [place.task(ids.task_id(run_id, index)) for index in range(6)]
+    keys = [place.task_key(ids.task_id(run_id, index)) for index in range(6)]
     await remove_untouched(bench.table, keys)
     assert [row.index for row in await world.rows(run_id)] == [1]
 
@@ -164,7 +164,7 @@ async def test_an_inherited_row_keeps_the_end_and_not_the_history(
     await world.fail(run_id, 1)
     place = (await bench.row(run_id)).place
     for index, source in enumerate(await world.rows(run_id)):
-        item = await bench.table.get(place.task(source.task_id))
+        item = await bench.table.get(place.task_key(source.task_id))
         assert item is not None
         kept = inherited_item(item, run_id, now=9)
         task = read_task("new", kept)

@@ -12,7 +12,7 @@ from conveyor.domain.model import JobStatus, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.exports import ExportStatus
 from conveyor.ports.permits import LeaseRequest
-from conveyor.prod.dynamodb.client import Item, Name, rewritten
+from conveyor.prod.dynamodb.client import AttributeName, Item, merge_json
 from conveyor.prod.dynamodb.permits import DynamoPermits
 from conveyor.prod.dynamodb.schema import export_item_key, job_key, permits_key, run_key, task_key
 from conveyor.testing.clock import FakeClock
@@ -168,7 +168,7 @@ async def test_entries_of_a_ledger_may_have_more_than_is_known(versions: Version
         key,
         "SET #entries.#one.#later = :kept",
         condition="attribute_exists(pk)",
-        later=Name(LATER),
+        later=AttributeName(LATER),
         kept="kept",
     )
     more = LeaseRequest(job_id="JOB", holder="other", count=2, before=0, sequence=1)
@@ -188,10 +188,10 @@ class Outer(msgspec.Struct, frozen=True):
 
 def test_a_text_is_rewritten_with_what_is_not_known_of_it() -> None:
     text = '{"name":"old","inner":{"colour":"red","later":1},"later":[null]}'
-    assert msgspec.json.decode(rewritten(text, Outer("new", Inner()))) == {
+    assert msgspec.json.decode(merge_json(text, Outer("new", Inner()))) == {
         "name": "new",
         "inner": {"later": 1},
         "later": [None],
     }
-    assert msgspec.json.decode(rewritten(text, Outer("new")))["inner"] is None
-    assert rewritten("", Outer("new")) == '{"name":"new","inner":null}'
+    assert msgspec.json.decode(merge_json(text, Outer("new")))["inner"] is None
+    assert merge_json("", Outer("new")) == '{"name":"new","inner":null}'

@@ -26,10 +26,10 @@ from conveyor.prod.dynamodb.schema import (
     INTENTS,
     Key,
     by_time,
-    description,
     intent_key,
     pin_key,
     place_key,
+    table_parameters,
     task_partition,
     task_sort_key,
 )
@@ -149,7 +149,7 @@ class Bench:
         for index in indexes:
             task_id = ids.task_id(place.run_id, index)
             item = new_task_item(task_id, SPEC, now=self.now)
-            await self.table.put(place.task(task_id), item)
+            await self.table.put(place.task_key(task_id), item)
 
     async def intent(self, place: RunPlace) -> Key:
         """Write that rows of a run are about to be written."""
@@ -179,7 +179,7 @@ async def bench() -> AsyncIterator[Bench]:
     # Clocks of one seed make the same tokens, and a transaction is known by its token.
     name, clock = new_name(), FakeClock(seed=secrets.randbits(48))
     aws = BotoAws({"dynamodb": client}, options, clock)
-    await aws.call("dynamodb", "create_table", description(name))
+    await aws.call("dynamodb", "create_table", table_parameters(name))
     exists = client.get_waiter("table_exists")
     await anyio.to_thread.run_sync(lambda: exists.wait(TableName=name))
     yield Bench(aws, name, clock)

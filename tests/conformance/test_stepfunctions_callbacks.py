@@ -10,7 +10,7 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.outbox import Callbacks, TokenExpired
-from conveyor.prod.admin.checks import Finding, callbacks_problem, tried
+from conveyor.prod.admin.checks import Finding, callbacks_problem, run_check
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
 from conveyor.prod.stepfunctions import StepFunctionsCallbacks
 from tests.conformance.state_machines import SFN, Machine, state_machine
@@ -94,7 +94,7 @@ async def test_any_other_refusal_is_unavailable_and_keeps_the_token(code: str) -
 
 async def test_a_check_tells_whether_callbacks_are_permitted() -> None:
     async def check(code: str) -> Finding:
-        return await tried("callbacks", lambda: callbacks_problem(Refuses(code), SystemClock()))
+        return await run_check("callbacks", lambda: callbacks_problem(Refuses(code), SystemClock()))
 
     assert (await check("InvalidToken")).problem is None
     denied = await check("AccessDeniedException")

@@ -36,7 +36,7 @@ def _figures(rows: list[Row], name: str) -> dict[str, float | int | str]:
 
 def test_a_call_is_for_the_innermost_function_that_has_a_purpose() -> None:
     claims = "conveyor.prod.dynamodb.claims"
-    assert purpose_of(claims, "Claims._take") == "claim"
+    assert purpose_of(claims, "Claims._claim_pending") == "claim"
     assert purpose_of(claims, "Claims.renew.<locals>.renew") == "renewal of claims"
     assert purpose_of(claims, "Claims._write") is None
     assert purpose_of("conveyor.prod.dynamodb.permits", "DynamoPermits.hold") == "permits"

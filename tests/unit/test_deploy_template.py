@@ -15,7 +15,7 @@ import yaml
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
 from conveyor.prod.aws.calls import Answer, Parameters
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, description
+from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, table_parameters
 from conveyor.prod.s3.bucket import lifecycle_rules
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.sqs.registry import attributes, prefix
@@ -50,7 +50,7 @@ def test_the_linter_has_nothing_to_say() -> None:
 
 def test_the_table_is_the_one_that_init_makes(resources: dict[str, Any]) -> None:
     properties = resources["Table"]["Properties"]
-    wanted = description(f"conveyor-{ENVIRONMENT}")
+    wanted = table_parameters(f"conveyor-{ENVIRONMENT}")
     assert properties["TableName"]["Fn::Sub"] == wanted["TableName"]
     for name in ("BillingMode", "AttributeDefinitions", "KeySchema", "GlobalSecondaryIndexes"):
         assert properties[name] == wanted[name], name

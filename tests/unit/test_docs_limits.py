@@ -21,7 +21,7 @@ from conveyor.ports import queues
 from conveyor.prod.dynamodb.rerun import MOST_PINS
 from conveyor.prod.dynamodb.runs import MOST_RUNS
 from conveyor.prod.dynamodb.sweeping import PATIENCE
-from conveyor.prod.dynamodb.task_rows import MOST_CALLS, MOST_INSERT
+from conveyor.prod.dynamodb.task_rows import CONCURRENT_CALLS, STATEMENTS_PER_CALL
 from conveyor.prod.redis import server
 from conveyor.prod.s3 import blobs
 from conveyor.prod.s3.blobs import PART
@@ -131,8 +131,8 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "hiding of a message by SQS, after its receipt": (LONGEST_HIDING,),
     "delay of a message by SQS itself": (messages.MOST_DELAY,),
     "rows in an insertion, insertions at a time of one write": (
-        MOST_INSERT,
-        MOST_CALLS,
+        STATEMENTS_PER_CALL,
+        CONCURRENT_CALLS,
     ),
     "runs that one transaction deletes, pins that it writes": (
         MOST_RUNS,

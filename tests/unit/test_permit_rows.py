@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conveyor.ports.permits import LeaseRequest
 from conveyor.prod.dynamodb.client import Item
-from conveyor.prod.dynamodb.permits import MOST_REMOVED, LeaseRow, Plan, Watch
+from conveyor.prod.dynamodb.permits import MOST_REMOVED, LeaseRow, LedgerWrite, RowWatch
 
 LEASE = 30_000
 
@@ -26,8 +26,8 @@ def asks(count: int, *, holder: str = "me", sequence: int = 6) -> LeaseRequest:
 
 
 def test_lapsed_entries_that_one_write_cannot_remove_are_counted() -> None:
-    watch = Watch()
-    watch.learn(row({f"dead-{number}": 1 for number in range(MOST_REMOVED + 5)}), 0.0)
+    watch = RowWatch()
+    watch.observe(row({f"dead-{number}": 1 for number in range(MOST_REMOVED + 5)}), 0.0)
     assert watch.plan(asks(6), 10, 30.0) is None
     plan = watch.plan(asks(5), 10, 30.0)
     assert plan is not None
@@ -36,46 +36,46 @@ def test_lapsed_entries_that_one_write_cannot_remove_are_counted() -> None:
 
 
 def test_an_entry_lapses_for_who_has_watched_it_unchanged_for_its_lease() -> None:
-    watch = Watch()
-    watch.learn(row({"other": 10}), 100.0)
-    watch.learn(row({"other": 10}), 129.0)
+    watch = RowWatch()
+    watch.observe(row({"other": 10}), 100.0)
+    watch.observe(row({"other": 10}), 129.0)
     assert watch.plan(asks(1), 10, 129.999) is None
-    assert watch.plan(asks(1), 10, 130.0) == Plan(None, "g", {"other": "sother"})
-    watch.learn(row({"other": 10}, stamp="t"), 130.0)
+    assert watch.plan(asks(1), 10, 130.0) == LedgerWrite(None, "g", {"other": "sother"})
+    watch.observe(row({"other": 10}, stamp="t"), 130.0)
     assert watch.plan(asks(1), 10, 159.999) is None
-    assert watch.plan(asks(1), 10, 160.0) == Plan(None, "g", {"other": "tother"})
+    assert watch.plan(asks(1), 10, 160.0) == LedgerWrite(None, "g", {"other": "tother"})
 
 
 def test_an_entry_that_was_gone_and_is_there_again_is_watched_anew() -> None:
-    watch = Watch()
-    watch.learn(row({"other": 10}), 0.0)
-    watch.learn(row({}), 10.0)
-    watch.learn(row({"other": 10}), 20.0)
+    watch = RowWatch()
+    watch.observe(row({"other": 10}), 0.0)
+    watch.observe(row({}), 10.0)
+    watch.observe(row({"other": 10}), 20.0)
     assert watch.plan(asks(1), 10, 49.999) is None
     assert watch.plan(asks(1), 10, 50.0) is not None
 
 
 def test_renewing_and_giving_back_hang_on_ones_own_entry_alone() -> None:
-    watch = Watch()
-    watch.learn(row({"me": 4, "other": 6}), 0.0)
-    assert watch.plan(asks(4), 5, 1.0) == Plan("sme", None, {})
-    assert watch.plan(asks(0), 5, 1.0) == Plan("sme", None, {})
+    watch = RowWatch()
+    watch.observe(row({"me": 4, "other": 6}), 0.0)
+    assert watch.plan(asks(4), 5, 1.0) == LedgerWrite("sme", None, {})
+    assert watch.plan(asks(0), 5, 1.0) == LedgerWrite("sme", None, {})
     assert watch.plan(asks(5), 10, 1.0) is None
-    assert watch.plan(asks(5), 11, 1.0) == Plan("sme", "g", {})
+    assert watch.plan(asks(5), 11, 1.0) == LedgerWrite("sme", "g", {})
     assert watch.plan(asks(4, sequence=5), 11, 1.0) is None
 
 
 def test_ones_own_lapsed_entry_is_replaced_and_its_sequence_forgotten() -> None:
-    watch = Watch()
-    watch.learn(row({"me": 4}), 0.0)
-    assert watch.plan(asks(4, sequence=1), 10, 30.0) == Plan("sme", "g", {})
+    watch = RowWatch()
+    watch.observe(row({"me": 4}), 0.0)
+    assert watch.plan(asks(4, sequence=1), 10, 30.0) == LedgerWrite("sme", "g", {})
     assert watch.plan(asks(11, sequence=1), 10, 30.0) is None
 
 
 def test_without_a_row_nobody_holds_anything() -> None:
-    watch = Watch()
-    watch.learn(None, 0.0)
-    assert watch.plan(asks(10), 10, 0.0) == Plan(None, None, {})
+    watch = RowWatch()
+    watch.observe(None, 0.0)
+    assert watch.plan(asks(10), 10, 0.0) == LedgerWrite(None, None, {})
     assert watch.plan(asks(11), 10, 0.0) is None
-    standing = watch.standing(granted=False, limit=10, now=0.0)
+    standing = watch.ledger_state(granted=False, limit=10, now=0.0)
     assert (standing.free, standing.holders, standing.wanting) == (10, 0, 0)

@@ -1,1 +1,1 @@
-"""The resources of a fleet: made, checked, removed; and its dead letters."""
+"""`conveyor admin`: the resources of a fleet and its dead letters."""

@@ -1,4 +1,9 @@
-"""The resources of one environment together, in the order in which they need each other."""
+"""`conveyor admin` for one environment: create, check and remove its table, queues and bucket, and
+change the settings that its processes share.
+
+Resources are created in the order in which they depend on each other, and removed in the opposite
+one. Commands that need a fleet at rest first watch for workers that are alive.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from conveyor.prod.admin.checks import (
     clock_problem,
     queues_problem,
     rows_problem,
-    tried,
+    run_check,
 )
 from conveyor.prod.admin.resources import NO_TABLE, BucketResource, QueuesResource, TableResource
 from conveyor.prod.aws.boto import BotoAws, open_clients
@@ -40,36 +45,36 @@ from conveyor.prod.startup_checks import (
     terms,
 )
 
-LOOK = 3 * BEAT
-"""Seconds without a word of a worker, after which a fleet may be removed."""
+WORKER_WATCH = 3 * BEAT
+"""Seconds without a sign of a worker after which a fleet may be removed."""
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 T = TypeVar("T")
 
 
 class Resource(Protocol):
-    """One thing in AWS that is made and removed; `what` names it."""
+    """One resource in AWS that is created and removed; `label` names it to the operator."""
 
-    what: str
+    label: str
 
     async def ensure(self) -> str:
-        """Make what is missing of it: MADE where that was all of it, else what was changed of one
-        that was there; empty: nothing."""
+        """Create the resource or its missing parts. Return MADE if all of it was missing, else a
+        text about the change; "" if nothing was."""
         ...
 
     async def problem(self) -> str | None:
-        """What is wrong with it."""
+        """Return the first problem of the resource, if any."""
         ...
 
     async def remove(self) -> bool:
-        """Remove it with what is in it; whether there was anything."""
+        """Remove the resource with its content; return False if it did not exist."""
         ...
 
 
 class Administration:
-    """Makes, checks and removes. Opened by `open_administration`, closed at the end of a block.
+    """Administers one environment. Opened by `open_administration`; closed at the end of its block.
 
-    Refusals of AWS are raised as ConveyorError, in one line.
+    Raises refusals of AWS as ConveyorError, in one line.
     """
 
     def __init__(self, aws: BotoAws, options: ProdOptions, clock: Clock) -> None:
@@ -99,68 +104,70 @@ class Administration:
         await self._aws.aclose()
 
     async def init(self) -> AsyncIterator[str]:
-        """Make what is missing; a line for each thing. Raises ConveyorError for the first that
-        cannot be made."""
-        yield await self._ensured(self._rows)
-        # Before a bucket is made that the fleet has no use for.
-        had = await _plainly(fleet_item(self._table))
-        await self._agree()
-        yield await self._ensured(self._queues)
-        yield await self._ensured(self._blobs)
+        """Create missing resources; yield a line for each. Raises ConveyorError for the first that
+        cannot be created."""
+        yield await self._ensure(self._rows)
+        # Join the fleet before creating a bucket: a disagreement must leave nothing behind.
+        had = await _translate_refusals(fleet_item(self._table))
+        await self._join_fleet()
+        yield await self._ensure(self._queues)
+        yield await self._ensure(self._blobs)
         if self._options.ledger == "redis":
-            # A ledger is closed for a lease from when it begins: better now than at the first task.
+            # A new ledger stays closed for one lease; start it now, not with the first task.
             await self._redis_problem()
         yield f"{'made' if had is None else 'there':<8}{self._fleet}"
 
-    async def _ensured(self, resource: Resource) -> str:
+    async def _ensure(self, resource: Resource) -> str:
         try:
             changed = await resource.ensure()
         except AwsRefused as refused:
-            text = f"{resource.what}: {describe(refused)}"
+            text = f"{resource.label}: {describe(refused)}"
             raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None
         if changed in ("", MADE):
-            return f"{changed or 'there':<8}{resource.what}"
-        return f"{'changed':<8}{resource.what}: {changed}"
+            return f"{changed or 'there':<8}{resource.label}"
+        return f"{'changed':<8}{resource.label}: {changed}"
 
-    async def _agree(self) -> None:
-        """Nothing is said of a worker that is alive."""
-        item = await _plainly(agree(self._table, self._terms, works=False))
+    async def _join_fleet(self) -> None:
+        """Agree on the terms of the fleet, without counting as a worker that is alive."""
+        item = await _translate_refusals(agree(self._table, self._terms, works=False))
         problem = difference(item, self._terms, works=True)
         if problem is not None:
             raise ConveyorError(ErrorCode.CONFLICT, problem)
 
     async def check(self) -> AsyncIterator[Finding]:
-        """A finding for each thing. What is not there is not tried out."""
+        """Yield a finding for each resource, and for the use of those that exist."""
         aws, options, clock = self._aws, self._options, self._clock
         there = set()
         for resource in self._resources():
-            finding = await tried(resource.what, resource.problem)
+            finding = await run_check(resource.label, resource.problem)
             if finding.problem is None:
                 there.add(resource)
             yield finding
-        yield await tried("clock", lambda: clock_problem(self._table, clock))
+        yield await run_check("clock", lambda: clock_problem(self._table, clock))
         if self._rows in there:
-            yield await tried(self._fleet, self._fleet_problem)
-            yield await tried("use of the table", lambda: rows_problem(aws, self._table, clock))
+            yield await run_check(self._fleet, self._fleet_problem)
+            yield await run_check("use of the table", lambda: rows_problem(aws, self._table, clock))
         if self._queues in there:
-            yield await tried(
+            yield await run_check(
                 "use of queues", lambda: queues_problem(aws, options.environment, clock)
             )
         if self._blobs in there:
-            yield await tried(
+            yield await run_check(
                 "use of the bucket", lambda: blobs_problem(aws, options.bucket, clock)
             )
-        yield await tried("callbacks", lambda: callbacks_problem(aws, clock))
+        yield await run_check("callbacks", lambda: callbacks_problem(aws, clock))
         if options.redis_url:
-            yield await tried("redis", self._redis_problem)
+            yield await run_check("redis", self._redis_problem)
         if options.kms_key and self._rows in there:
-            yield await tried("data key under KMS", self._data_key_problem)
+            yield await run_check("data key under KMS", self._data_key_problem)
 
-    async def check_no_worker(self, say: Say) -> None:
-        """Watch for a while, and say so. Raises ConveyorError(conflict) where a worker is alive; an
-        API says nothing and is not noticed."""
+    async def check_no_worker(self, say: Report) -> None:
+        """Watch for workers for a while, and report that. Raises ConveyorError(conflict) if one is
+        alive. An API gives no sign of life, so it goes unnoticed."""
         try:
-            nobody = await nobody_works(self._table, watch=LOOK, watching=_watching(say, LOOK))
+            nobody = await nobody_works(
+                self._table, watch=WORKER_WATCH, watching=_report_watch(say, WORKER_WATCH)
+            )
         except AwsRefused as refused:
             if refused.word == NO_TABLE:
                 return
@@ -172,12 +179,13 @@ class Administration:
             )
 
     async def destroy(self) -> AsyncIterator[str]:
-        """Remove everything of the environment; a line for each thing. Raises ConveyorError:
-        (conflict) before anything went, where the bucket of the options is not the fleet's."""
+        """Remove all resources of the environment; yield a line for each. Raises
+        ConveyorError(conflict), before anything is removed, if the fleet uses another bucket than
+        the options name."""
         await self._check_bucket()
         for resource in reversed(self._resources()):
-            removed = await _plainly(resource.remove())
-            yield f"{'removed' if removed else 'absent '} {resource.what}"
+            removed = await _translate_refusals(resource.remove())
+            yield f"{'removed' if removed else 'absent '} {resource.label}"
 
     async def _check_bucket(self) -> None:
         try:
@@ -193,17 +201,21 @@ class Administration:
                 f"the bodies of the fleet are in bucket {bucket}, not in {self._options.bucket}",
             )
 
-    async def move_ledger(self, kind: str, say: Say) -> bool:
-        """Let the fleet keep its permits elsewhere, after a minute without a word of a worker,
-        which is said; False where it does already. Raises ConveyorError(conflict) where a worker is
+    async def move_ledger(self, kind: str, say: Report) -> bool:
+        """Move the fleet's permits to another ledger, after a minute without a sign of a worker;
+        return False if they are there already. Raises ConveyorError(conflict) if a worker is
         alive."""
-        return await _plainly(change_ledger(self._table, kind, watching=_watching(say, WATCH)))
+        return await _translate_refusals(
+            change_ledger(self._table, kind, watching=_report_watch(say, WATCH))
+        )
 
-    async def rebind(self, say: Say) -> bool:
-        """Let the fleet have the bucket, and the secret if there is one, of these options, as
-        `move_ledger` does its ledger."""
-        changed = await _plainly(rebind(self._table, self._terms, watching=_watching(say, WATCH)))
-        await _plainly(self._blobs.take())
+    async def rebind(self, say: Report) -> bool:
+        """Make the bucket of these options the fleet's, and their secret if they have one. Watches
+        for workers as `move_ledger` does."""
+        changed = await _translate_refusals(
+            rebind(self._table, self._terms, watching=_report_watch(say, WATCH))
+        )
+        await _translate_refusals(self._blobs.take())
         return changed
 
     def _resources(self) -> tuple[Resource, ...]:
@@ -212,21 +224,21 @@ class Administration:
     async def _fleet_problem(self) -> str | None:
         item = await fleet_item(self._table)
         if item is None or "bucket_name" not in item:
-            return "is not agreed on (conveyor admin init sees to it)"
+            return "are not written yet (run conveyor admin init)"
         problem = difference(item, self._terms, works=True)
         return (
-            None if problem is None else f"{problem} (conveyor admin ledger and rebind change it)"
+            None if problem is None else f"{problem} (change it by conveyor admin ledger or rebind)"
         )
 
     async def _data_key_problem(self) -> None:
-        """The first who asks has it made; that may as well be a check."""
+        """Open the data key. The first process that opens it creates it, so a check may do so."""
         options = self._options
         await open_data_key(
             self._aws, self._table, kms_key=options.kms_key, environment=options.environment
         )
 
     async def _redis_problem(self) -> str | None:
-        """Nothing is held by a question for no permit."""
+        """Ask for zero permits, which holds nothing."""
         server = RedisServer(self._options.redis_url, self._clock)
         permits = RedisPermits(server, environment=self._options.environment)
         try:
@@ -241,16 +253,16 @@ class Administration:
 
 
 async def open_administration(options: ProdOptions, clock: Clock) -> Administration:
-    """The administration of one environment."""
+    """Open the administration of one environment."""
     aws = await open_clients(options.aws, clock, *options.services)
     return Administration(aws, options, clock)
 
 
-def _watching(say: Say, seconds: float) -> Callable[[], None]:
+def _report_watch(say: Report, seconds: float) -> Callable[[], None]:
     return lambda: say(f"watching for {seconds:g} s that no worker is alive")
 
 
-async def _plainly(call: Awaitable[T]) -> T:
+async def _translate_refusals(call: Awaitable[T]) -> T:
     try:
         return await call
     except AwsRefused as refused:

@@ -1,11 +1,9 @@
-"""What a check found of one thing, and how a refusal of AWS reads there.
+"""The checks of `conveyor admin check`: the local clock against DynamoDB's, and the permissions of
+the caller.
 
-How far this machine's clock is from that of a service, by the Date of an answer.
-
-Permissions, tried out: each call that a role makes, on things of no consequence made for it.
-
-What is permitted is that to whoever runs the check; run it with the credentials of a role to know
-what the role may do.
+Permissions are tried out by each call that a role makes, on items, objects and queues created for
+the purpose. They are those of whoever runs the check: run it with the credentials of a role to
+check the role.
 """
 
 from __future__ import annotations
@@ -25,54 +23,55 @@ from conveyor.prod.sqs.registry import prefix
 from conveyor.prod.stepfunctions import NOBODY_WAITS, SERVICE
 
 MADE = "made"
-"""What became of a thing that was not there at all."""
+"""The outcome of `ensure` if all of a resource was missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing, and what is wrong with it; None: nothing."""
+    """The result of one check; `problem` is None if all is well."""
 
-    what: str
+    label: str
     problem: str | None = None
 
     def __str__(self) -> str:
         return (
-            f"ok      {self.what}"
+            f"ok      {self.label}"
             if self.problem is None
-            else f"WRONG   {self.what}: {self.problem}"
+            else f"WRONG   {self.label}: {self.problem}"
         )
 
 
-async def tried(what: str, attempt: Callable[[], Awaitable[str | None]]) -> Finding:
-    """The finding of an attempt, which says what is wrong, or is refused."""
+async def run_check(label: str, attempt: Callable[[], Awaitable[str | None]]) -> Finding:
+    """Run a check; return its problem, or the refusal that it met, as a finding."""
     try:
-        return Finding(what, await attempt())
+        return Finding(label, await attempt())
     except AwsRefused as refused:
-        return Finding(what, describe(refused))
+        return Finding(label, describe(refused))
     except ConveyorError as error:
-        return Finding(what, error.detail)
+        return Finding(label, error.detail)
 
 
-FURTHEST = 30.0
-"""Seconds. Signatures are refused from five minutes on; delays, claims and links suffer before."""
+MAX_CLOCK_SKEW = 30.0
+"""Seconds. Signatures are refused beyond five minutes; delays, claims and links suffer earlier."""
 
 
 async def clock_problem(table: Table, clock: Clock) -> str | None:
-    """What is wrong with the clock of this machine. Raises AwsRefused."""
+    """Compare the clock of this machine with DynamoDB's, by the Date of an answer. Raises
+    AwsRefused."""
     before = clock.now()
     try:
         answer = await table.call("get_item", Key=tag_all(FLEET._asdict()))
     except AwsRefused as refused:
         if refused.word != "ResourceNotFoundException":
             raise
-        return "cannot be compared while there is no table"
+        return "cannot be compared without a table"
     passed = clock.now() - before
     stated = _date(answer)
     if stated is None:
         return "cannot be compared: the answer of DynamoDB carries no date"
-    # A Date is cut to whole seconds: the middle of its second against the middle of the call.
+    # A Date has whole seconds: compare the middle of its second with the middle of the call.
     apart = (before + passed / 2 - (stated + 500)) / 1_000
-    if abs(apart) <= FURTHEST:
+    if abs(apart) <= MAX_CLOCK_SKEW:
         return None
     return f"is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} that of DynamoDB"
 
@@ -85,14 +84,14 @@ def _date(answer: dict[str, Any]) -> float | None:
         return None
 
 
-KEPT = 3_600
-"""Seconds until what a check leaves behind, cut short, is removed by DynamoDB."""
+CHECK_ITEM_TTL = 3_600
+"""Seconds after which DynamoDB removes the item of an interrupted check."""
 
 
 async def rows_problem(aws: Aws, table: Table, clock: Clock) -> str | None:
-    """What is not permitted of the table. Raises AwsRefused for the first refused call."""
+    """Try the calls on items. Raises AwsRefused for the first refused one."""
     key = Key(f"Check#{clock.new_id()}", "Check")
-    item: dict[str, Any] = {TIME_TO_LIVE: clock.now() // 1_000 + KEPT}
+    item: dict[str, Any] = {TIME_TO_LIVE: clock.now() // 1_000 + CHECK_ITEM_TTL}
     await table.put(key, item)
     await table.update(key, "SET checked = :yes", condition="attribute_exists(pk)", yes=True)
     await table.get(key)
@@ -111,7 +110,7 @@ async def rows_problem(aws: Aws, table: Table, clock: Clock) -> str | None:
 
 
 async def _insert_problem(aws: Aws, table: Table, key: Key, item: dict[str, Any]) -> str | None:
-    """A refusal of one statement of a batch stands in the answer."""
+    """Try an INSERT statement: the response of a batch carries the refusal of a statement."""
     named = tag_all({**key._asdict(), **item})
     fields = ", ".join(f"'{name}': ?" for name in named)
     statement = {
@@ -128,7 +127,7 @@ async def _insert_problem(aws: Aws, table: Table, key: Key, item: dict[str, Any]
 
 
 async def blobs_problem(aws: Aws, bucket: str, clock: Clock) -> str | None:
-    """What is not permitted of the bucket. Raises AwsRefused for the first refused call."""
+    """Try the calls on objects. Raises AwsRefused for the first refused one."""
     key = f"check/{clock.new_id()}"
     named = {"Bucket": bucket, "Key": key}
     await aws.call("s3", "put_object", {**named, "Body": b"check"})
@@ -143,7 +142,7 @@ async def blobs_problem(aws: Aws, bucket: str, clock: Clock) -> str | None:
 
 
 async def queues_problem(aws: Aws, environment: str, clock: Clock) -> str | None:
-    """What is not permitted of a run's queue: made, used and removed under a name of its own.
+    """Try the calls on a run's queue: create, use and remove one under a name of its own.
 
     Raises AwsRefused for the first refused call.
     """
@@ -165,8 +164,8 @@ async def queues_problem(aws: Aws, environment: str, clock: Clock) -> str | None
 
 
 async def callbacks_problem(aws: Aws, clock: Clock) -> None:
-    """Raises AwsRefused for the first callback that is not permitted. Of one that is, it is said
-    that nobody waits with this token, which is made up."""
+    """Try the callbacks with a made-up token, for which nobody waits. Raises AwsRefused for the
+    first refused one."""
     token = {"taskToken": f"check-{clock.new_id()}"}
     calls: dict[str, dict[str, str]] = {
         "send_task_heartbeat": {},

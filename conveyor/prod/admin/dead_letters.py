@@ -1,7 +1,7 @@
-"""Dead letters: messages that were given up, looked at, sent back, removed.
+"""The dead letters of an environment: listed, sent back to their queues, or removed.
 
-SQS shows nothing without handing it out: each look receives the letters, which hides them from
-other looks for half a minute, and gives back those that are to stay.
+SQS shows a message only by delivering it. Each command therefore receives the letters, which hides
+them from others for half a minute, and makes those visible again that stay.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from conveyor.prod.sqs.messages import NOT_BEFORE, UnreadableMessage, read
 from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.sqs.registry import NO_QUEUE, prefix
 
-HIDDEN = 30
-"""Seconds that a letter is hidden by a look which breaks off."""
-WAIT = 1
-"""Seconds that a receive waits: a short poll asks some of the servers alone."""
+VISIBILITY_TIMEOUT = 30
+"""Seconds that an interrupted command leaves letters hidden."""
+RECEIVE_WAIT = 1
+"""Seconds that a receive waits; a short poll would ask only some of the servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter, as far as this version can read it. `age` in seconds, since it was sent
-    first."""
+    """One dead letter, as far as this version can read it. `age` in seconds since it was first
+    sent."""
 
     letter_id: str
     message: Message | UnreadableMessage
@@ -56,15 +56,15 @@ class Letter:
 
     @property
     def reason(self) -> str:
-        """Why it was given up, where that can be told: a message that SQS moved, because it was
-        received too often, carries no reason."""
+        """The reason why it was given up. A message that SQS moved after too many receives has
+        none."""
         message = self.message
         tells = IngestMessage | ExportMessage | UnreadableMessage
         return message.reason if isinstance(message, tells) else ""
 
     @property
     def about(self) -> str:
-        """Its kind and the ids in it."""
+        """Its kind, and the ids in it."""
         message = self.message
         if isinstance(message, UnreadableMessage):
             return "cannot be read"
@@ -74,8 +74,8 @@ class Letter:
 
 
 class DeadLetters:
-    """The dead letters of one environment. Opened by `open_dead_letters`, closed at the end of a
-    block. `url` is that of their queue."""
+    """The dead letters of one environment. Opened by `open_dead_letters`; closed at the end of its
+    block. `url` is the URL of their queue."""
 
     def __init__(self, aws: BotoAws, queues: Queues, clock: Clock, *, url: str) -> None:
         self._aws = aws
@@ -94,39 +94,39 @@ class DeadLetters:
     ) -> None:
         await self._aws.aclose()
 
-    async def look(self, *, limit: int) -> list[Letter]:
-        """At most so many letters, oldest first; all of them stay."""
+    async def peek(self, *, limit: int) -> list[Letter]:
+        """Return at most `limit` letters, oldest first, and leave all of them in the queue."""
         found: list[Letter] = []
-        async for letters in self._received():
+        async for letters in self._receive_all():
             found += letters
             if len(found) >= limit:
                 break
-        await self._give_back(found)
+        await self._make_visible(found)
         return sorted(found, key=lambda letter: -letter.age)[:limit]
 
     async def redrive(self, chosen: frozenset[str] | None) -> dict[str, str | None]:
-        """Send letters back, to the control queue or to their run's; None: all.
+        """Send letters back to the control queue or to the queue of their run; None: all.
 
-        What became of each by its id: None, or why it could not be sent and stays. Letters that
-        were not found are missing.
+        Returns by letter id None, or the reason why the letter stays. Letters that were not found
+        are missing.
         """
-        return await self._each(chosen, self._send_back)
+        return await self._act_on(chosen, self._send_back)
 
     async def drop(self, chosen: frozenset[str] | None) -> dict[str, str | None]:
-        """Remove letters for good; None: all. What became of each, as of `redrive`."""
+        """Remove letters for good; None: all. Returns as `redrive` does."""
 
         async def nothing(_letter: Letter) -> None:
             return None
 
-        return await self._each(chosen, nothing)
+        return await self._act_on(chosen, nothing)
 
-    async def _each(
+    async def _act_on(
         self, chosen: frozenset[str] | None, act: Callable[[Letter], Awaitable[str | None]]
     ) -> dict[str, str | None]:
-        """Act on letters; those that are well are removed, all others given back."""
+        """Act on letters; remove those that succeed, and make the others visible again."""
         done: dict[str, str | None] = {}
         kept: list[Letter] = []
-        async for letters in self._received():
+        async for letters in self._receive_all():
             ended: list[Letter] = []
             for letter in letters:
                 if chosen is not None and letter.letter_id not in chosen:
@@ -137,7 +137,7 @@ class DeadLetters:
             await self._delete(ended)
             if chosen is not None and chosen <= done.keys():
                 break
-        await self._give_back(kept)
+        await self._make_visible(kept)
         return done
 
     async def _send_back(self, letter: Letter) -> str | None:
@@ -153,15 +153,15 @@ class DeadLetters:
             return "its run has no queue any more"
         return None
 
-    async def _received(self) -> AsyncIterator[list[Letter]]:
-        """Letters by tens, each once, until no new one comes."""
+    async def _receive_all(self) -> AsyncIterator[list[Letter]]:
+        """Receive letters, ten at a time and each once, until no new one comes."""
         seen: set[str] = set()
         while True:
             answer = await self._call(
                 "receive_message",
                 MaxNumberOfMessages=MAX_BATCH,
-                VisibilityTimeout=HIDDEN,
-                WaitTimeSeconds=WAIT,
+                VisibilityTimeout=VISIBILITY_TIMEOUT,
+                WaitTimeSeconds=RECEIVE_WAIT,
                 AttributeNames=["SentTimestamp"],
                 MessageAttributeNames=[NOT_BEFORE],
             )
@@ -181,7 +181,7 @@ class DeadLetters:
         for entries in _entries(letters):
             await self._call("delete_message_batch", Entries=entries)
 
-    async def _give_back(self, letters: Sequence[Letter]) -> None:
+    async def _make_visible(self, letters: Sequence[Letter]) -> None:
         for entries in _entries(letters, VisibilityTimeout=0):
             await self._call("change_message_visibility_batch", Entries=entries)
 
@@ -190,7 +190,7 @@ class DeadLetters:
 
 
 def _entries(letters: Sequence[Letter], **more: int) -> Iterator[list[dict[str, Any]]]:
-    """The receipts of letters, as batches."""
+    """Make the entries of batch calls from the receipts of letters."""
     for start in range(0, len(letters), MAX_BATCH):
         yield [
             {"Id": str(number), "ReceiptHandle": letter.receipt, **more}
@@ -199,7 +199,8 @@ def _entries(letters: Sequence[Letter], **more: int) -> Iterator[list[dict[str, 
 
 
 async def open_dead_letters(options: ProdOptions, clock: Clock) -> DeadLetters:
-    """The dead letters of one environment. Raises ConveyorError where there is no queue of them."""
+    """Open the dead letters of one environment. Raises ConveyorError if their queue does not
+    exist."""
     aws = await open_clients(options.aws, clock, "dynamodb", "sqs")
     name = f"{prefix(options.environment)}{DEAD_LETTER_QUEUE}"
     try:
@@ -221,5 +222,5 @@ async def open_dead_letters(options: ProdOptions, clock: Clock) -> DeadLetters:
 
 
 async def _no_rows(_run_id: str, _after: int, _limit: int) -> list[tuple[int, str]]:
-    """No queue is made here, so none is filled."""
+    """Fill no queue, because none is created here."""
     return []

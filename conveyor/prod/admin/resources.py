@@ -1,9 +1,5 @@
-"""The bucket, with its lifecycle rules; and how it is emptied to be removed.
-
-The queues that are always there, control and dead letters; and the removal of every queue.
-
-The table: made from its description, held against it, removed.
-"""
+"""The resources that `conveyor admin` creates, checks and removes: the bucket with its lifecycle
+rules, the queues that always exist, and the table."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
 from conveyor.prod.admin.checks import MADE
 from conveyor.prod.aws.calls import Aws, AwsRefused, Parameters
-from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, description
+from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, table_parameters
 from conveyor.prod.s3.bucket import (
     bucket_exists,
     bucket_problem,
@@ -30,19 +26,18 @@ from conveyor.prod.sqs.registry import BLOCKED, NO_QUEUE, RETENTION, attributes,
 
 
 class BucketResource:
-    """One bucket by name, and the environment whose it is to be."""
+    """The bucket of one environment."""
 
     def __init__(self, aws: Aws, name: str, *, region: str, environment: str) -> None:
-        self.what = f"bucket {name}"
+        self.label = f"bucket {name}"
         self._aws = aws
         self._name = name
         self._region = region
         self._environment = environment
 
     async def ensure(self) -> str:
-        """Make it, or its lifecycle rules, where they are missing: MADE, or what was changed of a
-        bucket that was there; empty: nothing. Raises ConveyorError(conflict) where it is another
-        environment's."""
+        """Create the bucket or its missing lifecycle rules; see `Resource.ensure`. Raises
+        ConveyorError(conflict) if the bucket belongs to another environment."""
         was_there = await bucket_exists(self._aws, self._name)
         if was_there:
             await own(self._aws, self._name, self._environment)
@@ -54,7 +49,6 @@ class BucketResource:
         return "got its lifecycle rules" if was_there else MADE
 
     async def problem(self) -> str | None:
-        """What is wrong with it."""
         problem = await bucket_problem(self._aws, self._name)
         if problem is not None:
             return problem
@@ -62,18 +56,18 @@ class BucketResource:
         return None if owner in (None, self._environment) else is_of(owner)
 
     async def take(self) -> None:
-        """Let it be this environment's, whosever it was."""
+        """Make the bucket this environment's, whichever it belonged to."""
         if await bucket_exists(self._aws, self._name):
             await take(self._aws, self._name, self._environment)
 
     async def remove(self) -> bool:
-        """Empty and remove it; whether it was there. Raises ConveyorError(conflict) where it is
-        another environment's."""
+        """Empty and remove the bucket; return False if it did not exist. Raises
+        ConveyorError(conflict) if it belongs to another environment."""
         if not await bucket_exists(self._aws, self._name):
             return False
         owner = await owner_of(self._aws, self._name)
         if owner not in (None, self._environment):
-            raise ConveyorError(ErrorCode.CONFLICT, f"{self.what} is that of environment {owner}")
+            raise ConveyorError(ErrorCode.CONFLICT, f"{self.label} belongs to environment {owner}")
         await self._empty()
         await self._end_uploads()
         await self._call("delete_bucket")
@@ -94,25 +88,28 @@ class BucketResource:
         return await self._aws.call("s3", operation, {"Bucket": self._name, **parameters})
 
 
-AGAIN = 65.0
-"""Seconds after which the name of a deleted queue may be taken again."""
+NAME_COOLDOWN = 65.0
+"""Seconds after which the name of a deleted queue may be used again."""
 
-_OWN = re.compile(rf"{CONTROL_QUEUE}|{DEAD_LETTER_QUEUE}|run-(?:check-)?[0-9A-Za-z]{{26}}(?:-\d+)?")
+_QUEUE_NAME = re.compile(
+    rf"{CONTROL_QUEUE}|{DEAD_LETTER_QUEUE}|run-(?:check-)?[0-9A-Za-z]{{26}}(?:-\d+)?"
+)
 
 
 class QueuesResource:
-    """The queues of one environment."""
+    """The control and dead-letter queues of one environment; `remove` also takes the queues of
+    runs."""
 
     def __init__(self, aws: Aws, clock: Clock, *, environment: str, max_receives: int) -> None:
         self._prefix = prefix(environment)
-        self.what = f"queues {self._prefix}{CONTROL_QUEUE}, {self._prefix}{DEAD_LETTER_QUEUE}"
+        self.label = f"queues {self._prefix}{CONTROL_QUEUE}, {self._prefix}{DEAD_LETTER_QUEUE}"
         self._aws = aws
         self._clock = clock
         self._max_receives = max_receives
 
     async def ensure(self) -> str:
-        """Make them, or set them right: MADE where neither was there, else what was changed; empty:
-        nothing. Waits for a name that was deleted a moment ago."""
+        """Create the queues, or correct their attributes; see `Resource.ensure`. Waits for the name
+        of a queue that was deleted a moment ago."""
         made: list[str] = []
         changes: list[str] = []
         for name in (DEAD_LETTER_QUEUE, CONTROL_QUEUE):
@@ -126,20 +123,19 @@ class QueuesResource:
         return MADE if len(made) == 2 else ", ".join(made + changes)
 
     async def problem(self) -> str | None:
-        """What is wrong with them."""
         for name in (DEAD_LETTER_QUEUE, CONTROL_QUEUE):
             url = await self._url(name)
             if url is None:
                 return f"{self._prefix}{name} does not exist (conveyor admin init makes it)"
             wrong = _differing_attribute(await self._attributes(url), await self._wanted(name))
             if wrong:
-                return f"{self._prefix}{name} has another {wrong} (conveyor admin init mends it)"
+                return f"{self._prefix}{name} has a wrong {wrong} (conveyor admin init corrects it)"
         return None
 
     async def remove(self) -> bool:
-        """Remove them and every run's queue; whether there was any."""
+        """Remove the queues and those of all runs; return False if there were none."""
         removed = False
-        while urls := await self._own():
+        while urls := await self._list_queues():
             for url in urls:
                 try:
                     await self._call("delete_queue", QueueUrl=url)
@@ -147,12 +143,13 @@ class QueuesResource:
                     if refused.word not in NO_QUEUE:
                         raise
             removed = True
-            # A deleted queue may be listed for a while.
+            # SQS may list a deleted queue for a while.
             await self._clock.sleep(1.0)
         return removed
 
-    async def _own(self) -> list[str]:
-        """The URLs of all queues of the environment, and of none whose name begins with its."""
+    async def _list_queues(self) -> list[str]:
+        """Return the URLs of the environment's queues. Filters by full name, because another
+        environment's name may begin with this one's."""
         found: list[str] = []
         more: dict[str, Any] = {}
         while True:
@@ -161,7 +158,7 @@ class QueuesResource:
             )
             for url in answer.get("QueueUrls", []):
                 name = url.rpartition("/")[2].removeprefix(self._prefix)
-                if _OWN.fullmatch(name):
+                if _QUEUE_NAME.fullmatch(name):
                     found.append(url)
             if not answer.get("NextToken"):
                 return found
@@ -174,7 +171,7 @@ class QueuesResource:
         except AwsRefused as refused:
             if refused.word not in BLOCKED:
                 raise
-            await self._clock.sleep(AGAIN)
+            await self._clock.sleep(NAME_COOLDOWN)
             await self._call("create_queue", **parameters)
 
     async def _url(self, name: str) -> str | None:
@@ -192,8 +189,8 @@ class QueuesResource:
         return found
 
     async def _wanted(self, name: str) -> dict[str, str]:
-        """The attributes of one of them; the queue of dead letters has to be there before the
-        other."""
+        """Return the attributes that a queue must have. Those of the control queue refer to the
+        dead-letter queue, which therefore comes first."""
         if name == DEAD_LETTER_QUEUE:
             return {"MessageRetentionPeriod": str(RETENTION)}
         dead = await self._attributes(await self._url(DEAD_LETTER_QUEUE) or "")
@@ -204,7 +201,7 @@ class QueuesResource:
 
 
 def _differing_attribute(found: dict[str, str], wanted: dict[str, str]) -> str | None:
-    """The first attribute that is another than it should be."""
+    """Return the first attribute that differs from the wanted value."""
     for name, value in wanted.items():
         if _read(found.get(name, "")) != _read(value):
             return name
@@ -212,49 +209,48 @@ def _differing_attribute(found: dict[str, str], wanted: dict[str, str]) -> str |
 
 
 def _read(value: str) -> Any:
-    """A policy is a JSON text, whose numbers SQS may give back as texts."""
+    """Parse a value. A policy is a JSON text, whose numbers SQS may return as texts."""
     if not value.startswith("{"):
         return value
     return {name: str(part) for name, part in json.loads(value).items()}
 
 
-PATIENCE = 600.0
-"""Seconds that a table or an index may take to come or to go."""
+TABLE_TIMEOUT = 600.0
+"""Seconds that a table or an index may take to become active or to disappear."""
 POLL = 2.0
 
 NO_TABLE = "ResourceNotFoundException"
-BUSY = "ResourceInUseException"
+TABLE_IN_USE = "ResourceInUseException"
 
 
 class TableResource:
-    """One table by name."""
+    """The table of one environment."""
 
     def __init__(self, aws: Aws, name: str, clock: Clock) -> None:
-        self.what = f"table {name}"
+        self.label = f"table {name}"
         self._aws = aws
         self._name = name
         self._clock = clock
 
     async def ensure(self) -> str:
-        """Make it, its indexes and its time to live, where any of them is missing: MADE, or what
-        was changed of a table that was there; empty: nothing.
+        """Create the table, or its missing indexes and time to live; see `Resource.ensure`.
 
-        Raises AwsRefused; ConveyorError where it does not become usable.
+        Raises AwsRefused; ConveyorError if the table does not become usable.
         """
         changes: list[str] = []
         made = ""
         if await self._describe() is None:
             try:
-                await self._call("create_table", **_without_name(description(self._name)))
+                await self._call("create_table", **_without_name(table_parameters(self._name)))
                 made = MADE
             except AwsRefused as refused:
-                if refused.word != BUSY:
+                if refused.word != TABLE_IN_USE:
                     raise
         table = await self._active()
         for index in _missing(table):
             await self._call(
                 "update_table",
-                AttributeDefinitions=description(self._name)["AttributeDefinitions"],
+                AttributeDefinitions=table_parameters(self._name)["AttributeDefinitions"],
                 GlobalSecondaryIndexUpdates=[{"Create": index}],
             )
             changes.append(f"got its index {index['IndexName']}")
@@ -268,15 +264,15 @@ class TableResource:
         return made or ", ".join(changes)
 
     async def problem(self) -> str | None:
-        """What is wrong with it. Raises AwsRefused."""
+        """Compare the table with its description. Raises AwsRefused."""
         table = await self._describe()
         if table is None:
             return "does not exist (conveyor admin init makes it)"
         if table["TableStatus"] not in ("ACTIVE", "UPDATING"):
             return f"is {table['TableStatus'].lower()}"
-        wanted = description(self._name)
+        wanted = table_parameters(self._name)
         if _keys(table) != _keys(wanted):
-            return "has other keys than it should have"
+            return "has the wrong keys"
         if missing := _missing(table):
             names = ", ".join(index["IndexName"] for index in missing)
             return f"lacks the index {names} (conveyor admin init makes it)"
@@ -284,26 +280,26 @@ class TableResource:
             if index.get("IndexStatus", "ACTIVE") != "ACTIVE":
                 return f"its index {index['IndexName']} is {index['IndexStatus'].lower()}"
         if wrong := _differing_key(table, wanted):
-            return f"its index {wrong} is another than it should be"
+            return f"has a wrong index {wrong}"
         if not await self._expires():
-            return f"items do not expire by {TIME_TO_LIVE} (conveyor admin init sees to it)"
+            return f"items do not expire by {TIME_TO_LIVE} (conveyor admin init turns it on)"
         return None
 
     async def remove(self) -> bool:
-        """Remove it with everything in it; whether it was there. Raises AwsRefused."""
+        """Remove the table; return False if it did not exist. Raises AwsRefused."""
         try:
             await self._call("delete_table")
         except AwsRefused as refused:
             if refused.word != NO_TABLE:
                 raise
             return False
-        deadline = self._clock.monotonic() + PATIENCE
+        deadline = self._clock.monotonic() + TABLE_TIMEOUT
         while await self._describe() is not None:
             await self._wait(deadline)
         return True
 
     async def _active(self) -> dict[str, Any]:
-        deadline = self._clock.monotonic() + PATIENCE
+        deadline = self._clock.monotonic() + TABLE_TIMEOUT
         while True:
             table = await self._describe()
             if table is not None and _is_usable(table):
@@ -313,7 +309,7 @@ class TableResource:
     async def _wait(self, deadline: float) -> None:
         if self._clock.monotonic() > deadline:
             raise ConveyorError(
-                ErrorCode.UNAVAILABLE, f"{self.what} is not ready after {PATIENCE:g} s"
+                ErrorCode.UNAVAILABLE, f"{self.label} is not ready after {TABLE_TIMEOUT:g} s"
             )
         await self._clock.sleep(POLL)
 
@@ -356,7 +352,7 @@ def _keys(table: Parameters) -> set[tuple[str, str]]:
 
 def _missing(table: dict[str, Any]) -> list[dict[str, Any]]:
     there = {index["IndexName"] for index in table.get("GlobalSecondaryIndexes", [])}
-    wanted: list[dict[str, Any]] = description(table["TableName"])["GlobalSecondaryIndexes"]
+    wanted: list[dict[str, Any]] = table_parameters(table["TableName"])["GlobalSecondaryIndexes"]
     return [index for index in wanted if index["IndexName"] not in there]
 
 
@@ -364,11 +360,11 @@ def _differing_key(table: dict[str, Any], wanted: Parameters) -> str | None:
     there = {index["IndexName"]: index for index in table["GlobalSecondaryIndexes"]}
     for index in wanted["GlobalSecondaryIndexes"]:
         found = there[index["IndexName"]]
-        if _keys(found) != _keys(index) or _carried(found) < _carried(index):
+        if _keys(found) != _keys(index) or _projected(found) < _projected(index):
             name: str = index["IndexName"]
             return name
     return None
 
 
-def _carried(index: dict[str, Any]) -> frozenset[str]:
+def _projected(index: dict[str, Any]) -> frozenset[str]:
     return frozenset(index["Projection"].get("NonKeyAttributes", ()))

@@ -1,1 +1,1 @@
-"""Records and tasks on one DynamoDB table."""
+"""The storage ports on one DynamoDB table; `store` puts them together."""

@@ -1,26 +1,23 @@
-"""The table as the adapters ask it: items by key, pages by partition, many writes at once.
+"""The client of the one table: `Table` reads items by key and partitions by page, and writes items
+under conditions, in transactions and in batches.
 
-Attribute values: plain ones here, tagged ones on the wire.
+Attribute values are plain Python values here and tagged ones (`{"S": ...}`) on the wire. Numbers
+travel as text; a whole number comes back as int, any other as float. Fields that no condition and
+no index uses are kept together as one JSON text, because a map of attributes costs far more.
 
-Numbers travel as text and come back as they were: a whole number as int, any other as float. What
-no condition looks at is kept as one JSON text, which costs a fraction of a map of attributes.
+The attribute `shape` of each item is the version of its form, so that processes of two versions can
+share a table:
 
-Rows that processes of several versions share, and rows that are not what they should be.
+- Within one shape, attributes and JSON fields are only added, each with a default. Reads fill in
+  the defaults. Updates name the attributes that they set, and `merge_json` keeps unknown JSON
+  fields, so a process preserves what a later version added.
+- A row of a higher shape has another meaning. `Table` neither returns nor overwrites it: reads and
+  writes of it raise `NewerRow`, and lists leave it out.
+- A damaged row has a known shape but lacks a field or holds a wrong type. A function marked
+  `decodes_row` logs its key and raises `DamagedRow`; `decode_intact` leaves such rows out of lists.
 
-**Within one shape** attributes, and fields of JSON texts, are only ever added, with a default: a
-row that lacks one is read with the default, and who rewrites a row leaves alone what it does not
-know. So rows are changed by updates that name what they set, and JSON texts by `rewritten`.
-
-**A row of a higher shape** means something else. It is neither interpreted nor written here:
-`Table` refuses it with `NewerRow` wherever it meets one, and lets no write pass over it. Lists of
-many things leave it out, so that all others are still found.
-
-**A damaged row**, of a shape that is known, lacks something or holds something else than it should.
-What reads rows is marked `whole`: it raises `DamagedRow` then, and the log is told which row it is.
-Lists leave it out like one of a higher shape, by `readable`.
-
-What ends at a time of its own: found by that time, and removed by DynamoDB itself a day later,
-so that the sweeper sees it first.
+Items with an end of their own (`expiry_attributes`) are found by that end in an index partition.
+DynamoDB removes them by time to live a day later, after the sweeper has seen them.
 """
 
 from __future__ import annotations
@@ -56,18 +53,18 @@ Tagged = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """In the place of a value: the attribute that a placeholder of another name stands for."""
+class AttributeName:
+    """A placeholder's value that stands for the name of an attribute."""
 
     attribute: str
 
 
-Given = Plain | Name
-"""What a placeholder of an expression stands for: `:one` for a value, `#one` for a name."""
+PlaceholderValue = Plain | AttributeName
+"""The value of a placeholder: `:one` stands for an attribute value, `#one` for a name."""
 
 
 def tag(value: Plain) -> Tagged:
-    """A plain value as DynamoDB takes it. Raises TypeError for any other."""
+    """Tag a plain value for DynamoDB. Raises TypeError for any other type."""
     if isinstance(value, str):
         return {"S": value}
     if isinstance(value, bool):
@@ -88,12 +85,12 @@ def tag(value: Plain) -> Tagged:
 
 
 def tag_all(values: Mapping[str, Plain]) -> dict[str, Tagged]:
-    """Plain values by name, as an item or as the values of an expression."""
+    """Tag plain values by name: an item, or the values of an expression."""
     return {name: tag(value) for name, value in values.items()}
 
 
 def untag(value: Tagged) -> Any:
-    """The plain value of a tagged one."""
+    """Return the plain value of a tagged one."""
     [(kind, content)] = value.items()
     if kind == "N":
         return _number(content)
@@ -105,12 +102,12 @@ def untag(value: Tagged) -> Any:
 
 
 def untag_all(item: Mapping[str, Tagged]) -> dict[str, Any]:
-    """A whole item."""
+    """Return the plain values of an item."""
     return {name: untag(value) for name, value in item.items()}
 
 
 def _digits(value: float) -> str:
-    """A number as the table itself writes it, so that a call and its repetition stay the same."""
+    """Write a number as DynamoDB itself does, so that a repeated call is the same call."""
     return f"{Decimal(repr(value)).normalize() + 0:f}"
 
 
@@ -122,11 +119,11 @@ def _number(text: str) -> int | float:
 
 
 SHAPE = "shape"
-"""The attribute that holds an item's shape."""
-KNOWN = "NOT shape > :known_shape"
-"""The condition that an item is absent, or of a shape that this version knows."""
+"""The attribute that holds the version of an item's form."""
+SHAPE_SUPPORTED = "NOT shape > :known_shape"
+"""The condition that the item is absent, or of a shape that this version knows."""
 RETRY_AFTER = 5
-"""Seconds until a caller may come to a process that knows the row."""
+"""Seconds after which a caller may retry and reach a process that knows the shape."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -137,11 +134,11 @@ _encode = msgspec.json.encode
 
 
 class UnreadableRow(ConveyorError):
-    """A row that this process neither interprets nor writes."""
+    """A row that this process can neither interpret nor write."""
 
 
 class DamagedRow(UnreadableRow):
-    """A row is not what this version, or one before it, wrote."""
+    """A row of a known shape lacks a field, or holds a wrong type."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -150,7 +147,7 @@ class DamagedRow(UnreadableRow):
 
 
 class NewerRow(UnreadableRow):
-    """A row was written by a later version, in a shape that this one does not know."""
+    """A later version wrote the row, in a shape that this version does not know."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -161,19 +158,20 @@ class NewerRow(UnreadableRow):
 
 
 def is_newer(item: Mapping[str, Any]) -> bool:
-    """Whether an untagged item is of a shape that this version does not know."""
+    """Return whether an untagged item has a shape that this version does not know."""
     shape = item.get(SHAPE, ROW_SHAPE)
     return not isinstance(shape, int) or shape > ROW_SHAPE
 
 
 def refuse_newer(item: Mapping[str, Any]) -> None:
-    """Raise NewerRow where this version does not know an untagged item."""
+    """Raise NewerRow if an untagged item has a shape that this version does not know."""
     if is_newer(item):
         raise NewerRow
 
 
-def supported_fields(items: list[dict[str, Any]], *, known_only: bool) -> list[dict[str, Any]]:
-    """Items of shapes that this version knows, with `known_only`; else all, or NewerRow."""
+def items_of_known_shape(items: list[dict[str, Any]], *, known_only: bool) -> list[dict[str, Any]]:
+    """Leave out items of an unknown shape if `known_only`; else raise NewerRow for the first
+    one."""
     if not any(map(is_newer, items)):
         return items
     if not known_only:
@@ -181,9 +179,9 @@ def supported_fields(items: list[dict[str, Any]], *, known_only: bool) -> list[d
     return [item for item in items if not is_newer(item)]
 
 
-def whole(read: Callable[P, T]) -> Callable[P, T]:
-    """Mark a function that makes a record of an untagged item, one of its arguments: it logs and
-    raises DamagedRow where the item lacks what the record needs."""
+def decodes_row(read: Callable[P, T]) -> Callable[P, T]:
+    """Mark a function that decodes an untagged item, one of its arguments, into a record. If the
+    item lacks a field or holds a wrong type, log the item's key and raise DamagedRow."""
 
     @wraps(read)
     def checked(*args: P.args, **named: P.kwargs) -> T:
@@ -191,21 +189,21 @@ def whole(read: Callable[P, T]) -> Callable[P, T]:
             return read(*args, **named)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             item = next(one for one in args if isinstance(one, dict))
-            _tell_damaged(item, error)
+            _log_damaged(item, error)
             raise DamagedRow from error
 
     return checked
 
 
-def _tell_damaged(item: dict[str, Any], error: Exception) -> None:
-    # What the row holds is nobody's business in a log.
+def _log_damaged(item: dict[str, Any], error: Exception) -> None:
+    # The log names the key only: values may be a caller's data.
     reason = f"no {error.args[0]}" if isinstance(error, KeyError) else type(error).__name__
     where = f"{item.get(PARTITION_KEY)} {item.get(SORT_KEY)}"
     _log.error("a row is damaged: %s: %s", where, reason)
 
 
-def readable(read: Callable[[dict[str, Any]], T], items: Iterable[dict[str, Any]]) -> list[T]:
-    """The records of items, in order, by what is marked `whole`; without the damaged ones."""
+def decode_intact(read: Callable[[dict[str, Any]], T], items: Iterable[dict[str, Any]]) -> list[T]:
+    """Decode items in order with a function marked `decodes_row`; leave out damaged ones."""
     found: list[T] = []
     for item in items:
         try:
@@ -215,29 +213,29 @@ def readable(read: Callable[[dict[str, Any]], T], items: Iterable[dict[str, Any]
     return found
 
 
-def rewritten(text: str, record: msgspec.Struct) -> str:
-    """The JSON text of a record that was read from `text` and has changed since. Fields of `text`
-    that this version does not know stay as they are; "" is the text of a new record."""
-    return _encode(_merged(text.encode(), record) if text else record).decode()
+def merge_json(text: str, record: msgspec.Struct) -> str:
+    """Encode a record that was read from the JSON `text` and changed since; keep the fields of
+    `text` that this version does not know. An empty text stands for a new record."""
+    return _encode(_merge(text.encode(), record) if text else record).decode()
 
 
-def _merged(text: bytes, record: msgspec.Struct) -> dict[str, Any]:
+def _merge(text: bytes, record: msgspec.Struct) -> dict[str, Any]:
     old, new = _fields.decode(text), _fields.decode(_encode(record))
     merged: dict[str, Any] = {**new}
     for field, name in zip(record.__struct_fields__, record.__struct_encode_fields__, strict=True):
         value, before = getattr(record, field), bytes(old.pop(name, b""))
         if isinstance(value, msgspec.Struct) and before.startswith(b"{"):
-            merged[name] = _merged(before, value)
+            merged[name] = _merge(before, value)
     return {**merged, **old}
 
 
 Item = dict[str, Any]
-"""An item, untagged."""
-MOST_GET = 100
-"""Items that one BatchGetItem takes."""
-MOST_DELETE = 25
-"""Deletions that one BatchWriteItem takes."""
-UNDONE = "dynamodb leaves a part of each batch undone"
+"""An untagged item."""
+BATCH_GET_LIMIT = 100
+"""Keys per BatchGetItem."""
+BATCH_WRITE_LIMIT = 25
+"""Deletions per BatchWriteItem."""
+UNPROCESSED = "dynamodb left items of every batch unprocessed"
 
 _NAME = re.compile(r"#\w+")
 
@@ -246,7 +244,7 @@ class RowFilter(NamedTuple):
     """A condition on the items that a query returns, and the values of its placeholders."""
 
     expression: str
-    values: Mapping[str, Given]
+    values: Mapping[str, PlaceholderValue]
 
 
 ALL_ITEMS = RowFilter("", {})
@@ -254,13 +252,13 @@ ALL_ITEMS = RowFilter("", {})
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query of one partition, of the table or of an index.
+    """A query of one partition of the table or of an index.
 
-    `between` takes both its ends, `below` does not take its own. `limit` bounds the items touched,
-    not those returned; `start` goes on after an earlier page. `keys_only` returns partition and
-    sort key alone, `projection` beside them the attributes that it lists (and costs as much).
-    `known_only` leaves out items of a shape that this version does not know; an index
-    does not tell shapes, nor do keys.
+    `between` includes both its bounds, `below` excludes its own. `limit` bounds the items that
+    DynamoDB reads, before the filter. `start` continues after an earlier page. `keys_only` returns
+    partition and sort key alone. `projection` adds the attributes it lists; a query with it costs
+    as much as one without. `known_only` drops items of an unknown shape; it has no effect on an
+    index or on keys, because neither carries the shape.
     """
 
     partition: str
@@ -279,9 +277,9 @@ class Query:
 
 
 class Page(NamedTuple):
-    """Items of one query, and from where the next one goes on (None: there is nothing more).
+    """Items of one query, and the key to continue after; None at the end.
 
-    `read` counts the items that the query touched, returned or filtered away.
+    `read` counts the items that the query read, returned or filtered away.
     """
 
     items: list[Item]
@@ -290,14 +288,14 @@ class Page(NamedTuple):
 
 
 class Table:
-    """One table behind the seam.
+    """One table behind the AWS transport.
 
-    Expressions write `:one` for a value that is given as `one`, and `#one` for the attribute of
-    that name, as where it is a word of DynamoDB's own; for another attribute where `one` is given
-    as a `Name`.
+    In expressions `:one` stands for the value given as `one`, and `#one` for the attribute `one`,
+    as for a reserved word of DynamoDB; if `one` is given as an `AttributeName`, `#one` stands for
+    the attribute named there.
 
-    Whatever reads or writes single items, or a partition, raises NewerRow where it meets an item
-    of a shape that this version does not know: see `shapes`.
+    Reads and writes of single items and of partitions raise NewerRow for an item of an unknown
+    shape.
     """
 
     def __init__(self, aws: Aws, name: str, clock: Clock) -> None:
@@ -306,11 +304,11 @@ class Table:
         self._aws = aws
 
     async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """Any call of DynamoDB on this table."""
+        """Call any operation of DynamoDB on this table."""
         return await self._aws.call("dynamodb", operation, {"TableName": self.name, **parameters})
 
     async def get(self, key: Key, *, consistent: bool = True) -> Item | None:
-        """One item."""
+        """Read one item."""
         answer = await self.call("get_item", Key=_key(key), ConsistentRead=consistent)
         if "Item" not in answer:
             return None
@@ -319,12 +317,12 @@ class Table:
         return item
 
     async def get_many(self, keys: Sequence[Key]) -> dict[Key, Item]:
-        """Those of the items that exist and that this version knows, strongly read; any number of
-        keys, of which some may be the same."""
+        """Read any number of items strongly, in batches of 100; leave out missing ones and those of
+        an unknown shape. Keys may repeat."""
         found: dict[Key, Item] = {}
 
         async def get(some: Sequence[Key]) -> None:
-            await self._to_the_last(call, [_key(key) for key in some])
+            await self._retry_unprocessed(call, [_key(key) for key in some])
 
         async def call(left: list[dict[str, Tagged]]) -> list[dict[str, Tagged]]:
             request = {self.name: {"Keys": left, "ConsistentRead": True}}
@@ -338,8 +336,8 @@ class Table:
             )
             return undone
 
-        # What moves within an index while that is read is found twice, and a batch takes it once.
-        await for_each(get, _pieces([*dict.fromkeys(keys)], MOST_GET))
+        # An entry that moves while its index is read is found twice; a batch must not repeat a key.
+        await for_each(get, _batches([*dict.fromkeys(keys)], BATCH_GET_LIMIT))
         return found
 
     async def put(
@@ -348,9 +346,9 @@ class Table:
         item: Mapping[str, Plain],
         *,
         condition: str = "",
-        **values: Given,
+        **values: PlaceholderValue,
     ) -> None:
-        """Write a whole item. Raises AwsRefused, with the item that the condition met."""
+        """Write a whole item. Raises AwsRefused with the item that failed the condition."""
         body: dict[str, Any] = {"Item": {**_key(key), **tag_all(item)}}
         await self._write("put_item", **_conditional(body, condition, values))
 
@@ -360,11 +358,11 @@ class Table:
         update: str,
         *,
         condition: str,
-        **values: Given,
+        **values: PlaceholderValue,
     ) -> Item:
-        """Change one item; the whole of it afterwards.
+        """Change one item and return all of it afterwards.
 
-        Raises AwsRefused, with the item that the condition met (untag it before use).
+        Raises AwsRefused with the item that failed the condition, still tagged.
         """
         body = {"Key": _key(key), "UpdateExpression": update, "ReturnValues": "ALL_NEW"}
         answer = await self._write("update_item", **_conditional(body, condition, values))
@@ -375,17 +373,18 @@ class Table:
         key: Key,
         *,
         condition: str = "",
-        **values: Given,
+        **values: PlaceholderValue,
     ) -> None:
-        """Remove one item, where there is one. Raises AwsRefused."""
+        """Remove one item if it exists. Raises AwsRefused."""
         body: dict[str, Any] = {"Key": _key(key)}
         await self._write("delete_item", **_conditional(body, condition, values))
 
     async def transact(self, parts: Sequence[Mapping[str, Any]], *, token: str) -> None:
-        """Up to 100 parts, made by `put_part`, `update_part`, `delete_part`, `check_part`: all or
-        nothing. The same `token` (at most 36 characters) within ten minutes does nothing twice.
+        """Write up to 100 parts, made by `put_part`, `update_part`, `delete_part` and `check_part`,
+        all or nothing. DynamoDB ignores a repetition of the same `token` (at most 36 characters)
+        within ten minutes.
 
-        Raises AwsRefused with the parts' reasons, and their items where conditions were not met.
+        Raises AwsRefused with a reason for each part, and the items that failed their conditions.
         """
         try:
             await self._aws.call(
@@ -394,7 +393,7 @@ class Table:
                 {"TransactItems": list(parts), "ClientRequestToken": token},
             )
         except AwsRefused as refused:
-            _refuse_newer(*refused.items)
+            _refuse_newer_found(*refused.items)
             raise
 
     def put_part(
@@ -403,9 +402,9 @@ class Table:
         item: Mapping[str, Plain],
         *,
         condition: str = "",
-        **values: Given,
+        **values: PlaceholderValue,
     ) -> dict[str, Any]:
-        """A put within a transaction."""
+        """Describe a put within a transaction."""
         body: dict[str, Any] = {"TableName": self.name, "Item": {**_key(key), **tag_all(item)}}
         return {"Put": _conditional(body, condition, values)}
 
@@ -415,9 +414,9 @@ class Table:
         update: str,
         *,
         condition: str,
-        **values: Given,
+        **values: PlaceholderValue,
     ) -> dict[str, Any]:
-        """An update within a transaction."""
+        """Describe an update within a transaction."""
         body = {"TableName": self.name, "Key": _key(key), "UpdateExpression": update}
         return {"Update": _conditional(body, condition, values)}
 
@@ -426,9 +425,9 @@ class Table:
         key: Key,
         *,
         condition: str = "",
-        **values: Given,
+        **values: PlaceholderValue,
     ) -> dict[str, Any]:
-        """A deletion within a transaction."""
+        """Describe a deletion within a transaction."""
         body = {"TableName": self.name, "Key": _key(key)}
         return {"Delete": _conditional(body, condition, values)}
 
@@ -437,17 +436,17 @@ class Table:
         key: Key,
         *,
         condition: str,
-        **values: Given,
+        **values: PlaceholderValue,
     ) -> dict[str, Any]:
-        """A condition within a transaction, on an item that it does not write."""
+        """Describe a condition on an item that the transaction does not write."""
         body = {"TableName": self.name, "Key": _key(key)}
         return {"ConditionCheck": _conditional(body, condition, values)}
 
     async def page(self, query: Query) -> Page:
-        """Make one query, strongly read where it is of the table itself."""
+        """Run one query; read the table strongly, and an index as it is."""
         where = query.where
         pk, sk = (PARTITION_KEY, SORT_KEY) if query.index is None else INDEXES[query.index][:2]
-        condition, bounds = _sorted(sk, query)
+        condition, bounds = _sort_key_bounds(sk, query)
         parameters: dict[str, Any] = {
             "KeyConditionExpression": f"{pk} = :partition{condition}",
             "ScanIndexForward": query.forward,
@@ -472,13 +471,13 @@ class Table:
             keys = f"{PARTITION_KEY}, {SORT_KEY}"
             parameters["ProjectionExpression"] = f"{keys}, {query.projection}, {SHAPE}"
         answer = await self.call("query", **parameters)
-        items = supported_fields(
+        items = items_of_known_shape(
             [untag_all(item) for item in answer["Items"]], known_only=query.known_only
         )
         return Page(items, answer["ScannedCount"], answer.get("LastEvaluatedKey"))
 
     async def pages(self, query: Query) -> AsyncIterator[Page]:
-        """Yield every page of a query."""
+        """Run a query to its end, page by page."""
         while True:
             page = await self.page(query)
             yield page
@@ -487,7 +486,7 @@ class Table:
             query = replace(query, start=page.last)
 
     async def count(self, partition: str, *, begins_with: str) -> int:
-        """How many items a partition has, strongly read, without fetching them."""
+        """Count the items of a partition, strongly read, without fetching them."""
         parameters: dict[str, Any] = {
             "KeyConditionExpression": f"{PARTITION_KEY} = :partition "
             f"AND begins_with({SORT_KEY}, :begin)",
@@ -504,8 +503,8 @@ class Table:
             parameters["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
 
     async def execute_batch(self, statements: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Up to 25 PartiQL statements, each for itself; their answers in order, each with an
-        `Error` of `Code` and `Message` where it failed."""
+        """Run up to 25 independent PartiQL statements; return their responses in order. The
+        response of a failed one has an `Error` with `Code` and `Message`."""
         answer = await self._aws.call(
             "dynamodb", "batch_execute_statement", {"Statements": list(statements)}
         )
@@ -513,11 +512,13 @@ class Table:
         return responses
 
     async def delete_many(self, keys: Sequence[Key]) -> None:
-        """Remove items, whatever they are by now, of any shape; any number, 25 a call, calls side
-        by side."""
+        """Remove items of any shape without a condition: any number, 25 a call, calls
+        concurrently."""
 
         async def delete(some: Sequence[Key]) -> None:
-            await self._to_the_last(call, [{"DeleteRequest": {"Key": _key(key)}} for key in some])
+            await self._retry_unprocessed(
+                call, [{"DeleteRequest": {"Key": _key(key)}} for key in some]
+            )
 
         async def call(left: list[dict[str, Any]]) -> list[dict[str, Any]]:
             answer = await self._aws.call(
@@ -526,40 +527,41 @@ class Table:
             undone: list[dict[str, Any]] = answer.get("UnprocessedItems", {}).get(self.name, [])
             return undone
 
-        await for_each(delete, _pieces(keys, MOST_DELETE))
+        await for_each(delete, _batches(keys, BATCH_WRITE_LIMIT))
 
     async def _write(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """A conditional write. A refusal by an item of a newer shape says nothing else of it."""
+        """Make a conditional write. Raise NewerRow if an item of an unknown shape failed the
+        condition."""
         try:
             return await self.call(operation, **parameters)
         except AwsRefused as refused:
-            _refuse_newer(refused.item)
+            _refuse_newer_found(refused.item)
             raise
 
-    async def _to_the_last(
+    async def _retry_unprocessed(
         self,
         call: Callable[[list[dict[str, Any]]], Awaitable[list[dict[str, Any]]]],
         entries: list[dict[str, Any]],
     ) -> None:
-        await retry_unprocessed(call, entries, self.clock, complaint=UNDONE)
+        await retry_unprocessed(call, entries, self.clock, complaint=UNPROCESSED)
 
 
 def keys_of(items: Sequence[Item]) -> list[Key]:
-    """The keys of items."""
+    """Return the keys of items."""
     return [Key(item[PARTITION_KEY], item[SORT_KEY]) for item in items]
 
 
-def condition_met(refused: AwsRefused) -> Item | None:
-    """The item that a condition met, untagged; None where there was none."""
+def conflicting_item(refused: AwsRefused) -> Item | None:
+    """Return the item that failed the condition, untagged; None if there was no item."""
     return None if not refused.item else untag_all(refused.item)
 
 
-def changed_too_often() -> ConveyorError:
-    """What is raised where an optimistic write lost every race."""
+def contention_error() -> ConveyorError:
+    """Return the error of an optimistic write that lost every race."""
     return ConveyorError(ErrorCode.UNAVAILABLE, "the record is changing too fast", retry_after=1)
 
 
-def _pieces(keys: Sequence[Key], size: int) -> list[Sequence[Key]]:
+def _batches(keys: Sequence[Key], size: int) -> list[Sequence[Key]]:
     return [keys[start : start + size] for start in range(0, len(keys), size)]
 
 
@@ -567,8 +569,9 @@ def _key(key: Key) -> dict[str, Tagged]:
     return {PARTITION_KEY: tag(key.pk), SORT_KEY: tag(key.sk)}
 
 
-def _sorted(key: str, query: Query) -> tuple[str, dict[str, Plain]]:
-    """What bounds a sort key, to stand behind the condition on its partition; and its values."""
+def _sort_key_bounds(key: str, query: Query) -> tuple[str, dict[str, Plain]]:
+    """Return the bounds of a sort key, to be appended to the condition on the partition, and their
+    values."""
     if query.between is not None:
         low, high = query.between
         return f" AND {key} BETWEEN :low AND :high", {"low": low, "high": high}
@@ -580,54 +583,57 @@ def _sorted(key: str, query: Query) -> tuple[str, dict[str, Plain]]:
 
 
 def _conditional(
-    body: dict[str, Any], condition: str, values: Mapping[str, Given]
+    body: dict[str, Any], condition: str, values: Mapping[str, PlaceholderValue]
 ) -> dict[str, Any]:
     if " OR " in condition:
         condition = f"({condition})"
-    condition = f"{condition} AND {KNOWN}" if condition else KNOWN
+    condition = f"{condition} AND {SHAPE_SUPPORTED}" if condition else SHAPE_SUPPORTED
     body["ConditionExpression"] = condition
     body["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
     given = {**values, "known_shape": ROW_SHAPE}
     return body | _placeholders(given, body.get("UpdateExpression", ""), condition)
 
 
-def _placeholders(given: Mapping[str, Given], *expressions: str) -> dict[str, Any]:
-    """The parameters that say what the placeholders of expressions stand for: just those that
-    there are, since DynamoDB takes no others."""
+def _placeholders(given: Mapping[str, PlaceholderValue], *expressions: str) -> dict[str, Any]:
+    """Return the parameters that define the placeholders of expressions; DynamoDB rejects unused
+    ones."""
     names = {mark: mark[1:] for mark in _NAME.findall(" ".join(expressions))}
     values: dict[str, Tagged] = {}
-    for one, thing in given.items():
-        if isinstance(thing, Name):
-            names[f"#{one}"] = thing.attribute
+    for name, value in given.items():
+        if isinstance(value, AttributeName):
+            names[f"#{name}"] = value.attribute
         else:
-            values[f":{one}"] = tag(thing)
-    told: dict[str, Any] = {"ExpressionAttributeValues": values}
-    return told | {"ExpressionAttributeNames": names} if names else told
+            values[f":{name}"] = tag(value)
+    defined: dict[str, Any] = {"ExpressionAttributeValues": values}
+    return defined | {"ExpressionAttributeNames": names} if names else defined
 
 
-def _refuse_newer(*items: Mapping[str, Tagged] | None) -> None:
-    """Raise NewerRow where one of the items that a refusal returned is of such a shape."""
+def _refuse_newer_found(*items: Mapping[str, Tagged] | None) -> None:
+    """Raise NewerRow if one of the tagged items that a refusal returned has an unknown shape."""
     for item in items:
         if item and SHAPE in item:
             refuse_newer({SHAPE: untag(item[SHAPE])})
 
 
-GRACE = 86_400
-"""Seconds that an item stays behind its end."""
+EXPIRY_GRACE = 86_400
+"""Seconds that an item stays after its end."""
 
 
-def ends_at(partition: str, name: str, expires_at: int) -> Item:
-    """The attributes of an item that ends then, by which it is found in an index partition."""
+def expiry_attributes(partition: str, name: str, expires_at: int) -> Item:
+    """Return the attributes of an item that expires: its time to live, and its entry in an index
+    partition, sorted by its end."""
     return {
         "gsi2pk": partition,
         "gsi2sk": by_time(expires_at, name),
-        TIME_TO_LIVE: expires_at // 1_000 + GRACE,
+        TIME_TO_LIVE: expires_at // 1_000 + EXPIRY_GRACE,
     }
 
 
-async def ended(table: Table, partition: str, *, now: int, limit: int) -> list[Item]:
-    """Items whose time has come, as far as the index knows, the first ended first; those that this
-    version does not know left out."""
+async def expired_items(table: Table, partition: str, *, now: int, limit: int) -> list[Item]:
+    """Return expired items of an index partition, earliest end first; leave out unknown shapes.
+
+    The index may lag; the items themselves are read strongly.
+    """
     found: list[Item] = []
     async for page in table.pages(
         Query(

@@ -1,14 +1,13 @@
-"""Copying rows of one run into another of the same job: fresh ones, and inherited ones with their
-ends. A row that is there already stays as it is, so that a copy can be repeated.
+"""Copying task rows of one run into another run of its job, for reruns.
 
-Which task of a run that has ended is still being worked.
+`RowCopy` inserts fresh rows, and inherited ones with their result; an existing row stays, so a copy
+can be repeated. `refuse_live_claims` and `has_live_claim` keep rows out that a worker still works.
 
-The rows of a small rerun, written before the run that leads to them.
-
-An intent stands for them until the run is made, or they are taken back: as for a new job, whoever
-takes rows back marks it first, and the run is made only under an unmarked one. A rerun may be asked
-for again under the same run id, by a caller who does not know what became of the first: the intent
-then passes to the second, and the first can no longer make the run.
+A small rerun writes its rows before the run itself. An intent covers them: the transaction that
+makes the run removes an unmarked intent, while `abandon_intent` marks the intent before it removes
+rows, as for a new job. A caller who does not know the outcome of a rerun asks for it again under
+the same run id; the intent then passes to the second call, and the first can no longer make the
+run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,14 @@ from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import TaskSpec, TaskStatus
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Query, RowFilter, Table, condition_met, whole
+from conveyor.prod.dynamodb.client import (
+    Item,
+    Query,
+    RowFilter,
+    Table,
+    conflicting_item,
+    decodes_row,
+)
 from conveyor.prod.dynamodb.counters import Counts
 from conveyor.prod.dynamodb.run_rows import RunPlace, RunRow
 from conveyor.prod.dynamodb.schema import (
@@ -35,7 +41,7 @@ from conveyor.prod.dynamodb.schema import (
     task_partition,
     task_sort_key,
 )
-from conveyor.prod.dynamodb.submitting import INTENDED, intent_item
+from conveyor.prod.dynamodb.submitting import INTENT_STANDS, intent_item
 from conveyor.prod.dynamodb.task_rows import (
     inherited_item,
     insert_items,
@@ -44,17 +50,17 @@ from conveyor.prod.dynamodb.task_rows import (
 )
 
 LONGEST_CALL = 3_600_000
-"""Milliseconds after the end of a run in which a call of it may still be under way: a claim is not
-renewed beyond the timeout of its call, which is minutes."""
+"""Milliseconds after the end of a run during which a call of it may still be in flight. Claims are
+not renewed beyond the timeout of their calls, which is minutes."""
 
 
 async def refuse_live_claims(table: Table, row: RunRow, *, now: int) -> None:
-    """Raise CallInFlight where a task of an ended run is under a claim that has not lapsed.
+    """Raise CallInFlight if a task of an ended run has a claim that has not lapsed.
 
-    Reads all of the run's rows, up to the first such task, but only where some have not ended and
-    the run has not for long.
+    Reads the run's rows up to the first one under a claim, and none if all tasks have ended or the
+    run ended long ago.
     """
-    # An end is counted after it has happened, never before.
+    # Counters never run ahead of the rows.
     all_ended = row.run.stats.completed >= row.run.stats.total
     if all_ended or now - row.ended_at > LONGEST_CALL:
         return
@@ -63,7 +69,7 @@ async def refuse_live_claims(table: Table, row: RunRow, *, now: int) -> None:
         {"processing": str(TaskStatus.PROCESSING), "now": now},
     )
 
-    async def look(shard: int) -> None:
+    async def check(shard: int) -> None:
         partition = task_partition(row.run.job_id, row.shards, shard)
         begin = task_sort_key(row.run.run_id, "")
         async for page in table.pages(
@@ -72,22 +78,22 @@ async def refuse_live_claims(table: Table, row: RunRow, *, now: int) -> None:
             for item in page.items:
                 raise CallInFlight(row.run.run_id, item[SORT_KEY].removeprefix(begin))
 
-    await for_each(look, range(row.shards.count))
+    await for_each(check, range(row.shards.count))
 
 
-@whole
-def is_held(item: Item, now: int) -> bool:
-    """Whether a task's item, of which `status` and `claimed_until` were read, is under a claim that
-    has not lapsed. Raises DamagedRow."""
+@decodes_row
+def has_live_claim(item: Item, now: int) -> bool:
+    """Return whether a task's item, with `status` and `claimed_until`, has a claim that has not
+    lapsed. Raises DamagedRow."""
     if item["status"] != TaskStatus.PROCESSING:
         return False
     until: int = item["claimed_until"]
     return until > now
 
 
-_FRESH = ("task_id", "spec", "status", "claimed_until")
-_WITH_ENDS = (
-    *_FRESH,
+_FRESH_FIELDS = ("task_id", "spec", "status", "claimed_until")
+_INHERITED_FIELDS = (
+    *_FRESH_FIELDS,
     "attempts",
     "interruptions",
     "source_run_id",
@@ -95,15 +101,15 @@ _WITH_ENDS = (
     "error",
     "failure",
 )
-_SEEN = ("task_id", "status", "source_run_id", "failure")
-_BLANK = new_task_item("", TaskSpec(url=""), now=0)
+_SUMMARY_FIELDS = ("task_id", "status", "source_run_id", "failure")
+_BLANK_ROW = new_task_item("", TaskSpec(url=""), now=0)
 
 
 @dataclass(slots=True)
-class Rows:
-    """Rows of a run: what they count as, and the references of those that are to be worked.
+class RowSummary:
+    """Rows of a run: their counts, and the references of those to be worked.
 
-    `sources` are the runs that own a body of theirs, `end` is one more than the highest index.
+    `sources` are the runs that own bodies of the rows, `end` is the highest index plus one.
     """
 
     counts: Counts = Counts()
@@ -111,9 +117,9 @@ class Rows:
     sources: set[str] = field(default_factory=set)
     end: int = 0
 
-    @whole
+    @decodes_row
     def add(self, item: Item) -> None:
-        """Take one row more into account. Raises DamagedRow."""
+        """Add one row. Raises DamagedRow."""
         index = ids.task_index(item["task_id"])
         self.end = max(self.end, index + 1)
         if item["status"] not in TERMINAL_TASK_STATES:
@@ -122,55 +128,57 @@ class Rows:
         if source is None:
             self.counts += Counts(fresh=1)
         else:
-            self.counts = self.counts.with_end(item["status"], item.get("failure"))
+            self.counts = self.counts.plus_inherited(item["status"], item.get("failure"))
             self.sources.add(source)
 
 
 @dataclass(slots=True)
-class ItemsCopied:
-    """What a copy meant to write, and what of it was not there before, as far as the answers tell.
+class CopyResult:
+    """The rows that a copy meant to write, and those whose insertion was confirmed.
 
-    `rows` tells how the run's rows are only where everything was inserted. `held` is a task of the
-    source whose call is still under way: neither it nor what follows it in its shard was copied.
+    `rows` describes the run's rows only if all of them were inserted. `in_flight` is a task of the
+    source under a live claim: the copy stopped before it in its shard.
     """
 
-    rows: Rows = field(default_factory=Rows)
+    rows: RowSummary = field(default_factory=RowSummary)
     keys: list[Key] = field(default_factory=list)
     inserted: list[Key] = field(default_factory=list)
-    held: str | None = None
+    in_flight: str | None = None
 
     @property
     def all_inserted(self) -> bool:
-        """Whether no row was there before."""
+        """True if none of the rows existed before."""
         return len(self.inserted) == len(self.keys)
 
 
 @dataclass(frozen=True, slots=True)
-class ItemCopy:
-    """From which run into which, and which rows start afresh; None as statuses: all of them."""
+class RowCopy:
+    """A copy from `source` into `target`. Rows in `statuses` start afresh; None means all rows."""
 
     table: Table
     source: RunRow
     target: RunPlace
     statuses: frozenset[TaskStatus] | None
 
-    async def run(self, *, first: int, end: int, now: int) -> ItemsCopied:
-        """Copy the rows with an index from `first` below `end`, every shard at once, each up to
-        the page that has a row under a live claim."""
-        copied = ItemsCopied()
-        names = _FRESH if self.statuses is None else _WITH_ENDS
+    async def run(self, *, first: int, end: int, now: int) -> CopyResult:
+        """Copy the rows with an index from `first` below `end`, all shards concurrently. A shard
+        stops at the page with a row under a live claim."""
+        copied = CopyResult()
+        names = _FRESH_FIELDS if self.statuses is None else _INHERITED_FIELDS
 
         async def copy(shard: int) -> None:
             source = self.source.place
-            async for found in _stretch(self.table, source, shard, names, first=first, end=end):
-                held = next((item for item in found if is_held(item, now)), None)
-                if held is not None:
-                    copied.held = held["task_id"]
+            async for found in _pages_by_index(
+                self.table, source, shard, names, first=first, end=end
+            ):
+                in_flight = next((item for item in found if has_live_claim(item, now)), None)
+                if in_flight is not None:
+                    copied.in_flight = in_flight["task_id"]
                     return
                 rows = [row for item in found if (row := self._row(item, now)) is not None]
                 for row in rows:
                     copied.rows.add(row)
-                items = [(self.target.task(row["task_id"]), row) for row in rows]
+                items = [(self.target.task_key(row["task_id"]), row) for row in rows]
                 copied.keys += [key for key, _ in items]
                 copied.inserted += await insert_items(self.table, items)
 
@@ -178,13 +186,12 @@ class ItemCopy:
         copied.rows.references.sort()
         return copied
 
-    @whole
+    @decodes_row
     def _row(self, item: Item, now: int) -> Item | None:
-        """The row that comes of one of the source's; None where that is left out. Raises
-        DamagedRow."""
+        """Make the target's row from one of the source's; None leaves it out. Raises DamagedRow."""
         index = ids.task_index(item["task_id"])
-        # What was only being added when the source ended is no part of it.
-        if index >= self.source.run.next_index or not self.source.holds(index):
+        # Additions that were under way when the source ended are not part of it.
+        if index >= self.source.run.next_index or not self.source.contains_index(index):
             return None
         if self.statuses is None or item["status"] in self.statuses:
             return fresh_item(item["task_id"], item["spec"], now=now)
@@ -193,12 +200,14 @@ class ItemCopy:
         return None
 
 
-async def rows_of(table: Table, place: RunPlace, *, first: int, end: int) -> Rows:
-    """The rows of a run with an index from `first` below `end`, as they are."""
-    rows = Rows()
+async def summarize_rows(table: Table, place: RunPlace, *, first: int, end: int) -> RowSummary:
+    """Read the rows of a run with an index from `first` below `end`."""
+    rows = RowSummary()
 
     async def read(shard: int) -> None:
-        async for found in _stretch(table, place, shard, _SEEN, first=first, end=end):
+        async for found in _pages_by_index(
+            table, place, shard, _SUMMARY_FIELDS, first=first, end=end
+        ):
             for item in found:
                 rows.add(item)
 
@@ -208,11 +217,11 @@ async def rows_of(table: Table, place: RunPlace, *, first: int, end: int) -> Row
 
 
 def fresh_item(task_id: str, spec: str, *, now: int) -> Item:
-    """The row of a task that nobody has claimed yet, from the JSON text of its spec."""
-    return {**_BLANK, "task_id": task_id, "spec": spec, "created_at": now, "updated_at": now}
+    """Make the row of a new pending task from the JSON text of its spec."""
+    return {**_BLANK_ROW, "task_id": task_id, "spec": spec, "created_at": now, "updated_at": now}
 
 
-async def _stretch(
+async def _pages_by_index(
     table: Table, place: RunPlace, shard: int, names: Sequence[str], *, first: int, end: int
 ) -> AsyncIterator[list[Item]]:
     if first >= end:
@@ -228,11 +237,11 @@ async def _stretch(
         yield page.items
 
 
-_OWN = f"{INTENDED} AND #holder = :holder"
+_IS_HOLDER = f"{INTENT_STANDS} AND #holder = :holder"
 
 
 class Intent(NamedTuple):
-    """That one call, `holder`, writes the rows of a run that lies at `place`."""
+    """The intent of one call, `holder`, that writes rows of the run at `place`."""
 
     place: RunPlace
     holder: str
@@ -240,21 +249,23 @@ class Intent(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Where it lies."""
+        """Key of the intent."""
         return intent_key(self.place.job_id, self.place.run_id)
 
 
-async def intend(table: Table, place: RunPlace, source: RunRow, *, holder: str, now: int) -> Intent:
-    """Take on the writing of a run's rows.
+async def write_intent(
+    table: Table, place: RunPlace, source: RunRow, *, holder: str, now: int
+) -> Intent:
+    """Write the intent of a run's rows, or take it over from an earlier call.
 
-    What was written of another source is removed first. Raises ConveyorError(unavailable) where
-    somebody else has taken it on meanwhile, or is taking rows back.
+    First removes rows that were copied from another source. Raises ConveyorError(unavailable) if
+    another call has taken the intent meanwhile, or is removing rows.
     """
     key = intent_key(place.job_id, place.run_id)
     found = await table.get(key)
     if found is not None and found["rerun_of"] != source.run.run_id:
-        if not await take_back(table, Intent(place, found["holder"], is_first=False)):
-            raise busy()
+        if not await abandon_intent(table, Intent(place, found["holder"], is_first=False)):
+            raise concurrent_rerun_error()
         found = None
     item: Item = {
         **intent_item(place, now=now),
@@ -268,73 +279,74 @@ async def intend(table: Table, place: RunPlace, source: RunRow, *, holder: str, 
             await table.update(
                 key,
                 "SET " + ", ".join(f"#{name} = :{name}" for name in item),
-                condition=f"{INTENDED} AND #holder = :seen",
+                condition=f"{INTENT_STANDS} AND #holder = :seen",
                 seen=found["holder"],
                 **item,
             )
     except AwsRefused as refused:
         if not refused.is_condition:
             raise
-        there = condition_met(refused)
-        if there is None or there.get("holder") != holder or "abandoned" in there:
-            raise busy() from None
-        # It was written, and its answer lost.
+        existing = conflicting_item(refused)
+        if existing is None or existing.get("holder") != holder or "abandoned" in existing:
+            raise concurrent_rerun_error() from None
+        # An earlier try wrote it, and its answer was lost.
     return Intent(place, holder, is_first=found is None)
 
 
-async def write(
+async def copy_source_rows(
     table: Table,
     intent: Intent,
     source: RunRow,
     statuses: frozenset[TaskStatus] | None,
     *,
     now: int,
-) -> Rows:
-    """Copy the source's rows; the rows that there are then. Raises CallInFlight."""
-    copy = ItemCopy(table, source, intent.place, statuses)
+) -> RowSummary:
+    """Copy the source's rows and return the rows that the run then has. Raises CallInFlight."""
+    copy = RowCopy(table, source, intent.place, statuses)
     end = source.run.next_index
     copied = await copy.run(first=0, end=end, now=now)
-    if copied.held is not None:
-        raise CallInFlight(source.run.run_id, copied.held)
+    if copied.in_flight is not None:
+        raise CallInFlight(source.run.run_id, copied.in_flight)
     if intent.is_first and copied.all_inserted:
         return copied.rows
-    return await rows_of(table, intent.place, first=0, end=end)
+    return await summarize_rows(table, intent.place, first=0, end=end)
 
 
-def fulfil(table: Table, intent: Intent) -> dict[str, Any]:
-    """The part of the transaction that makes the run which ends an intent; refused where it is not
-    this call's any more."""
-    return table.delete_part(intent.key, condition=_OWN, holder=intent.holder)
+def delete_intent_part(table: Table, intent: Intent) -> dict[str, Any]:
+    """Describe the removal of an intent in the transaction that makes its run; it is refused if
+    another call holds the intent."""
+    return table.delete_part(intent.key, condition=_IS_HOLDER, holder=intent.holder)
 
 
-async def take_back(table: Table, intent: Intent) -> bool:
-    """Remove the rows again; False where the intent is not its holder's any more, or the run was
-    made. Rows that are being taken back when this is cut off are left to the sweeper."""
+async def abandon_intent(table: Table, intent: Intent) -> bool:
+    """Remove the rows of an intent; return False if another call holds it or the run was made. The
+    sweeper finishes a removal that is cut off."""
     token = table.clock.new_id()
     try:
         await table.update(
             intent.key,
             "SET abandoned = :token",
-            condition=_OWN,
+            condition=_IS_HOLDER,
             holder=intent.holder,
             token=token,
         )
     except AwsRefused as refused:
         if not refused.is_condition:
             raise
-        there = condition_met(refused)
-        if there is None:
-            return await _take_back_late(table, intent, token)
-        if there.get("abandoned") != token:
+        existing = conflicting_item(refused)
+        if existing is None:
+            return await _abandon_missing_intent(table, intent, token)
+        if existing.get("abandoned") != token:
             return False
     await remove_rows(table, intent.place)
     await table.delete(intent.key)
     return True
 
 
-async def _take_back_late(table: Table, intent: Intent, token: str) -> bool:
-    """The intent is gone. Where that was not for the run, another call took the rows back, and this
-    one may have written some after that. A marked intent keeps all others away meanwhile."""
+async def _abandon_missing_intent(table: Table, intent: Intent, token: str) -> bool:
+    """Remove rows whose intent is gone, unless it went with the making of the run. Otherwise
+    another call has removed the rows, and this one may have written more since. A marked intent
+    keeps others out meanwhile."""
     place = intent.place
     item: Item = {
         **intent_item(place, now=table.clock.now()),
@@ -347,8 +359,8 @@ async def _take_back_late(table: Table, intent: Intent, token: str) -> bool:
     except AwsRefused as refused:
         if not refused.is_condition:
             raise
-        there = condition_met(refused)
-        if there is None or there.get("abandoned") != token:
+        existing = conflicting_item(refused)
+        if existing is None or existing.get("abandoned") != token:
             return False
     is_made = await table.get(place_key(place.run_id)) is not None
     if not is_made:
@@ -357,8 +369,8 @@ async def _take_back_late(table: Table, intent: Intent, token: str) -> bool:
     return not is_made
 
 
-def busy() -> ConveyorError:
-    """What is raised where another call makes the same run."""
+def concurrent_rerun_error() -> ConveyorError:
+    """Return the error for a run that another call makes at the same time."""
     return ConveyorError(
         ErrorCode.UNAVAILABLE, "another request is making this very run", retry_after=1
     )

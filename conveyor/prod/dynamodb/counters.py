@@ -1,23 +1,20 @@
-"""Counting ended tasks: group commit, one addition at a time to a run's row.
+"""Counters of runs: a cache of what the task rows say, kept by group commit and repaired by
+recounts.
 
-A settlement has moved its row before it comes here. Its part is added with whatever else this
-process has settled in the same run meanwhile, and the settlement is answered from the row that the
-addition returned. An addition carries this process's next number and the epoch that was known
-before its rows moved: a repeated one finds its number on the run's row and changes nothing, one
-that a recount may have counted already finds another epoch and is dropped, and the run recounted.
+**Additions.** A settlement changes its row first. `Counters` then adds its delta to the run's row,
+together with the deltas of all settlements that this process makes in that run meanwhile, and
+answers each one from the returned row. An addition carries this process's next number and the epoch
+known before its rows moved. A repeated addition finds its number on the run's row and changes
+nothing. An addition that a recount may have counted finds a newer epoch; it is dropped, and the run
+is recounted.
 
-What the rows of a run say: the truth that its counters are a cache of.
+**Recounts.** `recount` reads the task rows page by page while others write. It writes the counters
+only if neither an addition nor a change of the run came between, and raises the epoch with them:
+additions for rows that moved before are refused, counted or not, and lead to another recount.
 
-Rows are counted page by page while others may write. What makes that safe: the counts are written
-only if no addition, and no change of the run, came between; and with them the epoch is raised, so
-that additions for rows that moved before it was known are refused, whether they were counted or
-not. Whoever is refused counts again.
-
-How a run is counted while its rows are being written.
-
-A large rerun begins with the counters that it will probably have: the plan. What is really copied
-is added up beside it, in the same write that moves the checkpoint, and the end of the ingestion
-adds the difference. So nothing that workers count meanwhile is overwritten.
+**Ingestion.** A large rerun starts with expected counters, `planned`. Each write of the checkpoint
+adds up the rows copied, `copied`, and the end of the ingestion adds the difference. Settlements
+meanwhile are never overwritten.
 """
 
 from __future__ import annotations
@@ -45,104 +42,104 @@ from conveyor.domain.task_rules import RunDelta
 from conveyor.ports.tasks import Settled
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
+    AttributeName,
     Item,
-    Name,
     Plain,
     Query,
-    changed_too_often,
-    condition_met,
-    whole,
+    conflicting_item,
+    contention_error,
+    decodes_row,
 )
 from conveyor.prod.dynamodb.run_rows import (
     REASON,
     TRIES,
     Change,
     DynamoRunRows,
-    RunMoved,
     RunPlace,
     RunRow,
+    RunVersionConflict,
     counters,
     read_run_row,
 )
 from conveyor.prod.dynamodb.schema import task_partition, task_sort_key
 
 MOST_SEQUENCES = 200
-"""Processes whose last number a run's row may hold. Where there are more a recount forgets them
-all, also if the counters are right: no addition of the epoch before is taken any more."""
+"""Processes whose last number a run's row may hold. Beyond that a recount forgets them all, even if
+the counters are right; the new epoch refuses later additions of the old one."""
 
-_NAMES = ("task_id", "status", "failure", "events", "claimed_until")
+_TALLY_FIELDS = ("task_id", "status", "failure", "events", "claimed_until")
 
 
-class Recounted(NamedTuple):
-    """A run after it was recounted, None where it is gone. `done` is False where it could not be
-    recounted yet, because a task of it is being worked or its rows are still being written."""
+class RecountResult(NamedTuple):
+    """A run after a recount; None if it is gone. `done` is False if the recount has to wait for a
+    live claim or for the end of the ingestion."""
 
     row: RunRow | None
     done: bool
 
 
 async def recount(records: DynamoRunRows, run_id: str, *, now: int) -> RunRow | None:
-    """Set a run's counters to what its rows say where they disagree, or where too many processes
-    have counted, and let its status follow; the row then, None where it is gone.
+    """Set a run's counters to what its rows say if they disagree, or if too many processes have
+    counted, and update its status. Return the row afterwards; None if it is gone.
 
-    A run that is ingesting or deleted, or that has a task under a live claim, is left as it is.
-    Raises ConveyorError(unavailable) where the run changes faster than it is counted, DamagedRow
-    where one of its rows cannot be counted.
+    Leaves a run alone that ingests, is deleted or has a live claim. Raises
+    ConveyorError(unavailable) if the run changes faster than it is counted, DamagedRow for a row
+    that cannot be counted.
     """
     place = await records.places.find(run_id)
     return None if place is None else (await recount_at(records, place, now=now)).row
 
 
-async def recount_at(records: DynamoRunRows, place: RunPlace, *, now: int) -> Recounted:
-    """`recount` by a run's place."""
+async def recount_at(records: DynamoRunRows, place: RunPlace, *, now: int) -> RecountResult:
+    """Recount a run by its place; see `recount`."""
     for _ in range(TRIES):
         row = await records.read_at(place)
         if row is None or row.run.status is RunStatus.DELETED:
-            return Recounted(row, done=True)
+            return RecountResult(row, done=True)
         if row.run.ingesting:
-            return Recounted(row, done=False)
-        stats = await _count(records, row, now)
+            return RecountResult(row, done=False)
+        stats = await _tally_rows(records, row, now)
         if stats is None:
-            return Recounted(row, done=False)
+            return RecountResult(row, done=False)
         try:
-            if not _agree(stats, row.run.stats):
-                row = await records.change(row, _correction(row, stats), now=now)
-            elif is_crowded(row):
-                # Nothing of the run itself has moved: it keeps its time.
+            if not _counters_match(stats, row.run.stats):
+                row = await records.change(row, _counter_correction(row, stats), now=now)
+            elif has_too_many_sequences(row):
+                # The run itself has not changed, so it keeps its time.
                 at = row.run.updated_at
-                row = await records.change(row, _correction(row, stats), now=at)
-        except RunMoved:
+                row = await records.change(row, _counter_correction(row, stats), now=at)
+        except RunVersionConflict:
             continue
-        return Recounted(await records.settle_status(row, now=now), done=True)
-    raise changed_too_often()
+        return RecountResult(await records.write_late_status(row, now=now), done=True)
+    raise contention_error()
 
 
-def is_crowded(row: RunRow) -> bool:
-    """Whether more processes have counted in a run than its row should hold, which each addition
-    pays for."""
+def has_too_many_sequences(row: RunRow) -> bool:
+    """Return whether more processes have counted in a run than its row should hold. Every addition
+    pays for the size of that map."""
     return len(row.sequences) > MOST_SEQUENCES
 
 
-class _LiveClaim(Exception):
-    """A task is being worked."""
+class _LiveClaimFound(Exception):
+    """A task of the run is being worked."""
 
 
-class _Money(msgspec.Struct, frozen=True):
+class _EventSpend(msgspec.Struct, frozen=True):
     credits: int = 0
     cost: Decimal = Decimal(0)
 
 
-class _Spent(msgspec.Struct, frozen=True):
-    """What a recount wants to know of an event."""
+class _SpendOfEvent(msgspec.Struct, frozen=True):
+    """The part of an event that a recount reads."""
 
-    spend: _Money = _Money()
+    spend: _EventSpend = _EventSpend()
 
 
-_spent = msgspec.json.Decoder(_Spent)
+_spend_of_event = msgspec.json.Decoder(_SpendOfEvent)
 
 
 class _TaskRow(msgspec.Struct, frozen=True):
-    """What a recount wants to know of a task's row."""
+    """The attributes of a task row that a recount reads."""
 
     task_id: str
     status: TaskStatus
@@ -151,27 +148,27 @@ class _TaskRow(msgspec.Struct, frozen=True):
     failure: str = str(TaskFailure.OTHER)
 
 
-class _Counted(NamedTuple):
-    """What a row adds to a tally."""
+class _TallyEntry(NamedTuple):
+    """The share of one row in a tally."""
 
     place: int
     row: _TaskRow
-    spent: list[_Money]
+    spent: list[_EventSpend]
 
 
-@whole
-def _read_counted(item: Item) -> _Counted:
-    """Of a task's item. Raises DamagedRow."""
+@decodes_row
+def _read_tally_entry(item: Item) -> _TallyEntry:
+    """Decode the share of a task's item. Raises DamagedRow."""
     row = msgspec.convert(item, _TaskRow)
-    spent = [_spent.decode(text).spend for text in row.events]
+    spent = [_spend_of_event.decode(text).spend for text in row.events]
     if not all(spend.cost.is_finite() for spend in spent):
         raise ValueError("not an amount of money")
-    return _Counted(task_index(row.task_id), row, spent)
+    return _TallyEntry(task_index(row.task_id), row, spent)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Rows counted so far. Money is added up as the table itself does it: in decimal digits."""
+    """The rows counted so far. Adds up money in decimal digits, as DynamoDB does."""
 
     total: int = 0
     ended: dict[TaskStatus, int] = field(default_factory=dict)
@@ -179,7 +176,7 @@ class _Tally:
     credits: int = 0
     cost: Decimal = Decimal(0)
 
-    def add(self, counted: _Counted) -> None:
+    def add(self, counted: _TallyEntry) -> None:
         self.total += 1
         status, reason = counted.row.status, counted.row.failure
         self.ended[status] = self.ended.get(status, 0) + 1
@@ -199,10 +196,11 @@ class _Tally:
         )
 
 
-async def _count(records: DynamoRunRows, row: RunRow, now: int) -> RunStats | None:
-    """Count every shard at once; None where a task is under a live claim. Raises DamagedRow."""
+async def _tally_rows(records: DynamoRunRows, row: RunRow, now: int) -> RunStats | None:
+    """Count the rows of all shards concurrently; None if a task has a live claim. Raises
+    DamagedRow."""
     place, tally = row.place, _Tally()
-    projection = ", ".join(f"#{name}" for name in _NAMES)
+    projection = ", ".join(f"#{name}" for name in _TALLY_FIELDS)
 
     async def count(shard: int) -> None:
         partition = task_partition(place.job_id, place.shards, shard)
@@ -210,30 +208,31 @@ async def _count(records: DynamoRunRows, row: RunRow, now: int) -> RunStats | No
             Query(partition, begins_with=task_sort_key(place.run_id, ""), projection=projection)
         ):
             for item in page.items:
-                one = _read_counted(item)
+                one = _read_tally_entry(item)
                 if one.row.status is TaskStatus.PROCESSING and one.row.claimed_until > now:
-                    raise _LiveClaim
-                # What is being added is not counted yet, nor what was reserved since this began.
-                if one.place < row.run.next_index and row.holds(one.place):
+                    raise _LiveClaimFound
+                # Leave out additions under way, and indexes reserved since the run was read.
+                if one.place < row.run.next_index and row.contains_index(one.place):
                     tally.add(one)
 
     try:
         await for_each(count, range(place.shards.count))
-    except _LiveClaim:
+    except _LiveClaimFound:
         return None
     return tally.stats()
 
 
-def _agree(counted: RunStats, kept: RunStats) -> bool:
-    """Whether nothing is to be corrected."""
+def _counters_match(counted: RunStats, kept: RunStats) -> bool:
+    """Return whether counted and stored counters agree."""
     return msgspec.structs.replace(counted, spend=kept.spend) == kept and (
         counted.spend.credits == kept.spend.credits
         and math.isclose(counted.spend.cost, kept.spend.cost, rel_tol=1e-9, abs_tol=1e-9)
     )
 
 
-def _correction(row: RunRow, stats: RunStats) -> Change:
-    """Counts as they are written: with the epoch raised, unless an addition came between."""
+def _counter_correction(row: RunRow, stats: RunStats) -> Change:
+    """Make the change that sets the counters and raises the epoch, unless an addition came
+    between."""
     run = row.run
     status = None
     if run.status in LIVE_RUN_STATES:
@@ -249,8 +248,8 @@ def _correction(row: RunRow, stats: RunStats) -> Change:
 
 
 class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Rows as they were written: `fresh` ones, that are to be worked, and inherited ones by their
-    end, the failed ones by reason too."""
+    """Rows of a run as they were written: `fresh` ones to be worked, and inherited ones by result;
+    failed ones by reason too."""
 
     fresh: int = 0
     successful: int = 0
@@ -259,7 +258,7 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def inherited(self) -> int:
-        """Rows that came with their end."""
+        """Rows that were copied with their result."""
         return self.successful + self.failed
 
     @property
@@ -278,14 +277,14 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
             reasons,
         )
 
-    def with_end(self, status: str, failure: str | None) -> Counts:
-        """With one inherited row more."""
+    def plus_inherited(self, status: str, failure: str | None) -> Counts:
+        """Return the counts with one more inherited row."""
         if status == TaskStatus.SUCCESSFUL:
             return self + Counts(successful=1)
         return self + Counts(failed=1, reasons={failure or str(TaskFailure.OTHER): 1})
 
     def stats(self) -> RunStats:
-        """The counters of a run of which nothing has been worked yet."""
+        """Return the counters of a run of which no task has been worked yet."""
         return RunStats(
             total=self.total,
             successful=self.successful,
@@ -298,11 +297,11 @@ _counts = msgspec.json.Decoder(Counts)
 
 
 class IngestRow(NamedTuple):
-    """A run's row with the counts that go with its ingestion.
+    """A run's row with the counts of its ingestion.
 
-    `planned` is what the run's counters presume of the rows written, `copied` what was added up.
-    `recopied`: rows may have been written that nobody added up; only the rows tell. The texts are
-    the counts as they lie there, "" where there are none.
+    `planned` holds the rows that the run's counters expect, `copied` the rows added up so far.
+    `recopied`: a call may have written rows without adding them up, so only the rows themselves
+    tell. The texts are the JSON as stored, "" if absent.
     """
 
     row: RunRow
@@ -313,8 +312,8 @@ class IngestRow(NamedTuple):
     copied_text: str
 
     @property
-    def goes_on(self) -> bool:
-        """Whether rows may still be written."""
+    def can_ingest(self) -> bool:
+        """True if the run admits more rows."""
         return self.row.live and self.row.run.ingesting
 
     @property
@@ -325,25 +324,25 @@ class IngestRow(NamedTuple):
 
 
 async def find_ingest_row(records: DynamoRunRows, run_id: str) -> IngestRow | None:
-    """A run by its id, strongly read; None where there is none."""
+    """Read a run strongly by its id; None if there is none."""
     place = await records.places.find(run_id)
     return None if place is None else await ingest_row_at(records, place)
 
 
 async def ingest_row_at(records: DynamoRunRows, place: RunPlace) -> IngestRow | None:
-    """A run by its place, strongly read."""
+    """Read a run strongly by its place; None if it is gone."""
     item = await records.table.get(place.key)
     return None if item is None else read_ingest_row(item)
 
 
-@whole
+@decodes_row
 def read_ingest_row(item: Item) -> IngestRow:
-    """A run from its item."""
+    """Decode a run and the counts of its ingestion. Raises DamagedRow."""
     row = read_run_row(item)
     planned, copied = item.get("planned", ""), item.get("copied", "")
     return IngestRow(
         row,
-        # Of a submit every row is a fresh one.
+        # All rows of a submit are fresh.
         _counts.decode(planned) if planned else Counts(fresh=row.run.stats.total),
         _counts.decode(copied) if copied else Counts(),
         item.get("recopied", False),
@@ -352,8 +351,9 @@ def read_ingest_row(item: Item) -> IngestRow:
     )
 
 
-def difference(before: Counts, after: Counts) -> dict[str, int]:
-    """What is to be added to a run's row for its counters to presume other rows."""
+def counter_changes(before: Counts, after: Counts) -> dict[str, int]:
+    """Return the additions that turn counters for the rows of `before` into counters for those of
+    `after`."""
     reasons = sorted(before.reasons.keys() | after.reasons.keys())
     adds = {
         "total": after.total - before.total,
@@ -383,8 +383,8 @@ _log = logging.getLogger("conveyor.counters")
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """One settlement, and who waits for it."""
+class _PendingDelta:
+    """One settlement that waits for its addition."""
 
     delta: RunDelta
     epoch: int
@@ -393,24 +393,25 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Addition:
-    """What goes, or went, to the run's row under one number."""
+    """The deltas that are written, or were written, under one number."""
 
     number: int
     epoch: int
-    parts: list[_Waiting]
+    parts: list[_PendingDelta]
 
 
 @dataclass(slots=True, eq=False)
 class _RunCounters:
-    """What this process knows of a run's counters, and has yet to add to them."""
+    """The state of a run's counters in this process: the epoch last seen, and the deltas to be
+    added."""
 
     place: RunPlace
     epoch: int | None = None
     updated_at: int = 0
     began: float = float("-inf")
-    pending: list[_Waiting] = field(default_factory=list)
+    pending: list[_PendingDelta] = field(default_factory=list)
     addition: _Addition | None = None
-    dropped: list[_Waiting] = field(default_factory=list)
+    dropped: list[_PendingDelta] = field(default_factory=list)
     recount_due: bool = False
     failures: int = 0
     retry_at: float = float("-inf")
@@ -435,40 +436,40 @@ class Counters:
         self._runs: OrderedDict[str, _RunCounters] = OrderedDict()
         self._closing = False
 
-    def seen(self, row: RunRow) -> None:
-        """Take note of a run's row that was just read or written."""
+    def observe(self, row: RunRow) -> None:
+        """Note the epoch and time of a run's row that was just read or written."""
         run = self._run(row.place)
         run.epoch = max(run.epoch or 0, row.counter_epoch)
         run.updated_at = max(run.updated_at, row.run.updated_at)
 
     def epoch(self, place: RunPlace) -> int | None:
-        """The latest epoch seen; None where the run's row has not been seen yet.
+        """Return the latest epoch seen; None if the run's row has not been seen yet.
 
-        To be taken before a task's row is moved, and given to `add` after that.
+        Callers take it before they change a task's row, and pass it to `add` afterwards.
         """
         return self._run(place).epoch
 
     async def add(self, place: RunPlace, delta: RunDelta, *, epoch: int) -> Settled:
-        """Account for a row that was moved; returns once that is on the run's row.
+        """Count a task row that has changed; return once the run's row includes it.
 
-        Not applied where the run is deleted. Raises ConveyorError(unavailable) where the addition
-        could not be written yet: it is tried again until it is, or this process ends. A caller that
-        is cancelled changes nothing.
+        Not applied if the run is deleted. Raises ConveyorError(unavailable) if the addition could
+        not be written yet; this process keeps trying until it succeeds or ends. A cancelled caller
+        changes nothing.
         """
         run = self._run(place)
-        waiting = _Waiting(delta, epoch, asyncio.get_running_loop().create_future())
+        waiting = _PendingDelta(delta, epoch, asyncio.get_running_loop().create_future())
         run.pending.append(waiting)
         self._start(run)
         return await waiting.answer
 
-    def doubt(self, place: RunPlace) -> None:
-        """Have a run recounted soon: a row of it may have been moved, and nobody knows."""
+    def mark_counters_uncertain(self, place: RunPlace) -> None:
+        """Have a run recounted soon, because a row of it may have changed without being counted."""
         run = self._run(place)
         run.recount_due = True
         self._start(run)
 
     async def aclose(self) -> None:
-        """Add what is pending, if the store can be reached."""
+        """Write pending additions if the table can be reached."""
         self._closing = True
         for run in self._runs.values():
             run.wake.set()
@@ -497,7 +498,7 @@ class Counters:
             run.wake.set()
 
     async def _work(self, run: _RunCounters) -> None:
-        """Go on until nothing is left to do for a run."""
+        """Add and recount until nothing is left to do for the run."""
         try:
             while run.pending or run.addition or run.recount_due:
                 run.wake = anyio.Event()
@@ -513,16 +514,17 @@ class Counters:
             run.worker = None
 
     async def _step(self, run: _RunCounters) -> bool:
-        """Do what is due; False where it failed, and is left for later. Who waits is told."""
+        """Do the work that is due; on failure answer the waiters, postpone the rest and return
+        False."""
         try:
             if run.pending and run.addition is None:
-                await self._gather(run)
+                await self._start_addition(run)
             if run.addition is not None:
-                await self._add(run, run.addition)
+                await self._commit(run, run.addition)
             if run.dropped or (run.recount_due and self._clock.monotonic() >= run.retry_at):
                 await self._recount(run)
         except Exception as error:
-            _fail(run, error)
+            _fail_waiters(run, error)
             self._postpone(run)
             return False
         return True
@@ -533,8 +535,9 @@ class Counters:
         pause = RETRIES.spread(run.failures, self._clock.random())
         run.retry_at = self._clock.monotonic() + pause
 
-    async def _gather(self, run: _RunCounters) -> None:
-        """Make one addition of what is pending."""
+    async def _start_addition(self, run: _RunCounters) -> None:
+        """Combine pending deltas of the current epoch into one addition; leave others to a
+        recount."""
         if self._interval > 0 and not self._closing:
             wait = run.began + self._interval - self._clock.monotonic()
             if wait > 0:
@@ -544,44 +547,44 @@ class Counters:
         current = [one for one in pending if one.epoch == run.epoch]
         old = [one for one in pending if one.epoch != run.epoch]
         if old:
-            self._drop(run, old)
+            self._leave_to_recount(run, old)
         if current:
             run.addition = _Addition(next(self._numbers), current[0].epoch, current)
 
-    async def _add(self, run: _RunCounters, addition: _Addition) -> None:
-        """Write an addition, or find that it was written before."""
+    async def _commit(self, run: _RunCounters, addition: _Addition) -> None:
+        """Write an addition, or find that an earlier try wrote it."""
         now = max(run.updated_at, *(part.delta.now for part in addition.parts))
         try:
             row = read_run_row(await self._write(run.place, addition, now))
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            found = condition_met(refused)
+            found = conflicting_item(refused)
             if found is None or found["status"] == RunStatus.DELETED:
                 run.addition = None
-                _answer(addition.parts, Settled(applied=False, run_status=None))
+                _resolve(addition.parts, Settled(applied=False, run_status=None))
                 return
             row = read_run_row(found)
-            self.seen(row)
+            self.observe(row)
             if row.sequences.get(self._worker, 0) < addition.number:
                 run.addition = None
-                self._drop(run, addition.parts)
+                self._leave_to_recount(run, addition.parts)
                 return
-        after = await self._records.settle_status(row, now=now)
-        self.seen(after)
+        after = await self._records.write_late_status(row, now=now)
+        self.observe(after)
         run.addition = None
         run.failures = 0
-        _answer_moved(addition.parts, before=row.run.status, after=after.run.status)
+        _resolve_in_order(addition.parts, before=row.run.status, after=after.run.status)
 
     async def _write(self, place: RunPlace, addition: _Addition, now: int) -> dict[str, Plain]:
-        adds = _sum([part.delta for part in addition.parts])
+        adds = _sum_by_attribute([part.delta for part in addition.parts])
         update = _UPDATE + "".join(f", #{name} :add_{name}" for name in adds)
         values = {f"add_{name}": value for name, value in adds.items()}
         return await self._records.table.update(
             place.key,
             update,
             condition=_CONDITION,
-            worker=Name(self._worker),
+            worker=AttributeName(self._worker),
             number=addition.number,
             now=now,
             one=1,
@@ -590,16 +593,17 @@ class Counters:
             **values,
         )
 
-    def _drop(self, run: _RunCounters, parts: Sequence[_Waiting]) -> None:
-        """Leave it to a recount: their rows may have been counted by the last one, or not."""
+    def _leave_to_recount(self, run: _RunCounters, parts: Sequence[_PendingDelta]) -> None:
+        """Leave deltas to a recount, because the last one may or may not have counted their
+        rows."""
         run.dropped += parts
         run.recount_due = True
 
     async def _recount(self, run: _RunCounters) -> bool:
-        """Recount a run; False where that has to wait, because tasks of it are being worked.
+        """Recount a run; return False if the recount has to wait for a live claim.
 
-        The dropped are answered all the same: their rows tell what they did, and this process
-        recounts until it could, or else the sweeper does once the run is quiet.
+        Answers dropped deltas either way, because their rows hold the result. This process retries
+        the recount; if it ends first, the sweeper recounts the run once it is quiet.
         """
         row, done = await recount_at(self._records, run.place, now=self._clock.now())
         dropped, run.dropped = run.dropped, []
@@ -609,15 +613,15 @@ class Counters:
         else:
             self._postpone(run)
         if row is None or row.run.status is RunStatus.DELETED:
-            _answer(dropped, Settled(applied=False, run_status=None))
+            _resolve(dropped, Settled(applied=False, run_status=None))
         else:
-            self.seen(row)
-            _answer(dropped, Settled(applied=True, run_status=row.run.status))
+            self.observe(row)
+            _resolve(dropped, Settled(applied=True, run_status=row.run.status))
         return done
 
 
-def _sum(deltas: Sequence[RunDelta]) -> dict[str, Plain]:
-    """What is added, by attribute; nothing that is nought. Money in decimal digits."""
+def _sum_by_attribute(deltas: Sequence[RunDelta]) -> dict[str, Plain]:
+    """Sum deltas by attribute; leave out zeros. Adds up money in decimal digits."""
     adds: dict[str, Plain] = {
         "successful": sum(delta.successful for delta in deltas),
         "failed": sum(delta.failed for delta in deltas),
@@ -629,21 +633,24 @@ def _sum(deltas: Sequence[RunDelta]) -> dict[str, Plain]:
     return {name: value for name, value in adds.items() if value}
 
 
-def _answer(parts: Sequence[_Waiting], settled: Settled) -> None:
+def _resolve(parts: Sequence[_PendingDelta], settled: Settled) -> None:
     for part in parts:
         if not part.answer.done():
             part.answer.set_result(settled)
 
 
-def _answer_moved(parts: Sequence[_Waiting], *, before: RunStatus, after: RunStatus) -> None:
-    """Answer as if each part had been added alone: the last that ended a task moved the run."""
+def _resolve_in_order(
+    parts: Sequence[_PendingDelta], *, before: RunStatus, after: RunStatus
+) -> None:
+    """Answer as if each delta had been added alone: the last one that ended a task changed the
+    status."""
     last = [part for part in parts if part.delta.ends_task][-1:]
-    _answer(last, Settled(applied=True, run_status=after))
-    _answer(parts, Settled(applied=True, run_status=before))
+    _resolve(last, Settled(applied=True, run_status=after))
+    _resolve(parts, Settled(applied=True, run_status=before))
 
 
-def _fail(run: _RunCounters, error: Exception) -> None:
-    """Tell who waits. What was to be added is kept, under its number: it may have been written."""
+def _fail_waiters(run: _RunCounters, error: Exception) -> None:
+    """Fail the waiters. The addition keeps its number, because it may have been written."""
     if not isinstance(error, ConveyorError):
         _log.error("counters cannot be written", exc_info=error)
         error = ConveyorError(ErrorCode.UNAVAILABLE, "counters cannot be written", retry_after=5)

@@ -1,5 +1,8 @@
-"""Exports of runs, an item each. Whatever is written of one goes together with a look at its run's
-row: nothing begins or ends of a run that is deleted."""
+"""The exports port: one item an export, and a mark beside its job.
+
+Every write is a transaction that also checks the run's row, so no export of a deleted run begins or
+ends. The mark lets a strong read find all exports of a run that is being removed.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from conveyor.prod.dynamodb.client import (
     Item,
     Query,
     RowFilter,
-    changed_too_often,
-    ended,
-    ends_at,
+    contention_error,
+    decode_intact,
+    decodes_row,
+    expired_items,
+    expiry_attributes,
     keys_of,
-    readable,
-    rewritten,
-    whole,
+    merge_json,
 )
 from conveyor.prod.dynamodb.run_rows import TRIES, DynamoRunRows, RunPlace
 from conveyor.prod.dynamodb.schema import (
@@ -31,7 +34,7 @@ from conveyor.prod.dynamodb.schema import (
     TIME_TO_LIVE,
     Key,
     export_item_key,
-    exported_key,
+    export_mark_key,
 )
 
 UNFINISHED = (ExportStatus.PENDING, ExportStatus.RUNNING)
@@ -40,14 +43,13 @@ _export = msgspec.json.Decoder(Export)
 
 
 class DynamoExports:
-    """The exports port. A run's exports are removed with it: see `deleting`."""
+    """The exports port. `Deletion.purge_run` removes a run's exports."""
 
     def __init__(self, records: DynamoRunRows) -> None:
         self._table = records.table
         self._places = records.places
 
     async def create_export(self, export: Export) -> None:
-        """Write a new export. Raises ConveyorError(not_found) where its run is deleted or gone."""
         place = await self._places.find(export.run_id)
         if place is None or place.job_id != export.job_id:
             raise not_found("run")
@@ -57,42 +59,37 @@ class DynamoExports:
             condition="attribute_not_exists(pk)",
         )
         mark = self._table.put_part(
-            exported_key(export.job_id, export.run_id, export.export_id), _mark(export)
+            export_mark_key(export.job_id, export.run_id, export.export_id), _mark(export)
         )
         try:
             await self._table.transact(
-                [self._run_stands(place), new, mark], token=self._table.clock.new_id()
+                [self._run_exists_part(place), new, mark], token=self._table.clock.new_id()
             )
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
             if _is_run_gone(refused):
                 raise not_found("run") from None
-            # It was written before, by a call that was not answered.
+            # An earlier try wrote it, and its answer was lost.
 
     async def get_export(self, export_id: str) -> Export | None:
-        """An export by its id, expired ones included."""
         item = await self._table.get(export_item_key(export_id))
         return None if item is None else _read(item)
 
     async def begin_export(self, export_id: str, *, now: int) -> Export | None:
-        """Mark it running; None where it has ended, expired, or its run is deleted or gone."""
         return await self._move(export_id, now=now, status=ExportStatus.RUNNING)
 
     async def touch_export(self, export_id: str, *, now: int) -> None:
-        """Note that it waits for its turn."""
         await self._move(export_id, now=now)
 
     async def end_export(
         self, export_id: str, *, size: int | None, error: str | None, now: int
     ) -> bool:
-        """Complete it with a size, or fail it with an error; False where it is too late."""
         status = ExportStatus.COMPLETED if error is None else ExportStatus.FAILED
         moved = await self._move(export_id, now=now, status=status, size=size, error=error)
         return moved is not None
 
     async def unfinished_exports(self, *, before: int) -> list[Export]:
-        """Exports that have not ended and were last touched before `before`, by export id."""
         keys: list[Key] = []
         async for page in self._table.pages(
             Query(
@@ -105,27 +102,26 @@ class DynamoExports:
             )
         ):
             keys += keys_of(page.items)
-        # An index may know of others still.
+        # The index lags: check status and time on the items.
         items = await self._table.get_many(keys)
-        found = readable(_read, items.values())
+        found = decode_intact(_read, items.values())
         due = [one for one in found if one.status in UNFINISHED and one.updated_at < before]
         return sorted(due, key=lambda export: export.export_id)
 
     async def expired_exports(self, *, now: int, limit: int) -> list[Export]:
-        """Exports past their time, those first whose time ended first."""
-        items = await ended(self._table, EXPORTS, now=now, limit=limit)
-        return readable(_read, items)
+        items = await expired_items(self._table, EXPORTS, now=now, limit=limit)
+        return decode_intact(_read, items)
 
     async def drop_export(self, export_id: str) -> None:
-        """Remove an export. Without effect where it is gone."""
         export = await self.get_export(export_id)
         if export is not None:
-            # Cut off between the two, a mark is left that ends by itself.
+            # A crash between the two leaves a mark, which expires by itself.
             await self._table.delete(export_item_key(export_id))
-            await self._table.delete(exported_key(export.job_id, export.run_id, export_id))
+            await self._table.delete(export_mark_key(export.job_id, export.run_id, export_id))
 
     async def _move(self, export_id: str, *, now: int, **fields: Any) -> Export | None:
-        """An export with other fields; None where it does not go on."""
+        """Write other fields of an unfinished export; return None if it has ended, expired, or its
+        run is gone."""
         for _ in range(TRIES):
             item = await self._table.get(export_item_key(export_id))
             if item is None:
@@ -141,7 +137,7 @@ class DynamoExports:
                 export_item_key(export_id),
                 "SET #export = :export, #status = :status, updated_at = :updated_at",
                 condition="#status = :known_status AND updated_at = :known_at",
-                export=rewritten(item["export"], after),
+                export=merge_json(item["export"], after),
                 status=str(after.status),
                 updated_at=after.updated_at,
                 known_status=str(known.status),
@@ -149,7 +145,7 @@ class DynamoExports:
             )
             try:
                 await self._table.transact(
-                    [self._run_stands(place), changed], token=self._table.clock.new_id()
+                    [self._run_exists_part(place), changed], token=self._table.clock.new_id()
                 )
             except AwsRefused as refused:
                 if not refused.is_condition:
@@ -158,10 +154,10 @@ class DynamoExports:
                     return None
                 continue
             return after
-        raise changed_too_often()
+        raise contention_error()
 
-    def _run_stands(self, place: RunPlace) -> dict[str, Any]:
-        """The condition that a run is neither deleted nor gone."""
+    def _run_exists_part(self, place: RunPlace) -> dict[str, Any]:
+        """Describe the condition that a run exists and is not deleted."""
         return self._table.check_part(
             place.key,
             condition="run_id = :run_id AND #status <> :deleted",
@@ -174,14 +170,14 @@ def _is_run_gone(refused: AwsRefused) -> bool:
     return refused.reasons[0] == "ConditionalCheckFailed"
 
 
-@whole
+@decodes_row
 def _read(item: Item) -> Export:
     return _export.decode(item["export"])
 
 
 def _mark(export: Export) -> Item:
-    """What lies beside the job for it. It is found by its key, and in no index."""
-    ends = ends_at(EXPORTS, export.export_id, export.expires_at)
+    """Make the mark beside the job. It is found by its key and lies in no index."""
+    ends = expiry_attributes(EXPORTS, export.export_id, export.expires_at)
     return {"shape": ROW_SHAPE, TIME_TO_LIVE: ends[TIME_TO_LIVE]}
 
 
@@ -193,5 +189,5 @@ def _item(export: Export) -> Item:
         "updated_at": export.updated_at,
         "job_id": export.job_id,
         "run_id": export.run_id,
-        **ends_at(EXPORTS, export.export_id, export.expires_at),
+        **expiry_attributes(EXPORTS, export.export_id, export.expires_at),
     }

@@ -1,6 +1,7 @@
-"""Idempotency keys: claimed, taken over, released, and forgotten when they expire.
+"""Idempotency keys: claimed, taken over, released, and removed when they expire.
 
-The answer of an idempotent request, stored by the very transaction that does its work.
+`StoredResponses` stores the response of an idempotent request in the very transaction that does its
+work.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from conveyor.ports.records import (
     StoredResponse,
 )
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Table, changed_too_often, condition_met
+from conveyor.prod.dynamodb.client import Item, Table, conflicting_item, contention_error
 from conveyor.prod.dynamodb.run_rows import TRIES
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, Key, idempotency_key
 
 
 class StoredResponses:
-    """Answers under idempotency keys."""
+    """Stores and finds responses under idempotency keys."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
 
-    async def look(self, once: IdempotencyScope | None) -> StoredResponse | IdempotencyScope | None:
-        """What stands under a key, strongly read: its answer, if its work is done already; else the
-        key itself, for `parts`; None where no key was given, or there is none (any more)."""
+    async def lookup(
+        self, once: IdempotencyScope | None
+    ) -> StoredResponse | IdempotencyScope | None:
+        """Read a key strongly: return its response if the work is done; else the key itself, for
+        `answer_parts`; None if no key was given or it is gone."""
         if once is None:
             return None
         item = await self._table.get(idempotency_key(once.scope))
@@ -37,9 +40,12 @@ class StoredResponses:
             return None
         return once if (answer := read_answer(item)) is None else answer
 
-    def parts(self, once: IdempotencyScope | None, answer: StoredResponse) -> list[dict[str, Any]]:
-        """What a transaction has to hold so that the answer stands under its key, or nothing of it
-        happens: that is refused where the key is gone or answered. Look again then."""
+    def answer_parts(
+        self, once: IdempotencyScope | None, answer: StoredResponse
+    ) -> list[dict[str, Any]]:
+        """Describe the write of a response under its key, for a transaction. It is refused, and
+        with it the whole transaction, if the key is gone or answered; the caller then looks it up
+        again."""
         if once is None:
             return []
         return [
@@ -54,14 +60,14 @@ class StoredResponses:
 
 
 def read_answer(item: Item) -> StoredResponse | None:
-    """The answer that a key's item holds."""
+    """Decode the response that a key's item holds, if any."""
     status = item.get("answer_status")
     return None if status is None else StoredResponse(status, item["answer_body"])
 
 
 class DynamoIdempotency:
-    """The idempotency port. `claimed_by` on a key is the token of the call that claimed it last, so
-    that one whose answer was lost finds itself."""
+    """The idempotency port. `claimed_by` holds the token of the last claim, by which a call whose
+    answer was lost recognises its own write."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -76,7 +82,6 @@ class DynamoIdempotency:
         lapses_at: int,
         expires_at: int,
     ) -> KeyClaim:
-        """Claim a key for one request, or learn what became of it."""
         token = self._table.clock.new_id()
         claim: Item = {
             "lapses_at": lapses_at,
@@ -96,7 +101,7 @@ class DynamoIdempotency:
             if found is None:
                 return ClaimedKey(created_id, taken_over=False)
             if found["claimed_by"] == token:
-                # One of the writes here was carried out, and its answer lost.
+                # This call's own claim: an earlier try wrote it, and its answer was lost.
                 return ClaimedKey(found["created_id"], taken_over=found["created_id"] != created_id)
             if found["fingerprint"] != fingerprint:
                 return KeyMismatch()
@@ -106,10 +111,9 @@ class DynamoIdempotency:
                 return KeyInUse()
             if await self._take_over(key, found, claim):
                 return ClaimedKey(found["created_id"], taken_over=True)
-        raise changed_too_often()
+        raise contention_error()
 
     async def release_idempotency_key(self, scope: str, *, created_id: str, lapses_at: int) -> None:
-        """Free a key that has no answer, under the very claim that was made of it."""
         try:
             await self._table.delete(
                 idempotency_key(scope),
@@ -123,19 +127,19 @@ class DynamoIdempotency:
                 raise
 
     async def _write_new(self, key: Key, fresh: Item, now: int) -> Item | None:
-        """Write a key where there is none that counts; else the one that is there."""
+        """Write a key that is absent or expired; else return the existing one."""
         condition = "attribute_not_exists(pk) OR expires_at <= :now"
         try:
             await self._table.put(key, fresh, condition=condition, now=now)
         except AwsRefused as refused:
-            found = condition_met(refused)
+            found = conflicting_item(refused)
             if not refused.is_condition or found is None:
                 raise
             return found
         return None
 
     async def _take_over(self, key: Key, found: Item, claim: Item) -> bool:
-        """Go on under a lapsed claim; False where it is not that one any more."""
+        """Take over a lapsed claim; return False if another call did so first."""
         try:
             await self._table.update(
                 key,
@@ -153,5 +157,5 @@ class DynamoIdempotency:
 
 
 def _whole_seconds(milliseconds: int) -> int:
-    """Rounded up: nothing is removed too early."""
+    """Convert to seconds, rounded up so that nothing is removed early."""
     return -(-milliseconds // 1_000)

@@ -1,5 +1,5 @@
-"""Slots for uploaded files of tasks, an item each: the slot as one text, and its size, which
-changes."""
+"""The inputs port: one item a file input, with the slot as one JSON text and the size of its
+upload."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 
 from conveyor.ports.inputs import JobInput
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Table, ended, ends_at, whole
+from conveyor.prod.dynamodb.client import Item, Table, decodes_row, expired_items, expiry_attributes
 from conveyor.prod.dynamodb.schema import INPUTS, PARTITION_KEY, ROW_SHAPE, input_item_key
 
 _slot = msgspec.json.Decoder(JobInput)
@@ -20,30 +20,27 @@ class DynamoInputs:
         self._table = table
 
     async def create_input(self, job_input: JobInput) -> None:
-        """Write a new slot; one that is there already stays, with the size of its upload."""
         input_id = job_input.input_id
         item: Item = {
             "shape": ROW_SHAPE,
             "slot": msgspec.json.encode(job_input).decode(),
             "size": job_input.size,
-            **ends_at(INPUTS, input_id, job_input.expires_at),
+            **expiry_attributes(INPUTS, input_id, job_input.expires_at),
         }
         try:
             await self._table.put(
                 input_item_key(input_id), item, condition="attribute_not_exists(pk)"
             )
         except AwsRefused as refused:
-            # The answer of the write before this one was lost.
+            # An earlier try wrote the slot, and its answer was lost. It keeps an upload's size.
             if not refused.is_condition:
                 raise
 
     async def get_input(self, input_id: str) -> JobInput | None:
-        """A slot by its id, expired ones included."""
         item = await self._table.get(input_item_key(input_id))
         return None if item is None else _read(item)
 
     async def input_uploaded(self, input_id: str, *, size: int) -> bool:
-        """Note a complete upload; False where the slot is gone."""
         try:
             await self._table.update(
                 input_item_key(input_id),
@@ -58,10 +55,9 @@ class DynamoInputs:
         return True
 
     async def expired_inputs(self, *, now: int, limit: int) -> list[str]:
-        """Ids of slots past their time, those first whose time ended first."""
-        items = await ended(self._table, INPUTS, now=now, limit=limit)
+        items = await expired_items(self._table, INPUTS, now=now, limit=limit)
         ids = [item[PARTITION_KEY].partition("#")[2] for item in items]
-        # What is none lies under another key, and would be found again for ever.
+        # Skip items under other keys: dropping them has no effect, so each sweep would find them.
         return [
             input_id
             for input_id, item in zip(ids, items, strict=True)
@@ -69,10 +65,9 @@ class DynamoInputs:
         ]
 
     async def drop_input(self, input_id: str) -> None:
-        """Remove a slot."""
         await self._table.delete(input_item_key(input_id))
 
 
-@whole
+@decodes_row
 def _read(item: Item) -> JobInput:
     return msgspec.structs.replace(_slot.decode(item["slot"]), size=item["size"])

@@ -1,8 +1,8 @@
-"""A job's own row: what is in it, and how it is read and rewritten.
+"""Job rows: their attributes, reads together with the latest run, and the closing of jobs.
 
-A job with its latest run, read so that the two go together.
-
-Closing a job: no task comes any more, and a drained run is complete.
+A job is stored as one JSON text beside the attributes that conditions and indexes use, and changes
+under its version. `JobReads` reads a job and its latest run so that the two agree. `JobCloser`
+closes a job and completes its run if all tasks have ended.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from conveyor.prod.dynamodb.client import (
     Item,
     Table,
     UnreadableRow,
-    changed_too_often,
-    readable,
-    rewritten,
-    whole,
+    contention_error,
+    decode_intact,
+    decodes_row,
+    merge_json,
 )
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
@@ -40,21 +40,20 @@ _job = msgspec.json.Decoder(Job)
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """A job as it was read. `latest_run_sequence` is the number of the run that `latest_run_id`
-    names, 0 where there is none. `text` is the whole of it as it lies there, "" for a new one."""
+    """A job as read. `latest_run_sequence` is the number of the run `latest_run_id`, 0 if there is
+    none. `text` is the JSON as stored, "" for a new job."""
 
     job: Job
     latest_run_sequence: int
     text: str = ""
 
     def __repr__(self) -> str:
-        # The text holds what the job's own repr leaves out.
+        # The text holds secrets that the job's own repr leaves out.
         return f"JobRow({self.job!r}, {self.latest_run_sequence})"
 
 
 def job_item(row: JobRow) -> Item:
-    """The item of a new job: the whole of it as one text, and what conditions and indexes look
-    at."""
+    """Make the item of a new job."""
     job = row.job
     return {
         "shape": ROW_SHAPE,
@@ -62,13 +61,13 @@ def job_item(row: JobRow) -> Item:
         "caller": job.caller,
         "gsi1pk": caller_jobs(job.caller),
         "gsi1sk": job.job_id,
-        **_changing(row),
+        **_mutable_attributes(row),
     }
 
 
-@whole
+@decodes_row
 def read_job_row(item: Item) -> JobRow:
-    """A job from its item. Raises DamagedRow."""
+    """Decode a job. Raises DamagedRow."""
     text, sequence = item["job"], item["latest_run_sequence"]
     if type(sequence) is not int:
         raise TypeError("latest_run_sequence")
@@ -76,8 +75,9 @@ def read_job_row(item: Item) -> JobRow:
 
 
 def job_part(table: Table, known: JobRow, after: JobRow) -> dict[str, Any]:
-    """The rewriting of a job as a part of a transaction, refused where it has changed meanwhile."""
-    attributes = _changing(after)
+    """Describe the rewriting of a job within a transaction; it is refused if the version has
+    changed."""
+    attributes = _mutable_attributes(after)
     return table.update_part(
         job_key(known.job.job_id),
         "SET " + ", ".join(f"#{name} = :{name}" for name in attributes),
@@ -87,8 +87,8 @@ def job_part(table: Table, known: JobRow, after: JobRow) -> dict[str, Any]:
     )
 
 
-def moved(row: JobRow, *, now: int, **fields: Any) -> JobRow:
-    """A job with other fields, as its next version."""
+def next_version(row: JobRow, *, now: int, **fields: Any) -> JobRow:
+    """Return the next version of a job, with other fields."""
     job = row.job
     after = structs.replace(
         job, updated_at=max(job.updated_at, now), version=job.version + 1, **fields
@@ -96,10 +96,10 @@ def moved(row: JobRow, *, now: int, **fields: Any) -> JobRow:
     return structs.replace(row, job=after)
 
 
-def _changing(row: JobRow) -> Item:
-    """The attributes that a job's changes move."""
+def _mutable_attributes(row: JobRow) -> Item:
+    """Return the attributes that changes of a job rewrite."""
     return {
-        "job": rewritten(row.text, row.job),
+        "job": merge_json(row.text, row.job),
         "status": str(row.job.status),
         "version": row.job.version,
         "latest_run_sequence": row.latest_run_sequence,
@@ -107,22 +107,22 @@ def _changing(row: JobRow) -> Item:
 
 
 class JobAndRun(NamedTuple):
-    """A job and its latest run; None where every run was deleted."""
+    """A job and its latest run; None if all runs were deleted."""
 
     job: JobRow
     run: RunRow | None
 
     @property
-    def public(self) -> JobView:
-        """As the ports say it."""
+    def job_view(self) -> JobView:
+        """The job and run as ports return them."""
         return JobView(self.job.job, None if self.run is None else self.run.run)
 
 
 class JobReads:
-    """Reads jobs, strongly.
+    """Reads jobs and their latest runs strongly.
 
-    A job and its run are read one after the other. Every change of a job that shows on its run
-    moves both in one transaction: where the run tells of such a change, the job is read again.
+    Reads the job before its run. A change of the job that shows on the run moves both in one
+    transaction; if the run shows a change that the job does not, the job is read again.
     """
 
     def __init__(self, records: DynamoRunRows) -> None:
@@ -130,45 +130,45 @@ class JobReads:
         self._table = records.table
 
     async def job(self, job_id: str) -> JobRow | None:
-        """A job by its id alone."""
+        """Read a job by its id."""
         item = await self._table.get(job_key(job_id))
         return None if item is None else read_job_row(item)
 
     async def find(self, caller: str, job_id: str) -> JobAndRun | None:
-        """A caller's job with its latest run."""
+        """Read a caller's job with its latest run; None if the caller has no such job."""
         job = await self.job(job_id)
         for _ in range(TRIES):
             if job is None or job.job.caller != caller:
                 return None
             run = await self._latest(job)
-            if _agree(job, run):
-                return JobAndRun(job, _standing(run))
+            if _is_consistent(job, run):
+                return JobAndRun(job, _unless_deleted(run))
             again = await self.job(job_id)
             if again is not None and again.job.version == job.job.version:
-                return JobAndRun(job, _standing(run))
+                return JobAndRun(job, _unless_deleted(run))
             job = again
-        raise changed_too_often()
+        raise contention_error()
 
-    async def need(self, caller: str, job_id: str) -> JobAndRun:
-        """`find`. Raises ConveyorError(not_found)."""
+    async def require(self, caller: str, job_id: str) -> JobAndRun:
+        """Read as `find` does. Raises ConveyorError(not_found)."""
         view = await self.find(caller, job_id)
         if view is None:
             raise not_found("job")
         return view
 
-    async def need_latest(self, caller: str, job_id: str) -> RunRow:
-        """The latest run of a caller's job. Raises ConveyorError: not_found, no_prior_run."""
-        run = (await self.need(caller, job_id)).run
+    async def require_latest_run(self, caller: str, job_id: str) -> RunRow:
+        """Read the latest run of a caller's job. Raises ConveyorError: not_found, no_prior_run."""
+        run = (await self.require(caller, job_id)).run
         if run is None:
             raise ConveyorError(ErrorCode.NO_PRIOR_RUN, "the job has no run that is not deleted")
         return run
 
-    async def many(self, caller: str, job_ids: Sequence[str]) -> list[JobAndRun]:
-        """Those of the jobs that are the caller's, in the order given; without those of a newer
-        shape, or damaged ones, or with a run of such."""
+    async def find_many(self, caller: str, job_ids: Sequence[str]) -> list[JobAndRun]:
+        """Read those of the jobs that belong to the caller, in the given order; leave out jobs that
+        are unreadable, or whose run is."""
         items = await self._table.get_many([job_key(job_id) for job_id in job_ids])
         found = [items[key] for key in map(job_key, job_ids) if key in items]
-        jobs = {row.job.job_id: row for row in readable(read_job_row, found)}
+        jobs = {row.job.job_id: row for row in decode_intact(read_job_row, found)}
         runs = await self._table.get_many(list(_latest_keys(jobs.values())))
         views: list[JobAndRun | None] = []
         for job_id, job in jobs.items():
@@ -176,9 +176,11 @@ class JobReads:
                 continue
             try:
                 run = await self._read(runs.get(run_key(job_id, job.latest_run_sequence)))
-                certain = _agree(job, run)
+                certain = _is_consistent(job, run)
                 views.append(
-                    JobAndRun(job, _standing(run)) if certain else await self.find(caller, job_id)
+                    JobAndRun(job, _unless_deleted(run))
+                    if certain
+                    else await self.find(caller, job_id)
                 )
             except UnreadableRow:
                 continue
@@ -191,7 +193,7 @@ class JobReads:
         return await self._read(item)
 
     async def _read(self, item: Item | None) -> RunRow | None:
-        return None if item is None else await self._records.shown(read_run_row(item))
+        return None if item is None else await self._records.with_late_status(read_run_row(item))
 
 
 def _latest_keys(jobs: Iterable[JobRow]) -> Iterable[Key]:
@@ -200,36 +202,36 @@ def _latest_keys(jobs: Iterable[JobRow]) -> Iterable[Key]:
     )
 
 
-def _standing(run: RunRow | None) -> RunRow | None:
+def _unless_deleted(run: RunRow | None) -> RunRow | None:
     return None if run is None or run.run.status is RunStatus.DELETED else run
 
 
-def _agree(job: JobRow, run: RunRow | None) -> bool:
-    """Whether the run, read later, tells of no change of the job."""
+def _is_consistent(job: JobRow, run: RunRow | None) -> bool:
+    """Return whether the run, read later, shows no change that the job lacks."""
     if not job.latest_run_sequence:
         return True
-    if _standing(run) is None:
+    if _unless_deleted(run) is None:
         return job.job.status is JobStatus.DELETED
     assert run is not None
     return job.job.status is not JobStatus.OPEN or not run.run.last_batch_received
 
 
-class Closing:
-    """Closes jobs."""
+class JobCloser:
+    """Closes jobs, and completes their drained runs."""
 
-    def __init__(self, records: DynamoRunRows, views: JobReads) -> None:
+    def __init__(self, records: DynamoRunRows, job_reads: JobReads) -> None:
         self._records = records
-        self._views = views
+        self._job_reads = job_reads
 
     async def close(self, caller: str, job_id: str, *, now: int) -> JobView:
         """Close a job; see `Jobs.close_job`."""
         for _ in range(TRIES):
-            view = await self._views.need(caller, job_id)
+            view = await self._job_reads.require(caller, job_id)
             match view.job.job.status:
                 case JobStatus.DELETED:
                     raise not_found("job")
                 case JobStatus.CLOSED:
-                    return view.public
+                    return view.job_view
             parts, after = self._parts(view, now)
             try:
                 await self._records.table.transact(parts, token=self._records.table.clock.new_id())
@@ -238,35 +240,39 @@ class Closing:
                     raise
                 continue
             run = (
-                None if view.run is None else await settled(self._records, view.run.place, now=now)
+                None
+                if view.run is None
+                else await complete_if_drained(self._records, view.run.place, now=now)
             )
-            return JobAndRun(after, run).public
-        raise changed_too_often()
+            return JobAndRun(after, run).job_view
+        raise contention_error()
 
     def _parts(self, view: JobAndRun, now: int) -> tuple[list[dict[str, Any]], JobRow]:
-        after = closed(view.job, now=now)
+        after = closed_job(view.job, now=now)
         parts = [job_part(self._records.table, view.job, after)]
         if view.run is not None:
-            parts.append(self._records.part(view.run, _last(view.run), now=now))
+            parts.append(self._records.change_part(view.run, _last_batch_change(view.run), now=now))
         return parts, after
 
 
-def closed(job: JobRow, *, now: int) -> JobRow:
-    """An open job, closed."""
-    return moved(job, now=now, status=JobStatus.CLOSED)
+def closed_job(job: JobRow, *, now: int) -> JobRow:
+    """Return an open job as closed."""
+    return next_version(job, now=now, status=JobStatus.CLOSED)
 
 
-async def settled(records: DynamoRunRows, place: RunPlace, *, now: int) -> RunRow | None:
-    """A run whose end was just made possible, with the status that its counters give it: they may
-    have moved since that was decided. None where it is gone."""
+async def complete_if_drained(
+    records: DynamoRunRows, place: RunPlace, *, now: int
+) -> RunRow | None:
+    """Read a run of a job that was just closed and update its status, since its counters may have
+    moved after the decision. Return the row afterwards; None if it is gone."""
     row = await records.read_at(place)
     if row is None:
         return None
-    await records.tell_end(row)
-    return await records.settle_status(row, now=now)
+    await records.make_end_due(row)
+    return await records.write_late_status(row, now=now)
 
 
-def _last(row: RunRow) -> Change:
+def _last_batch_change(row: RunRow) -> Change:
     run = row.run
     status = run.status
     if status in LIVE_RUN_STATES:

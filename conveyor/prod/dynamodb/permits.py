@@ -1,40 +1,35 @@
-"""The permits port on DynamoDB: one row a job, moved by conditional writes. No clock is compared.
+"""The permits port on DynamoDB: one ledger row a job, changed by conditional writes. It compares no
+wall clocks.
 
-**The row.** `entries` maps a holder to its count, sequence, want, lease and `stamp`, a text that no
-other write ever has. `generation` is the stamp of the write that added permits last.
+**The row.** `entries` maps each holder to its count, sequence, want, lease and `stamp`, a text that
+no other write has. `generation` is the stamp of the last write that added permits.
 
-**Leases.** DynamoDB has no clock that a condition could use, and those of processes may differ by
-any amount. So nobody writes down when a lease ends. A process lets an entry lapse once *it has
-itself watched that entry unchanged for its lease*, on its own monotonic clock, counted from the
-answer that it first saw the entry in. The holder counts the same lease from before the call that
-made the entry, which is earlier than anybody can see it. So the holder always stops first, whatever
-the clocks say, as long as they run at about the same rate (holders leave the last tenth of a lease
-unused for that).
+**Leases.** DynamoDB has no clock that a condition could use, and clocks of processes differ by any
+amount, so the row holds no end of a lease. A process lets an entry lapse once *it has itself
+watched that entry unchanged for its lease*, on its own monotonic clock, from the answer that first
+showed the entry. The holder counts the same lease from before the call that wrote the entry, which
+is earlier than any watcher. So the holder always stops first, as long as the clocks run at about
+the same rate; holders leave the last tenth of a lease unused for that.
 
-**The limit.** Permits are added under the condition that `generation` is the one which the sum was
-taken of: nobody has added any since. Only such a write raises the sum; renewing and giving back
-lower it or leave it, so they need no more than that the holder's own entry is as it was. An entry
-that is left out of the sum because it has lapsed is removed *in the same write*, under the
-condition that its stamp has not changed: a holder that renews in that very moment wins or loses as
-a whole. So the sum of all counts in the row, lapsed ones included, is within the limit at every
-write that raises it.
+**The limit.** Adding permits is conditional on the `generation` that the sum was taken of: no other
+process has added any since. No other write raises the sum, so renewing and giving back only require
+that the holder's own entry is unchanged. The write that leaves a lapsed entry out of its sum also
+removes that entry, under the condition that its stamp is unchanged; a holder that renews at the
+same moment wins or loses as a whole. At every write that raises it, the sum of all counts in the
+row is therefore within the limit.
 
-**A lost answer.** A write made twice is refused the second time; the row that the refusal returns
-carries its stamp, and the call is granted.
+**A lost answer.** The repetition of a write is refused; the row returned with the refusal carries
+the stamp of that write, and the call is granted.
 
-**The price.** Renewing and giving back: one write, also where many holders share a job. Taking
-more: one write where this process saw the row last, else a refused one and one that goes through,
-and one more for each race that is lost. A refusal: one strongly consistent read, or the refused
-write that showed the row. A holder that died is counted until somebody has watched it for a lease:
-about a lease plus the time between two calls of another holder of that job, and a whole lease from
-its first look for a process that has just started. A row is 1 KB with about ten holders.
+**The price.** Renewing or giving back: one write, however many holders share a job. Taking more:
+one write if this process saw the row last; else a refused write and a second one, and one more for
+each lost race. A refusal: one strong read, or the refused write that showed the row. A dead holder
+counts until another has watched its entry for a lease: about a lease plus the time between two
+calls of another holder of the job, and a whole lease from its first look for a new process. A row
+of about ten holders is 1 KB.
 
-The row's time to live is a day, by the wall clock, moved on with every write: far more than any
-lease and any difference of clocks.
-
-What a process knows of one job's ledger row: the row as it was seen last, and since when.
-
-Pure: no table, no clock. An entry lapses for whoever has watched it unchanged for its lease.
+The row's time to live is a day by the wall clock, renewed with every write: far more than any lease
+and any difference of clocks.
 """
 
 from __future__ import annotations
@@ -49,22 +44,22 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
-    Given,
+    AttributeName,
     Item,
-    Name,
+    PlaceholderValue,
     Table,
-    changed_too_often,
-    condition_met,
-    whole,
+    conflicting_item,
+    contention_error,
+    decodes_row,
 )
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, TIME_TO_LIVE, Key, permits_key
 
 MOST_REMOVED = 40
-"""Lapsed entries that one write removes: an expression has a bounded length."""
+"""Lapsed entries that one write removes, because the length of an expression is bounded."""
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one holder has. `stamp` is the write that it comes from; `lease` in milliseconds."""
+    """One holder's entry. `stamp` identifies the write that made it; `lease` in milliseconds."""
 
     count: int
     sequence: int
@@ -73,21 +68,22 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     stamp: str
 
     def attributes(self) -> dict[str, Any]:
-        """As it lies in the row."""
+        """Return the entry as stored."""
         return msgspec.structs.asdict(self)
 
 
-@whole
+@decodes_row
 def _read(item: Item) -> tuple[str | None, dict[str, LeaseRow]]:
-    """The generation and the entries of a row. Raises DamagedRow."""
+    """Decode the generation and entries of a row. Raises DamagedRow."""
     return item["generation"], msgspec.convert(item["entries"], dict[str, LeaseRow])
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """A write that a call needs: which state of the row it was decided on, and what it removes.
+class LedgerWrite(msgspec.Struct, frozen=True):
+    """The write that a call needs: the row's state that it depends on, and the entries that it
+    removes.
 
-    `own` is the stamp of the holder's entry, None where it has none. `generation` is given where
-    permits are added: nobody else may have added any meanwhile.
+    `own` is the stamp of the holder's entry, None if it has none. `generation` is set if the write
+    adds permits, which requires that no other process has added any since.
     """
 
     own: str | None
@@ -95,16 +91,17 @@ class Plan(msgspec.Struct, frozen=True):
     removed: dict[str, str]
 
 
-class Watch:
-    """One job's row, seen by one process. Moments are monotonic seconds of this process."""
+class RowWatch:
+    """One job's ledger row as this process last saw it, with the time since when each entry is
+    unchanged, in monotonic seconds. Uses no table and no clock."""
 
     def __init__(self) -> None:
         self.generation: str | None = None
         self.entries: dict[str, LeaseRow] = {}
         self._since: dict[str, float] = {}
 
-    def learn(self, item: Item | None, now: float) -> None:
-        """Take in the row as it was answered; `now` is after the answer."""
+    def observe(self, item: Item | None, now: float) -> None:
+        """Take in the row of an answer; `now` is after that answer."""
         generation, entries = (None, {}) if item is None else _read(item)
         self._since = {
             holder: self._since[holder] if entry == self.entries.get(holder) else now
@@ -114,12 +111,12 @@ class Watch:
         self.generation = generation
 
     def is_live(self, holder: str, now: float) -> bool:
-        """Whether an entry may still be in use, as far as this process can tell."""
+        """Return whether a holder may still use its permits, as far as this process can tell."""
         entry = self.entries.get(holder)
         return entry is not None and now < self._since[holder] + entry.lease / 1_000
 
-    def plan(self, holding: LeaseRequest, limit: int, now: float) -> Plan | None:
-        """What has to be written so that a call is granted; None where it is refused."""
+    def plan(self, holding: LeaseRequest, limit: int, now: float) -> LedgerWrite | None:
+        """Plan the write that grants a call; None refuses it."""
         own = self.entries.get(holding.holder)
         live = own if self.is_live(holding.holder, now) else None
         if live is not None and holding.sequence <= live.sequence:
@@ -127,7 +124,7 @@ class Watch:
         stamp = None if own is None else own.stamp
         known = 0 if live is None else live.count
         if holding.count <= known:
-            return Plan(stamp, None, {})
+            return LedgerWrite(stamp, None, {})
         lapsed = [
             (holder, entry.stamp)
             for holder, entry in self.entries.items()
@@ -141,10 +138,10 @@ class Watch:
         )
         if others + holding.count > limit:
             return None
-        return Plan(stamp, self.generation, removed)
+        return LedgerWrite(stamp, self.generation, removed)
 
-    def standing(self, *, granted: bool, limit: int, now: float) -> LedgerState:
-        """How things stand by what was seen last."""
+    def ledger_state(self, *, granted: bool, limit: int, now: float) -> LedgerState:
+        """Return the state of the ledger as last seen."""
         live = [entry for holder, entry in self.entries.items() if self.is_live(holder, now)]
         return LedgerState(
             granted=granted,
@@ -155,31 +152,27 @@ class Watch:
 
 
 TRIES = 20
-"""Times that a call is decided anew, because the row moved meanwhile."""
+"""Lost races after which a call gives up."""
 MOST_WATCHED = 5_000
-"""Jobs whose rows are remembered. A forgotten one is watched anew, from its next look on."""
-KEPT = 86_400
+"""Jobs whose rows are remembered. A forgotten row is watched anew from its next look on."""
+ROW_TTL = 86_400
 """Seconds that a row outlives its last write."""
 
 
 class DynamoPermits:
-    """A ledger on one table. Every process has its own, and watches the rows that it asks of."""
+    """The permits port on one table. Each process has its own instance, and watches the rows that
+    it asks for."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
         self._clock = clock
-        self._watched: LRUCache[str, Watch] = LRUCache(MOST_WATCHED)
+        self._watched: LRUCache[str, RowWatch] = LRUCache(MOST_WATCHED)
         self._name = clock.token(8).hex()
         self._writes = 0
 
     async def acquire_or_renew(
         self, holding: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
-
-        Raises ValueError where `holding.count` is below zero; ConveyorError(unavailable) where the
-        table does not answer, or the row moves too fast.
-        """
         if holding.count < 0:
             raise ValueError("a count of permits is not negative")
         key = permits_key(holding.job_id)
@@ -188,9 +181,9 @@ class DynamoPermits:
         for _ in range(TRIES):
             plan = watch.plan(holding, limit, self._clock.monotonic())
             if plan is None and fresh:
-                return self._standing(watch, limit, granted=False)
+                return self._ledger_state(watch, limit, granted=False)
             if plan is None:
-                watch.learn(await self._table.get(key), self._clock.monotonic())
+                watch.observe(await self._table.get(key), self._clock.monotonic())
                 fresh = True
                 continue
             entry = self._entry(holding, lease)
@@ -199,17 +192,18 @@ class DynamoPermits:
             except AwsRefused as refused:
                 if not refused.is_condition:
                     raise
-                item, fresh = condition_met(refused), True
-            watch.learn(item, self._clock.monotonic())
+                item, fresh = conflicting_item(refused), True
+            watch.observe(item, self._clock.monotonic())
             if watch.entries.get(holding.holder) == entry:
-                return self._standing(watch, limit, granted=True)
-        raise changed_too_often()
+                return self._ledger_state(watch, limit, granted=True)
+        raise contention_error()
 
     async def _write(
-        self, key: Key, holder: str, entry: LeaseRow, plan: Plan, watch: Watch
+        self, key: Key, holder: str, entry: LeaseRow, plan: LedgerWrite, watch: RowWatch
     ) -> Item:
-        """Carry out a plan; the row afterwards. Raises AwsRefused with the row that it met."""
-        expires = self._clock.now() // 1_000 + KEPT
+        """Make the planned write and return the row afterwards. Raises AwsRefused with the row as
+        found."""
+        expires = self._clock.now() // 1_000 + ROW_TTL
         if watch.generation is None:
             item: Item = {
                 "shape": ROW_SHAPE,
@@ -219,8 +213,8 @@ class DynamoPermits:
             }
             await self._table.put(key, item, condition="attribute_not_exists(pk)")
             return item
-        values: dict[str, Given] = {
-            "holder": Name(holder),
+        values: dict[str, PlaceholderValue] = {
+            "holder": AttributeName(holder),
             "entry": entry.attributes(),
             "expires": expires,
         }
@@ -236,7 +230,7 @@ class DynamoPermits:
             update += ", #generation = :next"
             condition += " AND #generation = :generation"
         for number, (gone, stamp) in enumerate(plan.removed.items()):
-            values |= {f"gone{number}": Name(gone), f"stamp{number}": stamp}
+            values |= {f"gone{number}": AttributeName(gone), f"stamp{number}": stamp}
             update += f"{', ' if number else ' REMOVE '}#entries.#gone{number}"
             condition += f" AND #entries.#gone{number}.#stamp = :stamp{number}"
         return await self._table.update(key, update, condition=condition, **values)
@@ -251,11 +245,11 @@ class DynamoPermits:
             stamp=f"{self._name}.{self._writes}",
         )
 
-    def _watch(self, job_id: str) -> Watch:
+    def _watch(self, job_id: str) -> RowWatch:
         watch = self._watched.get(job_id)
         if watch is None:
-            watch = self._watched[job_id] = Watch()
+            watch = self._watched[job_id] = RowWatch()
         return watch
 
-    def _standing(self, watch: Watch, limit: int, *, granted: bool) -> LedgerState:
-        return watch.standing(granted=granted, limit=limit, now=self._clock.monotonic())
+    def _ledger_state(self, watch: RowWatch, limit: int, *, granted: bool) -> LedgerState:
+        return watch.ledger_state(granted=granted, limit=limit, now=self._clock.monotonic())

@@ -1,11 +1,11 @@
-"""Reruns: a new run made from the rows of the latest one. A small one's rows are written first, and
-then, in one transaction, everything that leads to them; of a large one only the plan is made, and
-its rows are copied step by step (`ingestion`).
+"""Reruns: a new run made from the rows of a job's latest run.
 
-The run that a rerun makes, and the transaction that makes it.
+A small rerun writes its rows under an intent (`copying`), and then, in one transaction, the run and
+all that leads to it. Of a large rerun the transaction writes a plan only; `ingestion` copies its
+rows step by step.
 
-It moves the version of the job, and of the source too: whoever is about to delete the source has
-looked at its pins, and is made to look again.
+The transaction raises the version of the job, and of the source run: a concurrent delete of the
+source has checked its pins, and has to check them again.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from conveyor.domain.model import (
 )
 from conveyor.ports.records import IdempotencyScope, Rerun, RerunRequest, StoredResponse
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import Item, Query, Table, changed_too_often, rewritten
+from conveyor.prod.dynamodb.client import Item, Query, Table, contention_error, merge_json
 from conveyor.prod.dynamodb.copying import (
     Intent,
-    busy,
-    fulfil,
-    intend,
+    abandon_intent,
+    concurrent_rerun_error,
+    copy_source_rows,
+    delete_intent_part,
     refuse_live_claims,
-    take_back,
-    write,
+    write_intent,
 )
 from conveyor.prod.dynamodb.counters import Counts, recount_at
 from conveyor.prod.dynamodb.idempotency import StoredResponses
-from conveyor.prod.dynamodb.job_rows import JobAndRun, JobReads, JobRow, job_part, moved
+from conveyor.prod.dynamodb.job_rows import JobAndRun, JobReads, JobRow, job_part, next_version
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
@@ -51,26 +51,27 @@ from conveyor.prod.dynamodb.run_rows import (
     new_run_item,
 )
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, SORT_KEY, Key, pin_key, place_key
-from conveyor.prod.dynamodb.submitting import ABSENT
+from conveyor.prod.dynamodb.submitting import IS_ABSENT
 
 MOST_PINS = 80
-"""Pins that one transaction takes beside all else."""
+"""Pins that one transaction writes beside everything else."""
 PIN: Item = {"shape": ROW_SHAPE}
 
 
 class RerunSource(NamedTuple):
-    """A job as it was read, and its latest run, which is replayed."""
+    """A job as read, and its latest run, which is replayed."""
 
     job: JobRow
     run: RunRow
 
     def place(self, run_id: str) -> RunPlace:
-        """Where the next run of the job lies."""
+        """Return the place of the job's next run."""
         return RunPlace(run_id, self.job.job.job_id, self.job.job.run_count + 1, self.run.shards)
 
 
 class NewRun(NamedTuple):
-    """A run to be made of a source, its rows as they are, or will be, and whom it draws on."""
+    """A run to be made of a source: the counts of its rows, written or expected, and the runs that
+    own its bodies."""
 
     source: RerunSource
     run: Run
@@ -79,13 +80,13 @@ class NewRun(NamedTuple):
 
     @property
     def place(self) -> RunPlace:
-        """Where it will lie."""
+        """The place of the new run."""
         return self.source.place(self.run.run_id)
 
     def job(self) -> JobRow:
-        """The job with it: closed, if it was not."""
+        """Return the job with the new run as its latest, closed."""
         before = self.source.job
-        after = moved(
+        after = next_version(
             before,
             now=self.run.created_at,
             status=JobStatus.CLOSED,
@@ -105,7 +106,7 @@ def new_run(
     now: int,
     ingest: Ingest | None = None,
 ) -> NewRun:
-    """A run that replays a source, with indexes below `end`."""
+    """Describe a run that replays a source, with indexes below `end`."""
     place = source.place(run_id)
     run = Run(
         run_id=run_id,
@@ -123,10 +124,10 @@ def new_run(
     return NewRun(source, run, counts, pinned)
 
 
-def presumed(source: RunRow, statuses: frozenset[TaskStatus] | None) -> Counts:
-    """What a rerun's rows will be, told by the source's counters alone. They do not tell pending
-    tasks from those that were left under a claim: who asks for one kind gets the number of both,
-    until the rows are copied."""
+def expected_counts(source: RunRow, statuses: frozenset[TaskStatus] | None) -> Counts:
+    """Return the counts of a rerun's rows as the source's counters suggest. Counters do not tell
+    pending tasks from claimed ones, so a rerun of either kind expects both until its rows are
+    copied."""
     stats = source.run.stats
     if statuses is None:
         return Counts(fresh=stats.total)
@@ -143,8 +144,8 @@ def presumed(source: RunRow, statuses: frozenset[TaskStatus] | None) -> Counts:
     )
 
 
-async def pinned_by(table: Table, source: RunRow) -> list[str]:
-    """The runs that a source draws bodies from."""
+async def pinned_runs(table: Table, source: RunRow) -> list[str]:
+    """Return the runs that a source draws bodies from."""
     found: list[str] = []
     partition = source.place.key.pk
     async for page in table.pages(Query(partition, begins_with="Pin#", keys_only=True)):
@@ -155,9 +156,9 @@ async def pinned_by(table: Table, source: RunRow) -> list[str]:
     return found
 
 
-async def pin_beforehand(table: Table, new: NewRun) -> None:
-    """Write the pins that the transaction has no room for. Those of a run that is not made after
-    all count for nothing, and the sweeper removes them."""
+async def write_early_pins(table: Table, new: NewRun) -> None:
+    """Write the pins for which the transaction has no room. If the run is not made, they have no
+    effect, and the sweeper removes them."""
 
     async def pin(key: Key) -> None:
         await table.put(key, PIN)
@@ -165,15 +166,15 @@ async def pin_beforehand(table: Table, new: NewRun) -> None:
     await for_each(pin, _pins(new)[MOST_PINS:])
 
 
-def parts_of(table: Table, new: NewRun) -> list[dict[str, Any]]:
-    """Everything of the transaction but what is to become of an intent and of a key."""
+def transaction_parts(table: Table, new: NewRun) -> list[dict[str, Any]]:
+    """Describe the transaction that makes the run, without its intent and its idempotency key."""
     job, source = new.source
     item = new_run_item(new.run, job.job, inherited=new.counts.inherited)
     if new.run.ingest is not None:
-        item["planned"] = rewritten("", new.counts)
+        item["planned"] = merge_json("", new.counts)
     return [
-        table.put_part(new.place.key, item, condition=ABSENT),
-        table.put_part(place_key(new.run.run_id), new.place.item(), condition=ABSENT),
+        table.put_part(new.place.key, item, condition=IS_ABSENT),
+        table.put_part(place_key(new.run.run_id), new.place.item(), condition=IS_ABSENT),
         job_part(table, job, new.job()),
         table.update_part(
             source.place.key,
@@ -206,19 +207,19 @@ class DynamoReruns:
         answer: Callable[[Rerun], StoredResponse],
         once: IdempotencyScope | None,
     ) -> StoredResponse:
-        """Make the run, unless it exists, and render its answer; see `RunWriter.rerun`."""
-        call = _Call(self._records, request, answer, once)
+        """Make the run unless it exists, and answer; see `RunWriter.rerun`."""
+        call = _RerunCall(self._records, request, answer, once)
         try:
             given = await call.make()
         except Exception:
             await call.undo()
             raise
-        await call.settle()
+        await call.recount_overtaken()
         return given
 
 
-class _Call:
-    """One call of `rerun`. It writes rows under one intent, whatever number of tries it takes."""
+class _RerunCall:
+    """One call of `rerun`: however many times it tries, it writes rows under one intent."""
 
     def __init__(
         self,
@@ -229,8 +230,8 @@ class _Call:
     ) -> None:
         self._records = records
         self._table = records.table
-        self._views = JobReads(records)
-        self._answers = StoredResponses(records.table)
+        self._job_reads = JobReads(records)
+        self._responses = StoredResponses(records.table)
         self._request = request
         self._answer = answer
         self._once = once
@@ -240,79 +241,87 @@ class _Call:
         self._end = 0
 
     async def make(self) -> StoredResponse:
+        """Make the run, or answer for an existing one; start over after a lost race."""
         request = self._request
         for _ in range(TRIES):
-            once = await self._answers.look(self._once)
+            once = await self._responses.lookup(self._once)
             if isinstance(once, StoredResponse):
                 return once
-            view = await self._views.need(request.caller, request.job_id)
-            there = await self._records.read(request.run_id)
+            view = await self._job_reads.require(request.caller, request.job_id)
+            existing = await self._records.read(request.run_id)
             try:
-                if there is not None:
-                    return await self._tell(view, there, once)
+                if existing is not None:
+                    return await self._answer_existing(view, existing, once)
                 return await self._commit(await self._prepare(view), once)
             except AwsRefused as refused:
                 if not refused.is_condition:
                     raise
-        raise changed_too_often()
+        raise contention_error()
 
     async def undo(self) -> None:
-        """Leave no row of a run that was not made. What fails here is found by the sweeper."""
+        """Remove the rows of a run that was not made. The sweeper finds those that remain after a
+        failure."""
         if self._intent is None:
             return
         try:
-            await take_back(self._table, self._intent)
-            await self.settle()
+            await abandon_intent(self._table, self._intent)
+            await self.recount_overtaken()
         except Exception as error:
             _log.warning(
-                "rows of a rerun that was not made are left to the sweeper",
+                "could not remove the rows of an abandoned rerun, leaving them to the sweeper",
                 extra={"run_id": self._request.run_id, "error": type(error).__name__},
             )
 
-    async def settle(self) -> None:
-        """Where another call made the run, rows that this one wrote may have come after it had
-        counted them."""
+    async def recount_overtaken(self) -> None:
+        """Recount a run that another call made, because rows of this call may have come after its
+        count."""
         if not self._is_overtaken:
             return
         now = self._request.now
-        there = await self._records.read(self._request.run_id)
-        if there is None or await self._records.decide(there, self._unsettled, now=now) is None:
+        existing = await self._records.read(self._request.run_id)
+        if (
+            existing is None
+            or await self._records.change_with_retry(existing, self._unsettled_change, now=now)
+            is None
+        ):
             return
-        await recount_at(self._records, there.place, now=now)
+        await recount_at(self._records, existing.place, now=now)
 
-    def _unsettled(self, row: RunRow) -> Change | None:
+    def _unsettled_change(self, row: RunRow) -> Change | None:
         if row.run.status is RunStatus.DELETED:
             return None
         return Change(unsettled=True, sets={"next_index": max(row.run.next_index, self._end)})
 
-    async def _tell(
-        self, view: JobAndRun, there: RunRow, once: IdempotencyScope | None
+    async def _answer_existing(
+        self, view: JobAndRun, existing: RunRow, once: IdempotencyScope | None
     ) -> StoredResponse:
         """Answer for a run that exists already."""
-        if there.run.job_id != self._request.job_id:
+        if existing.run.job_id != self._request.job_id:
             raise ConveyorError(ErrorCode.CONFLICT, "the run exists already, of another job")
-        answer = self._answer(_described(view.public, there.run, there.inherited))
-        if parts := self._answers.parts(once, answer):
+        answer = self._answer(_rerun_result(view.job_view, existing.run, existing.inherited))
+        if parts := self._responses.answer_parts(once, answer):
             await self._table.transact(parts, token=self._table.clock.new_id())
         return answer
 
     async def _prepare(self, view: JobAndRun) -> NewRun:
-        """The run as it is to be made, its rows written where it is a small one."""
+        """Prepare the run; of a small rerun, write the rows."""
         request = self._request
-        source = await self._source(view)
+        source = await self._check_source(view)
         stats = source.run.run.stats
         if stats.total >= request.large_from:
-            return await self._plan(source)
+            return await self._prepare_large(source)
         if stats.completed >= stats.total:
-            # Every task was counted with its end: no row is needed to know that none matches.
-            _refuse_empty(presumed(source.run, request.statuses))
+            # All tasks have ended, so the counters alone tell whether any matches.
+            _refuse_empty(expected_counts(source.run, request.statuses))
         if self._is_overtaken:
-            raise busy()
+            raise concurrent_rerun_error()
         place = source.place(request.run_id)
-        self._intent = await intend(
+        self._intent = await write_intent(
             self._table, place, source.run, holder=self._holder, now=request.now
         )
-        rows = await write(self._table, self._intent, source.run, request.statuses, now=request.now)
+        rows = await copy_source_rows(
+            self._table, self._intent, source.run, request.statuses, now=request.now
+        )
         self._end = rows.end
         _refuse_empty(rows.counts)
         return new_run(
@@ -324,23 +333,23 @@ class _Call:
             now=request.now,
         )
 
-    async def _plan(self, source: RerunSource) -> NewRun:
-        """The run with the counters that it will have. It pins all that it may draw from: its
-        source until its rows are copied, and what the source draws from."""
+    async def _prepare_large(self, source: RerunSource) -> NewRun:
+        """Prepare the run with expected counters. It pins its source until the rows are copied, and
+        the runs that the source draws from."""
         request, row = self._request, source.run
-        counts = presumed(row, request.statuses)
+        counts = expected_counts(row, request.statuses)
         _refuse_empty(counts)
         pinned = [row.run.run_id]
         if request.statuses is not None:
-            pinned += await pinned_by(self._table, row)
+            pinned += await pinned_runs(self._table, row)
         end = row.run.next_index
         ingest = Ingest(status=IngestStatus.PENDING, end=end, statuses=request.statuses)
         return new_run(
             source, request.run_id, counts, end=end, pinned=pinned, now=request.now, ingest=ingest
         )
 
-    async def _source(self, view: JobAndRun) -> RerunSource:
-        """The latest run, if it can be replayed."""
+    async def _check_source(self, view: JobAndRun) -> RerunSource:
+        """Return the latest run as a source. Raises ConveyorError if it cannot be replayed."""
         request, row = self._request, view.run
         if row is None:
             raise ConveyorError(ErrorCode.NO_PRIOR_RUN, "the job has no run that is not deleted")
@@ -349,7 +358,7 @@ class _Call:
         if row.run.ingesting:
             raise _not_terminal("the tasks of the latest run are still being written")
         if row.run.stats.total < request.large_from:
-            # Of a large run each step of the copying looks at the claims of its rows.
+            # Copying a large run checks the claims of its rows, step by step.
             await refuse_live_claims(self._table, row, now=request.now)
         if request.statuses is not None and row.run.created_at < request.window_start:
             raise ConveyorError(
@@ -359,24 +368,32 @@ class _Call:
         return RerunSource(view.job, row)
 
     async def _commit(self, new: NewRun, once: IdempotencyScope | None) -> StoredResponse:
-        """Make the run. Raises AwsRefused where something has moved since it was read."""
+        """Write the transaction. Raises AwsRefused if anything has changed since it was read."""
         view = JobView(new.job().job, new.run)
-        answer = self._answer(_described(view, new.run, new.counts.inherited))
-        await pin_beforehand(self._table, new)
-        ending = [] if self._intent is None else [fulfil(self._table, self._intent)]
-        parts = [*ending, *parts_of(self._table, new), *self._answers.parts(once, answer)]
+        answer = self._answer(_rerun_result(view, new.run, new.counts.inherited))
+        await write_early_pins(self._table, new)
+        intent_parts = (
+            [] if self._intent is None else [delete_intent_part(self._table, self._intent)]
+        )
+        parts = [
+            *intent_parts,
+            *transaction_parts(self._table, new),
+            *self._responses.answer_parts(once, answer),
+        ]
         try:
             await self._table.transact(parts, token=self._table.clock.new_id())
         except AwsRefused as refused:
-            self._is_overtaken = bool(ending) and refused.reasons[:1] == ("ConditionalCheckFailed",)
+            self._is_overtaken = bool(intent_parts) and refused.reasons[:1] == (
+                "ConditionalCheckFailed",
+            )
             raise
         self._records.places.remember(new.place)
         return answer
 
 
-def _described(view: JobView, run: Run, inherited: int) -> Rerun:
+def _rerun_result(view: JobView, run: Run, inherited: int) -> Rerun:
     if run.rerun_of is None:
-        raise ConveyorError(ErrorCode.CONFLICT, "the run exists already, and is no rerun")
+        raise ConveyorError(ErrorCode.CONFLICT, "the run exists already and is not a rerun")
     return Rerun(
         view,
         rerun_of=run.rerun_of,

@@ -1,24 +1,13 @@
-"""Reading runs, and moving them under their version.
+"""Run rows: where they lie, how they are read, and how they change under their version.
 
-Where runs lie: looked up once by a run's id, and remembered, since a place never changes.
+`RunPlaces` finds the key of a run by its id and caches it, since a place never changes.
+`DynamoRunRows` reads runs strongly and writes a `Change` under an optimistic lock, the row's
+`version`. Counters are additions that leave the version alone, so counting never collides with a
+change of status; `counter_epoch` and `sequences` make an addition safe to repeat (`counters`).
+`RunReads` shares one strong read of a run among concurrent callers.
 
-A run's own row: what is in it, and how it is read.
-
-Status, total and everything else that a decision hangs on moves under the row's `version`. The
-counters are additions and leave the version alone, so that settling tasks never collides with a
-change of status. `counter_epoch` and `sequences` make an addition safe to repeat: see `counters`.
-
-The runs of a job, newest first, strongly read.
-
-A notice's item: what is in it, how it is read, and how the end of its run makes it due.
-
-That is a write of its own, right after the one that ended the run. Where it is lost, the notice is
-due when it was before, for the next sign of life, and whoever takes it then sees the end.
-
-Strongly consistent reads of run rows, each shared by all who asked before it began.
-
-Whoever has just claimed a task must know that its run is live: a read that was under way already
-may have been answered before the claim, so it waits for the next one, with all others that do.
+Whoever ends a run makes its outbox entry due right after, by a second write. If a crash loses that
+write, the entry keeps its earlier due time, and its next delivery sees the end.
 """
 
 from __future__ import annotations
@@ -50,15 +39,15 @@ from conveyor.ports.outbox import OutboxEntry
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.client import (
-    Given,
     Item,
+    PlaceholderValue,
     Plain,
     Query,
     Table,
-    changed_too_often,
-    condition_met,
-    readable,
-    whole,
+    conflicting_item,
+    contention_error,
+    decode_intact,
+    decodes_row,
 )
 from conveyor.prod.dynamodb.schema import (
     OUTBOX,
@@ -77,7 +66,7 @@ MOST_REMEMBERED = 10_000
 
 
 class RunPlace(msgspec.Struct, frozen=True):
-    """The job and number of a run, and the shards of its rows."""
+    """The job and number of a run, and the shards of its task rows."""
 
     run_id: str
     job_id: str
@@ -86,15 +75,15 @@ class RunPlace(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """Where the run's own row lies."""
+        """Key of the run's own row."""
         return run_key(self.job_id, self.run_sequence)
 
-    def task(self, task_id: str) -> Key:
-        """Where a task's row lies. Raises ValueError where the text is not a task id."""
+    def task_key(self, task_id: str) -> Key:
+        """Return the key of a task's row. Raises ValueError if the text is not a task id."""
         return task_key(self.job_id, self.run_id, task_id, self.shards)
 
     def item(self) -> Item:
-        """The item to be written beside the run's."""
+        """Make the place item, which is written together with the run."""
         return {
             "shape": ROW_SHAPE,
             "job_id": self.job_id,
@@ -104,25 +93,25 @@ class RunPlace(msgspec.Struct, frozen=True):
         }
 
 
-@whole
+@decodes_row
 def read_place(item: Item) -> RunPlace:
-    """A place from an item that has it, and the run's id. Raises DamagedRow."""
+    """Decode a place from an item that has its attributes and the run's id. Raises DamagedRow."""
     shards = {"count": item["shard_count"], "scheme": item["shard_scheme"]}
     place = {name: item[name] for name in ("run_id", "job_id", "run_sequence")}
     return msgspec.convert({**place, "shards": shards}, RunPlace)
 
 
 class RunPlaces:
-    """Finds places by run ids."""
+    """Finds places by run ids, and caches them."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self._known: LRUCache[str, RunPlace] = LRUCache(MOST_REMEMBERED)
 
     async def find(self, run_id: str) -> RunPlace | None:
-        """The place of a run; None where there is no such run.
+        """Find the place of a run; None if there is no such run.
 
-        A run that was purged may be found a while longer: its row tells.
+        The cache may return a purged run for a while longer; its missing row shows that it is gone.
         """
         known = self._known.get(run_id)
         if known is not None:
@@ -135,15 +124,15 @@ class RunPlaces:
         return place
 
     def remember(self, place: RunPlace) -> None:
-        """Keep a place that was just made or found."""
+        """Cache a place that was just written or read."""
         self._known[place.run_id] = place
 
 
 REASON = "failed_"
-"""Failed tasks are counted by reason, each in an attribute of its own: `failed_timeout`."""
+"""Prefix of the counters of failed tasks by reason, such as `failed_timeout`."""
 
-_TEXTS = ("run_id", "job_id", "caller")
-_NUMBERS = (
+_TEXT_ATTRIBUTES = ("run_id", "job_id", "caller")
+_NUMBER_ATTRIBUTES = (
     "run_sequence",
     "priority",
     "max_inflight",
@@ -164,14 +153,14 @@ _ingest = msgspec.json.Decoder(Ingest)
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it was read, and what only this store keeps with it.
+    """A run as read, with the attributes that only this store keeps.
 
-    `counter_epoch` is raised by whoever sets the counters absolutely. `sequences` holds the number
-    of each worker's last addition, `flushes` how many additions there have been. `inherited` counts
-    rows that came with a body of an earlier run. `reserved` holds what is being added and not
-    counted yet, as number of tasks by first index, `given_up` what will not be. `ended_at`: when
-    the run ended, 0 before. `calls_back`: a notice in the outbox waits for its end. `unsettled`:
-    rows may move, or come, after the run's end and never be counted, so that it is to be recounted.
+    `counter_epoch` is raised by every absolute write of the counters. `sequences` holds the number
+    of each worker's last addition, `flushes` the number of additions. `inherited` counts rows
+    copied with a body of an earlier run. `reserved` holds additions that are not counted yet, as
+    number of tasks by first index; `given_up` those that never will be. `ended_at` is 0 before the
+    end. `calls_back`: an outbox entry waits for the end. `unsettled`: rows may change or appear,
+    uncounted, after the run's end, so it needs a recount.
     """
 
     run: Run
@@ -195,23 +184,23 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> RunPlace:
-        """Where its rows lie."""
+        """The run's place."""
         return RunPlace(self.run.run_id, self.run.job_id, self.run.run_sequence, self.shards)
 
     @property
     def live(self) -> bool:
-        """Whether its tasks may be claimed."""
+        """True if tasks of the run may be claimed."""
         return self.run.status in LIVE_RUN_STATES
 
-    def holds(self, index: int) -> bool:
-        """Whether the row at an index is a part of the run, not one that is only being added, or
-        being taken back."""
+    def contains_index(self, index: int) -> bool:
+        """Return whether the row at an index is part of the run, and not of an addition that is
+        under way or given up."""
         unfinished = (*self.reserved.items(), *self.given_up.items())
         return not any(0 <= index - int(start) < count for start, count in unfinished)
 
 
 def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
-    """The row of a new run of a job."""
+    """Make the row of a new run."""
     item: Item = {
         "shape": ROW_SHAPE,
         "run_id": run.run_id,
@@ -259,7 +248,7 @@ def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
 
 
 def counters(stats: RunStats) -> Item:
-    """The counters of a run as attributes."""
+    """Return the counters of a run as attributes."""
     return {
         "total": stats.total,
         "successful": stats.successful,
@@ -279,7 +268,7 @@ def index_keys(
     unsettled: bool,
     changed_at: int,
 ) -> dict[str, str | None]:
-    """In which index partitions a run in this state is found; None: the attribute is absent."""
+    """Return the index keys of a run in this state; None removes the attribute."""
     if status is RunStatus.DELETED:
         owner = schema.tombstones(run_id)
     elif ingesting:
@@ -299,10 +288,10 @@ def index_keys(
     }
 
 
-@whole
+@decodes_row
 def read_run_row(item: Item) -> RunRow:
-    """A run from its item. Raises DamagedRow."""
-    for names, kind in ((_TEXTS, str), (_NUMBERS, int)):
+    """Decode a run. Raises DamagedRow."""
+    for names, kind in ((_TEXT_ATTRIBUTES, str), (_NUMBER_ATTRIBUTES, int)):
         for name in names:
             if type(item[name]) is not kind:
                 raise TypeError(name)
@@ -336,7 +325,7 @@ def _run(item: Item) -> Run:
         run_sequence=item["run_sequence"],
         status=RunStatus(item["status"]),
         created_at=item["created_at"],
-        # Additions to the counters, and changes, have a time each: neither sets the other back.
+        # Additions and changes each write a time of their own, so neither sets the other back.
         updated_at=max(item["updated_at"], item.get("counted_at", 0)),
         trigger=item["trigger"],
         paused=item["paused"],
@@ -376,21 +365,21 @@ def _read_ingest(item: Item) -> Ingest | None:
     )
 
 
-PIECE = 100
-"""Runs that one query asks for, unless told otherwise."""
+RUNS_PER_PAGE = 100
+"""Runs per query, by default."""
 
 
-async def runs_of(
+async def list_run_rows(
     table: Table,
     job_id: str,
     *,
     below: int | None = None,
-    limit: int = PIECE,
+    limit: int = RUNS_PER_PAGE,
     known_only: bool = False,
 ) -> AsyncIterator[RunRow]:
-    """Every run of a job, tombstones included, with a run_sequence below `below`; so many a query
-    as `limit` says. Raises UnreadableRow where one is of a newer shape or damaged, or leaves it
-    out."""
+    """List the runs of a job, newest first, tombstones included, with a run_sequence below `below`.
+    Reads `limit` runs a query. An unreadable row raises UnreadableRow, or is left out if
+    `known_only`."""
     first, last = run_key(job_id, 0), run_key(job_id, 10**10 - 1)
     if below is not None:
         last = run_key(job_id, max(below - 1, 0))
@@ -399,7 +388,9 @@ async def runs_of(
             first.pk, between=(first.sk, last.sk), forward=False, limit=limit, known_only=known_only
         )
     ):
-        rows = readable(read_run_row, page.items) if known_only else map(read_run_row, page.items)
+        rows = (
+            decode_intact(read_run_row, page.items) if known_only else map(read_run_row, page.items)
+        )
         for row in rows:
             yield row
 
@@ -410,7 +401,7 @@ _log = logging.getLogger("conveyor.records")
 
 
 def new_outbox_item(run: Run, callback: Callback) -> Item:
-    """The notice of a new run, due at once."""
+    """Make the outbox entry of a new run, due at once."""
     return {
         "shape": ROW_SHAPE,
         "run_id": run.run_id,
@@ -424,13 +415,13 @@ def new_outbox_item(run: Run, callback: Callback) -> Item:
 
 
 def encode_run_event(ending: RunFinished) -> str:
-    """An ending as an attribute."""
+    """Encode a run-finished event as an attribute."""
     return _encode(ending).decode()
 
 
-@whole
+@decodes_row
 def read_outbox_item(item: Item, run: Run | None) -> OutboxEntry:
-    """A leased notice from its item, with its run. Raises DamagedRow."""
+    """Decode a leased outbox entry, and add its run. Raises DamagedRow."""
     ending = item.get("ending")
     return OutboxEntry(
         job_id=item["job_id"],
@@ -446,8 +437,9 @@ def read_outbox_item(item: Item, run: Run | None) -> OutboxEntry:
 
 
 async def make_due(table: Table, run_id: str, *, ended_as: RunStatus, ended_at: int) -> None:
-    """Make a notice due at the end of its run, and note what that was, unless it is told or that
-    was done before. The end itself is written: what fails here fails nobody."""
+    """Make the outbox entry of an ended run due at the end, and note the final status, unless that
+    was done before or the event is fixed already. Only logs a failure: the end itself is
+    written."""
     try:
         await table.update(
             notice_key(run_id),
@@ -462,29 +454,29 @@ async def make_due(table: Table, run_id: str, *, ended_as: RunStatus, ended_at: 
         if isinstance(error, AwsRefused) and error.is_condition:
             return
         _log.warning(
-            "the end of a run is told with the next sign of life",
+            "run-finished notification delayed until the next heartbeat",
             extra={"run_id": run_id, "error": type(error).__name__},
         )
 
 
 TRIES = 20
-"""Times that a change is decided anew, because the row moved meanwhile."""
+"""Lost races after which an optimistic write gives up."""
 
 
-_CUT_SHORT = (RunStatus.STOPPED, RunStatus.FAILED)
+_CUT_SHORT_STATES = (RunStatus.STOPPED, RunStatus.FAILED)
 
 
-class RunMoved(Exception):
-    """The row was changed by another since it was read: read it, and decide again."""
+class RunVersionConflict(Exception):
+    """Another writer changed the row since it was read: read it and decide again."""
 
 
 class Change(NamedTuple):
-    """One change of a run's row under its version: what is set, added and removed.
+    """One change of a run's row under its version: attributes to set, add and remove.
 
-    `status`, `paused`, `ingesting` and `unsettled` bring the index keys, times and the end with
-    them; a run that is cut short becomes unsettled by it. Counters are never set here, except by
-    who raises `counter_epoch` too. An entry of `removes` that begins with "#" is a path of
-    placeholders; what these, and those of the condition, stand for is in `values`.
+    `status`, `paused`, `ingesting` and `unsettled` bring the index keys, times and `ended_at`
+    along; a run that is cut short becomes unsettled. Only a change that raises `counter_epoch` may
+    set counters. An entry of `removes` that begins with "#" is a path of placeholders; `values`
+    defines these, and those of the condition.
     """
 
     status: RunStatus | None = None
@@ -495,7 +487,7 @@ class Change(NamedTuple):
     adds: Mapping[str, int] = {}
     removes: Sequence[str] = ()
     condition: str = ""
-    values: Mapping[str, Given] = {}
+    values: Mapping[str, PlaceholderValue] = {}
 
 
 class Expression(NamedTuple):
@@ -503,28 +495,28 @@ class Expression(NamedTuple):
 
     update: str
     condition: str
-    values: dict[str, Given]
+    values: dict[str, PlaceholderValue]
 
 
 class DynamoRunRows:
-    """The rows of runs."""
+    """Reads and changes run rows."""
 
     def __init__(self, table: Table, places: RunPlaces) -> None:
         self.table = table
         self.places = places
 
     async def read(self, run_id: str) -> RunRow | None:
-        """A run by its id, strongly read; None where there is none (any more)."""
+        """Read a run strongly by its id; None if it is gone."""
         place = await self.places.find(run_id)
         return None if place is None else await self.read_at(place)
 
     async def read_at(self, place: RunPlace) -> RunRow | None:
-        """A run by its place, strongly read."""
+        """Read a run strongly by its place; None if it is gone."""
         item = await self.table.get(place.key)
         return None if item is None else read_run_row(item)
 
     async def change(self, row: RunRow, change: Change, *, now: int) -> RunRow:
-        """Make a change; the row afterwards. Raises RunMoved."""
+        """Write a change and return the row afterwards. Raises RunVersionConflict."""
         token = self.table.clock.new_id()
         update, condition, values = self.expression(row, change, now=now, token=token)
         try:
@@ -532,31 +524,31 @@ class DynamoRunRows:
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            found = condition_met(refused)
+            found = conflicting_item(refused)
             if found is None or found.get("moved_by") != token:
-                raise RunMoved from None
-            # It was carried out, and its answer lost.
+                raise RunVersionConflict from None
+            # The token is this call's own: an earlier try wrote it, and its answer was lost.
             item = found
         after = read_run_row(item)
         if row.live:
-            await self.tell_end(after)
+            await self.make_end_due(after)
         return after
 
-    async def tell_end(self, row: RunRow) -> None:
-        """Make the notice of a run due, if it has one and has ended: to be called with the row
-        after whatever may have ended it. `change` does; who uses `part` has to."""
+    async def make_end_due(self, row: RunRow) -> None:
+        """Make the outbox entry due if the run has ended and has one. `change` does so itself;
+        whoever ends a run by `change_part` calls this with the row after the transaction."""
         if row.calls_back and not row.live:
             run = row.run
             await make_due(self.table, run.run_id, ended_as=run.status, ended_at=row.ended_at)
 
-    def part(self, row: RunRow, change: Change, *, now: int) -> dict[str, Any]:
-        """A change as a part of a transaction."""
+    def change_part(self, row: RunRow, change: Change, *, now: int) -> dict[str, Any]:
+        """Describe a change within a transaction."""
         token = self.table.clock.new_id()
         update, condition, values = self.expression(row, change, now=now, token=token)
         return self.table.update_part(row.place.key, update, condition=condition, **values)
 
     def expression(self, row: RunRow, change: Change, *, now: int, token: str) -> Expression:
-        """What a change is on the wire."""
+        """Build the update expression of a change, its condition and values."""
         at = max(row.run.updated_at, now)
         sets: dict[str, Plain] = {
             **change.sets,
@@ -566,8 +558,8 @@ class DynamoRunRows:
         }
         removes = list(change.removes)
         if (change.status, change.paused, change.ingesting, change.unsettled) != (None,) * 4:
-            _state(row, change, at, sets, removes)
-        values: dict[str, Given] = {**change.values, "known_version": row.run.version}
+            _set_state(row, change, at, sets, removes)
+        values: dict[str, PlaceholderValue] = {**change.values, "known_version": row.run.version}
         values |= {f"set_{name}": value for name, value in sets.items()}
         values |= {f"add_{name}": value for name, value in change.adds.items()}
         update = "SET " + ", ".join(f"#{name} = :set_{name}" for name in sets)
@@ -580,11 +572,12 @@ class DynamoRunRows:
             condition += f" AND ({change.condition})"
         return Expression(update, condition, values)
 
-    async def decide(
+    async def change_with_retry(
         self, row: RunRow, decision: Callable[[RunRow], Change | None], *, now: int
     ) -> RunRow | None:
-        """Make the change that `decision` makes of a row, of the latest one where it has moved; the
-        row afterwards. None, and nothing written, where it decides for none, or the run is gone."""
+        """Write the change that `decision` returns for the row; after a lost race decide again on
+        the latest row. Return the row afterwards; None, and write nothing, if the decision is None
+        or the run is gone."""
         known: RunRow | None = row
         for _ in range(TRIES):
             change = None if known is None else decision(known)
@@ -592,13 +585,13 @@ class DynamoRunRows:
                 return None
             try:
                 return await self.change(known, change, now=now)
-            except RunMoved:
+            except RunVersionConflict:
                 known = await self.read_at(row.place)
-        raise changed_too_often()
+        raise contention_error()
 
-    async def settle_status(self, row: RunRow, *, now: int) -> RunRow:
-        """Let a live run's status follow the counters of the row that a write returned; the row
-        afterwards. Every writer that can be the last one calls this with what it got back."""
+    async def write_late_status(self, row: RunRow, *, now: int) -> RunRow:
+        """Move a live run's status on if the counters in `row`, as a write returned it, require so;
+        return the row afterwards. Each writer that may have been the last one calls this."""
         for _ in range(TRIES):
             run = row.run
             if run.status not in LIVE_RUN_STATES:
@@ -610,28 +603,28 @@ class DynamoRunRows:
                 return row
             try:
                 return await self.change(row, Change(status=status), now=now)
-            except RunMoved:
+            except RunVersionConflict:
                 again = await self.read_at(row.place)
                 if again is None:
                     return row
                 row = again
-        raise changed_too_often()
+        raise contention_error()
 
-    async def shown(self, row: RunRow) -> RunRow:
-        """A row as a reader may see it. Its status follows the last addition to the counters in a
-        write of its own: a reader who comes between the two, or after a crash there, makes it."""
-        return await self.settle_status(row, now=row.run.updated_at)
+    async def with_late_status(self, row: RunRow) -> RunRow:
+        """Return a row as readers may see it. The status follows the last addition by a write of
+        its own; a reader who comes before that write, or after a crash, makes it."""
+        return await self.write_late_status(row, now=row.run.updated_at)
 
 
-def _state(
+def _set_state(
     row: RunRow, change: Change, at: int, sets: dict[str, Plain], removes: list[str]
 ) -> None:
-    """What comes along with a change of state."""
+    """Add the attributes that follow from a change of state."""
     run = row.run
     status = change.status or run.status
     paused = run.paused if change.paused is None else change.paused
     ingesting = run.ingesting if change.ingesting is None else change.ingesting
-    unsettled = _is_unsettled(row, change)
+    unsettled = _unsettled_after(row, change)
     sets |= {"status": str(status), "paused": paused, "ingesting": ingesting}
     if unsettled is not row.unsettled:
         sets["unsettled"] = unsettled
@@ -653,12 +646,13 @@ def _state(
             sets[name] = value
 
 
-def _is_unsettled(row: RunRow, change: Change) -> bool:
-    """Whether a run is, after a change. Calls in flight of one that is cut short still end, and
-    whoever makes them may be lost between a row's end and its addition to the counters."""
+def _unsettled_after(row: RunRow, change: Change) -> bool:
+    """Return whether a run is unsettled after a change. Calls in flight when a run is cut short
+    still end their tasks, and a process may die between the end of a row and its addition to the
+    counters."""
     if change.unsettled is not None:
         return change.unsettled
-    cut_short = change.status in _CUT_SHORT and row.run.stats.completed < row.run.stats.total
+    cut_short = change.status in _CUT_SHORT_STATES and row.run.stats.completed < row.run.stats.total
     return row.unsettled or cut_short
 
 
@@ -666,21 +660,26 @@ Reading = asyncio.Task[RunRow | None]
 
 
 class RunReads:
-    """Fresh reads of runs. Belongs to one event loop."""
+    """Strong reads of run rows, each shared by the callers who asked before it began. Belongs to
+    one event loop.
+
+    A worker that has just claimed a task must know that its run is still live. A read already under
+    way may have been answered before the claim, so the worker joins the next one.
+    """
 
     def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._waiting: dict[str, Reading] = {}
         self._under_way: dict[str, Reading] = {}
 
-    async def fresh(self, place: RunPlace) -> RunRow | None:
-        """The run as it was at some moment after this call; None where it is gone."""
+    async def read_fresh(self, place: RunPlace) -> RunRow | None:
+        """Read the run as it was at some moment after this call; None if it is gone."""
         reading = self._waiting.get(place.run_id)
         if reading is None:
             reading = asyncio.create_task(self._read(place))
-            reading.add_done_callback(_look_at_failure)
+            reading.add_done_callback(_retrieve_exception)
             self._waiting[place.run_id] = reading
-        # One waiter that is cancelled must not take the read away from the others.
+        # Shielded: a cancelled caller must not cancel the read that others share.
         return await asyncio.shield(reading)
 
     async def _read(self, place: RunPlace) -> RunRow | None:
@@ -696,14 +695,14 @@ class RunReads:
                 del self._under_way[place.run_id]
 
 
-def _look_at_failure(reading: Reading) -> None:
-    """Nobody may be left to wait for it; a failure that nobody looked at would be logged."""
+def _retrieve_exception(reading: Reading) -> None:
+    """Retrieve a failure that no caller may be left to see: asyncio would log it."""
     if not reading.cancelled():
         reading.exception()
 
 
-async def dependants(table: Table, job_id: str, run_id: str) -> list[str]:
-    """The ids of the runs that draw bodies, or are still copied, from a run."""
+async def dependent_runs(table: Table, job_id: str, run_id: str) -> list[str]:
+    """Return the ids of the runs that draw bodies, or are still copied, from a run."""
     prefix = pin_key(job_id, run_id, "")
     found: list[str] = []
     async for page in table.pages(Query(prefix.pk, begins_with=prefix.sk, keys_only=True)):

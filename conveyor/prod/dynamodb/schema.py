@@ -1,10 +1,10 @@
-"""The one table: its keys, its indexes, its time to live. `conveyor admin init` makes it from this
-description, and the deployment template is held against it.
+"""The schema of the one table: its keys, its two indexes and its time to live.
 
-The keys of every item, and which index partitions an item is found by.
-
-A task lies beside its job where the job has one shard, and in a partition a shard where it has
-more. Everything that is found by a run's id alone goes by way of its place, which never changes.
+`conveyor admin init` creates the table from `table_parameters`; a test compares the deployment
+template with it. The functions below build the key of every item, and the partitions of the indexes
+that find it. A task of a job with one shard lies in the job's partition, else in the partition of
+its shard. Whatever is looked up by a run's id alone goes through the run's place item, which never
+changes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from conveyor.prod.aws.calls import Parameters
 PARTITION_KEY = "pk"
 SORT_KEY = "sk"
 TIME_TO_LIVE = "ttl"
-"""Whole seconds since the epoch, after which DynamoDB removes an item by itself, some time."""
+"""Whole seconds since the epoch, after which DynamoDB removes an item by itself, with a delay."""
 BY_OWNER = "gsi1"
-"""Jobs of a caller; runs by what is due for them."""
+"""Finds jobs of a caller, and runs by the work that is due for them."""
 BY_DISPATCH = "gsi2"
-"""Runs by when their dispatch changed. Its name tells of them alone: whatever else is looked for by
-time lies in partitions of its own here too, file inputs and exports by when they end, notices of
-the outbox by when they are due."""
+"""Finds runs by the time of their last change of status or pause. Partitions of their own in this
+index also find file inputs and exports by their end, and outbox entries by their due time."""
 
 INDEXES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     BY_OWNER: ("gsi1pk", "gsi1sk", ("status", "job_id", "run_id")),
@@ -35,15 +34,15 @@ INDEXES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("status", "paused", "job_id", "run_id", "priority", "max_inflight", "created_at"),
     ),
 }
-"""Each index: partition key, sort key, and the attributes carried over. Nothing that a counter's
-flush writes is among them, so that counting touches no index."""
+"""Partition key, sort key and projected attributes by index. Counting writes none of these
+attributes, so it never updates an index."""
 
 ROW_SHAPE = 1
-"""The version of the items' shape, in the attribute `shape` of each."""
+"""The version of the items' form, in the attribute `shape` of each."""
 
 
-def description(table: str) -> Parameters:
-    """What CreateTable is asked for: billed by request, keys and indexes as above."""
+def table_parameters(table: str) -> Parameters:
+    """Return the parameters of CreateTable: billed by request, with the keys and indexes above."""
     keys = [PARTITION_KEY, SORT_KEY]
     indexes: list[dict[str, Any]] = []
     for name, (partition, sort, attributes) in INDEXES.items():
@@ -77,9 +76,9 @@ def _schema(partition: str, sort: str) -> list[dict[str, str]]:
 BEGIN = "!"
 """Sorts before every character of an id or a time."""
 END = "~"
-"""Sorts behind every character of an id or a time."""
+"""Sorts after every character of an id or a time."""
 SPREAD = 4
-"""Index partitions that all runs of one kind are spread over, so that none becomes hot."""
+"""Index partitions per kind of run, so that none becomes hot."""
 
 
 class Key(NamedTuple):
@@ -90,142 +89,143 @@ class Key(NamedTuple):
 
 
 def job_key(job_id: str) -> Key:
-    """A job."""
+    """Key of a job."""
     return Key(f"Job#{job_id}", "Job")
 
 
 def run_key(job_id: str, run_sequence: int) -> Key:
-    """A run: by its number in the job, so that two makers of one run collide."""
+    """Key of a run, by its number in the job, so that two writers of the same run collide."""
     return Key(f"Job#{job_id}", f"Run#{run_sequence:010}")
 
 
 def place_key(run_id: str) -> Key:
-    """Where a run lies: its job, number, shards. Written with it, never changed."""
+    """Key of a run's place item: its job, number and shards. Written with the run, never
+    changed."""
     return Key(f"Run#{run_id}", "Place")
 
 
 def pin_key(job_id: str, source_run_id: str, run_id: str) -> Key:
-    """That a run draws bodies, or is still copied, from another of the same job."""
+    """Key of a pin: the run draws bodies, or is still copied, from another run of its job."""
     return Key(f"Job#{job_id}", f"Pin#{source_run_id}#{run_id}")
 
 
 def intent_key(job_id: str, run_id: str) -> Key:
-    """That rows of a run are being written, which itself is written last."""
+    """Key of an intent: a call writes rows of a run, and the run itself last."""
     return Key(f"Job#{job_id}", f"Intent#{run_id}")
 
 
 def task_partition(job_id: str, shards: Shards, shard: int) -> str:
-    """The partition of a shard's tasks."""
+    """Partition of a shard's tasks."""
     return f"Job#{job_id}" if shards.count <= 1 else f"Job#{job_id}#TS{shard}"
 
 
 def task_key(job_id: str, run_id: str, task_id: str, shards: Shards) -> Key:
-    """A task, its history with it. Raises ValueError where the text is not a task id."""
+    """Key of a task with its history. Raises ValueError if the text is not a task id."""
     shard = shards.of(task_id, ids.task_index(task_id))
     return Key(task_partition(job_id, shards, shard), task_sort_key(run_id, task_id))
 
 
 def task_sort_key(run_id: str, task_id: str) -> str:
-    """The sort key of a task; of a prefix of task ids, what their sort keys begin with."""
+    """Sort key of a task; for a prefix of task ids, the prefix of their sort keys."""
     return f"Task#{run_id}#{task_id}"
 
 
 def idempotency_key(scope: str) -> Key:
-    """An idempotency key."""
+    """Key of an idempotency key."""
     return Key(f"Key#{scope}", "Key")
 
 
 def input_item_key(input_id: str) -> Key:
-    """A slot for a file."""
+    """Key of a file input."""
     return Key(f"Input#{input_id}", "Input")
 
 
 def export_item_key(export_id: str) -> Key:
-    """An export."""
+    """Key of an export."""
     return Key(f"Export#{export_id}", "Export")
 
 
-def exported_key(job_id: str, run_id: str, export_id: str) -> Key:
-    """That a run has an export: beside its job, where it is found strongly."""
+def export_mark_key(job_id: str, run_id: str, export_id: str) -> Key:
+    """Key of an export's mark beside its job, where a strong read finds all exports of a run."""
     return Key(f"Job#{job_id}", f"Export#{run_id}#{export_id}")
 
 
 def notice_key(run_id: str) -> Key:
-    """What is owed to who waits for a run's end: by the run's id, and not removed with it."""
+    """Key of a run's outbox entry: by the run's id, and not removed with the run."""
     return Key(f"Notice#{run_id}", "Notice")
 
 
 def permits_key(job_id: str) -> Key:
-    """A job's ledger of permits, where DynamoDB keeps it."""
+    """Key of a job's permit ledger, if DynamoDB keeps it."""
     return Key(f"Permits#{job_id}", "Permits")
 
 
 SWEEP = Key("Sweep", "Sweep")
-"""Who sweeps, and until when."""
+"""The lease of the sweep."""
 FLEET = Key("Fleet", "Fleet")
-"""What all processes of a fleet have to agree on."""
+"""The settings that all processes of a fleet must share."""
 DATA_KEY = Key("Fleet", "DataKey")
-"""The key that callers' keys are sealed with, encrypted by KMS, where KMS is used."""
+"""The data key for callers' API keys, encrypted by KMS, if KMS is used."""
 
 
 def caller_jobs(caller: str) -> str:
-    """gsi1: the jobs of a caller, by job id."""
+    """gsi1: jobs of a caller, by job id."""
     return f"Caller#{caller}"
 
 
 def ingesting(run_id: str) -> str:
-    """gsi1: runs whose rows are still being written, by run id."""
-    return _spread("ingesting", run_id)
+    """gsi1: runs that ingest, by run id."""
+    return _hashed_partition("ingesting", run_id)
 
 
 def ended(run_id: str) -> str:
-    """gsi1: runs that have ended, by run id."""
-    return _spread("ended", run_id)
+    """gsi1: ended runs, by run id."""
+    return _hashed_partition("ended", run_id)
 
 
 def unsettled(run_id: str) -> str:
-    """gsi1: runs whose rows are to be counted once more, by run id."""
-    return _spread("unsettled", run_id)
+    """gsi1: runs that need a recount after their end, by run id."""
+    return _hashed_partition("unsettled", run_id)
 
 
 def tombstones(run_id: str) -> str:
-    """gsi1: deleted runs that are not purged, by run id."""
-    return _spread("deleted", run_id)
+    """gsi1: deleted runs that are not purged yet, by run id."""
+    return _hashed_partition("deleted", run_id)
 
 
 INTENTS = "intents"
-"""gsi1: rows written without their run, by when that began."""
+"""gsi1: intents, by the time they were written."""
 
 
 def active(run_id: str) -> str:
-    """gsi2: runs that are running and not paused, by when that changed."""
-    return _spread("active", run_id)
+    """gsi2: running runs that are not paused, by their last change of status or pause."""
+    return _hashed_partition("active", run_id)
 
 
 def idle(run_id: str) -> str:
-    """gsi2: all other runs, by when that changed."""
-    return _spread("idle", run_id)
+    """gsi2: all other runs, by their last change of status or pause."""
+    return _hashed_partition("idle", run_id)
 
 
 INPUTS = "inputs"
-"""gsi2: slots, by when they end."""
+"""gsi2: file inputs, by their end."""
 EXPORTS = "exports"
-"""gsi2: exports, by when they end."""
+"""gsi2: exports, by their end."""
 OUTBOX = "outbox"
-"""gsi2: notices, by when they are due."""
+"""gsi2: outbox entries, by due time."""
 
 
-def every(kind: str) -> list[str]:
-    """All index partitions of one kind: "ingesting", "unsettled", "ended", "deleted", "active" or
-    "idle"."""
+def all_partitions(kind: str) -> list[str]:
+    """Return all index partitions of a kind: "ingesting", "unsettled", "ended", "deleted", "active"
+    or "idle"."""
     return [f"{kind}#{number}" for number in range(SPREAD)]
 
 
 def by_time(instant: int, tail: str) -> str:
-    """A sort key that sorts by an instant in milliseconds, unique by its tail."""
+    """Return a sort key that sorts by an instant in milliseconds, and is unique by its tail."""
     return f"{max(instant, 0):015}#{tail}"
 
 
-def _spread(kind: str, run_id: str) -> str:
-    # Ids made in the same moment share their beginning: a checksum spreads them all the same.
+def _hashed_partition(kind: str, run_id: str) -> str:
+    # Ids of one moment share a prefix; a checksum spreads them all the same.
     return f"{kind}#{zlib.crc32(run_id.encode()) % SPREAD}"

@@ -1,4 +1,4 @@
-"""The records and tasks ports on one DynamoDB table, put together."""
+"""`DynamoStore`: the adapters of the records, tasks and other storage ports over one table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conveyor.prod.dynamodb.sweeping import DynamoSweeping
 from conveyor.prod.dynamodb.tasks import DynamoTasks
 
 FLUSH_INTERVAL = 0.1
-"""Seconds between two additions to one run's counters, unless told otherwise."""
+"""Seconds between two additions to a run's counters, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,17 @@ class DynamoStore:
 
     @property
     def rows_read(self) -> int:
-        """Task rows that pages have touched."""
+        """Task rows read for pages."""
         return self.tasks.rows_read
 
     @property
     def rows_returned(self) -> int:
-        """Task rows that pages have returned."""
+        """Task rows returned for pages."""
         return self.tasks.rows_returned
 
     async def aclose(self) -> None:
-        """Write what is pending. No call of any port may follow; the seam stays the caller's."""
+        """Write pending additions. No call of a port may follow; `aws` stays open, as it is the
+        caller's."""
         await self.tasks.aclose()
 
 
@@ -61,19 +62,22 @@ async def open_store(
     flush_interval: float = FLUSH_INTERVAL,
     patience: float = 0.0,
 ) -> DynamoStore:
-    """The store on a table that is there. `worker` names this process: no other one, later ones
-    included, has the same name. `flush_interval` in seconds, and so is `patience`: for how long the
-    end of a task is tried again where the table is away."""
-    place = Table(aws, table, clock)
-    records = DynamoRunRows(place, RunPlaces(place))
+    """Open the store on an existing table.
+
+    `worker` names this process; no other process, now or later, has the same name. `patience` is
+    the time in seconds, like `flush_interval`, during which a settlement is retried while the table
+    is unavailable.
+    """
+    client = Table(aws, table, clock)
+    records = DynamoRunRows(client, RunPlaces(client))
     return DynamoStore(
-        table=place,
+        table=client,
         jobs=DynamoJobs(records),
         runs=DynamoRuns(records),
-        idempotency=DynamoIdempotency(place),
+        idempotency=DynamoIdempotency(client),
         tasks=DynamoTasks(records, worker=worker, flush_interval=flush_interval, patience=patience),
         ingestion=DynamoIngestion(records),
-        inputs=DynamoInputs(place),
+        inputs=DynamoInputs(client),
         exports=DynamoExports(records),
         sweeping=DynamoSweeping(records),
         outbox=DynamoOutbox(records),

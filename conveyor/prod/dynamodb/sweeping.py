@@ -1,19 +1,14 @@
-"""The sweeping port on one DynamoDB table.
+"""The sweeping port on DynamoDB: `DynamoSweeping` at the end, after the parts that it is made of.
 
-Indexes lag behind: they tell where to look, and what is found there is read strongly. Rows of a
-newer shape are left to the sweep of a process that knows them, damaged ones to whoever mends them.
+Indexes lag behind the table, so they only show where to look; rows found there are read strongly.
+Rows of a newer shape are left to a process that knows it, damaged ones to whoever repairs them.
 
-What a sweep reads: rows that are due, ended runs in order of their ids, who draws on whom.
-
-What writes of several steps leave behind when they are cut off between two of them.
-
-A job whose rows were written and whose run never was: an intent tells. Tasks being added that never
-became a part of their run: a reservation on the run tells. Pins of runs that are gone: seen when
-ended runs are looked at. Rows of ended runs that nobody counted: the run is unsettled. Each gets 15
-minutes, which no call takes. And what processes that are gone have left on the row of a run that
-goes on for long.
-
-Runs that have ended: when that counts, as long as others draw on them, and how they expire.
+- `due_rows` and `ended_keys` merge rows of shards, and entries of index partitions, in one order.
+- `Leftovers` completes writes of several steps that were cut off: intents without a run, additions
+  that were never counted, pins of runs that are gone, and ended runs with uncounted rows. Each gets
+  15 minutes first, longer than any call takes. It also recounts runs whose row holds too many
+  `sequences`.
+- `EndedRuns` finds runs that have ended together with all runs that draw on them, and expires them.
 """
 
 from __future__ import annotations
@@ -36,24 +31,24 @@ from conveyor.prod.dynamodb.client import (
     Table,
     Tagged,
     UnreadableRow,
-    changed_too_often,
-    condition_met,
+    conflicting_item,
+    contention_error,
+    decode_intact,
     keys_of,
-    readable,
 )
-from conveyor.prod.dynamodb.counters import is_crowded, recount, recount_at
+from conveyor.prod.dynamodb.counters import has_too_many_sequences, recount, recount_at
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
     DynamoRunRows,
-    RunMoved,
     RunPlace,
     RunRow,
-    dependants,
+    RunVersionConflict,
+    dependent_runs,
     read_place,
     read_run_row,
 )
-from conveyor.prod.dynamodb.runs import delete_ended, read_all
+from conveyor.prod.dynamodb.runs import delete_ended_run, query_all
 from conveyor.prod.dynamodb.schema import (
     BEGIN,
     BY_DISPATCH,
@@ -67,15 +62,15 @@ from conveyor.prod.dynamodb.schema import (
     SPREAD,
     SWEEP,
     Key,
+    all_partitions,
     by_time,
-    every,
     pin_key,
 )
-from conveyor.prod.dynamodb.submitting import Reservation, forget, give_back
-from conveyor.prod.dynamodb.task_rows import Reference, references, remove_rows
+from conveyor.prod.dynamodb.submitting import Reservation, cancel_reservation, remove_given_up
+from conveyor.prod.dynamodb.task_rows import Reference, find_references, remove_rows
 
 SPARE = 8
-"""Index entries asked of each partition beyond its share, as no share is exact."""
+"""Index entries read per partition beyond its share, because no share is exact."""
 
 _ID = INDEXES[BY_OWNER][1]
 _DUE = (
@@ -87,58 +82,62 @@ _DUE = (
 def due_rows(
     table: Table, place: RunPlace, *, after: int, piece: int, now: int
 ) -> AsyncIterator[Reference]:
-    """Rows that could be worked now, of all shards in order, with an index above `after`."""
+    """Find rows with an index above `after` that could be worked now, in index order over all
+    shards."""
     values: dict[str, Plain] = {
         "pending": str(TaskStatus.PENDING),
         "processing": str(TaskStatus.PROCESSING),
         "now": now,
     }
-    return references(table, place, RowFilter(_DUE, values), after=after, piece=piece)
+    return find_references(table, place, RowFilter(_DUE, values), after=after, piece=piece)
 
 
 async def ended_keys(table: Table, *, after: str, piece: int) -> AsyncIterator[list[Key]]:
-    """Where runs lie that have ended, each once, by run id above `after`: every batch goes on from
-    the one before, of about `piece`, none is empty."""
-    parts = [_Part(partition) for partition in (*every("ended"), *every("unsettled"))]
+    """Find the keys of ended runs in order of run ids above `after`, each once. Yields batches of
+    about `piece` keys, never an empty one."""
+    cursors = [
+        _IndexCursor(partition)
+        for partition in (*all_partitions("ended"), *all_partitions("unsettled"))
+    ]
     share = ceil(piece / SPREAD) + SPARE
 
-    async def read(part: _Part) -> None:
+    async def read(cursor: _IndexCursor) -> None:
         page = await table.page(
             Query(
-                part.partition,
+                cursor.partition,
                 index=BY_OWNER,
                 between=(f"{after}{BEGIN}", END),
                 limit=share,
-                start=part.last,
+                start=cursor.last,
             )
         )
-        part.entries.extend(
+        cursor.entries.extend(
             (item[_ID], Key(item[PARTITION_KEY], item[SORT_KEY])) for item in page.items
         )
-        part.last, part.done = page.last, page.last is None
+        cursor.last, cursor.done = page.last, page.last is None
 
     last: Key | None = None
     while True:
-        await for_each(read, [part for part in parts if not part.entries and not part.done])
+        await for_each(read, [one for one in cursors if not one.entries and not one.done])
         ready: list[Key] = []
-        while filled := [part for part in parts if part.entries]:
-            # One that ran dry may go on with an id that comes before all others.
-            if any(not part.entries and not part.done for part in parts):
+        while filled := [cursor for cursor in cursors if cursor.entries]:
+            # An exhausted cursor may continue with an id below all others: read it first.
+            if any(not cursor.entries and not cursor.done for cursor in cursors):
                 break
-            key = min(filled, key=lambda part: part.entries[0]).entries.popleft()[1]
-            # One that moved meanwhile is found at both places, one after the other.
+            key = min(filled, key=lambda cursor: cursor.entries[0]).entries.popleft()[1]
+            # An entry that moved meanwhile is found twice in a row.
             if key != last:
                 ready.append(key)
             last = key
         if ready:
             yield ready
-        elif all(part.done for part in parts):
+        elif all(cursor.done for cursor in cursors):
             return
 
 
 @dataclass(slots=True)
-class _Part:
-    """One index partition on its way into the merged list."""
+class _IndexCursor:
+    """The position in one index partition of the merged list."""
 
     partition: str
     entries: deque[tuple[str, Key]] = field(default_factory=deque)
@@ -147,51 +146,51 @@ class _Part:
 
 
 PATIENCE = 15 * 60_000
-"""Milliseconds after which a write that is not complete counts as cut off."""
+"""Milliseconds after which an incomplete write counts as cut off."""
 
 _log = logging.getLogger("conveyor.records")
 
 
 class Leftovers:
-    """Finds what was left behind and removes it."""
+    """Finds and repairs the leftovers of interrupted writes."""
 
     def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
-        self._looked_at: int | None = None
-        self._added_since: dict[tuple[Key, str], int] = {}
+        self._checked_at: int | None = None
+        self._first_seen: dict[tuple[Key, str], int] = {}
         self._pins: dict[Key, int] = {}
         self._runs: set[Key] = set()
 
-    def pin_of_gone_run(self, pin: Key) -> None:
-        """Tell of a pin whose run was not found."""
+    def add_orphaned_pin(self, pin: Key) -> None:
+        """Note a pin whose run does not exist."""
         self._pins.setdefault(pin, self._table.clock.now())
 
-    def run_with_additions(self, run: Key) -> None:
-        """Tell of an ended run with additions that are not complete."""
+    def add_incomplete_run(self, run: Key) -> None:
+        """Note an ended run with additions that are not complete."""
         self._runs.add(run)
 
     async def tidy(self, *, now: int) -> int:
-        """Remove what is old enough; how many things. What can only be seen to grow old is looked
-        at every 15 minutes."""
-        done = await self._end_intents(now)
-        if self._looked_at is None or not 0 <= now - self._looked_at < PATIENCE:
-            self._looked_at = now
-            done += await self._look_at_runs(now)
+        """Repair leftovers that are old enough, and return their number. Leftovers without a time
+        are watched every 15 minutes."""
+        done = await self._abandon_intents(now)
+        if self._checked_at is None or not 0 <= now - self._checked_at < PATIENCE:
+            self._checked_at = now
+            done += await self._check_runs(now)
             done += await self._remove_pins(now)
             await self._settle_runs(now)
         return done
 
-    async def _end_intents(self, now: int) -> int:
+    async def _abandon_intents(self, now: int) -> int:
         done = 0
         until = by_time(now - PATIENCE, "")
         async for page in self._table.pages(Query(INTENTS, index=BY_OWNER, between=(BEGIN, until))):
             for key in keys_of(page.items):
-                done += await _attempt(f"ending the intent {key.sk}", self._end_intent(key))
+                done += await _attempt(f"ending the intent {key.sk}", self._abandon_intent(key))
         return done
 
-    async def _end_intent(self, key: Key) -> bool:
-        """Whoever still writes under the intent cannot make the run any more; then its rows go."""
+    async def _abandon_intent(self, key: Key) -> bool:
+        """Mark an intent, so that its writer cannot make the run any more; then remove its rows."""
         try:
             item = await self._table.update(
                 key, "SET abandoned = :yes", condition="attribute_exists(pk)", yes=True
@@ -207,72 +206,72 @@ class Leftovers:
         await self._table.delete(key)
         return True
 
-    async def _look_at_runs(self, now: int) -> int:
-        """Look at the rows of runs that go on, and of those that were told of; how many additions
-        were taken back."""
+    async def _check_runs(self, now: int) -> int:
+        """Check live runs and those noted; return the number of additions cancelled."""
         keys = {*self._runs, *await self._live_runs()}
         self._runs.clear()
-        done, since = 0, self._added_since
-        self._added_since = {}
+        done, since = 0, self._first_seen
+        self._first_seen = {}
         items = await self._table.get_many(list(keys))
-        for row in readable(read_run_row, items.values()):
-            done += await self._end_additions(row, since, now)
-            # One that does not wait for tasks is counted once it is quiet.
-            if row.run.status is RunStatus.PENDING and is_crowded(row):
-                what = f"forgetting who has counted in run {row.place.run_id}"
-                await _attempt(what, self._recount(row, now))
+        for row in decode_intact(read_run_row, items.values()):
+            done += await self._cancel_reservations(row, since, now)
+            # Other runs are recounted once they are quiet.
+            if row.run.status is RunStatus.PENDING and has_too_many_sequences(row):
+                step_name = f"forgetting the sequences of run {row.place.run_id}"
+                await _attempt(step_name, self._recount(row, now))
         return done
 
-    async def _end_additions(
+    async def _cancel_reservations(
         self, row: RunRow, since: Mapping[tuple[Key, str], int], now: int
     ) -> int:
-        """An addition carries no time: it counts from when it was first seen here."""
+        """Cancel additions first seen 15 minutes ago; they carry no time themselves."""
         key, done = row.place.key, 0
         for start in {**row.reserved, **row.given_up}:
             first_seen = since.get((key, start), now)
             if now - first_seen >= PATIENCE:
-                what = f"taking back an addition to run {row.place.run_id}"
-                done += await _attempt(what, self._take_back(row, start, now))
+                step_name = f"cancelling an addition to run {row.place.run_id}"
+                done += await _attempt(step_name, self._cancel_reservation(row, start, now))
             else:
-                self._added_since[key, start] = first_seen
+                self._first_seen[key, start] = first_seen
         return done
 
     async def _recount(self, row: RunRow, now: int) -> bool:
         return (await recount_at(self._records, row.place, now=now)).done
 
-    async def _take_back(self, row: RunRow, start: str, now: int) -> bool:
-        """Take back one addition, or go on where that was cut off."""
+    async def _cancel_reservation(self, row: RunRow, start: str, now: int) -> bool:
+        """Cancel one addition, or continue where that was cut off."""
         if start in row.reserved:
             reservation = Reservation(int(start), row.reserved[start])
-            return await give_back(self._records, row.place, reservation, now=now)
+            return await cancel_reservation(self._records, row.place, reservation, now=now)
         reservation = Reservation(int(start), row.given_up[start])
-        await forget(self._records, row.place, reservation)
+        await remove_given_up(self._records, row.place, reservation)
         return True
 
     async def _settle_runs(self, now: int) -> None:
-        """Count what came after the end of runs that were cut short. Where something is still
-        under way it is left to the next look."""
-        found = await read_all(self._table, every("unsettled"), index=BY_OWNER, keys_only=True)
+        """Recount unsettled runs. Those with calls in flight are left to the next look."""
+        found = await query_all(
+            self._table, all_partitions("unsettled"), index=BY_OWNER, keys_only=True
+        )
         items = await self._table.get_many(keys_of(found))
-        for row in readable(read_run_row, items.values()):
+        for row in decode_intact(read_run_row, items.values()):
             if row.unsettled and now - row.dispatch_changed_at >= PATIENCE:
-                what = f"counting what came after the end of run {row.place.run_id}"
-                await _attempt(what, self._settle_run(row, now))
+                step_name = f"recounting the ended run {row.place.run_id}"
+                await _attempt(step_name, self._settle_run(row, now))
 
     async def _settle_run(self, row: RunRow, now: int) -> bool:
         counted, done = await recount_at(self._records, row.place, now=now)
         if counted is None or not done or counted.run.status is RunStatus.DELETED:
             return False
         try:
-            # Nothing of the run itself has moved: it keeps its time.
+            # The run itself has not changed, so it keeps its time.
             at = counted.run.updated_at
             await self._records.change(counted, Change(unsettled=False), now=at)
-        except RunMoved:
+        except RunVersionConflict:
             return False
         return True
 
     async def _remove_pins(self, now: int) -> int:
-        """Of runs that are still not there, a while after that was seen."""
+        """Remove pins whose runs were still missing 15 minutes after they were noted."""
         done = 0
         for pin in [pin for pin, first in self._pins.items() if now - first >= PATIENCE]:
             del self._pins[pin]
@@ -302,15 +301,13 @@ class Leftovers:
             ):
                 found.extend(keys_of(page.items))
 
-        await for_each(find, [*every("active"), *every("idle")])
+        await for_each(find, [*all_partitions("active"), *all_partitions("idle")])
         return found
 
 
-async def _attempt(what: str, step: Awaitable[bool]) -> bool:
-    """Return the result of a step. If it fails, log the error and leave the step to a later sweep.
-
-    Leave a row that this process cannot read as it is: whoever read it has logged it.
-    """
+async def _attempt(step_name: str, step: Awaitable[bool]) -> bool:
+    """Run a step and return its result; log a failure in one line and return False, so that a later
+    look tries again. An unreadable row was logged where it was read."""
 
     async def act() -> bool:
         try:
@@ -318,24 +315,24 @@ async def _attempt(what: str, step: Awaitable[bool]) -> bool:
         except UnreadableRow:
             return False
 
-    return bool(await log_and_continue(_log, f"{what} failed", act))
+    return bool(await log_and_continue(_log, f"{step_name} failed", act))
 
 
-class Ends:
-    """Looks at the ends of runs. What it finds left behind, it tells `leftovers`."""
+class EndedRuns:
+    """Finds ended runs, and expires them. Reports leftovers that it meets to `leftovers`."""
 
     def __init__(self, records: DynamoRunRows, leftovers: Leftovers) -> None:
         self._records = records
         self._leftovers = leftovers
 
-    async def of(self, rows: Sequence[RunRow], *, before: int) -> list[EndedRun]:
-        """Those of the runs that ended before an instant, they and all that draw on them."""
+    async def select_ended(self, rows: Sequence[RunRow], *, before: int) -> list[EndedRun]:
+        """Return the runs that ended before an instant together with all runs that draw on them."""
         ends: dict[str, EndedRun] = {}
 
-        async def look(row: RunRow) -> None:
+        async def check(row: RunRow) -> None:
             ended_at = row.run.updated_at
             try:
-                drawing = await self._drawing(row)
+                drawing = await self._dependents(row)
             except UnreadableRow:
                 return
             for other in drawing:
@@ -354,9 +351,9 @@ class Ends:
 
         for row in rows:
             if row.reserved or row.given_up:
-                self._leftovers.run_with_additions(row.place.key)
+                self._leftovers.add_incomplete_run(row.place.key)
         await for_each(
-            look,
+            check,
             [
                 row
                 for row in rows
@@ -373,25 +370,25 @@ class Ends:
             row = await self._records.read(run_id)
             if row is None or not _has_ended(row):
                 return []
-            if not all(map(_has_ended, await self._drawing(row))):
+            if not all(map(_has_ended, await self._dependents(row))):
                 return []
             if row.run.status is RunStatus.DELETED:
                 return [run_id]
             try:
-                await delete_ended(self._records, row, now=now)
-            except RunMoved:
+                await delete_ended_run(self._records, row, now=now)
+            except RunVersionConflict:
                 continue
             return [run_id]
-        raise changed_too_often()
+        raise contention_error()
 
-    async def _drawing(self, row: RunRow) -> list[RunRow]:
-        """The runs that draw on a run, but for those that are deleted."""
+    async def _dependents(self, row: RunRow) -> list[RunRow]:
+        """Return the runs that draw on a run, without deleted ones."""
         job_id, run_id = row.run.job_id, row.run.run_id
         found: list[RunRow] = []
-        for other_id in await dependants(self._records.table, job_id, run_id):
+        for other_id in await dependent_runs(self._records.table, job_id, run_id):
             other = await self._records.read(other_id)
             if other is None:
-                self._leftovers.pin_of_gone_run(pin_key(job_id, run_id, other_id))
+                self._leftovers.add_orphaned_pin(pin_key(job_id, run_id, other_id))
             elif other.run.status is not RunStatus.DELETED:
                 found.append(other)
         return found
@@ -402,8 +399,8 @@ def _has_ended(row: RunRow) -> bool:
 
 
 CLOCKS_APART = 60_000
-"""Milliseconds by which a claim may outlast one that is made now. One that lasts longer was made
-before a clock was set back, and counts for nothing."""
+"""Milliseconds by which a lease may outlast one taken now. A longer one was taken before a clock
+was set back, and does not count."""
 
 
 class DynamoSweeping:
@@ -413,10 +410,9 @@ class DynamoSweeping:
         self._records = records
         self._table = records.table
         self._leftovers = Leftovers(records)
-        self._ends = Ends(records, self._leftovers)
+        self._ended_runs = EndedRuns(records, self._leftovers)
 
     async def claim_sweep(self, *, now: int, lapses_at: int) -> bool:
-        """Whether the caller may sweep: one at a time, until `lapses_at`."""
         token = self._table.clock.new_id()
         try:
             await self._table.update(
@@ -432,24 +428,23 @@ class DynamoSweeping:
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            found = condition_met(refused)
-            # It was carried out, and its answer lost.
+            found = conflicting_item(refused)
+            # The token is this call's own: an earlier try wrote it, and its answer was lost.
             return found is not None and found["claimed_by"] == token
         return True
 
     async def quiet_runs(self, *, before: int) -> list[QuietRun]:
-        """Live runs with tasks to be worked in which nothing was written since `before`."""
         found: list[Key] = []
 
         async def find(partition: str) -> None:
             async for page in self._table.pages(Query(partition, index=BY_DISPATCH)):
                 found.extend(keys_of(page.items))
 
-        await for_each(find, every("active"))
+        await for_each(find, all_partitions("active"))
         items = await self._table.get_many(found)
         quiet = [
             QuietRun(row.run.job_id, row.run.run_id, row.run.updated_at)
-            for row in readable(read_run_row, items.values())
+            for row in decode_intact(read_run_row, items.values())
             if row.run.status is RunStatus.RUNNING
             and not row.run.paused
             and not row.run.ingesting
@@ -458,56 +453,47 @@ class DynamoSweeping:
         return sorted(quiet, key=lambda run: (run.updated_at, run.run_id))
 
     async def reconcile_run(self, run_id: str, *, now: int) -> RunStatus | None:
-        """Set a run's counters to what its rows say, and decide again whether it is complete."""
         row = await recount(self._records, run_id, now=now)
         return None if row is None else row.run.status
 
     async def due_references(
         self, run_id: str, *, after: int, limit: int, now: int
     ) -> list[tuple[int, str]]:
-        """(index, task_id) of rows of a live run that could be worked now, in order.
-
-        Rows of an addition that is not complete are not a part of the run yet.
-        """
         run = await self._records.read(run_id)
         if run is None or not run.live:
             return []
         found: list[tuple[int, str]] = []
         async for row in due_rows(self._table, run.place, after=after, piece=limit, now=now):
-            if row.index < run.run.next_index and run.holds(row.index):
+            # Rows of an addition that is not complete are not part of the run yet.
+            if row.index < run.run.next_index and run.contains_index(row.index):
                 found.append((row.index, row.task_id))
             if len(found) == limit:
                 break
         return found
 
     async def ended_runs(self, *, before: int, after: str, limit: int) -> list[EndedRun]:
-        """Terminal runs, not deleted, that ended before `before`, by run id above `after`."""
         found: list[EndedRun] = []
         async for keys in ended_keys(self._table, after=after, piece=limit):
             items = await self._table.get_many(keys)
-            rows = readable(read_run_row, [items[key] for key in keys if key in items])
-            found += await self._ends.of(rows, before=before)
+            rows = decode_intact(read_run_row, [items[key] for key in keys if key in items])
+            found += await self._ended_runs.select_ended(rows, before=before)
             if len(found) >= limit:
                 break
         return found[:limit]
 
     async def mark_swept(self, run_id: str) -> None:
-        """Note that the bodies of an ended run were removed for age."""
         await self._mark(run_id, "swept")
 
     async def mark_queue_dropped(self, run_id: str) -> None:
-        """Note that nothing is left of the queue of an ended run."""
         await self._mark(run_id, "queue_dropped")
 
     async def expire_run(self, run_id: str, *, now: int) -> list[str]:
-        """Turn an ended run to `deleted`, and its job too where no other run of it is left."""
         try:
-            return await self._ends.expire(run_id, now=now)
+            return await self._ended_runs.expire(run_id, now=now)
         except UnreadableRow:
             return []
 
     async def tidy(self, *, now: int) -> int:
-        """Set right what writes left behind that were cut off in the middle; how many things."""
         return await self._leftovers.tidy(now=now)
 
     async def _mark(self, run_id: str, attribute: str) -> None:

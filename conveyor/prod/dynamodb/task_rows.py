@@ -1,15 +1,12 @@
-"""A task's own row: what is in it, and how it is read.
+"""Task rows: their attributes, and how they are read, inserted, searched and removed.
 
-A row's history lies in the row itself, so that a move and the event it leaves are one conditional
-write. `moved_by` is the token of the call that wrote the row last: a writer whose answer was lost
-finds its own token there.
+A row holds the task's history, so a change and its event are one conditional write. Every write
+leaves its token in `moved_by`, and in the event: a writer whose answer was lost recognises its own
+write.
 
-References of a run's rows that may be rare among all others, of all shards in one order.
-
-Writing rows that may be there already, and taking back those that nobody has touched.
-
-BatchWriteItem takes no condition and would set back a row that has moved on; an INSERT refuses one
-that is there. It is therefore safe to repeat: after a lost answer, a redelivered message, a crash.
+Rows are inserted by INSERT statements, which refuse an existing row. BatchWriteItem takes no
+condition and would reset a row that has moved on. Inserts are therefore safe to repeat after a lost
+answer, a redelivered message or a crash.
 """
 
 from __future__ import annotations
@@ -33,16 +30,16 @@ from conveyor.domain.model import (
 from conveyor.prod.aws.calls import AwsRefused, retry_unprocessed
 from conveyor.prod.dynamodb.client import (
     ALL_ITEMS,
-    UNDONE,
+    UNPROCESSED,
     Item,
     Page,
     Query,
     RowFilter,
     Table,
+    decodes_row,
     keys_of,
     tag,
     untag_all,
-    whole,
 )
 from conveyor.prod.dynamodb.run_rows import RunPlace
 from conveyor.prod.dynamodb.schema import (
@@ -64,13 +61,13 @@ _event = msgspec.json.Decoder(Event)
 
 
 class _SignedEvent(Event, frozen=True, kw_only=True):
-    """An event as it is kept: `by` is the token of the call that wrote it."""
+    """An event as stored; `by` is the token of the write."""
 
     by: str
 
 
 class ClaimState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task's row says of who may work it; instants in milliseconds since 1970."""
+    """The claim of a task as its row states it; instants in milliseconds since 1970."""
 
     status: TaskStatus
     attempts: int
@@ -94,8 +91,8 @@ class _TaskRow(ClaimState, frozen=True, kw_only=True):
 
 
 def new_task_item(task_id: str, spec: TaskSpec, *, now: int) -> Item:
-    """The row of a task that nobody has claimed yet."""
-    return _new_item(task_id, to_text(spec), now=now)
+    """Make the row of a new pending task."""
+    return _new_item(task_id, encode_record(spec), now=now)
 
 
 def _new_item(task_id: str, spec: str, *, now: int) -> Item:
@@ -117,8 +114,8 @@ def _new_item(task_id: str, spec: str, *, now: int) -> Item:
 
 
 def inherited_item(source: Item, source_run_id: str, *, now: int) -> Item:
-    """The row of a rerun that keeps the end of a terminal row of `source_run_id`, with the run that
-    owns its body, and without its history."""
+    """Make the row of a rerun that keeps the result of a terminal row of `source_run_id`: without
+    its history, and with the run that owns its body."""
     item = {
         **_new_item(source["task_id"], source["spec"], now=now),
         "status": source["status"],
@@ -130,9 +127,9 @@ def inherited_item(source: Item, source_run_id: str, *, now: int) -> Item:
     return item | {name: source[name] for name in kept if name in source}
 
 
-@whole
+@decodes_row
 def read_task(run_id: str, item: Item) -> Task:
-    """A task from its item. Raises DamagedRow."""
+    """Decode a task. Raises DamagedRow."""
     row = msgspec.convert(item, _TaskRow)
     return Task(
         run_id=run_id,
@@ -154,46 +151,46 @@ def read_task(run_id: str, item: Item) -> Task:
     )
 
 
-@whole
+@decodes_row
 def read_claim(item: Item) -> ClaimState:
-    """The state of a task's claim, from its item. Raises DamagedRow."""
+    """Decode the claim of a task's row. Raises DamagedRow."""
     return msgspec.convert(item, ClaimState)
 
 
-@whole
+@decodes_row
 def read_events(item: Item) -> list[Event]:
-    """The history of a task from its item, oldest first. Raises DamagedRow."""
+    """Decode the history of a task, oldest event first. Raises DamagedRow."""
     return [_event.decode(text) for text in item["events"]]
 
 
-def event_text(event: Event, token: str) -> str:
-    """An event as it is kept in its row, with the token of the call that writes it."""
-    return to_text(_SignedEvent(**msgspec.structs.asdict(event), by=token))
+def encode_event(event: Event, token: str) -> str:
+    """Encode an event with the token of the call that writes it."""
+    return encode_record(_SignedEvent(**msgspec.structs.asdict(event), by=token))
 
 
-def was_moved_by(item: Item, token: str) -> bool:
-    """Whether a call wrote this row, however far the row has moved on since, if it left an event;
-    else whether it was the last to write it."""
+def was_written_by(item: Item, token: str) -> bool:
+    """Return whether a call wrote this row: as its last writer or, if the call left an event, at
+    any time before."""
     return item.get("moved_by") == token or any(token in text for text in item["events"])
 
 
-def to_text(record: TaskSpec | StoredBody | Problem | Event) -> str:
-    """A record as one JSON text: what no condition looks at."""
+def encode_record(record: TaskSpec | StoredBody | Problem | Event) -> str:
+    """Encode a record as the JSON text of one attribute."""
     return _encode(record).decode()
 
 
-MOST_TOUCHED = 1_000
-"""Rows that one query for rare ones touches, at most."""
+MAX_SCANNED = 1_000
+"""Rows that one query of a rare status may read."""
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A row by its index and its task's id."""
+    """A row's index and task id."""
 
     index: int
     task_id: str
 
 
-async def references(
+async def find_references(
     table: Table,
     place: RunPlace,
     wanted: RowFilter,
@@ -202,31 +199,32 @@ async def references(
     piece: int,
     count: Callable[[int, int], None] = lambda read, returned: None,
 ) -> AsyncIterator[Reference]:
-    """Yield the rows with an index above `after` that the filter `wanted` lets pass.
+    """Find the rows with an index above `after` that pass the filter `wanted`, in index order over
+    all shards.
 
-    About `piece` are held at a time. Where few pass, each query of a shard touches twice as many
-    rows as the one before. `count` is told of each how many it touched, and how many passed.
+    Holds about `piece` references at a time. While few rows pass, each query of a shard reads twice
+    as many rows as the one before. Calls `count` after each query with the rows read and returned.
     """
     sizes = [0] * place.shards.count
 
     async def read(asked: ShardRead) -> ShardRows[Reference]:
         at = max(asked.after, after)
         size = max(asked.limit, sizes[asked.shard])
-        page = await rows_after(
+        page = await query_after(
             table, place, asked.shard, at, limit=size, keys_only=True, where=wanted
         )
         rows = [_reference(item) for item in page.items]
         if 2 * len(rows) < page.read:
-            sizes[asked.shard] = min(2 * size, MOST_TOUCHED)
+            sizes[asked.shard] = min(2 * size, MAX_SCANNED)
         count(page.read, len(rows))
         goes_on = page.last is not None
-        return ShardRows(rows, last_touched(page, at) if goes_on else None, page.read)
+        return ShardRows(rows, last_scanned_index(page, at) if goes_on else None, page.read)
 
     async for row in stream(read, place.shards, piece=piece):
         yield row
 
 
-async def rows_after(
+async def query_after(
     table: Table,
     place: RunPlace,
     shard: int,
@@ -236,7 +234,7 @@ async def rows_after(
     limit: int,
     keys_only: bool = False,
 ) -> Page:
-    """Make one query of a shard's rows behind an index; see `Query`."""
+    """Query a shard's rows after an index; see `Query`."""
     low = ids.encode_index(min(index + 1, ids.MAX_INDEX))
     return await table.page(
         Query(
@@ -249,8 +247,8 @@ async def rows_after(
     )
 
 
-def last_touched(page: Page, before: int) -> int:
-    """The index of the last row that a query touched, returned or not; `before` where there was
+def last_scanned_index(page: Page, before: int) -> int:
+    """Return the index of the last row that a query read, returned or not; `before` if it read
     none."""
     if page.last is not None:
         return _reference(untag_all(page.last)).index
@@ -262,12 +260,12 @@ def _reference(item: Item) -> Reference:
     return Reference(ids.task_index(task_id), task_id)
 
 
-MOST_INSERT = 25
-"""Statements that one call takes."""
-MOST_CALLS = 16
-"""Calls at a time of one `insert_items` or `remove_untouched`."""
-THERE_ALREADY = "DuplicateItem"
-PASSING = frozenset(
+STATEMENTS_PER_CALL = 25
+"""Statements per BatchExecuteStatement."""
+CONCURRENT_CALLS = 16
+"""Concurrent calls of one `insert_items` or `remove_untouched`."""
+DUPLICATE_ITEM = "DuplicateItem"
+TRANSIENT_ERRORS = frozenset(
     {
         "InternalServerError",
         "ProvisionedThroughputExceeded",
@@ -276,30 +274,33 @@ PASSING = frozenset(
         "TransactionConflict",
     }
 )
-"""Refusals of a single statement that go away by themselves."""
+"""Errors of single statements that are worth a retry."""
 
 
 async def insert_items(table: Table, items: Sequence[tuple[Key, Item]]) -> list[Key]:
-    """Write those items that are not there; any number, 25 a call, calls side by side.
+    """Insert the items that do not exist yet: any number, 25 a call, calls concurrently.
 
-    Returns, in order, the keys that a call inserted whose answer came. One that was inserted by a
-    call whose answer was lost looks like one that was there before: whoever takes rows back uses
-    `remove_untouched`, and leaves what is missing here to a later look over the rows.
-    Raises ConveyorError(unavailable) where the table leaves a part of it undone, AwsRefused where
-    an item is not fit to be written; items may have been written all the same.
+    Returns, in order, the keys whose insertion was confirmed. After a lost answer an inserted key
+    counts as one that existed before, so a caller that removes rows again uses `remove_untouched`,
+    and leaves those it cannot know of to a later scan. Raises ConveyorError(unavailable) if
+    DynamoDB leaves items unprocessed, AwsRefused if an item is invalid; other items may have been
+    written even so.
     """
     inserted: set[Key] = set()
 
     async def insert(some: Sequence[tuple[Key, Item]]) -> None:
         await _insert(table, some, inserted)
 
-    pieces = [items[start : start + MOST_INSERT] for start in range(0, len(items), MOST_INSERT)]
-    await for_each(insert, pieces, limit=MOST_CALLS)
+    pieces = [
+        items[start : start + STATEMENTS_PER_CALL]
+        for start in range(0, len(items), STATEMENTS_PER_CALL)
+    ]
+    await for_each(insert, pieces, limit=CONCURRENT_CALLS)
     return [key for key, _ in items if key in inserted]
 
 
 async def remove_untouched(table: Table, keys: Sequence[Key]) -> None:
-    """Remove task rows of which no claim was ever handed out; others are left as they are."""
+    """Remove task rows that were never claimed; leave the others."""
 
     async def remove(key: Key) -> None:
         try:
@@ -308,7 +309,7 @@ async def remove_untouched(table: Table, keys: Sequence[Key]) -> None:
             if not refused.is_condition:
                 raise
 
-    await for_each(remove, keys, limit=MOST_CALLS)
+    await for_each(remove, keys, limit=CONCURRENT_CALLS)
 
 
 async def _insert(table: Table, items: Sequence[tuple[Key, Item]], inserted: set[Key]) -> None:
@@ -319,27 +320,27 @@ async def _insert(table: Table, items: Sequence[tuple[Key, Item]], inserted: set
             error = answer.get("Error")
             if error is None:
                 inserted.add(item[0])
-            elif error["Code"] in PASSING:
+            elif error["Code"] in TRANSIENT_ERRORS:
                 undone.append(item)
-            elif error["Code"] != THERE_ALREADY:
+            elif error["Code"] != DUPLICATE_ITEM:
                 asked = ("dynamodb", "batch_execute_statement")
                 raise AwsRefused(error["Code"], error.get("Message", ""), asked=asked)
         return undone
 
-    await retry_unprocessed(call, list(items), table.clock, complaint=UNDONE)
+    await retry_unprocessed(call, list(items), table.clock, complaint=UNPROCESSED)
 
 
 def _statement(table: Table, key: Key, item: Item) -> dict[str, object]:
-    whole = {PARTITION_KEY: key.pk, SORT_KEY: key.sk, **item}
-    names = ",".join(f"'{name}':?" for name in whole)
+    decodes_row = {PARTITION_KEY: key.pk, SORT_KEY: key.sk, **item}
+    names = ",".join(f"'{name}':?" for name in decodes_row)
     return {
         "Statement": f'INSERT INTO "{table.name}" VALUE {{{names}}}',
-        "Parameters": [tag(value) for value in whole.values()],
+        "Parameters": [tag(value) for value in decodes_row.values()],
     }
 
 
 async def remove_rows(table: Table, place: RunPlace) -> None:
-    """Remove every row of a run, whatever it is."""
+    """Remove all rows of a run, whatever their state."""
 
     async def remove(shard: int) -> None:
         partition = task_partition(place.job_id, place.shards, shard)

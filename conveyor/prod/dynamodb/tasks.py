@@ -1,10 +1,9 @@
-"""The tasks port on one DynamoDB table.
+"""The tasks port on DynamoDB: claims, settlements and pages of a run's task rows.
 
-Reading rows of a run by index, shard by shard, and removing them.
-
-One query a page, strongly read, that touches no row beyond those it was asked for. Whether
-anything follows a full page is told by the run's next index, which is read only where the page
-comes near the highest one known.
+`DynamoTasks` finds the row of a task and passes claims to `Claims`, settlements to `settle_row` and
+`Counters`, and lists to `TaskPages`. A page is one strong query of a shard that reads no row beyond
+those asked for. The run's next index tells whether anything follows a full page; it is read only if
+the page comes near the highest index known.
 """
 
 from __future__ import annotations
@@ -24,25 +23,26 @@ from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunReads
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import (
-    MOST_TOUCHED,
-    last_touched,
+    MAX_SCANNED,
+    find_references,
+    last_scanned_index,
+    query_after,
     read_events,
     read_task,
-    references,
-    rows_after,
 )
 
 MOST_REMEMBERED = 10_000
-"""Runs whose next index is remembered."""
-MOST_HELD = 1_000
-"""References of a merged list in memory, of all shards together, about."""
+"""Runs whose next index is cached."""
+MERGED_IN_MEMORY = 1_000
+"""References of a merged list held in memory, about, of all shards together."""
 
-ALL = frozenset(TaskStatus)
-UNFINISHED = ALL - TERMINAL_TASK_STATES
+ALL_STATUSES = frozenset(TaskStatus)
+UNFINISHED = ALL_STATUSES - TERMINAL_TASK_STATES
 
 
 class TaskPages:
-    """Rows of runs. `rows_read` and `rows_returned` count since the start."""
+    """Reads pages of task rows, and removes rows. `rows_read` and `rows_returned` count since the
+    start."""
 
     def __init__(self, table: Table, reads: RunReads) -> None:
         self.rows_read = 0
@@ -51,11 +51,11 @@ class TaskPages:
         self._reads = reads
         self._next_indexes: dict[str, int] = {}
 
-    async def one(self, place: RunPlace, task_id: str) -> Item | None:
-        """One row, strongly read; None for a text that is no task id."""
+    async def get(self, place: RunPlace, task_id: str) -> Item | None:
+        """Read one row strongly; None if the text is not a task id."""
         if not ids.is_task_id(task_id):
             return None
-        item = await self._table.get(place.task(task_id))
+        item = await self._table.get(place.task_key(task_id))
         if item is not None:
             self._count(1, 1)
         return item
@@ -70,45 +70,45 @@ class TaskPages:
         limit: int,
         most_read: int | None,
     ) -> TaskPage:
-        """A page of one shard; see `Tasks.page_tasks`.
+        """Read a page of one shard; see `Tasks.page_tasks`.
 
-        Each query for a rare status touches more rows than the one before: few queries find it,
-        and at most about twice the rows between two of its kind are touched for one.
+        Each query for a rare status reads more rows than the one before. Few queries then find it,
+        and read at most about twice the rows between two rows of that status.
         """
-        is_filtered = statuses < ALL
+        is_filtered = statuses < ALL_STATUSES
         most = most_read if most_read is not None else ids.MAX_INDEX
         items: list[Item] = []
         read, at, more = 0, after, True
         size = min(limit, most)
         while more and len(items) < limit and read < most:
-            page = await rows_after(
+            page = await query_after(
                 self._table, place, shard, at, limit=size, where=_filter(statuses)
             )
             items += page.items
             read += page.read
             more = page.last is not None
-            at = last_touched(page, at)
+            at = last_scanned_index(page, at)
             wanted = limit - len(items)
             if is_filtered:
-                wanted = min(max(wanted, 2 * size), MOST_TOUCHED)
+                wanted = min(max(wanted, 2 * size), MAX_SCANNED)
             size = min(wanted, most - read)
         is_cut = len(items) > limit
         del items[limit:]
         tasks = [read_task(place.run_id, item) for item in items]
         self._count(read, len(tasks))
-        if not is_cut and not (more and await self._may_follow(place, at)):
+        if not is_cut and not (more and await self._may_have_more(place, at)):
             return TaskPage(tasks, None, read)
         return TaskPage(tasks, tasks[-1].index if len(tasks) == limit else at, read)
 
     async def unfinished(self, place: RunPlace, after: int, limit: int) -> list[tuple[int, str]]:
-        """References of rows that are not terminal; see `Tasks.unfinished_after`."""
+        """Find references of rows that are not terminal; see `Tasks.unfinished_after`."""
         found: list[tuple[int, str]] = []
-        async for row in references(
+        async for row in find_references(
             self._table,
             place,
             _filter(UNFINISHED),
             after=after,
-            piece=min(limit, MOST_HELD),
+            piece=min(limit, MERGED_IN_MEMORY),
             count=self._count,
         ):
             found.append((row.index, row.task_id))
@@ -117,13 +117,13 @@ class TaskPages:
         return found
 
     async def scrub(self, place: RunPlace, limit: int) -> int:
-        """Remove at most `limit` rows, about as many of each shard; how many went, 0 only where
-        none is left."""
+        """Remove at most `limit` rows, about as many of each shard, and return their number: 0 only
+        if none is left."""
         found: list[Key] = []
         share = ceil(limit / place.shards.count)
 
         async def find(shard: int) -> None:
-            page = await rows_after(self._table, place, shard, -1, limit=share, keys_only=True)
+            page = await query_after(self._table, place, shard, -1, limit=share, keys_only=True)
             found.extend(keys_of(page.items))
 
         await for_each(find, range(place.shards.count))
@@ -131,17 +131,17 @@ class TaskPages:
         await self._table.delete_many(found)
         return len(found)
 
-    async def _may_follow(self, place: RunPlace, index: int) -> bool:
-        """Whether a shard may have a row behind this one of it."""
+    async def _may_have_more(self, place: RunPlace, index: int) -> bool:
+        """Return whether a shard may have a row after an index of it."""
         step = place.shards.count if place.shards.scheme is ShardScheme.STRIPE else 1
         if index + step < self._next_indexes.get(place.run_id, 0):
             return True
-        row = await self._reads.fresh(place)
+        row = await self._reads.read_fresh(place)
         if row is None:
             return False
         if len(self._next_indexes) >= MOST_REMEMBERED:
             self._next_indexes.clear()
-        # It only ever grows.
+        # The next index only ever grows, so an old value stays a lower bound.
         self._next_indexes[place.run_id] = row.run.next_index
         return index + step < row.run.next_index
 
@@ -151,8 +151,8 @@ class TaskPages:
 
 
 def _filter(statuses: frozenset[TaskStatus]) -> RowFilter:
-    """Return a filter that lets rows in these statuses pass."""
-    if statuses == ALL:
+    """Return the filter for rows in these statuses."""
+    if statuses == ALL_STATUSES:
         return ALL_ITEMS
     values = {f"status_{number}": str(status) for number, status in enumerate(sorted(statuses))}
     marks = ", ".join(f":{name}" for name in values)
@@ -162,9 +162,9 @@ def _filter(statuses: frozenset[TaskStatus]) -> RowFilter:
 class DynamoTasks:
     """The tasks port. Belongs to one event loop.
 
-    `worker` names this process: no other one, later ones included, has the same name.
-    `flush_interval`: seconds between the beginnings of two additions to one run's counters.
-    `patience`: seconds for which a settlement is tried again where the table is away.
+    `worker` names this process; no other process, now or later, has the same name. `flush_interval`
+    is the least time in seconds between the starts of two additions to a run's counters. `patience`
+    is the time in seconds during which a settlement is retried while the table is unavailable.
     """
 
     def __init__(
@@ -180,12 +180,12 @@ class DynamoTasks:
 
     @property
     def rows_read(self) -> int:
-        """Task rows touched for pages since the start."""
+        """Task rows read for pages since the start."""
         return self._pages.rows_read
 
     @property
     def rows_returned(self) -> int:
-        """Task rows returned for them."""
+        """Task rows returned for pages since the start."""
         return self._pages.rows_returned
 
     async def claim_task(
@@ -198,7 +198,6 @@ class DynamoTasks:
         claimed_until: int,
         max_interruptions: int,
     ) -> Claim:
-        """Claim a pending task, or one whose claim has lapsed, of a live run."""
         found = await self._find(run_id, task_id)
         if found is None:
             return NotClaimable()
@@ -208,7 +207,6 @@ class DynamoTasks:
         )
 
     async def release_claim(self, run_id: str, task_id: str, *, worker: str) -> None:
-        """Undo a claim made under this very `worker` name; else without effect."""
         found = await self._find(run_id, task_id)
         if found is not None:
             await self._claims.release(found[1], worker)
@@ -216,9 +214,6 @@ class DynamoTasks:
     async def renew_claims(
         self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
     ) -> None:
-        """Extend claims, given as (run_id, task_id, claim_number); lost ones are passed over, and
-        what fails for one is raised after all others were renewed."""
-
         async def renew(claim: tuple[str, str, int]) -> None:
             run_id, task_id, claim_number = claim
             found = await self._find(run_id, task_id)
@@ -230,20 +225,19 @@ class DynamoTasks:
     async def settle_task(
         self, run_id: str, task_id: str, claim_number: int, settlement: Settlement, *, now: int
     ) -> Settled:
-        """Move a claimed row on, if the claim is still the caller's, and account for it."""
         found = await self._find(run_id, task_id)
         if found is None:
             place = await self._places.find(run_id)
             return Settled(False, None if place is None else await self._status(place))
         place, key = found
-        # An epoch that was known before the row moves: see `counters`.
+        # Take the epoch before the row moves, so that a recount between the two is noticed.
         epoch = self._counters.epoch(place)
         if epoch is None:
             if await self._status(place) is None:
                 return Settled(applied=False, run_status=None)
             epoch = self._counters.epoch(place)
             assert epoch is not None  # the run was just seen
-        # Who only undoes a claim goes on to something else, or ends.
+        # A caller that releases a claim does not wait for an unavailable table.
         patience = 0.0 if isinstance(settlement, Released) else self._patience
         change = settlement_change(settlement, now=now)
         try:
@@ -251,7 +245,7 @@ class DynamoTasks:
                 self._table, key, claim_number, change, now=now, patience=patience
             )
         except BaseException:
-            self._counters.doubt(place)
+            self._counters.mark_counters_uncertain(place)
             raise
         if applied and change.delta is not None:
             return await self._counters.add(place, change.delta, epoch=epoch)
@@ -267,12 +261,8 @@ class DynamoTasks:
         limit: int,
         most_read: int | None = None,
     ) -> TaskPage:
-        """At most `limit` rows of a shard with an index above `after`; None as statuses means all.
-
-        A filtered page touches rows that it does not return, within `most_read`.
-        """
         place = await self._places.find(run_id)
-        wanted = ALL if statuses is None else statuses
+        wanted = ALL_STATUSES if statuses is None else statuses
         start = -1 if after is None else after
         if place is None or not wanted or start >= ids.MAX_INDEX:
             return TaskPage([], None, 0)
@@ -283,47 +273,43 @@ class DynamoTasks:
         )
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None:
-        """One row."""
         place = await self._places.find(run_id)
-        item = None if place is None else await self._pages.one(place, task_id)
+        item = None if place is None else await self._pages.get(place, task_id)
         return None if item is None else read_task(run_id, item)
 
     async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
-        """The events of a task, oldest first; None where there is no such task."""
         place = await self._places.find(run_id)
-        item = None if place is None else await self._pages.one(place, task_id)
+        item = None if place is None else await self._pages.get(place, task_id)
         return None if item is None else read_events(item)
 
     async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        """(index, task_id) of rows that are not terminal, in order, with an index above `after`."""
         place = await self._places.find(run_id)
         if place is None or after >= ids.MAX_INDEX:
             return []
         return await self._pages.unfinished(place, after, limit)
 
     async def scrub_tasks(self, run_id: str, limit: int) -> int:
-        """Remove at most `limit` rows of a deleted run, events with them; how many went."""
         place = await self._places.find(run_id)
-        row = None if place is None else await self._reads.fresh(place)
+        row = None if place is None else await self._reads.read_fresh(place)
         if place is None or row is None or row.run.status is not RunStatus.DELETED:
             return 0
         return await self._pages.scrub(place, limit)
 
     async def aclose(self) -> None:
-        """Add to the counters what is pending, if the store can be reached. No call may follow."""
+        """Write pending additions if the table can be reached. No call may follow."""
         await self._counters.aclose()
 
     async def _find(self, run_id: str, task_id: str) -> tuple[RunPlace, Key] | None:
-        """Where a task's row lies; None where it cannot exist."""
+        """Find the key of a task's row; None if it cannot exist."""
         place = await self._places.find(run_id)
         if place is None or not ids.is_task_id(task_id):
             return None
-        return place, place.task(task_id)
+        return place, place.task_key(task_id)
 
     async def _status(self, place: RunPlace) -> RunStatus | None:
-        """Where a run stands, read after this call; None where it is gone or deleted."""
-        row = await self._reads.fresh(place)
+        """Read the status of a run after this call; None if it is gone or deleted."""
+        row = await self._reads.read_fresh(place)
         if row is None or row.run.status is RunStatus.DELETED:
             return None
-        self._counters.seen(row)
+        self._counters.observe(row)
         return row.run.status

@@ -197,7 +197,7 @@ ITEMS: dict[str, ItemInfo] = {
         },
     ),
     "mark of an export": ItemInfo(
-        schema.exported_key("JOB", "RUN", "EXPORT"),
+        schema.export_mark_key("JOB", "RUN", "EXPORT"),
         "exists while a run has an export; read strongly when the run is removed, as an index may "
         "not know it yet",
     ),
