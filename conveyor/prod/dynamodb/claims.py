@@ -1,7 +1,7 @@
 """Claims of tasks and their end, each by one conditional write of the task's row.
 
-`task_rules` decides what happens to a row. Each write repeats in its condition what the rule looked
-at; if the row has changed since, the rule looks at it again.
+`task_rules` decides what happens to a row. The condition of each write repeats the fields that the
+rule read, so that DynamoDB refuses a stale decision.
 
 A claim counts only once a strong read after it has shown the run live. `Claims` undoes a claim of a
 run that is not live, and renews, takes over and releases claims. `settle_row` ends one: the row's

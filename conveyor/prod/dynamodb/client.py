@@ -443,7 +443,7 @@ class Table:
         return {"ConditionCheck": _conditional(body, condition, values)}
 
     async def page(self, query: Query) -> Page:
-        """Run one query; read the table strongly, and an index as it is."""
+        """Run one query; the read is strongly consistent unless it is of an index."""
         where = query.where
         pk, sk = (PARTITION_KEY, SORT_KEY) if query.index is None else INDEXES[query.index][:2]
         condition, bounds = _sort_key_bounds(sk, query)
