@@ -1,4 +1,4 @@
-"""One set of adapters, as bootstrap hands out its roles to the rooms above."""
+"""The binding: one set of adapters, whose roles bootstrap passes to the service and the workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ingestion(IngestWork, StuckIngests, Protocol):
 
 
 class Inputs(InputSlots, InputExpiry, Protocol):
-    """Every role over uploaded files of tasks."""
+    """Every role over slots for uploaded files of tasks."""
 
 
 class Exports(ExportRequests, ExportWork, ExportUpkeep, Protocol):
@@ -54,8 +54,9 @@ class Exports(ExportRequests, ExportWork, ExportUpkeep, Protocol):
 class Binding:
     """The adapters of one store; `aclose` flushes and closes them all.
 
-    `root_secret` is the same on every process, and all other secrets are derived from it. Callers'
-    keys are sealed with the first of `sealing_secrets`, or with the root secret if there are none.
+    `root_secret` is the same in every process of a fleet, and all other secrets are derived from
+    it. Callers' keys are sealed with the first of `sealing_secrets`, or with the root secret if the
+    tuple is empty.
     """
 
     jobs: Jobs

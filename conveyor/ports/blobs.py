@@ -1,4 +1,7 @@
-"""The blobs port: bodies by key. Keys are made of ids, never of URLs or anything a caller chose."""
+"""The blobs port: immutable bodies by key.
+
+Keys are made of ids, never of URLs or of anything that a caller chose.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ Content = bytes | AsyncIterator[bytes]
 
 
 class BodyRefused(ConveyorError):
-    """The store will not keep this very body, while it would keep others: it arrived damaged, or is
-    larger than the store takes."""
+    """The store's refusal of one body, because it arrived damaged or is larger than the store
+    takes. Other bodies can still be stored."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(ErrorCode.UNAVAILABLE, "what was sent could not be kept", retry_after=5)
@@ -21,63 +24,66 @@ class BodyRefused(ConveyorError):
 
 
 class BlobWriter(Protocol):
-    """Bodies as a worker of tasks keeps them."""
+    """Writing of bodies, for workers."""
 
     async def put(self, key: str, content: Content) -> int:
         """Store a body under a key; return its number of bytes. Readers see all of it or nothing.
 
-        If the iterator raises, raise the same, and store nothing. Raises BodyRefused;
-        ConveyorError(unavailable) if the store is away, or set up so that it keeps no body.
+        If the iterator raises, store nothing and raise the same error. Raises BodyRefused if the
+        store refuses this body; ConveyorError(unavailable) if the store is away, or its setup keeps
+        it from storing any body.
         """
         ...
 
     async def delete(self, key: str) -> None:
-        """Remove one body; without effect if there is no such body."""
+        """Remove one body; do nothing if the key has no body."""
         ...
 
 
 class BlobReader(Protocol):
-    """Bodies as the API, exports and ingestion read them."""
+    """Reading of bodies, for the API, exports and ingestion."""
 
     async def open(self, key: str) -> AsyncIterator[bytes] | None:
-        """Return the body in pieces of at most 256 KiB; None if there is no such body."""
+        """Return a body in pieces of at most 256 KiB; None if the key has no body."""
         ...
 
     async def size(self, key: str) -> int | None:
-        """Return the number of bytes of a body; None if there is no such body."""
+        """Return the number of bytes of a body; None if the key has no body."""
         ...
 
 
 class BlobPurge(Protocol):
-    """Bodies as maintenance removes them."""
+    """Removal of bodies, for maintenance."""
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
-        """Remove the bodies whose keys start with `prefix` (which ends in "/"), at most `limit` of
-        them; return how many. Fewer than `limit` means that no body is left."""
+        """Remove at most `limit` bodies whose keys start with `prefix`, which ends in "/".
+
+        Return the number of bodies removed. A number below `limit` means that no body is left.
+        """
         ...
 
 
 class BlobLinks(Protocol):
-    """Links by which callers reach the store itself."""
+    """Links to the store itself, which the API gives to callers."""
 
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
-        """Return a link that accepts one body of that Content-Type for so many seconds; further
+        """Return a link that accepts one body of that Content-Type for `seconds` seconds; further
         uploads replace it.
 
-        None if the store has no links of its own, or none now that would last so long: then the API
-        takes the body.
+        Return None if the store has no links of its own, or cannot make one now that lasts so long:
+        the API takes the body then.
         """
         ...
 
     async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
-        """Return a link that serves one body for so many seconds as an attachment of that name.
-        None if the store has no links of its own, or none now.
+        """Return a link that serves one body for `seconds` seconds as an attachment of that name.
 
-        The link may end earlier, and says so, if the store can give none that lasts so long: it is
-        to be used now.
+        Return None if the store has no links of its own, or cannot make one now. If the store
+        cannot make one that lasts so long, the link ends earlier and states its end; callers are to
+        use it at once.
         """
         ...
 
 
 class Blobs(BlobWriter, BlobReader, BlobPurge, BlobLinks, Protocol):
-    """Immutable byte strings by key."""
+    """Every role over bodies."""

@@ -6,28 +6,29 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where every instant, delay, id and random number comes from."""
+    """The source of every instant, delay, id and random number."""
 
     def now(self) -> int:
-        """Milliseconds since the epoch, UTC. May jump with the machine's clock."""
+        """Return milliseconds since the epoch, UTC. They may jump with the machine's clock."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary origin; never goes back. For measuring and for deadlines."""
+        """Return seconds from an arbitrary origin, which never go back, to measure durations and
+        keep deadlines."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`; at the next turn of the loop where that is not positive."""
+        """Wait for `seconds`; if that is not positive, until the next turn of the event loop."""
         ...
 
     def new_id(self) -> str:
-        """A new ULID for the present instant."""
+        """Return a new ULID for the present instant."""
         ...
 
     def random(self) -> float:
-        """A number in [0, 1)."""
+        """Return a random number in [0, 1)."""
         ...
 
     def token(self, length: int) -> bytes:
-        """Unpredictable bytes, for keys and nonces."""
+        """Return `length` unpredictable bytes, for keys and nonces."""
         ...

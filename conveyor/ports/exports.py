@@ -9,7 +9,7 @@ import msgspec
 
 
 class ExportFormat(StrEnum):
-    """The form of an export."""
+    """The file format of an export."""
 
     ZIP = "zip"
     JSONL = "jsonl"
@@ -18,7 +18,7 @@ class ExportFormat(StrEnum):
 
 
 class ExportStatus(StrEnum):
-    """pending → running → completed | failed."""
+    """The state of an export: pending → running → completed | failed."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -27,7 +27,11 @@ class ExportStatus(StrEnum):
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
-    """One export of one run. The bytes lie in the blob store under `export_key`, `size` of them."""
+    """One export of one run.
+
+    Its `size` bytes lie in the blob store under `export_key`. Instants are in milliseconds since
+    the epoch.
+    """
 
     export_id: str
     job_id: str
@@ -42,15 +46,15 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportLookup(Protocol):
-    """One export. Exports go with their run: `purge_run` removes them."""
+    """Lookup of one export. `purge_run` removes exports together with their run."""
 
     async def get_export(self, export_id: str) -> Export | None:
-        """Return an export by its id, expired ones included."""
+        """Return an export by its id, expired ones included; None if it is gone."""
         ...
 
 
 class ExportRequests(ExportLookup, Protocol):
-    """Exports as the API asks for them."""
+    """Requests for exports, for the API."""
 
     async def create_export(self, export: Export) -> None:
         """Write a new export. Raises ConveyorError(not_found) if its run is deleted or gone."""
@@ -58,25 +62,32 @@ class ExportRequests(ExportLookup, Protocol):
 
 
 class ExportTouches(Protocol):
-    """The time at which an export was last waited for or worked on."""
+    """Notes that an export still waits or is worked on, for workers and the sweeper."""
 
     async def touch_export(self, export_id: str, *, now: int) -> None:
-        """Note that the export waits for its turn, so that its message is not sent again. Without
-        effect if it has ended or expired, or its run is deleted or gone."""
+        """Note that the export waits for its turn, so that its message is not sent again.
+
+        Do nothing if it has ended or expired, or its run is deleted or gone.
+        """
         ...
 
 
 class ExportWork(ExportLookup, ExportTouches, Protocol):
-    """Exports as a worker makes them."""
+    """Production of exports, for workers."""
 
     async def begin_export(self, export_id: str, *, now: int) -> Export | None:
-        """Mark it running, also if it runs already (its worker may be lost); None if it has ended
-        or expired, or its run is deleted or gone."""
+        """Mark an export as running and return it, even if it runs already: its worker may be lost.
+
+        Return None if it has ended or expired, or its run is deleted or gone.
+        """
         ...
 
     async def end_export(
         self, export_id: str, *, size: int | None, error: str | None, now: int
     ) -> bool:
-        """Complete it with a size, or fail it with an error; False if it has ended or expired, or
-        its run is deleted or gone: then the caller removes its bytes."""
+        """Complete an export with its size in bytes, or fail it with an error; return True.
+
+        Return False if it has ended or expired, or its run is deleted or gone: the caller removes
+        its bytes then.
+        """
         ...

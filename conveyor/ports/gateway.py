@@ -12,7 +12,7 @@ from conveyor.ports.blobs import Content
 
 
 class ScrapeRequest(msgspec.Struct, frozen=True):
-    """What to scrape: merged params (task over job), the caller's key, bounds.
+    """One call to make: the URL, merged params (a task's override its job's), key and bounds.
 
     `timeout` is in seconds, for the whole call; `max_bytes` bounds the decoded body.
     """
@@ -27,9 +27,9 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
 
 
 class Success(msgspec.Struct, frozen=True):
-    """A body to store: untouched bytes, transfer compression decoded once.
+    """The body of a successful scrape: untouched bytes, transfer compression decoded once.
 
-    While the content is read the gateway may still raise ScrapeFailed.
+    Reading the content may still raise ScrapeFailed.
     """
 
     content: Content
@@ -38,12 +38,12 @@ class Success(msgspec.Struct, frozen=True):
 
 
 class ScrapeFailed(Exception):
-    """The scrape gave no body. One of three verdicts, told by which field is set.
+    """A scrape without a body, with one of three verdicts.
 
-    `retryable`: try again, after `retry_after` seconds at the earliest; `burns_attempt` is False
-    for an HTTP gateway's 429, which slows the job and uses up no try. `account`: an account-level
-    refusal ends the run. Neither: the task fails for good.
-    `problem` never holds a key; `failure` is the reason in the roll-up.
+    If `retryable` is set, the task is tried again, after `retry_after` seconds at the earliest;
+    `burns_attempt` is False for an HTTP gateway's 429, which slows the job and uses up no try. If
+    `account` is set, the gateway refused the account, which ends the run. Otherwise the task fails
+    for good. `problem` never holds a key; `failure` is the reason in the roll-up.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class ScrapeFailed(Exception):
 
 
 class Gateway(Protocol):
-    """Scrapes URLs. Safe for concurrent use; no URL breaks it."""
+    """A scraper of URLs, for workers. It is safe for concurrent use, and no URL breaks it."""
 
     def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
-        """Make one call; the connection is held while the context is open.
+        """Make one call, and hold its connection while the returned context is open.
 
-        Raises ScrapeFailed on entry, or while the content is read.
+        Raises ScrapeFailed on entry to the context, or while the content is read.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close connections. No scrape may follow."""
+        """Close all connections. No scrape may follow."""
         ...

@@ -1,4 +1,4 @@
-"""What the dispatcher and the handlers say to each other: neither imports the other."""
+"""The contract between the dispatcher and the handlers: neither imports the other."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from conveyor.ports.queues import Delivery
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What becomes of a message: acknowledged, or hidden for `hide_for` seconds.
+    """The dispatcher's next step with a message: acknowledge it, or hide it for `hide_for` seconds.
 
-    `drop_queue` removes the message's queue, once the message is acknowledged: its run has ended,
-    and no message of it means anything any more. A worker that is lost before it has called this
-    leaves the queue to the sweeper.
+    `drop_queue` is called once the message is acknowledged, and removes its queue: the run has
+    ended, and its messages mean nothing any more. A worker that is lost before that call leaves the
+    queue to the sweeper.
     """
 
     hide_for: float | None = None
@@ -26,45 +26,51 @@ class Outcome(msgspec.Struct, frozen=True):
 ACKNOWLEDGE = Outcome()
 
 UNEXPECTED_LOGGER = "conveyor.unforeseen"
-"""The logger of what no port may raise, which is a fault of the program: the tests look at it."""
+"""The logger of errors that no port may raise. They are faults of the program, so tests check that
+it stays silent."""
 
 
 class ResultLost(ConveyorError):
-    """The gateway was called, and what it gave could not be kept: something is away. To be tried
-    again, but not at once, as each try costs a call."""
+    """The loss of a gateway call's result, because a store to keep it in is away.
+
+    The task is tried again, but not at once, since each try costs a call.
+    """
 
 
 Throttled = Callable[[], None]
-"""Called by a handler each time the gateway refused for load: the job has to slow down."""
+"""A function that a handler calls each time the gateway refuses for load: the job must slow
+down."""
 
 
 class Handler(Protocol):
-    """The work that one kind of message means."""
+    """The work of one kind of message, called by the dispatcher."""
 
     async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
-        """Do the work. Cancelled at shutdown, it leaves everything as if never begun."""
+        """Do the work of a message and return its outcome. If cancelled at shutdown, leave
+        everything as if the work had never begun."""
         ...
 
     async def renew(self) -> None:
-        """Extend whatever the work in progress holds; called once a heartbeat."""
+        """Extend the claims that the work in progress holds, if any; called once a heartbeat."""
         ...
 
 
 class Observer(Protocol):
-    """Where handlers report what they did, for metrics."""
+    """Counts of the handlers' work, for metrics."""
 
     def gateway_called(self, outcome: str) -> None:
-        """One gateway call has ended: successful, retry, failed or refused."""
+        """Count a gateway call that ended as `outcome`: successful, retry, failed or refused."""
         ...
 
     def task_ended(self, state: str) -> None:
-        """One task has reached a terminal state."""
+        """Count a task that reached the terminal state `state`."""
         ...
 
     def claim_undone(self) -> None:
-        """One claim was given back before its work was done."""
+        """Count a claim that was given back before its work was done."""
         ...
 
     def callback_made(self, outcome: str) -> None:
-        """One callback was tried: heartbeat, success, failure, unwanted or failed."""
+        """Count a callback that was tried with `outcome`: heartbeat, success, failure, unwanted or
+        failed."""
         ...

@@ -1,6 +1,6 @@
-"""The ingestion port: how the rows of large runs come to be written, exactly once, step by step.
+"""The ingestion port: writing the rows of large runs exactly once, step by step.
 
-Whatever is written is conditional on its absence, and on the run still ingesting: a message that
+Every write is conditional on the row's absence, and on the run still ingesting: a message that
 comes twice, or an ingester that wakes up late, changes nothing.
 """
 
@@ -25,7 +25,7 @@ class StagedRows(msgspec.Struct, frozen=True):
 
 
 class Ingesting(msgspec.Struct, frozen=True, kw_only=True):
-    """A run whose ingestion has not ended; `live` tells whether its tasks may still be worked."""
+    """A run whose ingestion has not ended. If `live` is True, its tasks may still be worked."""
 
     job_id: str
     run_id: str
@@ -35,43 +35,46 @@ class Ingesting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IngestWork(Protocol):
-    """The rows of large runs as a worker writes them."""
+    """Ingestion of large runs, for workers."""
 
     async def ingesting(self, run_id: str) -> Ingesting | None:
-        """Return the progress of a run; None if it is gone, deleted, or done with ingesting."""
+        """Return the ingestion of a run; None if the run is gone, deleted, or done with
+        ingesting."""
         ...
 
     async def write_rows(self, run_id: str, rows: StagedRows, *, now: int) -> bool:
-        """Insert the pending rows that are absent, and move the checkpoint behind them.
+        """Insert the staged rows that are absent, as pending, move the checkpoint behind them, and
+        return True.
 
-        Return False and write nothing if the run is not live or done with ingesting.
+        Return False and write nothing if the run is not live, or done with ingesting.
         """
         ...
 
     async def copy_rows(
         self, run_id: str, *, first_index: int, end_index: int, now: int
     ) -> list[tuple[int, str]] | None:
-        """Copy the source's rows with an index from `first_index` below `end_index`, as the run's
-        `Ingest` says, where they are absent, and move the checkpoint to `end_index`.
+        """Copy the absent rows of a stretch from the run's source, as the run's `Ingest` states,
+        and move the checkpoint to `end_index`.
 
-        Return references, (index, task_id) each, to the rows to be worked; None, with nothing
-        written, if the run is not live or done with ingesting. Raises
-        ConveyorError(not_found) where the source is gone; CallInFlight, and the checkpoint stays,
-        where a task of the stretch is under a live claim in the source.
+        The stretch holds the indexes from `first_index` up to, but not including, `end_index`.
+        Return references, (index, task_id) each, to the rows to be worked. Return None and write
+        nothing if the run is not live, or done with ingesting. Raises ConveyorError(not_found) if
+        the source is gone; CallInFlight, with the checkpoint unmoved, if a task of the stretch is
+        under a live claim in the source.
         """
         ...
 
     async def finish_ingest(self, run_id: str, *, now: int) -> RunStatus | None:
-        """End the ingestion; return the run's status after it, None if it is gone or deleted.
+        """End the ingestion of a run; return the run's status after it, None if it is gone or
+        deleted.
 
-        With every row written the total of a submit stays what it was, and a drained run of a
-        closed job is complete. Of a rerun, and of a run that is no longer live, total and counters
-        become those of its rows.
-        Without effect where it was ended before.
+        If every row of a submitted list is written, the run's total stays as it was, and a drained
+        run of a closed job is complete. For a rerun, and for a run that is no longer live, compute
+        total and counters from its rows. Change nothing if the ingestion has ended before.
         """
         ...
 
     async def fail_ingest(self, run_id: str, *, detail: str, now: int) -> bool:
-        """End a live run as `failed` with reason ingest_failed, because its rows cannot be written,
-        and its ingestion with it; True if this call did it."""
+        """End a live run and its ingestion as `failed` with reason ingest_failed, because its rows
+        cannot be written; return True if this call ended it."""
         ...

@@ -12,9 +12,10 @@ __all__ = ["CsvSpec", "InputSlots", "InputType", "JobInput"]
 
 
 class JobInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot. Uploads are taken until `upload_until`, the slot lives until `expires_at`.
+    """A slot for one file. It takes uploads until `upload_until` and lives until `expires_at`.
 
-    `size` is that of the last complete upload in bytes, None before there is one.
+    `size` is the size of the last complete upload in bytes, None before the first. Instants are in
+    milliseconds since the epoch.
     """
 
     input_id: str
@@ -29,16 +30,17 @@ class JobInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputSlots(Protocol):
-    """Slots as the API uses them. The bytes lie in the blob store under `input_key`."""
+    """Slots, for the API. Their bytes lie in the blob store under `input_key`."""
 
     async def create_input(self, job_input: JobInput) -> None:
         """Write a new slot."""
         ...
 
     async def get_input(self, input_id: str) -> JobInput | None:
-        """Return a slot by its id, expired ones included; the API compares its owner."""
+        """Return a slot by its id, expired ones included; None if it is gone. The API compares its
+        owner."""
         ...
 
     async def input_uploaded(self, input_id: str, *, size: int) -> bool:
-        """Note a complete upload; False if the slot is gone."""
+        """Note a complete upload of `size` bytes; return False if the slot is gone."""
         ...

@@ -1,5 +1,4 @@
-"""The maintenance ports: what deletions and a periodic look over the whole store find, set right
-and remove."""
+"""The maintenance ports: deletions, and the periodic sweep that finds, corrects and removes."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from conveyor.ports.records import JobLookup, RunLookup
 
 
 class QuietRun(msgspec.Struct, frozen=True):
-    """A run in which nothing has moved since `updated_at`."""
+    """A live run without any write since `updated_at`, in milliseconds since the epoch."""
 
     job_id: str
     run_id: str
@@ -21,8 +20,11 @@ class QuietRun(msgspec.Struct, frozen=True):
 
 
 class EndedRun(msgspec.Struct, frozen=True):
-    """A run that ended, and when, in milliseconds; `swept` once its bodies were removed for age,
-    `queue_dropped` once its queue was dropped after its end by a sweeper."""
+    """A run that ended at `ended_at`, in milliseconds since the epoch.
+
+    `swept` is True once its bodies were removed for age, `queue_dropped` once a sweeper has dropped
+    its queue after its end.
+    """
 
     job_id: str
     run_id: str
@@ -33,38 +35,42 @@ class EndedRun(msgspec.Struct, frozen=True):
 
 
 class Sweeping(Protocol):
-    """Runs as the sweeper finds and mends them."""
+    """Search and correction of runs, for the sweeper."""
 
     async def claim_sweep(self, *, now: int, lapses_at: int) -> bool:
-        """Return whether the caller may sweep: one worker of a fleet at a time, until `lapses_at`.
+        """Claim the sweep until `lapses_at`; return False if it is claimed already.
 
-        An earlier claim that lapses more than a minute after `lapses_at` is of a clock that was set
-        back since, and does not count.
+        So one worker of a fleet sweeps at a time. An earlier claim that lapses more than a minute
+        after `lapses_at` was made before a clock was set back, and does not count.
         """
         ...
 
     async def quiet_runs(self, *, before: int) -> list[QuietRun]:
-        """Return live runs that are not paused, do not ingest, have tasks that have not ended, and
-        in which nothing was written since `before`."""
+        """Return live runs that are neither paused nor ingesting, have tasks that have not ended,
+        and saw no write since `before`."""
         ...
 
     async def reconcile_run(self, run_id: str, *, now: int) -> RunStatus | None:
-        """Set a run's counters to the sums of its rows where they disagree, decide again whether it
-        is complete, and return its status, None if it is gone. A run that ingests, or has rows
-        under a live claim, stays as it is."""
+        """Correct a run's counters to the sums of its rows, and decide again whether it is
+        complete; return its status, None if it is gone.
+
+        A run that is ingesting, or has rows under a live claim, stays as it is.
+        """
         ...
 
     async def due_references(
         self, run_id: str, *, after: int, limit: int, now: int
     ) -> list[tuple[int, str]]:
-        """Return (index, task_id) of rows of a live run that could be worked now: not terminal,
-        under no live claim, not delayed; in order, with an index above `after`."""
+        """Return (index, task_id) of at most `limit` rows of a live run that could be worked now:
+        not terminal, under no live claim, not delayed. Rows come in order of their index, which is
+        above `after`."""
         ...
 
     async def ended_runs(self, *, before: int, after: str, limit: int) -> list[EndedRun]:
-        """Return terminal runs, not deleted, that ended before `before`, by run id above `after`.
+        """Return at most `limit` terminal runs that ended before `before` and are not deleted, in
+        order of their id, which is above `after`.
 
-        A run that other runs draw bodies from counts as ended when the last of those ended.
+        A run whose bodies other runs use counts as ended when the last of those has ended.
         """
         ...
 
@@ -80,87 +86,88 @@ class Sweeping(Protocol):
         """Turn an ended run to `deleted`, and its job too if no other run of it is left; return the
         ids of the runs to be scrubbed.
 
-        Return an empty list, and change nothing, if the run is gone, has not ended, or a run that
-        has not ended draws on it. Ended runs that draw on it do not keep it: their copies are past
-        their time as well.
+        Change nothing and return an empty list if the run is gone, has not ended, or its bodies are
+        used by a run that has not ended. Ended runs that use its bodies do not keep it: their
+        copies are past their time as well.
         """
         ...
 
     async def tidy(self, *, now: int) -> int:
-        """Remove the leftovers of writes that were cut off between two steps; return how many. 0 if
-        each write of this store is one transaction."""
+        """Remove the leftovers of writes that were cut off between two steps; return their number,
+        which is 0 if each write of this store is one transaction."""
         ...
 
 
 class JobPurge(Protocol):
-    """The last step of deleting a job."""
+    """The last step of deleting a job, for maintenance."""
 
     async def purge_job(self, job_id: str) -> None:
-        """Remove the tombstone of a deleted job if no run of it is left; else without effect."""
+        """Remove the tombstone of a deleted job if no run of it is left; else do nothing."""
         ...
 
 
 class JobTombstones(JobLookup, JobPurge, Protocol):
-    """Deleted jobs as a scrub finds and removes them."""
+    """Lookup and removal of deleted jobs, for a scrub."""
 
 
 class RunTombstones(RunLookup, Protocol):
-    """Deleted runs as a scrub finds and removes them."""
+    """Search and removal of deleted runs, for a scrub."""
 
     async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
         """Return (job_id, run_id) of every tombstone, so that a restart goes on with unfinished
-        scrubs; with `before`, of those that were neither made nor touched since."""
+        scrubs; with `before`, only tombstones last written or touched before that instant."""
         ...
 
     async def touch_tombstone(self, run_id: str, *, now: int) -> None:
-        """Note in `updated_at` that the scrub of a deleted run is under way. Without effect if the
-        run is not deleted or gone."""
+        """Note in `updated_at` that the scrub of a deleted run is under way. Do nothing if the run
+        is not deleted, or gone."""
         ...
 
     async def purge_run(self, run_id: str) -> None:
-        """Remove the tombstone of a deleted run and its exports. Without effect if it is gone."""
+        """Remove the tombstone of a deleted run and its exports; do nothing if it is gone."""
         ...
 
 
 class TaskScrubs(Protocol):
-    """Task rows as a scrub removes them."""
+    """Removal of task rows, for a scrub."""
 
     async def scrub_tasks(self, run_id: str, limit: int) -> int:
-        """Remove at most `limit` rows of a deleted run, events with them; return how many."""
+        """Remove at most `limit` rows of a deleted run with their events; return their number."""
         ...
 
 
 class StuckIngests(Protocol):
-    """Ingestions that the sweeper starts again."""
+    """Search for ingestions to start again, for the sweeper."""
 
     async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
-        """Return (job_id, run_id) of runs that ingest and have not moved on since `before`."""
+        """Return (job_id, run_id) of runs that are ingesting and have not moved on since
+        `before`."""
         ...
 
 
 class InputExpiry(Protocol):
-    """Slots that the sweeper removes."""
+    """Search and removal of expired slots, for the sweeper."""
 
     async def expired_inputs(self, *, now: int, limit: int) -> list[str]:
-        """Return ids of slots past their time."""
+        """Return the ids of at most `limit` slots past their time."""
         ...
 
     async def drop_input(self, input_id: str) -> None:
-        """Remove a slot. Without effect if it is gone."""
+        """Remove a slot; do nothing if it is gone."""
         ...
 
 
 class ExportUpkeep(ExportTouches, Protocol):
-    """Exports that the sweeper starts again or removes."""
+    """Search for exports to start again or remove, for the sweeper."""
 
     async def unfinished_exports(self, *, before: int) -> list[Export]:
         """Return exports that have not ended and were last touched before `before`."""
         ...
 
     async def expired_exports(self, *, now: int, limit: int) -> list[Export]:
-        """Return exports past their time."""
+        """Return at most `limit` exports past their time."""
         ...
 
     async def drop_export(self, export_id: str) -> None:
-        """Remove an export. Without effect if it is gone."""
+        """Remove an export; do nothing if it is gone."""
         ...

@@ -1,10 +1,10 @@
-"""The outbox port: entries that each announce the end of one run to a waiting state machine.
+"""The outbox port and the callbacks port: reports of runs to state machines that wait for them.
 
-An entry is written together with its run and stays until it was delivered or its task token has
-expired: neither a crash after the run's end nor a destination that is away loses it. While the run
-goes on the entry is due now and then, for a heartbeat.
+An outbox entry reports the end of one run. It is written together with the run, and stays until it
+is delivered or its task token has expired: neither a crash after the run's end nor a destination
+that is away loses it. While the run goes on, its entry is due now and then, for a heartbeat.
 
-The callbacks port: heartbeats and results, sent to a state machine by its task token.
+Callbacks deliver heartbeats and results to a state machine by its task token.
 """
 
 from __future__ import annotations
@@ -18,43 +18,46 @@ from conveyor.domain.run_events import RunFinished
 
 
 class TokenExpired(Exception):
-    """Nobody waits with this token: its task timed out, was answered before, or never existed."""
+    """A token that no state machine waits with: its task timed out, was answered before, or never
+    existed."""
 
 
 class Callbacks(Protocol):
-    """Callbacks by task token. A token is a secret: no error and no log names it.
+    """Callbacks by task token, for workers. A token is a secret: no error and no log names it.
 
-    Each method raises TokenExpired; ConveyorError(unavailable) if a later try may succeed.
+    Each method raises TokenExpired if nobody waits with the token; ConveyorError(unavailable) if a
+    later try may succeed.
     """
 
     async def send_heartbeat(self, task_token: str) -> None:
-        """Say that the work goes on."""
+        """Report that the work goes on."""
         ...
 
     async def send_success(self, task_token: str, *, output: str) -> None:
-        """Say that the work is done; `output` is a JSON document of at most 256 KiB."""
+        """Report that the work is done; `output` is a JSON document of at most 256 KiB."""
         ...
 
     async def send_failure(self, task_token: str, *, error: str, cause: str) -> None:
-        """Say that the work will not be done; `error` has at most 256 characters, `cause` at most
-        32,768."""
+        """Report that the work will not be done; `error` has at most 256 characters, `cause` at
+        most 32,768."""
         ...
 
 
 LONGEST_LEASE = 120_000
 """The longest lease, in milliseconds."""
 CLOCKS_APART = 60_000
-"""Milliseconds by which a lease may outlast one that is taken now. One that lasts longer was taken
-before a clock was set back, and counts for nothing."""
+"""Milliseconds by which an earlier lease may outlast one taken now. A lease that lasts longer was
+taken before a clock was set back, and is ignored."""
 
 
 class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An entry, leased to one worker for delivery.
 
     `run` is its run as it is now, None if it is gone. `ended_as` is the state in which the run
-    ended, also after its deletion: None while it goes on, or if that was not noted. `ending` is the
-    payload, the same at every attempt, once it was fixed at `decided_at`; `attempts` counts failed
-    deliveries of it. `lease` is the instant at which the lease lapses.
+    ended, also after its deletion; None while the run goes on, or if the state was not noted.
+    `ending` is the payload, None until it is fixed at `decided_at` and the same at every attempt
+    from then on; `attempts` counts its failed deliveries. `lease` is the instant at which the lease
+    lapses. Instants are in milliseconds since the epoch.
     """
 
     job_id: str
@@ -69,15 +72,15 @@ class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outbox(Protocol):
-    """Entries, one for each run of a job with a callback; `JobWriter.create_job` writes them, due
-    at once.
+    """Entries, for workers: one for the first run of each job with a callback.
 
-    They outlive their runs: `purge_run` and `purge_job` leave them alone.
+    `JobWriter.create_job` writes them, due at once. They outlive their runs: `purge_run` and
+    `purge_job` leave them alone.
     """
 
     async def due_entries(self, *, now: int, limit: int) -> list[str]:
-        """Return the run ids of entries that are due by `now`, the longest due first. Leave out
-        leased ones, unless the lease is longer than any lease may be.
+        """Return the run ids of at most `limit` entries that are due by `now`, longest due first.
+        Leave out leased ones, unless the lease is longer than any lease may be.
 
         The end of a run makes its entry due at the time of that end. In a store that cannot write
         both in one step, a crash between them leaves the entry due when it was before.
@@ -85,27 +88,26 @@ class Outbox(Protocol):
         ...
 
     async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
-        """Lease an entry for one delivery; None if there is no such entry, it is not due, or it is
-        leased.
+        """Lease an entry for one delivery; return None if it is gone, not due, or leased.
 
         Until `lapses_at` it is not due, and nobody else gets it. An earlier lease that lapses more
-        than a minute after `lapses_at` is of a clock that was set back since, and does not count.
+        than a minute after `lapses_at` was taken before a clock was set back, and is ignored.
         """
         ...
 
-    async def fix_payload(self, notice: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
-        """Fix the payload once the run has ended; False if the lease was lost, or the payload was
-        fixed before."""
+    async def fix_payload(self, entry: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
+        """Fix the payload of an entry whose run has ended; return False and change nothing if the
+        lease was lost, or the payload was fixed before."""
         ...
 
-    async def reschedule_entry(self, notice: OutboxEntry, *, due_at: int, attempts: int) -> None:
-        """Give the lease back: the entry is due at `due_at`, after so many failed deliveries.
+    async def reschedule_entry(self, entry: OutboxEntry, *, due_at: int, attempts: int) -> None:
+        """Release the lease of an entry, due again at `due_at`, after `attempts` failed deliveries.
 
-        If its run has ended meanwhile and no payload is fixed, the entry is due at that end
-        already. Without effect if the lease was lost.
+        If its run has ended meanwhile and no payload is fixed, the entry is due at the time of that
+        end instead. Do nothing if the lease was lost.
         """
         ...
 
-    async def drop_entry(self, notice: OutboxEntry) -> None:
-        """Remove an entry. Without effect if the lease was lost."""
+    async def drop_entry(self, entry: OutboxEntry) -> None:
+        """Remove an entry; do nothing if the lease was lost."""
         ...

@@ -1,11 +1,11 @@
-"""The permits port: the ceiling of gateway calls in flight a job, over the whole fleet.
+"""The permits port: the limit on gateway calls in flight for each job, over the whole fleet.
 
-A ledger keeps one entry a job and holder: a count under a lease. One method moves it. A call states
-the count that the holder wants to have from now on rather than a difference, and carries a sequence
-number, so that a call whose answer was lost, that arrives late, or twice, can never make the ledger
-believe in fewer permits than a holder uses.
+A ledger keeps one entry for each job and holder: a count under a lease. One method changes it. A
+call states the count that the holder wants from now on, rather than a difference, and carries a
+sequence number. So a call that arrives late or twice, or whose answer was lost, never makes the
+ledger count fewer permits than the holder uses.
 
-No wall clock is believed. The ledger measures leases on a clock of its own, a holder on its own
+No wall clock is trusted. The ledger measures leases on a clock of its own, a holder on its own
 monotonic clock from the moment *before* its call, and nobody compares the two.
 """
 
@@ -17,12 +17,12 @@ import msgspec
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a holder says about its permits of one job.
+    """One holder's request for a lease on permits of one job.
 
-    `count`: how many it wants to have from now on. `before`: how many it has by its own knowledge;
-    a count above it asks for more, one equal to it renews, one below it gives back.
-    `sequence`: greater in each call of this holder for this job. `wants`: it would like more than
-    it can get, so others shall hand over what exceeds their fair share.
+    `count` is the number of permits that it wants from now on, `before` the number that it has by
+    its own knowledge: a count above `before` asks for more, an equal one renews, one below gives
+    back. `sequence` grows with each call of this holder for this job. `wants` is True if the holder
+    would like more than it can get, so that others hand over the excess over their fair share.
     """
 
     job_id: str
@@ -36,10 +36,10 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """A job's entries after a call.
 
-    `granted`: the holder has the count it asked for, under a fresh lease. Where it is False nothing
-    was changed and nothing renewed. `free`: permits that nobody holds; 0 while a ledger that came
-    back empty cannot know. `holders`: how many hold some, `wanting`: how many want more; the caller
-    is among them where it does.
+    If `granted` is True, the holder has the count it asked for, under a fresh lease; otherwise
+    nothing was changed and nothing renewed. `free` counts permits that nobody holds; it is 0 while
+    a ledger that came back empty cannot know. `holders` counts holders with at least one permit,
+    `wanting` those that want more; both include the caller if it is one of them.
     """
 
     granted: bool
@@ -49,21 +49,21 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Permits(Protocol):
-    """A ledger of permits. The sum of counts under unexpired leases never exceeds the limit."""
+    """A ledger of permits, for workers. It never lets the sum of counts under unexpired leases grow
+    beyond the limit."""
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        """Let a holder have `holding.count` permits under a lease of `lease` seconds, or change
-        nothing: never a part of it.
+        """Grant a holder `request.count` permits under a lease of `lease` seconds, or change
+        nothing: never grant a part of them.
 
-        Granted where the sum of all unexpired counts stays within `limit`, and whenever the count
-        is not above what the ledger knows this holder to have under an unexpired lease. Refused
-        where `sequence` is not greater than the last one seen of an unexpired entry.
-        Raises ValueError where `count` is below zero.
+        Grant if the sum of all unexpired counts stays within `limit`, and whenever the count does
+        not exceed the one in this holder's own unexpired entry. Refuse if `sequence` is not greater
+        than the last one seen in an unexpired entry. Raises ValueError if `count` is negative.
 
-        A ledger that may have lost its entries (it comes back empty) grants for one lease no more
-        than `before` to anybody, and takes that as true: so holders announce again what they have,
-        and nobody gets what another still uses.
+        A ledger that may have lost its entries (it comes back empty) grants nobody more than
+        `before` for the length of one lease, and takes `before` as true: so holders announce their
+        permits again, and nobody gets a permit that another still uses.
         """
         ...

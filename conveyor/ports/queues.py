@@ -1,12 +1,12 @@
-"""The queues port: a control queue and one queue a run, as weak as SQS.
+"""The queues port and the signals port: messages between processes, and hints within one.
 
-Messages may come twice, late and out of order; a receive may find nothing although something is
-there. Messages hold ids only, and a version, so that old and new processes can share a queue.
+There is a control queue and one queue for each run, with guarantees as weak as those of SQS:
+messages may come twice, late and out of order, and a receive may find nothing although messages
+wait. Messages hold ids only, and a version, so that old and new processes can share a queue.
 
-The signals port: hints between rooms of one process that a run has changed.
-
-A hint may be lost or come from nowhere; discovery over the records is the truth. In production,
-where api and workers are apart, there are none and discovery alone does the work.
+A signal is a hint from one part of a process to another that a run has changed. A hint may be lost
+or be false; discovery over the records is the truth. In production, where the API and the workers
+are apart, no hints are sent and discovery alone does the work.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 
 
 class Signals(Protocol):
-    """Hints about runs."""
+    """Hints about runs, for discovery in the same process."""
 
     def run_changed(self, run_id: str) -> None:
-        """Say that a run has new work, or may no longer be worked."""
+        """Hint that a run has new work, or may no longer be worked."""
         ...
 
     async def wait(self) -> set[str]:
-        """The runs hinted at since the last call, once there is one. One waiter at a time."""
+        """Wait for a hint; return the ids of the runs hinted at since the last call. One waiter at
+        a time."""
         ...
 
 
 MESSAGE_VERSION = 1
 MAX_BATCH = 10
-"""Most messages that one receive returns, one send or one delete takes in an adapter's batch."""
+"""The most messages of one receive, and of one batch in which an adapter sends or deletes."""
 CONTROL_QUEUE = "control"
 DEAD_LETTER_QUEUE = "dead-letter"
-"""Where a queue moves what was received too often: a backstop, since attempts are counted in the
-store."""
+"""The queue of messages that were received too often elsewhere: a backstop, since attempts are
+counted in the store."""
 
 
 def run_queue(run_id: str) -> str:
-    """The name of a run's queue."""
+    """Return the name of a run's queue."""
     return f"run-{run_id}"
 
 
 class TaskMessage(msgspec.Struct, frozen=True, tag="task"):
-    """Work one task."""
+    """An order to work one task."""
 
     job_id: str
     run_id: str
@@ -55,7 +56,8 @@ class TaskMessage(msgspec.Struct, frozen=True, tag="task"):
 
 
 class DeleteMessage(msgspec.Struct, frozen=True, tag="delete"):
-    """Scrub a deleted run, and its job's tombstone once no run of a deleted job is left.
+    """An order to scrub a deleted run, and its job's tombstone once no run of a deleted job is
+    left.
 
     `final` marks the second pass, one visibility timeout after the first.
     """
@@ -67,9 +69,9 @@ class DeleteMessage(msgspec.Struct, frozen=True, tag="delete"):
 
 
 class IngestMessage(msgspec.Struct, frozen=True, tag="ingest"):
-    """Write the rows of a large run: staged ones, or copies of another run's.
+    """An order to write the rows of a large run: staged ones, or copies of another run's.
 
-    `reason` says, in the dead-letter queue, why it could not be done.
+    In the dead-letter queue `reason` states the cause of the failure.
     """
 
     job_id: str
@@ -79,7 +81,7 @@ class IngestMessage(msgspec.Struct, frozen=True, tag="ingest"):
 
 
 class ExportMessage(msgspec.Struct, frozen=True, tag="export"):
-    """Produce an export of a run. `reason` as of an ingest message."""
+    """An order to produce an export of a run. `reason` is the same as in an ingest message."""
 
     job_id: str
     run_id: str
@@ -92,7 +94,8 @@ Message = TaskMessage | DeleteMessage | IngestMessage | ExportMessage
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """One receipt of one message. `receive_count` is 1 at the first receipt."""
+    """One receipt of one message. `receipt` acknowledges or hides it; `receive_count` is 1 at the
+    first receipt."""
 
     queue: str
     message: Message
@@ -101,35 +104,35 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class QueueMissing(ConveyorError):
-    """A run's queue that was asked for messages does not exist."""
+    """The absence of a run's queue, in a receive or a send."""
 
     def __init__(self, queue: str) -> None:
         super().__init__(ErrorCode.NOT_FOUND, f"there is no queue {queue}")
 
 
 class Queues(Protocol):
-    """Queues by name. A run's queue comes into being by `send_tasks`, with its first references;
-    the others are always there.
+    """Queues by name, for the API, the workers and the sweeper.
 
-    With a receive limit, a message that was received that often and is visible again moves to the
+    `send_tasks` makes a run's queue with its first references; the other queues always exist. With
+    a receive limit, a message that was received that often and is visible again moves to the
     dead-letter queue instead of being received once more.
     """
 
     async def open_run(self, job_id: str, run_id: str) -> None:
-        """Get ready to receive from a run's queue.
+        """Prepare to receive from a run's queue.
 
-        This never puts an empty queue in the place of one that was lost: a queue that lives in this
+        Never put an empty queue in the place of one that was lost: a queue that lives in this
         process comes back from the rows, one that lives elsewhere stays missing.
         """
         ...
 
     async def remake_run(self, job_id: str, run_id: str) -> None:
         """Make a missing queue again and refill it with references to every row of the run that is
-        not terminal. Some may come twice. Without effect where the queue is there."""
+        not terminal. Some may come twice. Do nothing if the queue exists."""
         ...
 
     async def drop_run(self, run_id: str) -> None:
-        """Remove a run's queue with whatever is in it. Receipts of it become void."""
+        """Remove a run's queue with all its messages. Their receipts become void."""
         ...
 
     async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
@@ -137,9 +140,9 @@ class Queues(Protocol):
         ...
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
-        """Enqueue one message, to be seen after `delay` seconds.
+        """Enqueue one message, visible after `delay` seconds.
 
-        Raises QueueMissing where the queue of a run is missing and would be made without its other
+        Raises QueueMissing if the queue of a run is missing and would be made without its other
         messages.
         """
         ...
@@ -147,15 +150,17 @@ class Queues(Protocol):
     async def receive(
         self, queue: str, *, limit: int, visibility: float, wait: float = 0.0
     ) -> list[Delivery]:
-        """Up to `limit` messages (at most MAX_BATCH), each hidden for `visibility` seconds.
+        """Receive up to `limit` messages (at most MAX_BATCH), and hide each for `visibility`
+        seconds.
 
-        With nothing to give it waits up to `wait` seconds for the first. A cancelled receive takes
-        nothing: what is on its way by then is given back. Raises QueueMissing.
+        If the queue has nothing to give, wait up to `wait` seconds for the first message. A
+        cancelled receive takes nothing: messages on their way by then are given back. Raises
+        QueueMissing if the queue does not exist.
         """
         ...
 
     async def delete(self, queue: str, receipts: Sequence[str]) -> None:
-        """Acknowledge: the messages never come again. Void receipts are passed over."""
+        """Acknowledge messages, so that they never come again. Skip void receipts."""
         ...
 
     async def change_visibility(
@@ -165,10 +170,11 @@ class Queues(Protocol):
         ...
 
     def depth(self, queue: str) -> int:
-        """About how many messages wait, hidden ones included, as far as this process has seen."""
+        """Return the approximate number of waiting messages, hidden ones included, as far as this
+        process has seen."""
         ...
 
     async def count(self, queue: str) -> int:
-        """About how many messages wait, hidden ones included, whoever receives them; none where
-        there is no such queue. Raises ConveyorError(unavailable)."""
+        """Return the approximate number of waiting messages, hidden ones included, for all
+        receivers; 0 if the queue does not exist. Raises ConveyorError(unavailable)."""
         ...

@@ -1,4 +1,4 @@
-"""The rate limit port: how many requests a caller may make."""
+"""The rate limit port: the limit on each caller's requests."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Protocol
 
 
 class RateLimit(Protocol):
-    """A bucket of tokens a caller: a request takes one, and they come back at a steady rate."""
+    """A bucket of tokens for each caller, which the API takes from: a request costs one token, and
+    tokens come back at a steady rate."""
 
     async def take(self, caller: str) -> float:
-        """Take a token for one request of a caller, and answer 0.0; where there is none take
-        nothing, and answer the seconds until there is one.
+        """Take a token for one request of a caller and return 0.0; if the bucket is empty, take
+        nothing and return the seconds until it has a token.
 
-        A limit that cannot tell (what it counts in is away) answers 0.0 and raises nothing: a
-        request is never refused for want of counting.
+        If the store of the counts is away, return 0.0 and raise nothing: a request is never refused
+        because it could not be counted.
         """
         ...

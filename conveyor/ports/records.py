@@ -1,7 +1,8 @@
 """The records ports: jobs, runs and idempotency keys, one role for each kind of caller.
 
 One adapter implements all of them over one store. Each write becomes visible at once and entirely,
-or not at all. `caller` is the keyed hash of an API key; another caller's job is absent.
+or not at all. `caller` is the keyed hash of an API key; to a caller, another caller's job does not
+exist.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from conveyor.domain.model import (
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """A 2xx answer as it goes out and as a replay repeats it: the status and the very bytes."""
+    """A 2xx answer: the status and the very bytes, sent now and repeated by a replay."""
 
     status: int
     body: bytes
 
 
 class IdempotencyScope(msgspec.Struct, frozen=True):
-    """The idempotency key under which a write happens; stored with its answer, or not at all.
+    """The idempotency key of a write, stored with the write's answer or not at all.
 
     `scope` is a digest of caller, method, path and key.
     """
@@ -41,9 +42,9 @@ class IdempotencyScope(msgspec.Struct, frozen=True):
 
 
 class AppendRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks to add to a job; with `last_batch` the job is closed too.
+    """The tasks to add to a job; `last_batch` closes the job too.
 
-    The run may hold `max_tasks` at most.
+    The run may hold `max_tasks` at most. `now` is in milliseconds since the epoch.
     """
 
     caller: str
@@ -55,7 +56,8 @@ class AppendRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """What adding tasks did: the job and run after it, and how many tasks were added."""
+    """The result of adding tasks: the job and run after it, and the number of tasks added, whose
+    indexes begin with `first_index`."""
 
     view: JobView
     accepted: int
@@ -65,9 +67,9 @@ class Appended(msgspec.Struct, frozen=True):
 class RerunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The new run `run_id` to make from the latest one of a job.
 
-    `statuses`: the tasks to start afresh, None for all. A partial rerun needs a source that was
-    created at or after `window_start`. The rows of a source of `large_from` tasks or more are left
-    to ingestion.
+    `statuses` selects the tasks to start afresh; None selects all. A partial rerun needs a source
+    that was created at or after `window_start`. The rows of a source of `large_from` tasks or more
+    are left to ingestion.
     """
 
     caller: str
@@ -80,7 +82,7 @@ class RerunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """What a rerun did: the job and new run, and how many rows were reset or inherited."""
+    """The result of a rerun: the job and new run, and the numbers of rows reset and inherited."""
 
     view: JobView
     rerun_of: str
@@ -89,7 +91,7 @@ class Rerun(msgspec.Struct, frozen=True):
 
 
 class DispatchChange(msgspec.Struct, frozen=True):
-    """A run that may have become dispatchable, or ceased to be: `run` is None where it is not."""
+    """A run that may have become dispatchable or ceased to be; `run` is None if it is not now."""
 
     run_id: str
     run: DispatchableRun | None
@@ -99,36 +101,34 @@ class DispatchChange(msgspec.Struct, frozen=True):
 
 
 class JobLookup(Protocol):
-    """A job without its caller: for workers, and for signed links, whose signature stands for the
-    caller."""
+    """Lookup of a job without its caller, for workers, and for signed links, whose signature stands
+    for the caller."""
 
     async def find_job(self, job_id: str) -> Job | None:
-        """Return a job by id alone, whoever owns it, deleted ones included; None once it is
-        gone."""
+        """Return a job of any caller by its id, deleted ones included; None once it is gone."""
         ...
 
 
 class JobReader(JobLookup, Protocol):
-    """Jobs as the API reads them."""
+    """Reading of jobs, for the API."""
 
     async def get_job(self, caller: str, job_id: str) -> JobView | None:
-        """Return the job and its latest run, also while it is being deleted; None once it is
+        """Return a job and its latest run, also while the job is being deleted; None once it is
         gone."""
         ...
 
     async def list_jobs(
         self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
     ) -> list[JobView]:
-        """Return a caller's jobs, newest first by job_id, strictly below `before`; with a `status`,
-        only those.
+        """Return at most `limit` jobs of a caller, newest first by job_id, strictly below `before`.
 
-        Without a status, deleted jobs are left out.
+        With a `status`, return only jobs in it; without one, leave out deleted jobs.
         """
         ...
 
 
 class JobWriter(Protocol):
-    """Jobs as the API writes them."""
+    """Writing of jobs, for the API."""
 
     async def create_job(
         self,
@@ -139,12 +139,11 @@ class JobWriter(Protocol):
         answer: StoredResponse,
         once: IdempotencyScope | None,
     ) -> None:
-        """Write job, first run, every task and, under `once`, the answer. All, or nothing.
+        """Write a job, its first run, every task and, under `once`, the answer: all or nothing.
 
-        A run with an `ingest` comes without tasks. With a `callback` on the job, its entry is in
-        the outbox from then on.
-
-        Writing a job_id a second time raises ConveyorError(conflict) and changes nothing.
+        A run with an `ingest` comes without tasks. If the job has a `callback`, the same step
+        writes its entry in the outbox. Raises ConveyorError(conflict), and changes nothing, if the
+        job_id exists.
         """
         ...
 
@@ -157,10 +156,10 @@ class JobWriter(Protocol):
     ) -> StoredResponse:
         """Add tasks to the first run of an open job, and close the job if the request says so.
 
-        Indexes are given out in order and never twice, however many callers add at once. The answer
-        is rendered from what this very write made, and stored under `once` in the same step.
+        Indexes are assigned in order and never twice, even if many callers add at once. `answer`
+        renders the result of this very write, and the same step stores its response under `once`.
         Raises ConveyorError: not_found; job_not_open; last_batch_received; run_not_terminal while
-        rows of the run are being ingested; quota_exceeded where the run would hold more than
+        rows of the run are being ingested; quota_exceeded if the run would hold more than
         `max_tasks`.
         """
         ...
@@ -173,9 +172,9 @@ class JobWriter(Protocol):
         ...
 
     async def delete_job(self, caller: str, job_id: str, *, now: int) -> list[str]:
-        """Turn the job and all its runs to `deleted` (the tombstone); return the ids of its runs.
+        """Turn a job and all its runs to `deleted` (the tombstone); return the ids of its runs.
 
-        Idempotent while the tombstone stands. Raises ConveyorError(not_found) after that.
+        Idempotent while the tombstone exists. Raises ConveyorError(not_found) after that.
         """
         ...
 
@@ -184,7 +183,7 @@ class JobWriter(Protocol):
 
 
 class Dispatchable(Protocol):
-    """Runs as a worker discovers them: those that may have work."""
+    """Discovery of runs that may have work, for workers."""
 
     async def dispatchable_runs(self) -> list[DispatchableRun]:
         """Return every run that is running and not paused."""
@@ -193,59 +192,61 @@ class Dispatchable(Protocol):
     async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
         """Return runs whose status or pause was changed at or after `since`, as they are now.
 
-        `since` is compared with the clocks of the writers: a reader leaves a margin. Runs whose
-        tombstone has been removed meanwhile are not among them.
+        `since` is compared with the clocks of the writers, so a reader leaves a margin. Runs whose
+        tombstone has been removed meanwhile are left out.
         """
         ...
 
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
-        """Return one run, if it is running and not paused."""
+        """Return one run if it is running and not paused, else None."""
         ...
 
 
 class WorkerRuns(Dispatchable, Protocol):
-    """Runs as a worker sees and ends them."""
+    """Discovery and failure of runs, for workers."""
 
     async def fail_run(self, run_id: str, *, reason: RunFailure, detail: str, now: int) -> bool:
-        """End a live run as `failed`; True if this call did it, False if the run was terminal or
-        gone."""
+        """End a live run as `failed`; return True if this call ended it, False if it was terminal
+        or gone."""
         ...
 
 
 class RunLookup(Protocol):
-    """One run of a job."""
+    """Lookup of one run of a job."""
 
     async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
-        """Return a run by id, deleted ones included; with None, the latest that is not deleted."""
+        """Return a run by id, deleted ones included; for a `run_id` of None, the latest run that is
+        not deleted. Return None if it does not exist."""
         ...
 
 
 class RunReader(RunLookup, Protocol):
-    """Runs as the API reads them."""
+    """Reading of runs, for the API."""
 
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
     ) -> list[Run]:
-        """Return runs of a job that are not deleted, newest first, with a run_sequence below
-        `before`."""
+        """Return at most `limit` runs of a job that are not deleted, newest first, with a
+        run_sequence below `before`."""
         ...
 
 
 class RunWriter(Protocol):
-    """Runs as the API writes them."""
+    """Writing of runs, for the API."""
 
     async def stop_run(self, caller: str, job_id: str, *, now: int) -> Run:
         """End the latest run as `stopped`. Once this returns, no task of the run can be claimed.
 
-        Idempotent on a stopped run. Raises ConveyorError: not_found; run_not_stoppable for a run
-        that ended otherwise; no_prior_run where every run was deleted.
+        Idempotent on a stopped run. Raises ConveyorError: not_found; run_not_stoppable if the run
+        ended otherwise; no_prior_run if every run was deleted.
         """
         ...
 
     async def pause_run(self, caller: str, job_id: str, *, paused: bool, now: int) -> Run:
         """Set or clear the latest run's pause. Idempotent.
 
-        Raises ConveyorError: not_found; conflict where the run is terminal; no_prior_run.
+        Raises ConveyorError: not_found; conflict if the run is terminal; no_prior_run if every run
+        was deleted.
         """
         ...
 
@@ -258,19 +259,21 @@ class RunWriter(Protocol):
     ) -> StoredResponse:
         """Make a new run from the latest one, and close the job.
 
-        Where the latest run has `large_from` tasks or more, no row is read or written here: the new
-        run has an `ingest` to be done, and the totals that it will have. Where statuses name one of
-        pending and processing, the totals presume the unfinished tasks of both kinds.
-
         Without statuses every task starts afresh under its old id. With statuses, matching rows
         start afresh, other terminal rows are copied with the run that owns their body in
-        source_run_id, and other rows are left out; the new run pins the runs it draws bodies from.
-        The answer is rendered from what this very write made, and stored under `once` in the same
-        step. A run_id that exists already is answered, not made again.
+        source_run_id, and other rows are left out; the new run pins the runs whose bodies it uses.
+
+        If the latest run has `large_from` tasks or more, read and write no row here: give the new
+        run an `ingest` to be done, and the totals that it will have. If statuses name only one of
+        pending and processing, the totals presume the unfinished tasks of both kinds.
+
+        `answer` renders the result of this very write, and the same step stores its response under
+        `once`. If the run_id exists already, answer from that run and make no other.
         Raises ConveyorError: not_found; run_not_terminal, also while rows of the latest run are
-        still being written, and, as CallInFlight, while a task of a run with fewer is under a live
-        claim; no_prior_run; no_matching_tasks; partial_rerun_window_expired where statuses are
-        given and the source run was created before `window_start`.
+        still being written, and, as CallInFlight, while a task of a run with fewer than
+        `large_from` tasks is under a live claim; no_prior_run; no_matching_tasks;
+        partial_rerun_window_expired if statuses are given and the source run was created before
+        `window_start`.
         """
         ...
 
@@ -284,32 +287,33 @@ class RunWriter(Protocol):
 
 
 class ApiRuns(RunReader, RunWriter, Protocol):
-    """Runs as the API reads and writes them."""
+    """Reading and writing of runs, for the API."""
 
 
 # -- idempotency keys --
 
 
 class ClaimedKey(msgspec.Struct, frozen=True):
-    """The caller may go on, and uses this id for what it creates (an earlier claimer's, if any)."""
+    """A claimed key. The request goes on, and gives `created_id` to the record it creates: its own
+    id, or the earlier claimer's if `taken_over`."""
 
     created_id: str
     taken_over: bool
 
 
 class KeyInUse(msgspec.Struct, frozen=True):
-    """Another request under the key is still running."""
+    """A refusal: another request under the key is still running."""
 
 
 class KeyMismatch(msgspec.Struct, frozen=True):
-    """The key was used with another body."""
+    """A refusal: the key was used with another body."""
 
 
 KeyClaim = ClaimedKey | StoredResponse | KeyInUse | KeyMismatch
 
 
 class Idempotency(Protocol):
-    """Idempotency keys: claimed before the work, answered with it, kept 24 hours."""
+    """Idempotency keys, for the API: claimed before the work, answered with it, kept 24 hours."""
 
     async def claim_idempotency_key(
         self,
@@ -323,12 +327,19 @@ class Idempotency(Protocol):
     ) -> KeyClaim:
         """Claim a key for one request, or return the state of the request that has it.
 
+        Return ClaimedKey if the key is free or its claim has lapsed. Otherwise return KeyMismatch
+        if the request that has it came with another fingerprint, StoredResponse if it was answered,
+        or KeyInUse.
+
         A claim lapses at `lapses_at` unless answered; a request that takes it over gets the id that
-        it named. An answer stands until `expires_at`.
+        the lapsed claim named. An answer stands until `expires_at`.
         """
         ...
 
     async def release_idempotency_key(self, scope: str, *, created_id: str, lapses_at: int) -> None:
-        """Free a key that has no answer: its request failed and created nothing. Only under the
-        very claim that named this id and lapses then: one that was taken over is another's."""
+        """Free a key without an answer, whose request failed and created nothing.
+
+        Free it only if its claim names this `created_id` and `lapses_at`: a claim that was taken
+        over belongs to another request.
+        """
         ...

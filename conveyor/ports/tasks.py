@@ -1,6 +1,6 @@
-"""The tasks ports: the bulk collection, one role for each kind of caller.
+"""The tasks ports: the rows of tasks and their histories, one role for each kind of caller.
 
-Task rows are the truth, a run's counters a cache of them.
+Task rows are the truth, a run's counters a cache of them. A run that does not exist has no tasks.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from conveyor.domain.task_rules import Settlement
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """The task is this worker's until `task.claimed_until`; its run was live when it was
+    """A task that belongs to the caller until `task.claimed_until`. Its run was live when it was
     claimed."""
 
     task: Task
 
 
 class ClaimedElsewhere(msgspec.Struct, frozen=True):
-    """Somebody else's live claim, or a retry not due yet: hide the message until `until`."""
+    """Another worker's live claim, or a retry that is not due yet.
+
+    The message is to be hidden until `until`, in milliseconds since the epoch.
+    """
 
     until: int
 
 
 class NotClaimable(msgspec.Struct, frozen=True):
-    """The task is terminal, or its run is not live, or it is gone: acknowledge and forget.
+    """A task that is terminal or gone, or whose run is not live: its message is to be acknowledged.
 
-    `run_status` is set where this very claim ended the task as failed: where the run stands then.
+    If this very claim ended the task as failed, `run_status` is the run's status after it.
     """
 
     run_status: RunStatus | None = None
@@ -40,19 +43,20 @@ Claim = Claimed | ClaimedElsewhere | NotClaimable
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Whether the write applied (the claim was still the writer's own), and where the run
-    stands."""
+    """The result of a settlement. `applied` is False if the claim was no longer the caller's;
+    `run_status` is the run's status after it."""
 
     applied: bool
     run_status: RunStatus | None
 
 
 class TaskPage(msgspec.Struct, frozen=True):
-    """Rows of one shard in submission order; `next_index` is the index to go on after, None at the
-    shard's end.
+    """Rows of one shard in submission order. The next page goes on after `next_index`, which is
+    None at the shard's end.
 
-    `rows_read` counts store rows touched, for the read-amplification metric. A page that was cut
-    off at its bound of rows read goes on after the last row that was read, returned or not.
+    `rows_read` counts the store's rows that were touched, for the read-amplification metric. After
+    a page that was cut off at its bound of rows read, `next_index` is the index of the last row
+    read, returned or not.
     """
 
     tasks: list[Task]
@@ -61,7 +65,7 @@ class TaskPage(msgspec.Struct, frozen=True):
 
 
 class TaskClaims(Protocol):
-    """Tasks as a worker claims and settles them. A run that does not exist has no tasks."""
+    """Claims and settlements of tasks, for workers."""
 
     async def claim_task(
         self,
@@ -73,46 +77,47 @@ class TaskClaims(Protocol):
         claimed_until: int,
         max_interruptions: int,
     ) -> Claim:
-        """Claim a pending task, or one whose claim has lapsed, of a live run.
+        """Claim a pending task of a live run, or one whose claim has lapsed, until `claimed_until`.
 
-        A lapsed claim is written to the history as an interruption. One that lapsed more than
-        `max_interruptions` times ends the task as failed (code `interrupted`): the answer is
-        NotClaimable with the run's status. A paused run's tasks can still be claimed: the message
-        was already received.
+        Return Claimed with the row; ClaimedElsewhere if another claim is live, or a retry is not
+        due yet; NotClaimable if the task is terminal or gone, or its run is not live. Write a
+        lapsed claim to the history as an interruption. If claims on the task have lapsed more than
+        `max_interruptions` times, end it as failed (code `interrupted`) and return NotClaimable
+        with the run's status. Tasks of a paused run can still be claimed, because their message was
+        already received.
         """
         ...
 
     async def release_claim(self, run_id: str, task_id: str, *, worker: str) -> None:
-        """Undo a claim made under this very `worker` name; else without effect.
+        """Undo a claim made under this very `worker` name; else do nothing.
 
-        For a `claim_task` that was cancelled, so that nobody knows the claim's number or works the
-        task. A caller that may claim a task twice gives each call of `claim_task` a name of its
-        own.
+        Callers use this after a `claim_task` that was cancelled, since nobody knows that claim's
+        number or works the task. A caller that may claim a task twice gives each call of
+        `claim_task` a name of its own.
         """
         ...
 
     async def renew_claims(
         self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
     ) -> None:
-        """Extend claims, given as (run_id, task_id, claim_number); skip those that were lost. If
-        one fails, renew the others before raising."""
+        """Extend claims, given as (run_id, task_id, claim_number), to `claimed_until`; skip lost
+        ones. If one fails, renew the others before raising."""
         ...
 
     async def settle_task(
         self, run_id: str, task_id: str, claim_number: int, settlement: Settlement, *, now: int
     ) -> Settled:
-        """Move a claimed row on, if the claim is still the caller's, and account for it exactly
-        once.
+        """Apply a settlement to a claimed row and to its run's counters, exactly once.
 
-        Row, event and counters move so that no reader sees them disagree at the end. Where the
-        counters that this write returned show the run drained, the run's status moves too.
+        Change nothing if the claim is no longer the caller's. Row, event and counters move so that
+        no reader sees them disagree in the end. If the counters that this write returned show the
+        run drained, the run's status moves too.
         """
         ...
 
 
 class TaskReader(Protocol):
-    """Tasks and their histories as the API and exports read them. A run that does not exist has no
-    tasks."""
+    """Reading of tasks and their histories, for the API and exports."""
 
     async def page_tasks(
         self,
@@ -124,27 +129,27 @@ class TaskReader(Protocol):
         limit: int,
         most_read: int | None = None,
     ) -> TaskPage:
-        """Return at most `limit` rows of a shard with an index above `after`; None as statuses
-        means all.
+        """Return at most `limit` rows of a shard with an index above `after`, in any of `statuses`;
+        `statuses` of None means all.
 
-        Read at most `most_read` rows of the store (None: no bound), so that a rare status cannot
-        make one page read a whole run.
+        Read at most `most_read` rows of the store, so that a rare status cannot make one page read
+        a whole run; None sets no bound.
         """
         ...
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None:
-        """Return one row; None if there is no such task."""
+        """Return one row; None if the task does not exist."""
         ...
 
     async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
-        """Return the events of a task, oldest first; None if there is no such task."""
+        """Return the events of a task, oldest first; None if the task does not exist."""
         ...
 
 
 class UnfinishedTasks(Protocol):
-    """References to tasks that still need a message, for queues that are filled from the rows."""
+    """References to tasks that still need a message, to fill queues from the rows."""
 
     async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        """Return (index, task_id) of rows that are not terminal, in order, with an index above
-        `after`; none for a run that does not exist."""
+        """Return (index, task_id) of at most `limit` rows that are not terminal, in order of their
+        index, which is above `after`; an empty list for a run that does not exist."""
         ...
