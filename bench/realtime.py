@@ -54,12 +54,12 @@ class SlowLedger:
         self._seconds = seconds
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
         """Pass a call on to the ledger after a delay."""
         self.calls += 1
         await self._clock.sleep(self._seconds)
-        return await self._ledger.acquire_or_renew(holding, limit=limit, lease=lease)
+        return await self._ledger.acquire_or_renew(request, limit=limit, lease=lease)
 
 
 class SleepingGateway:

@@ -24,16 +24,16 @@ async def work() -> int:
     for call in range(CALLS):
         place = call % HOLDERS
         count = 1 + call // HOLDERS % 10
-        holding = LeaseRequest(
+        request = LeaseRequest(
             job_id="job",
             holder=f"worker-{place}",
             count=count,
             before=counts[place],
             sequence=call + 1,
         )
-        standing = await permits.acquire_or_renew(holding, limit=LIMIT, lease=LEASE)
-        counts[place] = count if standing.granted else counts[place]
-        granted += standing.granted
+        state = await permits.acquire_or_renew(request, limit=LIMIT, lease=LEASE)
+        counts[place] = count if state.granted else counts[place]
+        granted += state.granted
     return granted
 
 

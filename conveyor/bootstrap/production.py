@@ -242,9 +242,9 @@ def _measure(
     lag: LoopLag,
     discarded: Callable[[], int],
 ) -> None:
-    reads, stats = binding.store, binding.stats
-    telemetry.total("store_rows_read", lambda: reads.rows_read)
-    telemetry.total("store_rows_returned", lambda: reads.rows_returned - discarded())
+    store, stats = binding.store, binding.stats
+    telemetry.total("store_rows_read", lambda: store.rows_read)
+    telemetry.total("store_rows_returned", lambda: store.rows_returned - discarded())
     telemetry.family("aws_calls", lambda: stats.calls.items())
     telemetry.family("aws_retries", lambda: stats.retries.items())
     telemetry.family("aws_throttles", lambda: stats.throttles.items())

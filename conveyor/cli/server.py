@@ -89,23 +89,23 @@ def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
     from conveyor.roles.banner import BannerPrinter
     from conveyor.settings import from_environment
 
-    announcer = BannerPrinter(quiet=quiet, as_json=as_json)
+    banner = BannerPrinter(quiet=quiet, as_json=as_json)
     if quiet or demo:
         flags["log_level"] = flags["log_level"] or "error"
     with errors_as_one_line(flags):
         if demo:
-            return _demo(flags, announcer)
+            return _demo(flags, banner)
         settings = from_environment(**flags)
         from conveyor.roles.dev import run
 
         return run(
             settings,
-            on_ready=lambda info: announcer.ready(info, settings),
-            on_stopping=announcer.stopping,
+            on_ready=lambda info: banner.ready(info, settings),
+            on_stopping=banner.stopping,
         )
 
 
-def _demo(flags: dict[str, Any], announcer: BannerPrinter) -> int:
+def _demo(flags: dict[str, Any], banner: BannerPrinter) -> int:
     from conveyor.clock import SystemClock
     from conveyor.demo.run import run_demo, tour
     from conveyor.settings import client_environment
@@ -117,4 +117,4 @@ def _demo(flags: dict[str, Any], announcer: BannerPrinter) -> int:
     async def job(api: str, urls: Mapping[str, str], out: Path, to: BannerPrinter) -> None:
         await tour(api, key, urls, out, pace=pace, say=to.say, stream=to.stream)
 
-    return run_demo(flags, announcer, job)
+    return run_demo(flags, banner, job)

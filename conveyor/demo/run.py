@@ -31,22 +31,22 @@ Job = Callable[[str, Mapping[str, str], Path, BannerPrinter], Awaitable[None]]
 """
 
 
-def run_demo(flags: Mapping[str, Any], announcer: BannerPrinter, job: Job) -> int:
+def run_demo(flags: Mapping[str, Any], banner: BannerPrinter, job: Job) -> int:
     """Serve until stopped, and once ready run the job over the site; return the exit code.
 
     Raises ConveyorError if the server cannot start.
     """
     settings, note = _settings(flags)
     with serve_site() as site, ExitStack() as threads:
-        demonstration = _Demonstration(threads, site, job, announcer)
+        demonstration = _Demonstration(threads, site, job, banner)
 
         def ready(info: ServerInfo) -> None:
-            announcer.ready(info, settings, note=note)
+            banner.ready(info, settings, note=note)
             demonstration.start(info)
 
         def stopping() -> None:
             demonstration.stop()
-            announcer.stopping()
+            banner.stopping()
 
         return run(settings, on_ready=ready, on_stopping=stopping)
 
@@ -80,11 +80,11 @@ def _is_port_in_use(host: str, port: int) -> bool:
 class _Demonstration:
     """Runs the job as any client would, on an event loop beside the server's."""
 
-    def __init__(self, threads: ExitStack, site: str, job: Job, announcer: BannerPrinter) -> None:
+    def __init__(self, threads: ExitStack, site: str, job: Job, banner: BannerPrinter) -> None:
         self._threads = threads
         self._site = site
         self._job = job
-        self._announcer = announcer
+        self._banner = banner
         self._under_way: Future[None] | None = None
         self._is_over = False
 
@@ -108,13 +108,13 @@ class _Demonstration:
     def _tell(self, ended: Future[None]) -> None:
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
-            self._announcer.say(f"the demonstration failed: {error}")
+            self._banner.say(f"the demonstration failed: {error}")
 
     async def _show(self, api: str, directory: Path) -> None:
         urls = {name: f"{self._site}/{name}" for name in pages()}
-        self._announcer.say(f"\n{len(urls)} pages of {self._site}/")
-        await self._job(api, urls, directory, self._announcer)
-        self._announcer.say("still serving; Ctrl-C stops")
+        self._banner.say(f"\n{len(urls)} pages of {self._site}/")
+        await self._job(api, urls, directory, self._banner)
+        self._banner.say("still serving; Ctrl-C stops")
 
 
 async def tour(

@@ -135,29 +135,29 @@ class MemoryPermits(Permits):
         self._opens_at = clock.monotonic() + closed_for
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        count = holding.count
+        count = request.count
         if count < 0:
             raise ValueError("a count of permits is not negative")
         now = self._clock.monotonic()
         closed = now < self._opens_at
-        entries = self._jobs.of(holding.job_id, now)
-        entry = entries.by_holder.get(holding.holder)
+        entries = self._jobs.of(request.job_id, now)
+        entry = entries.by_holder.get(request.holder)
         known = 0 if entry is None else entry.count
-        if entry is not None and holding.sequence <= entry.sequence:
+        if entry is not None and request.sequence <= entry.sequence:
             granted = False
         elif closed:
-            granted = count <= holding.before
+            granted = count <= request.before
         else:
             granted = count <= known or entries.total - known + count <= limit
         if granted:
             entries.put(
-                holding.holder,
+                request.holder,
                 count,
                 now + lease,
-                sequence=holding.sequence,
-                wants=holding.wants,
+                sequence=request.sequence,
+                wants=request.wants,
             )
         return LedgerState(
             granted=granted,

@@ -162,8 +162,8 @@ class Heartbeat:
     is not begun again; the others are.
     """
 
-    def __init__(self, returns: MessageReturner, *, tasks: Handler, control: Handler) -> None:
-        self._returns = returns
+    def __init__(self, returner: MessageReturner, *, tasks: Handler, control: Handler) -> None:
+        self._returner = returner
         self._tasks = tasks
         self._control = control
         self._group: TaskGroup | None = None
@@ -180,7 +180,7 @@ class Heartbeat:
     def begin(self, deliveries: Sequence[Delivery], *, seconds: float) -> None:
         """Begin to renew these messages for some seconds from now, and what the handlers hold.
         Failures are logged. Without effect unless `run` runs."""
-        keep = partial(self._returns.keep, deliveries, seconds=seconds)
+        keep = partial(self._returner.keep, deliveries, seconds=seconds)
         self._start("messages were not renewed", keep)
         self._start("claims were not renewed", self._tasks.renew)
         self._start("control work was not renewed", self._control.renew)

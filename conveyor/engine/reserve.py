@@ -39,7 +39,7 @@ full ledger, the more rarely each does."""
 WANT_FROM = 2 * FULL_BATCH
 """Lowest limit of which permits are handed over: below it that costs more calls than it gains."""
 SMALL_LIMIT_PATIENCE = 2.5
-"""How many times longer workers wait at limits below that, where nearly all of them are refused."""
+"""The factor by which workers wait longer at limits below that, which refuse nearly all of them."""
 
 _log = logging.getLogger("conveyor.engine")
 
@@ -102,7 +102,7 @@ class JobLease:
 
     @property
     def fair(self) -> int:
-        """Each worker's share if all have the same: a full batch at least."""
+        """The permits of each worker if all have the same number: a full batch at least."""
         parties = self.holders + self.others_want + (0 if self.permits else 1)
         return max(FULL_BATCH, math.ceil(self.limit / max(parties, 1)))
 
@@ -120,16 +120,16 @@ class JobLease:
             due = max(due, self.first_seen + SETTLING_IN)
         return due if due > now else None
 
-    def observe(self, standing: LedgerState, now: float) -> None:
+    def observe(self, state: LedgerState, now: float) -> None:
         """Learn from the ledger's answer how many workers share the job. Hand over half of what
         exceeds the fair share if some of them want more."""
         if self.first_seen == math.inf:
             self.first_seen = now
-        self.holders = standing.holders
-        self.others_want = standing.wanting - (1 if self.wants else 0)
+        self.holders = state.holders
+        self.others_want = state.wanting - (1 if self.wants else 0)
         excess = self.permits - self.fair if self.others_want > 0 else 0
         self.surplus = math.ceil(excess / 2) if excess > 0 else 0
-        if standing.free > 0:
+        if state.free > 0:
             self.cool_until = min(self.cool_until, now)
 
     def refused(self, now: float, jitter: float) -> None:
@@ -203,13 +203,13 @@ class ReservePolicy:
         self._ledger = permits
         self._clock = clock
         self._holder = options.holder
-        self._lease = options.lease
+        self._lease_seconds = options.lease
         self._usable = options.lease - max(FENCE_SHARE * options.lease, FENCE_LEAST)
         self._heartbeat = options.heartbeat
         self._slots = options.slots
         self._batch = options.batch
         self._buffer = 0 if strict else BUFFER
-        self._shares: dict[str, JobLease] = {}
+        self._leases: dict[str, JobLease] = {}
         self._by_lane: dict[Lane, JobLease] = {}
         # One number for all leases: the ledger remembers it for longer than a lease may live here.
         self._sequence = 0
@@ -218,19 +218,19 @@ class ReservePolicy:
     @property
     def held(self) -> int:
         """Permits in hand, over all jobs."""
-        return sum(share.permits for share in self._shares.values())
+        return sum(lease.permits for lease in self._leases.values())
 
     def may_start(self, lane: Lane, now: float) -> bool:
-        """Return whether a permit is idle and still usable."""
-        share = self._share(lane)
-        return share.permits > share.busy and lane.room > 0 and self._usable_at(share, now)
+        """Return True if a permit is idle and still usable."""
+        lease = self._lease_of(lane)
+        return lease.permits > lease.busy and lane.room > 0 and self._usable_at(lease, now)
 
     def may_receive(self, lane: Lane, now: float) -> int:
         """Return the idle permits, within the room that the job's limit leaves."""
-        share = self._share(lane)
-        if not self._usable_at(share, now):
+        lease = self._lease_of(lane)
+        if not self._usable_at(lease, now):
             return 0
-        return max(0, min(lane.room, share.permits - share.busy))
+        return max(0, min(lane.room, lease.permits - lease.busy))
 
     def may_buffer(self, lane: Lane, asked: int, now: float) -> int:
         """Return what fills the buffer up, while the queue gives all that it is asked for."""
@@ -241,42 +241,42 @@ class ReservePolicy:
 
     def may_acquire(self, lane: Lane, free: int, now: float) -> int:
         """Return how many more permits free slots could use, in growing blocks."""
-        share = self._share(lane)
-        if share.calling or now < share.cool_until:
+        lease = self._lease_of(lane)
+        if lease.calling or now < lease.cool_until:
             return 0
-        return max(0, min(free, lane.room, share.growth(now)))
+        return max(0, min(free, lane.room, lease.growth(now)))
 
     async def acquire(self, lane: Lane, count: int) -> None:
         """Ask for `count` more permits; if the ledger refuses, for as many as it said were free."""
-        share = self._share(lane)
-        share.calling = True
+        lease = self._lease_of(lane)
+        lease.calling = True
         try:
-            standing = await self._hold(share, share.permits + count)
-            if standing.granted:
-                share.served(self._slots)
+            state = await self._hold(lease, lease.permits + count)
+            if state.granted:
+                lease.served(self._slots)
                 return
-            if 0 < standing.free < count:
-                standing = await self._hold(share, share.permits + standing.free)
-                if standing.granted:
+            if 0 < state.free < count:
+                state = await self._hold(lease, lease.permits + state.free)
+                if state.granted:
                     # Permits are being freed at this moment: ask again soon.
-                    share.misses = 0
-            elif share.permits == 0 and share.limit >= WANT_FROM and not share.wants:
-                share.wants = True
-                await self._hold(share, 0)
-            share.refused(self._clock.monotonic(), self._clock.random())
+                    lease.misses = 0
+            elif lease.permits == 0 and lease.limit >= WANT_FROM and not lease.wants:
+                lease.wants = True
+                await self._hold(lease, 0)
+            lease.refused(self._clock.monotonic(), self._clock.random())
         finally:
-            share.calling = False
+            lease.calling = False
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
         """Return the permit, which is in hand unless it was lost since the message was asked
         for."""
-        share = self._share(lane)
-        held = share.busy <= share.permits and self._usable_at(share, self._clock.monotonic())
+        lease = self._lease_of(lane)
+        held = lease.busy <= lease.permits and self._usable_at(lease, self._clock.monotonic())
         return delivery.receipt if held else None
 
     async def discharge(self, lane: Lane, permit: str) -> None:
         """Keep the permit for the next message, or hand it to a worker that has fewer."""
-        self._share(lane).hand_over()
+        self._lease_of(lane).hand_over()
 
     def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
         """Give a message whose permit was lost back at once."""
@@ -284,119 +284,119 @@ class ReservePolicy:
 
     def next_due(self, lane: Lane, now: float) -> float | None:
         """Return when the ledger may be asked again."""
-        return self._share(lane).next_growth(now)
+        return self._lease_of(lane).next_growth(now)
 
     def tend(self, now: float, spawn: Spawn) -> list[Lane]:
         """Renew what is due and give idle permits back; return the lanes whose permits are lost."""
         fenced: list[Lane] = []
-        for share in list(self._shares.values()):
-            if share.lost or (share.permits and not self._usable_at(share, now)):
-                share.forfeit()
-                fenced += share.lanes
-            keep = 1 if any(not lane.closed for lane in share.lanes) else 0
+        for lease in list(self._leases.values()):
+            if lease.lost or (lease.permits and not self._usable_at(lease, now)):
+                lease.forfeit()
+                fenced += lease.lanes
+            keep = 1 if any(not lane.closed for lane in lease.lanes) else 0
             if self.draining:
-                share.shed_idle(now, keep=0, after=0.0)
+                lease.shed_idle(now, keep=0, after=0.0)
             else:
-                share.shed_idle(now, keep=keep, after=IDLE_AFTER)
-            if not share.calling and self._is_due(share, now):
-                share.calling = True
-                spawn(partial(self._renew, share))
-            elif self._is_over(share, now):
-                del self._shares[share.job_id]
+                lease.shed_idle(now, keep=keep, after=IDLE_AFTER)
+            if not lease.calling and self._is_due(lease, now):
+                lease.calling = True
+                spawn(partial(self._renew, lease))
+            elif self._is_over(lease, now):
+                del self._leases[lease.job_id]
         return fenced
 
     async def leave(self, lane: Lane) -> None:
         """Give back what no message of the job uses; forget the lane once it is idle."""
-        share = self._share(lane)
-        if not any(not other.closed for other in share.lanes):
-            share.shed_idle(self._clock.monotonic(), keep=0, after=0.0)
+        lease = self._lease_of(lane)
+        if not any(not other.closed for other in lease.lanes):
+            lease.shed_idle(self._clock.monotonic(), keep=0, after=0.0)
         if lane.idle:
-            share.lanes.remove(lane)
+            lease.lanes.remove(lane)
             del self._by_lane[lane]
-            if not share.lanes and share.wants:
-                share.wants = False
-                share.dirty = True
-        if share.dirty and not share.calling:
-            share.calling = True
-            await self._renew(share)
+            if not lease.lanes and lease.wants:
+                lease.wants = False
+                lease.dirty = True
+        if lease.dirty and not lease.calling:
+            lease.calling = True
+            await self._renew(lease)
 
     async def release(self) -> None:
         """Give everything back. Permits that the ledger does not take back lapse."""
         async with anyio.create_task_group() as group:
-            for share in self._shares.values():
-                if share.permits or share.wants or share.dirty:
-                    share.wants = False
-                    group.start_soon(self._give_all, share)
+            for lease in self._leases.values():
+                if lease.permits or lease.wants or lease.dirty:
+                    lease.wants = False
+                    group.start_soon(self._give_all, lease)
 
-    async def _give_all(self, share: JobLease) -> None:
-        share.permits = 0
-        await self._renew(share)
+    async def _give_all(self, lease: JobLease) -> None:
+        lease.permits = 0
+        await self._renew(lease)
 
-    def _share(self, lane: Lane) -> JobLease:
-        share = self._by_lane.get(lane)
-        if share is None:
-            share = self._shares.get(lane.job_id)
-            if share is None:
-                share = self._shares[lane.job_id] = JobLease(lane.job_id, lane.limit)
-            share.lanes.append(lane)
-            self._by_lane[lane] = share
-        return share
+    def _lease_of(self, lane: Lane) -> JobLease:
+        lease = self._by_lane.get(lane)
+        if lease is None:
+            lease = self._leases.get(lane.job_id)
+            if lease is None:
+                lease = self._leases[lane.job_id] = JobLease(lane.job_id, lane.limit)
+            lease.lanes.append(lane)
+            self._by_lane[lane] = lease
+        return lease
 
-    def _usable_at(self, share: JobLease, now: float) -> bool:
-        return now < share.renewed_at + self._usable
+    def _usable_at(self, lease: JobLease, now: float) -> bool:
+        return now < lease.renewed_at + self._usable
 
-    def _is_over(self, share: JobLease, now: float) -> bool:
-        """Return whether nothing of a lease is left, here or (as far as this worker knows) in the
+    def _is_over(self, lease: JobLease, now: float) -> bool:
+        """Return True if nothing of a lease is left, here or (as far as this worker knows) in the
         ledger."""
-        told = not share.dirty or now > share.renewed_at + self._lease
-        return told and not (share.lanes or share.permits or share.calling)
+        in_step = not lease.dirty or now > lease.renewed_at + self._lease_seconds
+        return in_step and not (lease.lanes or lease.permits or lease.calling)
 
-    def _is_due(self, share: JobLease, now: float) -> bool:
-        if now < share.retry_at:
+    def _is_due(self, lease: JobLease, now: float) -> bool:
+        if now < lease.retry_at:
             return False
-        if share.dirty:
+        if lease.dirty:
             return True
-        if not (share.permits or share.wants):
+        if not (lease.permits or lease.wants):
             return False
-        alone = share.holders <= 1 and not share.others_want
-        return now - share.renewed_at >= (self._heartbeat if alone else self._heartbeat / 2)
+        alone = lease.holders <= 1 and not lease.others_want
+        return now - lease.renewed_at >= (self._heartbeat if alone else self._heartbeat / 2)
 
-    async def _renew(self, share: JobLease) -> None:
+    async def _renew(self, lease: JobLease) -> None:
         """Tell the ledger how many permits are held. The caller has marked the lease as calling."""
-        share.dirty = False
+        lease.dirty = False
         try:
-            await self._hold(share, share.permits)
+            await self._hold(lease, lease.permits)
         except Exception as error:
             # If the ledger stays away, the fence ends the calls in time.
-            share.dirty = True
-            share.retry_at = self._clock.monotonic() + RETRY_PAUSE
-            log_failure(_log, f"permits of job {share.job_id} were not renewed", error)
+            lease.dirty = True
+            lease.retry_at = self._clock.monotonic() + RETRY_PAUSE
+            log_failure(_log, f"permits of job {lease.job_id} were not renewed", error)
         finally:
-            share.calling = False
+            lease.calling = False
 
-    async def _hold(self, share: JobLease, count: int) -> LedgerState:
-        before = share.permits
+    async def _hold(self, lease: JobLease, count: int) -> LedgerState:
+        before = lease.permits
         self._sequence += 1
         asked_at = self._clock.monotonic()
-        standing = await self._ledger.acquire_or_renew(
+        state = await self._ledger.acquire_or_renew(
             LeaseRequest(
-                job_id=share.job_id,
+                job_id=lease.job_id,
                 holder=self._holder,
                 count=count,
                 before=before,
                 sequence=self._sequence,
-                wants=share.wants,
+                wants=lease.wants,
             ),
-            limit=share.limit,
-            lease=self._lease,
+            limit=lease.limit,
+            lease=self._lease_seconds,
         )
-        if standing.granted:
-            share.renewed_at = asked_at
+        if state.granted:
+            lease.renewed_at = asked_at
             # Add the difference: permits may have been handed over or lost during the call.
-            share.permits += max(0, count - before)
+            lease.permits += max(0, count - before)
             if count > 0:
-                share.wants = False
+                lease.wants = False
         elif count <= before and before:
-            share.lost = True
-        share.observe(standing, self._clock.monotonic())
-        return standing
+            lease.lost = True
+        lease.observe(state, self._clock.monotonic())
+        return state

@@ -54,7 +54,7 @@ class Notifier:
         self._heartbeat = heartbeat
 
     async def deliver(self) -> None:
-        """Deliver every due entry once. One that fails is logged, put off, and tried again."""
+        """Deliver every due entry once; log an entry that fails, and put it off for another try."""
         before: list[str] = []
         while True:
             due = await self._outbox.due_entries(now=self._clock.now(), limit=PAGE)
@@ -70,58 +70,58 @@ class Notifier:
 
     async def _deliver(self, run_id: str) -> None:
         now = self._clock.now()
-        notice = await self._outbox.lease_entry(
+        entry = await self._outbox.lease_entry(
             run_id, now=now, lapses_at=now + round(LEASE * 1_000)
         )
-        if notice is None:
+        if entry is None:
             return
-        if notice.ending is not None:
-            await self._tell(notice, notice.ending)
-        elif notice.run is not None and notice.run.status in LIVE_RUN_STATES:
-            await self._say_alive(notice)
+        if entry.ending is not None:
+            await self._tell(entry, entry.ending)
+        elif entry.run is not None and entry.run.status in LIVE_RUN_STATES:
+            await self._say_alive(entry)
         else:
-            await self._decide(notice)
+            await self._decide(entry)
 
-    async def _say_alive(self, notice: OutboxEntry) -> None:
+    async def _say_alive(self, entry: OutboxEntry) -> None:
         try:
-            await self._callbacks.send_heartbeat(notice.callback.task_token)
+            await self._callbacks.send_heartbeat(entry.callback.task_token)
         except TokenExpired:
-            await self._nobody(notice)
+            await self._nobody(entry)
             return
         except ConveyorError as error:
             self._observer.callback_made("failed")
-            _log.warning("a heartbeat for run %s failed: %s", notice.run_id, error)
+            _log.warning("a heartbeat for run %s failed: %s", entry.run_id, error)
         else:
             self._observer.callback_made("heartbeat")
         due_at = self._clock.now() + round(self._heartbeat * 1_000)
-        await self._outbox.reschedule_entry(notice, due_at=due_at, attempts=0)
+        await self._outbox.reschedule_entry(entry, due_at=due_at, attempts=0)
 
-    async def _decide(self, notice: OutboxEntry) -> None:
+    async def _decide(self, entry: OutboxEntry) -> None:
         """Fix the payload of an entry, and send it, unless another worker has taken the entry."""
         now = self._clock.now()
         ending = build_run_event(
-            notice.run,
-            notice.ended_as,
-            await self._jobs.find_job(notice.job_id),
-            job_id=notice.job_id,
-            run_id=notice.run_id,
+            entry.run,
+            entry.ended_as,
+            await self._jobs.find_job(entry.job_id),
+            job_id=entry.job_id,
+            run_id=entry.run_id,
             event_id=self._clock.new_id(),
             now=now,
         )
-        if await self._outbox.fix_payload(notice, ending, now=now):
-            await self._tell(structs.replace(notice, decided_at=now), ending)
+        if await self._outbox.fix_payload(entry, ending, now=now):
+            await self._tell(structs.replace(entry, decided_at=now), ending)
 
-    async def _tell(self, notice: OutboxEntry, ending: RunFinished) -> None:
+    async def _tell(self, entry: OutboxEntry, ending: RunFinished) -> None:
         try:
-            await self._send(notice.callback.task_token, ending)
+            await self._send(entry.callback.task_token, ending)
         except TokenExpired:
-            await self._nobody(notice)
+            await self._nobody(entry)
         except ConveyorError as error:
             self._observer.callback_made("failed")
-            await self._again(notice, error)
+            await self._again(entry, error)
         else:
             self._observer.callback_made("failure" if ending.error else "success")
-            await self._outbox.drop_entry(notice)
+            await self._outbox.drop_entry(entry)
 
     async def _send(self, task_token: str, ending: RunFinished) -> None:
         if ending.error:
@@ -129,22 +129,22 @@ class Notifier:
         else:
             await self._callbacks.send_success(task_token, output=ending.event)
 
-    async def _nobody(self, notice: OutboxEntry) -> None:
+    async def _nobody(self, entry: OutboxEntry) -> None:
         """Drop an entry that nobody waits for. A repetition ends here, too, if the answer to its
         first delivery was lost."""
         self._observer.callback_made("unwanted")
-        _log.warning("nobody waits for run %s: dropped its callback", notice.run_id)
-        await self._outbox.drop_entry(notice)
+        _log.warning("nobody waits for run %s: dropped its callback", entry.run_id)
+        await self._outbox.drop_entry(entry)
 
-    async def _again(self, notice: OutboxEntry, error: ConveyorError) -> None:
-        attempts = notice.attempts + 1
+    async def _again(self, entry: OutboxEntry, error: ConveyorError) -> None:
+        attempts = entry.attempts + 1
         now = self._clock.now()
-        if now - notice.decided_at > GIVE_UP_AFTER * 1_000:
-            _log.error("gave up the callback of run %s: %s", notice.run_id, error)
-            await self._outbox.drop_entry(notice)
+        if now - entry.decided_at > GIVE_UP_AFTER * 1_000:
+            _log.error("gave up the callback of run %s: %s", entry.run_id, error)
+            await self._outbox.drop_entry(entry)
             return
-        _log.warning("the callback of run %s failed: %s", notice.run_id, error)
+        _log.warning("the callback of run %s failed: %s", entry.run_id, error)
         delay = RETRIES.spread(attempts, self._clock.random())
         await self._outbox.reschedule_entry(
-            notice, due_at=now + round(delay * 1_000), attempts=attempts
+            entry, due_at=now + round(delay * 1_000), attempts=attempts
         )

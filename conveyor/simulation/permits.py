@@ -25,7 +25,7 @@ from conveyor.simulation.link import Link
 class LeaseRows:
     """A table with one row a permit, each under a lease: `count` permits are so many rows.
 
-    Every method but `total` and `standing` is one call of the store: it is counted in `calls` by
+    Every method but `total` and `state` is one call of the store: it is counted in `calls` by
     its name, waits for `pause`, and then acts at once and whole. If `pause` raises, the store does
     not answer and has done nothing. All rows of a holder are written together, so they lapse
     together; lapsed rows count no more. Leases run by the clock's monotonic time.
@@ -77,7 +77,7 @@ class LeaseRows:
         """Return the number of a job's rows; not counted as a call."""
         return self._jobs.total(job_id, self._clock.monotonic())
 
-    def standing(self, job_id: str, *, granted: bool, limit: int) -> LedgerState:
+    def state(self, job_id: str, *, granted: bool, limit: int) -> LedgerState:
         """Build the answer of a call that was `granted` or not; not counted as a call."""
         entries = self._jobs.of(job_id, self._clock.monotonic())
         free = max(0, limit - entries.total)
@@ -120,26 +120,26 @@ class CountThenInsertPermits:
         return self._rows.total(job_id)
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        """Let a holder have `holding.count` permits for `lease` seconds, or change nothing.
+        """Let a holder have `request.count` permits for `lease` seconds, or change nothing.
 
-        Raises ValueError if `holding.count` is negative, and any error of the store's pause.
+        Raises ValueError if `request.count` is negative, and any error of the store's pause.
         """
-        job_id, holder, count = holding.job_id, holding.holder, holding.count
+        job_id, holder, count = request.job_id, request.holder, request.count
         if count < 0:
             raise ValueError("a count of permits is not negative")
         if count == 0:
             await self._rows.delete(job_id, holder)
             granted = True
-        elif count <= holding.before and await self._rows.renew(job_id, holder, count, lease=lease):
+        elif count <= request.before and await self._rows.renew(job_id, holder, count, lease=lease):
             granted = True
         else:
-            granted = await self._grow(holding, limit, lease)
-        return self._rows.standing(job_id, granted=granted, limit=limit)
+            granted = await self._grow(request, limit, lease)
+        return self._rows.state(job_id, granted=granted, limit=limit)
 
-    async def _grow(self, holding: LeaseRequest, limit: int, lease: float) -> bool:
-        job_id, holder, count = holding.job_id, holding.holder, holding.count
+    async def _grow(self, request: LeaseRequest, limit: int, lease: float) -> bool:
+        job_id, holder, count = request.job_id, request.holder, request.count
         total, own = await self._rows.count(job_id, holder)
         if count > own and total - own + count > limit:
             return False
@@ -150,9 +150,9 @@ class AtomicLeaseRows(CountThenInsertPermits):
     """The same without the race: the insert checks the limit itself, in one call, so it is kept at
     every moment."""
 
-    async def _grow(self, holding: LeaseRequest, limit: int, lease: float) -> bool:
+    async def _grow(self, request: LeaseRequest, limit: int, lease: float) -> bool:
         return await self._rows.insert(
-            holding.job_id, holding.holder, holding.count, lease=lease, limit=limit
+            request.job_id, request.holder, request.count, lease=lease, limit=limit
         )
 
 
@@ -170,7 +170,7 @@ class _Store(Protocol):
     """A permits port that reports the sum of a job's counts."""
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState: ...
 
     def total(self, job_id: str) -> int: ...
@@ -217,16 +217,16 @@ class PermitService:
         self._store = self._make(closed_for=self._lease)
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
         """Pass a call on, and record the totals after it."""
         if self.is_ledger:
             self.calls += 1
-        standing = await self._store.acquire_or_renew(holding, limit=limit, lease=lease)
-        total = self._store.total(holding.job_id)
+        state = await self._store.acquire_or_renew(request, limit=limit, lease=lease)
+        total = self._store.total(request.job_id)
         self.peak_granted = max(self.peak_granted, total)
         self.most_over = max(self.most_over, total - limit)
-        return standing
+        return state
 
     def _make(self, *, closed_for: float) -> _Store:
         if self._kind == LEDGER:
@@ -261,22 +261,22 @@ class SimulatedPermits:
         self.leases: dict[str, dict[str, tuple[int, float]]] = {}
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
         """Let a holder have permits. Raises ConveyorError(unavailable) after a timeout."""
         service, link = self._service, self._link
         back = await link.go()
         if self._reach.cut_off or (service.down and service.is_ledger):
-            return await self._leave_unanswered(holding, limit, lease)
-        standing = await service.acquire_or_renew(holding, limit=limit, lease=lease)
-        if standing.granted:
-            self._record_lease(holding, lease)
-        link.note(f"hold {holding.holder} {holding.before} {holding.count} {standing.granted}")
+            return await self._leave_unanswered(request, limit, lease)
+        state = await service.acquire_or_renew(request, limit=limit, lease=lease)
+        if state.granted:
+            self._record_lease(request, lease)
+        link.note(f"hold {request.holder} {request.before} {request.count} {state.granted}")
         await link.come_back(back)
-        return standing
+        return state
 
     async def _leave_unanswered(
-        self, holding: LeaseRequest, limit: int, lease: float
+        self, request: LeaseRequest, limit: int, lease: float
     ) -> LedgerState:
         """Give no answer; apply some calls all the same, sooner or later."""
         service, link = self._service, self._link
@@ -284,19 +284,19 @@ class SimulatedPermits:
         applied_after = TIMEOUT * service.stream.random()
         await link.sleep(applied_after)
         if drawn < APPLIED:
-            standing = await service.acquire_or_renew(holding, limit=limit, lease=lease)
-            if standing.granted:
-                self._record_lease(holding, lease)
-            link.note(f"hold unheard {holding.holder} {holding.count} {standing.granted}")
+            state = await service.acquire_or_renew(request, limit=limit, lease=lease)
+            if state.granted:
+                self._record_lease(request, lease)
+            link.note(f"hold unheard {request.holder} {request.count} {state.granted}")
         await link.come_back(TIMEOUT - applied_after)
         raise no_answer()
 
-    def _record_lease(self, holding: LeaseRequest, lease: float) -> None:
-        held = self.leases.setdefault(holding.job_id, {})
-        if holding.count > 0:
-            held[holding.holder] = (holding.count, self._link.seconds() + lease)
+    def _record_lease(self, request: LeaseRequest, lease: float) -> None:
+        held = self.leases.setdefault(request.job_id, {})
+        if request.count > 0:
+            held[request.holder] = (request.count, self._link.seconds() + lease)
         else:
-            held.pop(holding.holder, None)
+            held.pop(request.holder, None)
 
     def usable(self, job_id: str) -> int:
         """Return the number of a job's permits that this process has under unexpired leases."""

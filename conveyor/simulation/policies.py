@@ -80,7 +80,8 @@ def picking(name: str, clock: Clock) -> PickingRule:
 
 
 Gate = Callable[[Lane], int]
-"""How many messages a lane's queue may be asked for, whatever the slots and batches allow."""
+"""A function that returns the most messages to ask a lane's queue for, besides the limits of slots
+and batches."""
 
 ANY_NUMBER = 1_000_000
 
@@ -108,10 +109,10 @@ POLICIES = ("reserve", "reserve-strict", *GATES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounces:
-    """How a policy that receives first treats a message without a permit. All times in seconds.
+    """The treatment of a message without a permit, by a policy that receives first.
 
-    It hides the message for `first`, doubling with each receive up to `longest`, and lets the queue
-    rest for `cooldown`.
+    The policy hides the message for `first` seconds, doubled with each receive up to `longest`, and
+    lets the queue rest for `cooldown` seconds.
     """
 
     first: float = 5.0
@@ -161,11 +162,11 @@ class ReceiveFirstPolicy:
         return len(self._held)
 
     def may_start(self, lane: Lane, now: float) -> bool:
-        """Nothing is buffered, so nothing waits to be started."""
+        """Return False: nothing is buffered, so nothing waits to be started."""
         return False
 
     def may_receive(self, lane: Lane, now: float) -> int:
-        """What the gate lets through."""
+        """Return the number of messages that the gate allows."""
         return self._gate(lane)
 
     def may_buffer(self, lane: Lane, asked: int, now: float) -> int:
@@ -182,19 +183,19 @@ class ReceiveFirstPolicy:
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
         """Ask the ledger for this message's permit."""
         self._asked += 1
-        holding = LeaseRequest(
+        request = LeaseRequest(
             job_id=lane.job_id,
             holder=f"{self._holder}/{self._asked}",
             count=1,
             before=0,
             sequence=1,
         )
-        standing = await self._ledger.acquire_or_renew(holding, limit=lane.limit, lease=self._lease)
-        if not standing.granted:
+        state = await self._ledger.acquire_or_renew(request, limit=lane.limit, lease=self._lease)
+        if not state.granted:
             return None
-        self._held[holding.holder] = (holding, lane.limit)
+        self._held[request.holder] = (request, lane.limit)
         lane.admitted += 1
-        return holding.holder
+        return request.holder
 
     async def discharge(self, lane: Lane, permit: str) -> None:
         """Give the message's permit back."""
@@ -230,32 +231,33 @@ class ReceiveFirstPolicy:
 
     async def _renew(self, permit: str) -> None:
         if permit in self._held and permit not in self._leaving:
-            holding, limit = self._held[permit]
-            renewal = self._next(holding, count=1)
+            request, limit = self._held[permit]
+            renewal = self._next(request, count=1)
             self._held[permit] = (renewal, limit)
             await self._say(renewal, limit)
 
     async def _give_back(self, permit: str) -> None:
         if permit in self._held:
-            holding, limit = self._held[permit]
+            request, limit = self._held[permit]
             self._leaving.add(permit)
             try:
-                await self._say(self._next(holding, count=0), limit)
+                await self._say(self._next(request, count=0), limit)
             finally:
                 self._leaving.discard(permit)
             del self._held[permit]
 
     @staticmethod
-    def _next(holding: LeaseRequest, *, count: int) -> LeaseRequest:
+    def _next(request: LeaseRequest, *, count: int) -> LeaseRequest:
         return LeaseRequest(
-            job_id=holding.job_id,
-            holder=holding.holder,
+            job_id=request.job_id,
+            holder=request.holder,
             count=count,
             before=1,
-            sequence=holding.sequence + 1,
+            sequence=request.sequence + 1,
         )
 
-    async def _say(self, holding: LeaseRequest, limit: int) -> None:
-        """What the ledger does not hear lapses with its lease."""
-        say = partial(self._ledger.acquire_or_renew, holding, limit=limit, lease=self._lease)
-        await log_and_continue(_log, f"a permit of job {holding.job_id} was not updated", say)
+    async def _say(self, request: LeaseRequest, limit: int) -> None:
+        """Report to the ledger. If the report does not reach it, the permit lapses with its
+        lease."""
+        say = partial(self._ledger.acquire_or_renew, request, limit=limit, lease=self._lease)
+        await log_and_continue(_log, f"a permit of job {request.job_id} was not updated", say)

@@ -52,7 +52,7 @@ class Bench:
         if sequence is None:
             sequence = self.sequences.get(key, 0) + 1
         self.sequences[key] = max(sequence, self.sequences.get(key, 0))
-        holding = LeaseRequest(
+        request = LeaseRequest(
             job_id=job_id,
             holder=holder,
             count=count,
@@ -60,10 +60,10 @@ class Bench:
             sequence=sequence,
             wants=wants,
         )
-        standing = await self.permits.acquire_or_renew(holding, limit=limit, lease=lease)
-        if standing.granted:
+        state = await self.permits.acquire_or_renew(request, limit=limit, lease=lease)
+        if state.granted:
             self.counts[key] = count
-        return standing
+        return state
 
     async def asks(self, holder: str, count: int, *, before: int | None = None) -> bool:
         """Return whether a call is granted."""

@@ -73,16 +73,16 @@ class OwnJobs:
         self._prefix = prefix
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
         """One call for one's own job of that name."""
         own = LeaseRequest(
-            job_id=self._prefix + holding.job_id,
-            holder=holding.holder,
-            count=holding.count,
-            before=holding.before,
-            sequence=holding.sequence,
-            wants=holding.wants,
+            job_id=self._prefix + request.job_id,
+            holder=request.holder,
+            count=request.count,
+            before=request.before,
+            sequence=request.sequence,
+            wants=request.wants,
         )
         return await self._permits.acquire_or_renew(own, limit=limit, lease=lease)
 

@@ -39,14 +39,14 @@ async def take(outbox: Outbox, world: World, run_id: str) -> OutboxEntry | None:
 
 async def taken(outbox: Outbox, world: World, run_id: str) -> OutboxEntry:
     """Lease a notice for a minute."""
-    notice = await take(outbox, world, run_id)
-    assert notice is not None
-    return notice
+    entry = await take(outbox, world, run_id)
+    assert entry is not None
+    return entry
 
 
-async def put_off(outbox: Outbox, world: World, notice: OutboxEntry, *, attempts: int = 0) -> None:
+async def put_off(outbox: Outbox, world: World, entry: OutboxEntry, *, attempts: int = 0) -> None:
     """Give a notice back until the next heartbeat."""
-    await outbox.reschedule_entry(notice, due_at=world.now + HEARTBEAT, attempts=attempts)
+    await outbox.reschedule_entry(entry, due_at=world.now + HEARTBEAT, attempts=attempts)
 
 
 async def advance(world: World, milliseconds: int) -> None:
@@ -61,15 +61,15 @@ async def test_a_job_with_a_callback_has_a_notice_from_the_start(
 
     assert await due(outbox, world) == [run_id]
     assert (await world.view(job_id)).job.callback == WAITING
-    notice = await taken(outbox, world, run_id)
-    assert notice == OutboxEntry(
+    entry = await taken(outbox, world, run_id)
+    assert entry == OutboxEntry(
         job_id=job_id,
         run_id=run_id,
         callback=WAITING,
         lease=world.now + LEASE,
         run=await world.run(job_id),
     )
-    assert WAITING.task_token not in repr(notice)
+    assert WAITING.task_token not in repr(entry)
 
 
 async def test_a_submit_that_is_refused_leaves_no_notice(outbox: Outbox, world: World) -> None:
@@ -160,8 +160,8 @@ async def test_how_a_run_ended_is_noted_whatever_becomes_of_it(
     await world.succeed(run_id, 0)
     await world.store.jobs.delete_job(CALLER, job_id, now=world.now)
     await world.store.runs.purge_run(run_id)
-    notice = await taken(outbox, world, run_id)
-    assert (notice.run, notice.ended_as) == (None, RunStatus.COMPLETED)
+    entry = await taken(outbox, world, run_id)
+    assert (entry.run, entry.ended_as) == (None, RunStatus.COMPLETED)
 
 
 async def test_a_run_that_was_deleted_while_it_went_on_ended_as_that(
@@ -253,9 +253,9 @@ async def test_a_run_without_rows_ends_with_its_ingestion(outbox: Outbox, world:
 async def test_what_was_told_is_not_due_again(outbox: Outbox, world: World) -> None:
     job_id, run_id = await submit(world)
     await world.succeed(run_id, 0)
-    notice = await taken(outbox, world, run_id)
-    assert await outbox.fix_payload(notice, DONE, now=world.now)
-    await outbox.drop_entry(notice)
+    entry = await taken(outbox, world, run_id)
+    assert await outbox.fix_payload(entry, DONE, now=world.now)
+    await outbox.drop_entry(entry)
     await world.store.sweeping.expire_run(run_id, now=world.now)
     assert (await world.run(job_id, run_id)).status is RunStatus.DELETED
     assert await due(outbox, world) == []
@@ -277,13 +277,13 @@ async def test_an_end_during_a_delivery_is_due_when_that_is_put_off(
     outbox: Outbox, world: World
 ) -> None:
     job_id, run_id = await submit(world)
-    notice = await taken(outbox, world, run_id)
+    entry = await taken(outbox, world, run_id)
     await advance(world, 3)
     await stop(world, job_id, run_id)
     ended_at = world.now
     assert await due(outbox, world) == []
     await advance(world, 2)
-    await put_off(outbox, world, notice)
+    await put_off(outbox, world, entry)
 
     assert await outbox.due_entries(now=ended_at - 1, limit=10) == []
     assert await outbox.due_entries(now=ended_at, limit=10) == [run_id]
@@ -295,22 +295,22 @@ async def test_an_untold_end_stays_due_when_its_run_is_deleted(
 ) -> None:
     job_id, run_id = await submit(world)
     await stop(world, job_id, run_id)
-    notice = await taken(outbox, world, run_id)
+    entry = await taken(outbox, world, run_id)
     await delete_job(world, job_id, run_id)
     if gone:
         await purge(world, job_id, run_id)
-    await put_off(outbox, world, notice)
+    await put_off(outbox, world, entry)
     assert await due(outbox, world) == [run_id]
 
 
 async def test_what_is_told_is_settled_once(outbox: Outbox, world: World) -> None:
     _, run_id = await submit(world)
     await world.succeed(run_id, 0)
-    notice = await taken(outbox, world, run_id)
-    assert await outbox.fix_payload(notice, DONE, now=world.now)
-    assert not await outbox.fix_payload(notice, STOPPED, now=world.now + 1)
+    entry = await taken(outbox, world, run_id)
+    assert await outbox.fix_payload(entry, DONE, now=world.now)
+    assert not await outbox.fix_payload(entry, STOPPED, now=world.now + 1)
     decided_at = world.now
-    await put_off(outbox, world, notice, attempts=1)
+    await put_off(outbox, world, entry, attempts=1)
     assert await due(outbox, world) == []
     await advance(world, HEARTBEAT)
 
@@ -326,9 +326,9 @@ async def test_what_is_told_is_settled_once(outbox: Outbox, world: World) -> Non
 async def test_a_later_end_does_not_hasten_what_is_being_told(outbox: Outbox, world: World) -> None:
     job_id, run_id = await submit(world)
     await stop(world, job_id, run_id)
-    notice = await taken(outbox, world, run_id)
-    assert await outbox.fix_payload(notice, STOPPED, now=world.now)
-    await put_off(outbox, world, notice, attempts=1)
+    entry = await taken(outbox, world, run_id)
+    assert await outbox.fix_payload(entry, STOPPED, now=world.now)
+    await put_off(outbox, world, entry, attempts=1)
     await delete_run(world, job_id, run_id)
     assert await due(outbox, world) == []
 
@@ -344,14 +344,14 @@ async def test_a_notice_outlives_its_run_and_its_job(
 ) -> None:
     job_id, run_id = await submit(world)
     if decided:
-        notice = await taken(outbox, world, run_id)
-        assert await outbox.fix_payload(notice, STOPPED, now=world.now)
-        await put_off(outbox, world, notice, attempts=1)
+        entry = await taken(outbox, world, run_id)
+        assert await outbox.fix_payload(entry, STOPPED, now=world.now)
+        await put_off(outbox, world, entry, attempts=1)
     await delete_job(world, job_id, run_id)
     await purge(world, job_id, run_id)
     await advance(world, HEARTBEAT)
 
     assert await due(outbox, world) == [run_id]
-    notice = await taken(outbox, world, run_id)
-    assert (notice.run, notice.job_id, notice.callback) == (None, job_id, WAITING)
-    assert notice.ending == (STOPPED if decided else None)
+    entry = await taken(outbox, world, run_id)
+    assert (entry.run, entry.job_id, entry.callback) == (None, job_id, WAITING)
+    assert entry.ending == (STOPPED if decided else None)

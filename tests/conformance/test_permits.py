@@ -33,18 +33,18 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
 
 
 async def test_a_count_that_fits_is_granted_and_the_rest_is_free(bench: Bench) -> None:
-    standing = await bench.acquire_or_renew("a", 4)
-    assert (standing.granted, standing.free, standing.holders) == (True, 6, 1)
-    standing = await bench.acquire_or_renew("a", LIMIT)
-    assert (standing.granted, standing.free, standing.holders) == (True, 0, 1)
+    state = await bench.acquire_or_renew("a", 4)
+    assert (state.granted, state.free, state.holders) == (True, 6, 1)
+    state = await bench.acquire_or_renew("a", LIMIT)
+    assert (state.granted, state.free, state.holders) == (True, 0, 1)
 
 
 async def test_a_count_that_does_not_fit_is_refused_whole(bench: Bench) -> None:
     await bench.acquire_or_renew("a", 4)
-    standing = await bench.acquire_or_renew("b", 7)
-    assert (standing.granted, standing.free, standing.holders) == (False, 6, 1)
-    standing = await bench.acquire_or_renew("b", 6)
-    assert (standing.granted, standing.free, standing.holders) == (True, 0, 2)
+    state = await bench.acquire_or_renew("b", 7)
+    assert (state.granted, state.free, state.holders) == (False, 6, 1)
+    state = await bench.acquire_or_renew("b", 6)
+    assert (state.granted, state.free, state.holders) == (True, 0, 2)
 
 
 async def test_a_refused_growth_leaves_what_was_held(bench: Bench) -> None:
@@ -76,8 +76,8 @@ async def test_jobs_do_not_share_a_limit(bench: Bench) -> None:
 
 
 async def test_a_limit_of_nothing_grants_nothing(bench: Bench) -> None:
-    standing = await bench.acquire_or_renew("a", 1, limit=0)
-    assert (standing.granted, standing.free, standing.holders) == (False, 0, 0)
+    state = await bench.acquire_or_renew("a", 1, limit=0)
+    assert (state.granted, state.free, state.holders) == (False, 0, 0)
     assert (await bench.acquire_or_renew("a", 0, limit=0)).granted
 
 
@@ -110,8 +110,8 @@ async def test_growth_renews_what_was_held_before(bench: Bench) -> None:
 async def test_a_smaller_count_gives_back_and_renews_the_rest(bench: Bench) -> None:
     await bench.acquire_or_renew("a", LIMIT)
     await bench.clock.advance(20)
-    standing = await bench.acquire_or_renew("a", 7)
-    assert (standing.granted, standing.free, standing.holders) == (True, 3, 1)
+    state = await bench.acquire_or_renew("a", 7)
+    assert (state.granted, state.free, state.holders) == (True, 3, 1)
     await bench.clock.advance(20)
     assert not await bench.asks("b", 4)
     assert await bench.asks("b", 3)
@@ -124,15 +124,15 @@ async def test_a_count_given_back_before_the_call_is_given_back_all_the_same(ben
 
 async def test_a_count_of_nothing_gives_all_back(bench: Bench) -> None:
     await bench.acquire_or_renew("a", LIMIT)
-    standing = await bench.acquire_or_renew("a", 0)
-    assert (standing.granted, standing.free, standing.holders) == (True, LIMIT, 0)
+    state = await bench.acquire_or_renew("a", 0)
+    assert (state.granted, state.free, state.holders) == (True, LIMIT, 0)
     assert await bench.asks("b", LIMIT)
 
 
 async def test_who_has_nothing_may_always_have_nothing(bench: Bench) -> None:
     await bench.acquire_or_renew("a", LIMIT)
-    standing = await bench.acquire_or_renew("b", 0, limit=5)
-    assert (standing.granted, standing.free, standing.holders) == (True, 0, 1)
+    state = await bench.acquire_or_renew("b", 0, limit=5)
+    assert (state.granted, state.free, state.holders) == (True, 0, 1)
 
 
 # Never above what the ledger knows: granted, whatever the limit.
@@ -143,8 +143,8 @@ async def test_a_lowered_limit_takes_nothing_away_and_grants_nothing_more(bench:
     assert (await bench.acquire_or_renew("a", 8, limit=5)).granted
     assert not (await bench.acquire_or_renew("a", 9, limit=5)).granted
     assert not (await bench.acquire_or_renew("b", 1, limit=5)).granted
-    standing = await bench.acquire_or_renew("a", 6, limit=5)
-    assert (standing.granted, standing.free) == (True, 0)
+    state = await bench.acquire_or_renew("a", 6, limit=5)
+    assert (state.granted, state.free) == (True, 0)
     await bench.acquire_or_renew("a", 4, limit=5)
     assert not (await bench.acquire_or_renew("b", 2, limit=5)).granted
     assert (await bench.acquire_or_renew("b", 1, limit=5)).granted
@@ -180,8 +180,8 @@ async def test_one_holders_lease_does_not_carry_another(bench: Bench) -> None:
     await bench.clock.advance(20)
     await bench.acquire_or_renew("b", 4)
     await bench.clock.advance(15)
-    standing = await bench.look()
-    assert (standing.free, standing.holders) == (6, 1)
+    state = await bench.look()
+    assert (state.free, state.holders) == (6, 1)
 
 
 async def test_each_call_sets_its_own_lease_shorter_or_longer(bench: Bench) -> None:
@@ -219,8 +219,8 @@ async def test_a_lapsed_holder_is_refused_whole_where_there_is_no_room(bench: Be
     await bench.acquire_or_renew("a", 6)
     await bench.clock.advance(LEASE)
     await bench.acquire_or_renew("b", 5)
-    standing = await bench.acquire_or_renew("a", 6)
-    assert (standing.granted, standing.free, standing.holders) == (False, 5, 1)
+    state = await bench.acquire_or_renew("a", 6)
+    assert (state.granted, state.free, state.holders) == (False, 5, 1)
 
 
 async def test_clocks_set_back_and_forth_end_no_lease_and_lengthen_none(bench: Bench) -> None:
@@ -241,8 +241,8 @@ async def test_clocks_set_back_and_forth_end_no_lease_and_lengthen_none(bench: B
 async def test_a_call_that_arrives_twice_is_refused_and_changes_nothing(bench: Bench) -> None:
     await bench.acquire_or_renew("a", 4, sequence=1)
     await bench.clock.advance(20)
-    standing = await bench.acquire_or_renew("a", 4, sequence=1)
-    assert (standing.granted, standing.free, standing.holders) == (False, 6, 1)
+    state = await bench.acquire_or_renew("a", 4, sequence=1)
+    assert (state.granted, state.free, state.holders) == (False, 6, 1)
     await bench.clock.advance(10)
     assert await bench.total() == 0
 
@@ -291,8 +291,8 @@ async def test_the_sequence_goes_with_the_entry(bench: Bench) -> None:
 async def test_wants_are_counted_with_and_without_permits(bench: Bench) -> None:
     await bench.acquire_or_renew("a", LIMIT)
     assert (await bench.acquire_or_renew("b", 0, wants=True)).wanting == 1
-    standing = await bench.acquire_or_renew("a", LIMIT, wants=True)
-    assert (standing.holders, standing.wanting) == (1, 2)
+    state = await bench.acquire_or_renew("a", LIMIT, wants=True)
+    assert (state.holders, state.wanting) == (1, 2)
 
 
 @keeps_wants

@@ -38,7 +38,7 @@ SECONDS = st.sampled_from((0.1, 0.1, 0.5, 3.0, 9.0, 26.5, 29.5))
 class Call:
     """A call on its way; `asked_at` by the clock of its holder."""
 
-    holding: LeaseRequest
+    request: LeaseRequest
     asked_at: float
     answer: LedgerState | None = None
 
@@ -66,19 +66,19 @@ class Holder:
         count = max(0, before + change)
         self.permits = min(before, count)
         self.sequence += 1
-        holding = LeaseRequest(
+        request = LeaseRequest(
             job_id=JOB, holder=self.name, count=count, before=before, sequence=self.sequence
         )
-        self.waiting = Call(holding, now + self.offset)
+        self.waiting = Call(request, now + self.offset)
         return self.waiting
 
-    def learn(self, call: Call, standing: LedgerState, now: float) -> None:
+    def learn(self, call: Call, state: LedgerState, now: float) -> None:
         """Use what was granted, on top of what was not forgotten meanwhile."""
         self.waiting = None
         self.usable(now)
-        if standing.granted:
+        if state.granted:
             self.renewed_at = call.asked_at
-            self.permits += max(0, call.holding.count - call.holding.before)
+            self.permits += max(0, call.request.count - call.request.before)
 
 
 class Fleet(RuleBasedStateMachine):
@@ -113,13 +113,13 @@ class Fleet(RuleBasedStateMachine):
 
     def deliver(self, call: Call) -> None:
         """Let the ledger act; its first answer is on its way back."""
-        hold = self.bench.permits.acquire_or_renew(call.holding, limit=LIMIT, lease=LEASE)
+        hold = self.bench.permits.acquire_or_renew(call.request, limit=LIMIT, lease=LEASE)
 
         async def act() -> LedgerState:
             return await hold
 
-        standing = self.loop.run(act())
-        call.answer = call.answer or standing
+        state = self.loop.run(act())
+        call.answer = call.answer or state
 
     @rule(name=NAMES, change=CHANGES)
     def call(self, name: str, change: int) -> None:

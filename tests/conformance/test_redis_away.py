@@ -63,20 +63,20 @@ class Holder:
         self.held = min(before, count)
         self._sequence += 1
         asked_at = self._clock.monotonic()
-        holding = LeaseRequest(
+        request = LeaseRequest(
             job_id="JOB", holder=self.name, count=count, before=before, sequence=self._sequence
         )
         try:
-            standing = await self._permits.acquire_or_renew(holding, limit=LIMIT, lease=LEASE)
+            state = await self._permits.acquire_or_renew(request, limit=LIMIT, lease=LEASE)
         except ConveyorError as error:
             self.errors.append(error.code)
             return None
-        if standing.granted:
+        if state.granted:
             self.used  # noqa: B018  (what lapsed on the way is gone)
             self._renewed_at = asked_at
             self.held += max(0, count - before)
             self.grown += count > before
-        return standing
+        return state
 
 
 class Crowd:
@@ -184,10 +184,10 @@ class Virtual:
         self, holder: str, count: int, before: int = 0, *, job: str = "JOB"
     ) -> LedgerState:
         self._sequence += 1
-        holding = LeaseRequest(
+        request = LeaseRequest(
             job_id=job, holder=holder, count=count, before=before, sequence=self._sequence
         )
-        return await self.permits.acquire_or_renew(holding, limit=LIMIT, lease=LEASE)
+        return await self.permits.acquire_or_renew(request, limit=LIMIT, lease=LEASE)
 
 
 @pytest.fixture
@@ -241,9 +241,9 @@ async def test_a_clock_that_goes_back_closes_the_ledger(
     await virtual.clock.advance(10 * LEASE)
     await earlier.clock.advance(5 * LEASE)
     assert (await virtual.acquire_or_renew("a", 1)).granted
-    standing = await earlier.acquire_or_renew("b", 1)
+    state = await earlier.acquire_or_renew("b", 1)
     await earlier.server.aclose()
-    assert not standing.granted
+    assert not state.granted
 
 
 async def test_nothing_is_left_of_jobs_that_ended(

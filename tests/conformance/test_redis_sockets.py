@@ -33,8 +33,8 @@ async def test_all_is_done_by_a_socket_that_is_done_by_an_address(place: Path) -
         await server.ping()
         await server.put("name", b"value", seconds=60)
         assert await server.get("name") == b"value"
-        holding = LeaseRequest(job_id="JOB", holder="a", count=0, before=0, sequence=1)
-        await permits.acquire_or_renew(holding, limit=1, lease=1.0)
+        request = LeaseRequest(job_id="JOB", holder="a", count=0, before=0, sequence=1)
+        await permits.acquire_or_renew(request, limit=1, lease=1.0)
     finally:
         await server.aclose()
     assert server.place == str(place)

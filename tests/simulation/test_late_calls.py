@@ -22,15 +22,15 @@ class SlowWay:
         self.arrived: list[tuple[bool, int]] = []
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        late = holding.holder == self.slow and holding.count == holding.before > 0
+        late = request.holder == self.slow and request.count == request.before > 0
         if late:
             await self._clock.sleep(DELAY)
-        standing = await self.ledger.acquire_or_renew(holding, limit=limit, lease=lease)
+        state = await self.ledger.acquire_or_renew(request, limit=limit, lease=lease)
         if late:
-            self.arrived.append((standing.granted, self.ledger.total(holding.job_id)))
-        return standing
+            self.arrived.append((state.granted, self.ledger.total(request.job_id)))
+        return state
 
 
 async def test_a_late_announcement_to_an_empty_ledger_gives_nobody_more_to_use() -> None:

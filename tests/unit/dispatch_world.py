@@ -79,7 +79,7 @@ class BrokenLedger:
     def __init__(self, permits: Permits, clock: FakeClock) -> None:
         self._permits = permits
         self.clock = clock
-        self.away: Callable[[LeaseRequest], bool] = lambda _holding: False
+        self.away: Callable[[LeaseRequest], bool] = lambda _request: False
         self.there = self.back = 0.0
         self.rate = 1.0
         self.asked: list[LeaseRequest] = []
@@ -91,21 +91,19 @@ class BrokenLedger:
         return len(self.asked)
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
-        self.asked.append(holding)
+        self.asked.append(request)
         if self.there:
             await self.clock.sleep(self.there)
-        if self.away(holding):
+        if self.away(request):
             raise ConveyorError(ErrorCode.UNAVAILABLE, "the ledger is away")
-        standing = await self._permits.acquire_or_renew(
-            holding, limit=limit, lease=lease * self.rate
-        )
-        if standing.granted:
+        state = await self._permits.acquire_or_renew(request, limit=limit, lease=lease * self.rate)
+        if state.granted:
             self.granted_at = self.clock.monotonic()
         if self.back:
             await self.clock.sleep(self.back)
-        return standing
+        return state
 
 
 class SlowQueues(MemoryQueues):
@@ -254,17 +252,17 @@ class World:
 
     async def take(self, name: str, count: int, *, limit: int = 100) -> bool:
         """Let somebody from outside take permits."""
-        holding = LeaseRequest(
+        request = LeaseRequest(
             job_id=f"job-{name}", holder="other", count=count, before=0, sequence=1
         )
-        return (await self.permits.acquire_or_renew(holding, limit=limit, lease=1e6)).granted
+        return (await self.permits.acquire_or_renew(request, limit=limit, lease=1e6)).granted
 
     async def leave(self, name: str, *, limit: int = 100) -> bool:
         """Let them give back what they took."""
-        holding = LeaseRequest(
+        request = LeaseRequest(
             job_id=f"job-{name}", holder="other", count=0, before=limit, sequence=2
         )
-        return (await self.permits.acquire_or_renew(holding, limit=limit, lease=1e6)).granted
+        return (await self.permits.acquire_or_renew(request, limit=limit, lease=1e6)).granted
 
     def received(self) -> int:
         """Messages received by all workers."""

@@ -31,8 +31,8 @@ class Costs:
 
     async def acquire_or_renew(self, holder: str, count: int, *, before: int) -> LedgerState:
         self.permits.calls.clear()
-        holding = LeaseRequest(job_id="job", holder=holder, count=count, before=before, sequence=1)
-        return await self.permits.acquire_or_renew(holding, limit=3, lease=30)
+        request = LeaseRequest(job_id="job", holder=holder, count=count, before=before, sequence=1)
+        return await self.permits.acquire_or_renew(request, limit=3, lease=30)
 
     async def cost(self, holder: str, count: int, *, before: int) -> dict[str, int]:
         await self.acquire_or_renew(holder, count, before=before)
@@ -95,6 +95,6 @@ async def test_a_store_that_does_not_answer_changes_nothing(kind: Kind) -> None:
 @BOTH
 async def test_wants_and_sequences_are_not_known(kind: Kind) -> None:
     costs = Costs(kind)
-    holding = LeaseRequest(job_id="job", holder="a", count=1, before=0, sequence=1, wants=True)
-    standings = [await costs.permits.acquire_or_renew(holding, limit=3, lease=30) for _ in range(2)]
-    assert [(standing.granted, standing.wanting) for standing in standings] == [(True, 0)] * 2
+    request = LeaseRequest(job_id="job", holder="a", count=1, before=0, sequence=1, wants=True)
+    states = [await costs.permits.acquire_or_renew(request, limit=3, lease=30) for _ in range(2)]
+    assert [(state.granted, state.wanting) for state in states] == [(True, 0)] * 2

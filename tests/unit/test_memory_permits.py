@@ -11,8 +11,8 @@ LEASE = 30.0
 
 
 async def _hold_one(permits: MemoryPermits, job_id: str, holder: str) -> None:
-    holding = LeaseRequest(job_id=job_id, holder=holder, count=1, before=0, sequence=1)
-    await permits.acquire_or_renew(holding, limit=5_000, lease=LEASE)
+    request = LeaseRequest(job_id=job_id, holder=holder, count=1, before=0, sequence=1)
+    await permits.acquire_or_renew(request, limit=5_000, lease=LEASE)
 
 
 async def test_the_memory_ledger_forgets_jobs_that_nobody_asks_about() -> None:

@@ -41,10 +41,10 @@ async def test_calls_end_before_a_silent_workers_permits_are_given_away() -> Non
         await world.submit("a", 10, limit=10)
         await world.clock.advance(12)
         assert world.tasks.in_flight["run-a"] == 10
-        world.broken.away = lambda _holding: True
+        world.broken.away = lambda _request: True
         await lapse(world, "a", limit=10)
         assert world.telemetry.counts["fenced"] == 10
-        world.broken.away = lambda _holding: False
+        world.broken.away = lambda _request: False
 
 
 @pytest.mark.guarantee("G5")
@@ -54,7 +54,7 @@ async def test_a_grant_for_one_job_does_not_renew_another() -> None:
     async with world.running():
         await world.submit("a", 10, limit=10)
         await world.clock.advance(1)
-        world.broken.away = lambda holding: holding.job_id == "job-a"
+        world.broken.away = lambda request: request.job_id == "job-a"
         await world.submit("b", 10, limit=10)
         await world.clock.advance(5)
         assert world.tasks.in_flight["run-b"] == 10
@@ -239,10 +239,10 @@ async def test_permits_are_kept_while_the_ledger_is_away_for_a_short_time() -> N
     async with world.running():
         await world.submit("a", 1_000, limit=20)
         await world.clock.advance(21)
-        world.broken.away = lambda _holding: True
+        world.broken.away = lambda _request: True
         before = len(world.tasks.done)
         await world.clock.advance(15)
-        world.broken.away = lambda _holding: False
+        world.broken.away = lambda _request: False
         assert len(world.tasks.done) - before >= 120
         await world.clock.advance(20)
         assert world.telemetry.counts["fenced"] == 0
@@ -250,7 +250,7 @@ async def test_permits_are_kept_while_the_ledger_is_away_for_a_short_time() -> N
 
 @pytest.mark.parametrize("gap", [0.0, 0.3, 2.0, 8.0])
 async def test_a_lane_that_comes_back_is_worked_within_a_second(gap: float) -> None:
-    """For the mistake of numbering calls by share: the ledger remembers more than a new share does,
+    """For the mistake of numbering calls by lease: the ledger remembers more than a new lease does,
     and takes all its calls for late ones until the lease is over."""
     world = World(slots=20, duration=spread_out)
     async with world.running():
@@ -280,7 +280,7 @@ async def test_an_evicted_lane_is_worked_within_a_second_of_its_coming_back() ->
 
 
 async def test_a_rerun_is_worked_within_a_second() -> None:
-    """The next run of a job whose share went with the lane of the run before."""
+    """The next run of a job whose lease went with the lane of the run before."""
     world = World(slots=20, duration=lambda _delivery: 0.5)
     async with world.running():
         await world.submit("a", 200, limit=10)
@@ -301,11 +301,11 @@ async def test_a_refused_renewal_ends_the_calls_at_once_and_the_next_grant_is_us
     async with world.running():
         await world.submit("a", 10, limit=10)
         await world.clock.advance(1)
-        world.broken.away = lambda holding: holding.before == 10
+        world.broken.away = lambda request: request.before == 10
         await world.clock.advance(LEASE / 2)
         assert world.tasks.in_flight["run-a"] == 10
         assert await world.take("a", 10, limit=10)
-        world.broken.away = lambda _holding: False
+        world.broken.away = lambda _request: False
         await world.clock.advance(2)
         assert world.tasks.in_flight["run-a"] == 0
         world.broken.rate = 1.0
@@ -349,16 +349,16 @@ async def test_receives_under_way_count_as_buffered() -> None:
 
 
 async def test_permits_that_could_not_be_given_back_are_given_back_later() -> None:
-    """For the mistake of forgetting a share of which the ledger has not been told."""
+    """For the mistake of forgetting a lease before the ledger knows of its end."""
     world = World(slots=10, duration=lambda _delivery: 1.0, ledger=BrokenLedger)
     async with world.running():
         await world.submit("a", 10, limit=10)
         await world.clock.advance(0.5)
-        world.broken.away = lambda _holding: True
+        world.broken.away = lambda _request: True
         await world.dispatcher.close_lane("a")
         await world.clock.advance(3)
         assert world.dispatcher.lanes.get("a") is None
         assert world.granted("a") == 10
-        world.broken.away = lambda _holding: False
+        world.broken.away = lambda _request: False
         await world.clock.advance(2)
         assert world.granted("a") == 0

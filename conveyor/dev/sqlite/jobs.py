@@ -9,7 +9,7 @@ from msgspec import structs
 
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.idempotency import store_answer, stored_answer
-from conveyor.dev.sqlite.outbox import insert_notice
+from conveyor.dev.sqlite.outbox import insert_entry
 from conveyor.dev.sqlite.rows import SELECT_VIEW, insert_job, insert_run, insert_tasks, view_from
 from conveyor.dev.sqlite.states import (
     RUN_CHANGED,
@@ -54,7 +54,7 @@ class SqliteJobs(Jobs):
             except sqlite3.IntegrityError:
                 raise ConveyorError(ErrorCode.CONFLICT, "the job exists already") from None
             insert_tasks(connection, place, tasks, now=run.created_at)
-            insert_notice(connection, job, run)
+            insert_entry(connection, job, run)
             store_answer(connection, once, answer)
 
         await self._database.write(create)

@@ -1,4 +1,6 @@
-"""The outbox port. A trigger in `schema` makes a run's notice due when the run ends."""
+"""The outbox port: entries are rows of `notices`, and a trigger in `schema` makes the one of a run
+due when the run ends.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ _PUT_OFF = """
         ), due_at, :due_at)
     WHERE run_id = :run_id AND leased_until = :lease
 """
-"""Where the run has ended and the message about it is not decided yet, the notice stays due at the
-time of that end."""
+"""If the run has ended and the payload is not fixed yet, the entry stays due at the time of that
+end."""
 
 _endings = msgspec.json.Decoder(RunFinished)
 
@@ -61,8 +63,8 @@ class SqliteOutbox(Outbox):
 
         return await self._database.write(lease)
 
-    async def fix_payload(self, notice: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
-        values = (to_json(ending), now, notice.run_id, notice.lease)
+    async def fix_payload(self, entry: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
+        values = (to_json(ending), now, entry.run_id, entry.lease)
         return await self._database.write(
             lambda connection: (
                 connection.execute(
@@ -74,17 +76,17 @@ class SqliteOutbox(Outbox):
             )
         )
 
-    async def reschedule_entry(self, notice: OutboxEntry, *, due_at: int, attempts: int) -> None:
+    async def reschedule_entry(self, entry: OutboxEntry, *, due_at: int, attempts: int) -> None:
         values = {
-            "run_id": notice.run_id,
-            "lease": notice.lease,
+            "run_id": entry.run_id,
+            "lease": entry.lease,
             "due_at": due_at,
             "attempts": attempts,
         }
         await self._database.write(lambda connection: connection.execute(_PUT_OFF, values))
 
-    async def drop_entry(self, notice: OutboxEntry) -> None:
-        values = (notice.run_id, notice.lease)
+    async def drop_entry(self, entry: OutboxEntry) -> None:
+        values = (entry.run_id, entry.lease)
         await self._database.write(
             lambda connection: connection.execute(
                 "DELETE FROM notices WHERE run_id = ? AND leased_until = ?", values
@@ -92,8 +94,8 @@ class SqliteOutbox(Outbox):
         )
 
 
-def insert_notice(connection: sqlite3.Connection, job: Job, run: Run) -> None:
-    """Write the notice of a job's first run, where the job has a callback."""
+def insert_entry(connection: sqlite3.Connection, job: Job, run: Run) -> None:
+    """Write the entry of a job's first run if the job has a callback."""
     if job.callback is not None:
         connection.execute(
             "INSERT INTO notices (run_id, job_id, callback, due_at) VALUES (?, ?, ?, ?)",

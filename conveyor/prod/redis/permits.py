@@ -126,23 +126,23 @@ class RedisPermits:
         self._opens_at = 0
 
     async def acquire_or_renew(
-        self, holding: LeaseRequest, *, limit: int, lease: float
+        self, request: LeaseRequest, *, limit: int, lease: float
     ) -> LedgerState:
         """Raises ConveyorError(unavailable) if the server does not answer, soon enough for work to
         go on within the permits that are held. The server may have carried out the call: the next
         one, with the next sequence, corrects that.
         """
-        if holding.count < 0:
+        if request.count < 0:
             raise ValueError("a count of permits is not negative")
         granted, free, holders, wanting, opens_at = await self._server.run(
             HOLD,
             self._key,
-            holding.job_id,
-            holding.holder,
-            holding.count,
-            holding.before,
-            holding.sequence,
-            int(holding.wants),
+            request.job_id,
+            request.holder,
+            request.count,
+            request.before,
+            request.sequence,
+            int(request.wants),
             limit,
             math.ceil(lease * 1_000),
             "" if self._instant is None else self._instant(),
