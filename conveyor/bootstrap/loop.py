@@ -140,7 +140,7 @@ class Chores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """How a loop differs from that of `conveyor-dev`.
+    """The differences of a loop from that of `conveyor-dev`.
 
     `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that

@@ -58,7 +58,7 @@ class ServerTarget(msgspec.Struct, frozen=True):
 
 
 class Following(msgspec.Struct, frozen=True):
-    """What to do at the end of a run: the directory for bodies, and the status of the tasks to
+    """The download at the end of a run: the directory for bodies, and the status of the tasks to
     download.
 
     `words` is the command that does the same later.

@@ -26,7 +26,7 @@ class FileType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CsvOptions:
-    """How to read a CSV file, as far as given; columns by name or by index from 0."""
+    """The given options for reading a CSV file; columns by name or by index from 0."""
 
     url: int | str | None = None
     external_id: int | str | None = None

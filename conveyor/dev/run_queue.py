@@ -95,12 +95,12 @@ class MessageQueue:
 
     @property
     def refilling(self) -> bool:
-        """Whether a read of the store for more messages is under way."""
+        """True while the store is read for more messages."""
         return False
 
     @property
     def starved(self) -> bool:
-        """Whether more messages should be read from the store."""
+        """True if more messages should be read from the store."""
         return False
 
     @property
@@ -308,12 +308,12 @@ class RunQueue(MessageQueue):
 
     @property
     def refilling(self) -> bool:
-        """Whether a refill has begun and not ended."""
+        """True from the beginning of a refill to its end."""
         return self._refill is not None
 
     @property
     def starved(self) -> bool:
-        """Whether few references wait, rows may lie ahead, and there is room for them."""
+        """True if few references wait, rows may lie ahead, and there is room for them."""
         return self._more and self._waiting + len(self._ready) < self._low and self._room > 0
 
     @property

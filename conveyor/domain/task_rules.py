@@ -34,8 +34,8 @@ TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.SUCCESSFUL: frozenset(),
     TaskStatus.FAILED: frozenset(),
 }
-"""Which state may follow which. A lapsed claim returns its task to pending, whether or not a store
-writes that down before the next claim."""
+"""The states that may follow each state. A lapsed claim returns its task to pending, whether or not
+a store writes that down before the next claim."""
 
 TERMINAL_TASK_STATES = frozenset(
     status for status, following in TASK_TRANSITIONS.items() if not following
@@ -89,7 +89,7 @@ Settlement = Succeeded | Failed | Retry | Released
 
 
 class RunDelta(msgspec.Struct, frozen=True, gc=False):
-    """What one change of a task adds to the counters of its run, at `now`."""
+    """The addition of one change of a task to the counters of its run, at `now`."""
 
     now: int
     successful: int = 0
@@ -99,12 +99,12 @@ class RunDelta(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def ends_task(self) -> bool:
-        """Whether a task came to its end with it."""
+        """True if the change ended a task."""
         return self.successful + self.failed > 0
 
 
 class TaskChange(msgspec.Struct, frozen=True, gc=False):
-    """What a claim or a settlement does to a row.
+    """The change of a row by a claim or a settlement.
 
     `attempts` and `interruptions` are added to those of the row; a `not_before` of None leaves the
     row's as it is. `event` goes to the end of the history, and `result`, `error` and `failure` are
@@ -132,7 +132,7 @@ class NotYet(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeldRow(Protocol):
-    """What the rules look at in a row to know whose it is."""
+    """The part of a row by which the rules know its owner."""
 
     @property
     def status(self) -> TaskStatus: ...
@@ -142,8 +142,7 @@ class HeldRow(Protocol):
 
 
 class ClaimableRow(Protocol):
-    """What the rules look at in a row that somebody wants to claim; times in milliseconds since
-    1970."""
+    """The part of a row by which the rules decide on a claim; times in milliseconds since 1970."""
 
     @property
     def status(self) -> TaskStatus: ...

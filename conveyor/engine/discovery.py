@@ -63,7 +63,7 @@ _log = logging.getLogger("conveyor.engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveryOptions:
-    """How often discovery looks. All times in seconds.
+    """The intervals of discovery, in seconds.
 
     It reads changed runs every `interval`, all runs with work every `resync`, and closes a lane
     whose queue has been empty for `evict_after`.

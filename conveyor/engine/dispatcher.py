@@ -48,7 +48,7 @@ CALM = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchOptions:
-    """How a dispatcher works its lanes.
+    """Options of a dispatcher.
 
     It makes up to `slots` gateway calls at a time, and a receive hides messages for `visibility`
     seconds. A queue gives a message up after `max_receives`. One `picking` serves one dispatcher.

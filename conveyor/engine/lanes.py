@@ -85,7 +85,8 @@ class Lane:
 
     @property
     def room(self) -> int:
-        """How many more messages the job's limit allows, lowered while the gateway throttles it."""
+        """The number of further messages that the job's limit allows, lowered while the gateway
+        throttles the job."""
         return min(self.limit, int(self.ceiling)) - self.busy
 
     @property

@@ -55,7 +55,7 @@ class LeastInFlight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polling:
-    """How queues are polled, the same for every permit policy. All times in seconds.
+    """Options of polling, the same for every permit policy. All times are in seconds.
 
     `batch` is the most messages of one receive. A slot with nothing better to do waits on an empty
     queue for `wait`. The first empty receive in a row is followed by `pause`, which doubles up to

@@ -21,7 +21,7 @@ Spawn = Callable[[Callable[[], Awaitable[None]]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
-    """How one worker holds permits. All times in seconds.
+    """Options of one worker's permits. All times are in seconds.
 
     `holder` is its name in the ledger. The ledger takes its permits back `lease` after it last
     renewed them, which it does every `heartbeat`. It makes `slots` calls at a time, and one receive

@@ -1,6 +1,6 @@
-"""Metrics, the backlog and the loop's lag.
+"""The metrics of a process, among them the backlog of its queues and the lag of its event loop.
 
-Metrics are plain counters on the hot path; a scrape turns them into Prometheus families.
+On the hot path a metric is a plain counter; a scrape turns the counters into Prometheus families.
 
 The backlog is the number of messages in all queues that a worker may receive from, as the queues
 report it. Every worker of a fleet has a lane for each run with work, so each counts the whole.

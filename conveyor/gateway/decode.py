@@ -1,5 +1,4 @@
-"""Read the body of an answer: undo its content codings while it streams, within a bound on its
-size.
+"""Read the body of an answer: undo its content codings as it streams, within a bound on its size.
 
 A small body comes in one piece, a larger one in pieces.
 """

@@ -91,7 +91,7 @@ _SAMPLE = "Grüße, Привет, 日本語"
 
 
 class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
-    """How a URL is answered.
+    """The answer that the query of a URL asks for.
 
     status: the HTTP status. flaky: how many first calls get 503 instead. delay: seconds before the
     answer. size: bytes of body. body, body64: the body itself, as text or as URL-safe base 64.

@@ -73,7 +73,7 @@ _CONTROLS_AND_SPACE = "".join(map(chr, range(0x21)))
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where to connect, and what to ask for.
+    """A parsed target URL: the host to connect to, and the path to ask for.
 
     `host` is ASCII, with an IPv6 literal in brackets. `path` includes the query and goes into the
     request line. `credentials` is the Authorization value of a user and password in the URL.

@@ -45,7 +45,7 @@ _log = logging.getLogger("conveyor.tasks")
 
 
 class TaskOptions(msgspec.Struct, frozen=True):
-    """Who claims tasks and for how long, and the bounds of work."""
+    """The worker's name in claims, the length of a claim, and the bounds of work."""
 
     worker: str
     visibility: float

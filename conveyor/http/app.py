@@ -43,7 +43,7 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
-    """Who may call, how often, and how much they may send.
+    """The limits on callers: the accepted hosts, the rate of requests and their size.
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody

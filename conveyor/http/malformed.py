@@ -1,4 +1,4 @@
-"""Answer bytes that are not HTTP with a problem document too, before any application sees them."""
+"""Answer bytes that are not HTTP with a problem document, before any application sees them."""
 
 from __future__ import annotations
 

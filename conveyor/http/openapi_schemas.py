@@ -1,6 +1,6 @@
 """The schemas of the OpenAPI document, for requests and answers.
 
-The schemas of answers come from the structs that the service answers with.
+The schemas of answers are made from the structs in `conveyor.service.schemas`.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ def difference(item: Item, terms: FleetTerms, *, works: bool) -> str | None:
 
 
 def names_callers_anew(item: Item, terms: FleetTerms) -> bool:
-    """Whether the secret that callers' ids are derived from differs from the fleet's first one:
-    callers then get new ids, and no longer see their jobs."""
+    """Return True if the secret for callers' ids differs from the fleet's first one: callers then
+    get new ids, and no longer see their jobs."""
     known = item.get("secrets")
     return bool(known and terms.secrets and known[-1] != terms.secrets[-1])
 
@@ -152,9 +152,9 @@ def names_callers_anew(item: Item, terms: FleetTerms) -> bool:
 async def nobody_works(
     table: Table, *, watch: float, watching: Callable[[], None] = lambda: None
 ) -> bool:
-    """Whether no worker confirms the terms for `watch` seconds; known at once if none ever did.
+    """Watch for `watch` seconds; return True if no worker confirms the terms meanwhile.
 
-    Calls `watching` before it waits.
+    Return True at once if no worker ever did. Calls `watching` before it waits.
     """
     before = await table.get(FLEET)
     if before is None or not before.get("beats"):

@@ -1,11 +1,11 @@
-"""Read a list that lies in many shards, page by page or as one stream, in index order; above all
-the task rows of a run, in submission order.
+"""Read a list that lies in many shards in the order of its index, page by page or as one stream.
 
-Asking every shard for a whole page would read many rows that the page cannot hold. Here each shard
-has a position of its own, and is asked for as many rows as the page will probably take from it:
-exactly its part where that follows from the index, else its share and a small margin. A shard that
-runs dry before the page is full is asked again. Nothing is kept between two pages: the next one
-reads again the rows that were read and not returned.
+The main use is a run's task rows in submission order. Asking every shard for a whole page would
+read many rows that the page cannot hold. So each shard has a position of its own, and is asked for
+as many rows as the page will probably take from it: exactly its part if that follows from the
+index, else an equal part and a small margin. A shard that runs dry before the page is full is asked
+again. Nothing is kept between two pages: the next one reads again the rows that were read and not
+returned.
 
 A row may be returned once every row below it is known. That follows from the position up to which
 each shard has been read, and from the fact that an index lies in one shard only, so that the

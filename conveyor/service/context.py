@@ -1,5 +1,5 @@
-"""The ports, options and keys that every part of the service uses, and the lookup of jobs and
-runs."""
+"""The context of the service: the ports, options and keys of all its parts, and the lookup of jobs
+and runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Reads jobs and runs, one at a time or in pages, newest first; closes, stops, pauses and deletes
-them."""
+"""Reads jobs and runs, one at a time or in pages, and closes, stops, pauses and deletes them.
+
+Pages come newest first.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Results page by page, bodies and histories, and the cursors of pages.
+"""Reads the results of a run page by page, their bodies and the histories of tasks.
 
-A cursor is opaque: a position by key, never a row pointer, signed under the service's keys. Its
-scope (the list, its caller, the filter) is signed with it but not carried, so a cursor of another
-list is refused like a forged one. The cursor of a list in many shards holds one position for each
-shard and begins with `sh:`.
+A page ends with a cursor, from which the next one goes on. A cursor is opaque: a position by key,
+never a row pointer, signed under the service's keys. Its scope (the list, its caller, the filter)
+is signed with it but not carried, so a cursor of another list is refused like a forged one. The
+cursor of a list in many shards holds one position for each shard and begins with `sh:`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Creates jobs, adds tasks to open ones, and limits the unfinished jobs of a caller if so set."""
+"""Creates jobs, adds tasks to open ones, and enforces the limit on a caller's unfinished jobs, if
+one is set.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Loads lists of tasks from a document or a file: checks them, then holds or stages them.
 
 A short list is held until its request writes the rows. A long one is staged in chunks as it is
-checked, and is never in memory as a whole. Also refuses features that the contract reserves.
+checked, and is never in memory as a whole. Features that the contract reserves are refused.
 """
 
 from __future__ import annotations

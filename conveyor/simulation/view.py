@@ -135,7 +135,7 @@ FIGURES = (
     Column("done", "Tasks completed: not all where it was cut off.", _figure("completed")),
     Column(
         "received\na task",
-        "Messages received for each task done: 1 is none in vain.",
+        "Messages received for each task done: 1 means that each was received once.",
         _figure("amplification", factor),
     ),
     Column(

@@ -132,7 +132,7 @@ class RoleProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSize:
-    """How many processes of each role, and how many gateway calls a worker makes at a time."""
+    """The number of processes of each role, and of gateway calls that a worker makes at a time."""
 
     apis: int = 2
     workers: int = 4

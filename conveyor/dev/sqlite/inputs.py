@@ -1,4 +1,4 @@
-"""Slots for uploaded files of tasks."""
+"""The inputs port: a row for each slot for an uploaded file of tasks."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Records as columns, and statements over many rows.
-
-A statement renders a page of task rows as one JSON text: reading a thousand rows is then one step
-of the database and one call of the decoder.
+"""The mapping between records and rows, with few steps of the database for many rows.
 
 Each step of a statement releases the interpreter's lock and has to win it back, which a busy event
-loop makes slow. One statement over fifty rows does so once, fifty statements fifty times. Row
-counts are rounded up and padded with NULL keys, so that few statements need to be prepared.
+loop makes slow. So a statement renders a page of task rows as one JSON text, read in one step and
+decoded in one call; and one statement writes fifty rows in one step instead of fifty. The numbers
+of rows are rounded up and padded with NULL keys, so that few statements need to be prepared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The tables of the SQLite file, and the steps that lead an older file to them.
 
-The statements say what each table and column holds, and docs/reference/columns.md repeats it: a
-comment behind a table's name or on its first lines is about the table, one behind a column about
-the column, and goes on in the lines of comment below it. Times are milliseconds since 1970.
+Comments in the statements describe each table and column, and docs/reference/columns.md repeats
+them: a comment behind a table's name or on its first lines is about the table, one behind a column
+is about the column, and goes on in the lines of comment below it. Times are milliseconds since
+1970.
 
 `tasks`, `claims` and `histories` share one key (see `rows.KeyRange`), so that the rows of a shard
 lie side by side in submission order. What changes often is kept apart from what is large: claiming

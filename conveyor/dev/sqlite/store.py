@@ -22,8 +22,8 @@ from conveyor.dev.sqlite.tasks import SqliteTasks
 _LIVE = """(
     SELECT status FROM runs WHERE run_no <= claims.task_key >> 35 ORDER BY run_no DESC LIMIT 1
 ) IN ('running', 'pending')"""
-"""Whether a claim belongs to a live run: the run of a claim has the greatest number up to the
-claim's."""
+"""A condition: the claim belongs to a live run. The run of a claim has the greatest number up to
+the claim's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The sweeping port: find and correct whatever a periodic look over the store has to."""
+"""The sweeping port: find runs that need the sweeper, correct their counters, and expire them."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class _Verdict:
 
     @property
     def counters_agree(self) -> bool:
-        """Whether the counters agree with the rows, or are not to be touched."""
+        """True if the counters agree with the rows, or are not to be touched."""
         counts, stats = self.counts, self.run.stats
         return counts is None or (
             (counts.total, counts.successful, counts.failed, counts.failure_reasons)

@@ -229,7 +229,7 @@ async def open_aws(options: AwsOptions, clock: Clock, *services: str) -> BotoAws
 
 
 def credentials_outlast(credentials: Credentials | None, seconds: int) -> bool:
-    """Whether credentials, renewed if they are about to expire, last for `seconds` more."""
+    """Renew credentials that are about to expire; return True if they last for `seconds` more."""
     if not isinstance(credentials, RefreshableCredentials):
         return True
     # Renews them if it is time, as signing would: they are not renewed again for a while.
@@ -322,14 +322,14 @@ def _refusal(error: ClientError, service: str, operation: str) -> AwsRefused:
 
 
 def _is_passing(refused: AwsRefused, error: ClientError) -> bool:
-    """Whether the same call may succeed a moment later."""
+    """Return True if the same call may succeed a moment later."""
     if refused.word == "TransactionCanceledException":
         return set(refused.reasons) <= PASSING_REASONS
     return refused.word in PASSING or _is_server_error(refused, error)
 
 
 def _is_server_error(refused: AwsRefused, error: ClientError) -> bool:
-    """Whether the service reports a failure of its own. Throttling does not count as one."""
+    """Return True if the service reports a failure of its own, other than throttling."""
     status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status >= 500 and refused.word not in THROTTLES
 

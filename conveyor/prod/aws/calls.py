@@ -124,7 +124,7 @@ class AwsRefused(ConveyorError):
 
     @property
     def is_condition(self) -> bool:
-        """Whether a condition failed, of the call itself or of a part of its transaction."""
+        """True if a condition failed, of the call itself or of a part of its transaction."""
         return (
             self.word == "ConditionalCheckFailedException"
             or "ConditionalCheckFailed" in self.reasons
@@ -170,7 +170,7 @@ class CallStats:
         self._useless[service] = now
 
     def usable(self, now: float) -> bool:
-        """Whether all resources of this process exist, and AWS accepts its credentials."""
+        """Return True if all resources of this process exist, and AWS accepts its credentials."""
         return all(now - last > AWAY_FOR for last in self._useless.values())
 
     def away(self, now: float) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class RedisServer:
 
     @property
     def resting(self) -> bool:
-        """Whether the server failed to answer a moment ago."""
+        """True for a moment after the server failed to answer."""
         return self._clock.monotonic() < self._rests_until
 
     async def run(self, script: Script, key: str, *arguments: str | int | float | bytes) -> Any:

@@ -143,7 +143,8 @@ async def bucket_problem(aws: Aws, bucket: str) -> str | None:
 
 
 async def bucket_exists(aws: Aws, bucket: str) -> bool:
-    """Whether the bucket exists. Raises AwsRefused, also if it belongs to another account."""
+    """Return True if the bucket exists. Raises AwsRefused, also if it belongs to another
+    account."""
     try:
         await aws.call("s3", "head_bucket", {"Bucket": bucket})
     except AwsRefused as refused:

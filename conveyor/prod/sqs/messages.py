@@ -149,7 +149,7 @@ class UnreadableMessage(msgspec.Struct, frozen=True):
 
     @property
     def may_be_read_elsewhere(self) -> bool:
-        """Whether a process of another version may be able to read it."""
+        """True if a process of another version may be able to read the message."""
         return self.reason in (OF_ANOTHER_VERSION, OF_ANOTHER_KIND)
 
 

@@ -170,7 +170,8 @@ class QueueRegistry:
         self._remembered[queue] = replace(self._known(queue), url="")
 
     async def is_coming(self, run_id: str, queue: str) -> bool:
-        """Whether this process made a run's queue so recently that SQS may not know it yet."""
+        """Return True if this process made a run's queue so recently that SQS may not know it
+        yet."""
         known = self._known(queue)
         if not self._is_young(known):
             return False
