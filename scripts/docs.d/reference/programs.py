@@ -98,7 +98,9 @@ def commands() -> str:
     """Return every command with its options."""
     blocks = []
     for program, command in (("conveyor", cli.conveyor), ("conveyor-dev", cli.conveyor_dev)):
-        for context in _contexts(command, click.Context(command, info_name=program)):
+        for context in _contexts(
+            command, click.Context(command, info_name=program, **command.context_settings)
+        ):
             blocks += _command_blocks(context)
     return page(
         "Commands",
@@ -114,7 +116,12 @@ def _contexts(command: click.Command, context: click.Context) -> Iterator[click.
     yield context
     if isinstance(command, click.Group):
         for word, below in command.commands.items():
-            yield from _contexts(below, click.Context(below, info_name=word, parent=context))
+            yield from _contexts(below, _below(below, word, context))
+
+
+def _below(command: click.Command, word: str, parent: click.Context) -> click.Context:
+    # A command remembers its help option by the settings of the first context that asks for it.
+    return click.Context(command, info_name=word, parent=parent, **command.context_settings)
 
 
 def _command_blocks(context: click.Context) -> list[str]:
