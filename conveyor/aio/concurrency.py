@@ -1,10 +1,10 @@
-"""Structured concurrency on anyio: run calls concurrently, unwrap exception groups, and wait for an
-event or the injected clock, whichever comes first.
+"""Structured concurrency on anyio: run calls concurrently, unwrap exception groups, wait for an
+event or the injected clock, whichever comes first, and pace work that must not hold up other work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -99,3 +99,38 @@ async def wait_or_timeout(event: anyio.Event, clock: Clock, seconds: float) -> N
         group.start_soon(expire)
         await event.wait()
         group.cancel_scope.cancel()
+
+
+REST = 9.0
+"""Rest after a step, in times of its length: a remover works a tenth of the time, and less while
+other work slows its steps."""
+
+Remove = Callable[[int], Awaitable[int]]
+"""Remove up to so many things; return how many."""
+
+
+class Throttle:
+    """Run steps of removal with rests in between, by an injected clock.
+
+    Short steps, and a rest after each full one, keep removal out of the way of other work.
+    """
+
+    def __init__(self, clock: Clock, *, rest: float = REST) -> None:
+        self._clock = clock
+        self._rest = rest
+
+    async def step(self, remove: Remove, size: int) -> bool:
+        """Remove up to `size` things and rest; return whether there may be more."""
+        rest = await self.step_without_rest(remove, size)
+        if rest is None:
+            return False
+        await self._clock.sleep(rest)
+        return True
+
+    async def step_without_rest(self, remove: Remove, size: int) -> float | None:
+        """Remove up to `size` things; return the seconds to rest before the next step, or None if
+        nothing is left."""
+        began = self._clock.monotonic()
+        if await remove(size) < size:
+            return None
+        return self._rest * (self._clock.monotonic() - began)

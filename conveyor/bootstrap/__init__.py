@@ -1,4 +1,4 @@
-"""Wire a running API and worker from the settings. The only room that knows every other.
+"""Wire a running API and worker from the settings. The only room that knows both bindings.
 
 A binding is imported lazily, so that a process loads only the one it uses.
 """

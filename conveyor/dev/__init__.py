@@ -1,1 +1,2 @@
-"""The development binding: SQLite, files and memory in one process. As weak as production."""
+"""The development binding: SQLite, files and memory in one process. It promises no more than
+production does."""

@@ -1,2 +1,2 @@
-"""The dispatch loop: lanes in order of priority, permits before receives. Knows ports, not
-handlers."""
+"""The dispatch loop: lanes by the fewest messages in hand for their weight, permits before
+receives. Knows ports, not handlers."""

@@ -1,14 +1,11 @@
-"""Scrub a deleted run: remove its rows and bodies in steps, and its tombstone at the end.
-
-A throttle keeps removal out of the way of other work: short steps, and a rest after each full one.
-"""
+"""Scrub a deleted run: remove its rows and bodies in steps, and its tombstone at the end."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
 
+from conveyor.aio.concurrency import Remove, Throttle
 from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.model import Run, RunStatus
 from conveyor.ports.blobs import BlobPurge
@@ -16,46 +13,16 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.ports.maintenance import JobTombstones, RunTombstones, TaskScrubs
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, Queues
-from conveyor.records.blob_keys import LIFECYCLE_DAYS, export_prefix, run_prefix, staged_prefix
+from conveyor.records.blob_keys import (
+    BODIES_A_STEP,
+    LIFECYCLE_DAYS,
+    bodies_below,
+    export_prefix,
+    run_prefix,
+    staged_prefix,
+)
 
 ROWS_A_STEP = 500
-BODIES_A_STEP = 256
-REST = 9.0
-"""Rest after a step, in times of its length: a remover works a tenth of the time, and less while
-other work slows its steps."""
-
-Remove = Callable[[int], Awaitable[int]]
-"""Remove up to so many things; return how many."""
-
-
-class Throttle:
-    """Run steps of removal with rests in between, by an injected clock."""
-
-    def __init__(self, clock: Clock, *, rest: float = REST) -> None:
-        self._clock = clock
-        self._rest = rest
-
-    async def step(self, remove: Remove, size: int) -> bool:
-        """Remove up to `size` things and rest; return whether there may be more."""
-        rest = await self.step_without_rest(remove, size)
-        if rest is None:
-            return False
-        await self._clock.sleep(rest)
-        return True
-
-    async def step_without_rest(self, remove: Remove, size: int) -> float | None:
-        """Remove up to `size` things; return the seconds to rest before the next step, or None if
-        nothing is left."""
-        began = self._clock.monotonic()
-        if await remove(size) < size:
-            return None
-        return self._rest * (self._clock.monotonic() - began)
-
-
-def bodies_below(blobs: BlobPurge, prefix: str) -> Remove:
-    """Return a function that removes bodies below a prefix."""
-    return lambda size: blobs.delete_prefix(prefix, limit=size)
-
 
 MOST_LONG = 2
 """Long deletions at a time in one worker: the other slots of the control lane are for urgent

@@ -13,9 +13,9 @@ from functools import partial
 
 import msgspec
 
+from conveyor.aio.concurrency import Remove, Throttle
 from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.handlers.delete import BODIES_A_STEP, Remove, Throttle, bodies_below
 from conveyor.ports.blobs import BlobPurge, Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.maintenance import (
@@ -36,7 +36,14 @@ from conveyor.ports.queues import (
     Signals,
     run_queue,
 )
-from conveyor.records.blob_keys import LIFECYCLE_DAYS, export_key, input_key, run_prefix
+from conveyor.records.blob_keys import (
+    BODIES_A_STEP,
+    LIFECYCLE_DAYS,
+    bodies_below,
+    export_key,
+    input_key,
+    run_prefix,
+)
 
 
 class RecentlyDone:

@@ -79,7 +79,7 @@ async def history(call: RequestContext) -> Response:
     return json_response(events)
 
 
-JOB_ROUTES: dict[str, dict[str, Handler]] = {
+RUN_ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/jobs/{job_id}/runs": {"GET": list_runs},
     "/v1/jobs/{job_id}/runs/{run_id}": {"GET": get_run, "DELETE": delete_run},
     "/v1/jobs/{job_id}/results": {"GET": list_results},
@@ -176,7 +176,7 @@ async def rerun(call: RequestContext) -> Response:
     )
 
 
-RUN_ROUTES: dict[str, dict[str, Handler]] = {
+JOB_ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/jobs": {"GET": list_jobs, "POST": submit},
     "/v1/jobs/{job_id}": {"GET": get_job, "DELETE": delete_job},
     "/v1/jobs/{job_id}/tasks": {"POST": add_tasks},

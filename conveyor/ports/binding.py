@@ -27,27 +27,27 @@ from conveyor.ports.tasks import TaskClaims, TaskReader, UnfinishedTasks
 
 
 class Jobs(JobReader, JobWriter, JobPurge, Protocol):
-    """Every role over jobs."""
+    """All of JobReader, JobWriter and JobPurge."""
 
 
 class Runs(WorkerRuns, ApiRuns, RunTombstones, Protocol):
-    """Every role over runs."""
+    """All of WorkerRuns, ApiRuns and RunTombstones."""
 
 
 class Tasks(TaskClaims, TaskReader, UnfinishedTasks, TaskScrubs, Protocol):
-    """Every role over tasks."""
+    """All of TaskClaims, TaskReader, UnfinishedTasks and TaskScrubs."""
 
 
 class Ingestion(IngestWork, StuckIngests, Protocol):
-    """Every role over ingestion."""
+    """All of IngestWork and StuckIngests."""
 
 
 class Inputs(InputSlots, InputExpiry, Protocol):
-    """Every role over slots for uploaded files of tasks."""
+    """All of InputSlots and InputExpiry."""
 
 
 class Exports(ExportRequests, ExportWork, ExportUpkeep, Protocol):
-    """Every role over exports."""
+    """All of ExportRequests, ExportWork and ExportUpkeep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,11 @@
-"""The keys of bodies in the blob store, and how many days a store keeps them."""
+"""The keys of bodies in the blob store, how many days a store keeps them, and their removal."""
 
 from __future__ import annotations
 
 import re
+
+from conveyor.aio.concurrency import Remove
+from conveyor.ports.blobs import BlobPurge
 
 _NAME = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]+"
 _KEY = re.compile(rf"(?!tmp(?:/|\Z)){_NAME}(?:/{_NAME})*")
@@ -73,3 +76,12 @@ def export_key(job_id: str, run_id: str, export_id: str) -> str:
 def export_prefix(job_id: str, run_id: str) -> str:
     """The prefix that holds every export of a run."""
     return f"exports/{job_id}/{run_id}/"
+
+
+BODIES_A_STEP = 256
+"""Bodies that a remover takes at a time."""
+
+
+def bodies_below(blobs: BlobPurge, prefix: str) -> Remove:
+    """Return a function that removes bodies below a prefix."""
+    return lambda size: blobs.delete_prefix(prefix, limit=size)

@@ -24,6 +24,20 @@ from tests.architecture.source import import_graph, read_modules
 
 DYNAMODB = "conveyor/prod/dynamodb/"
 
+# Each bound may be tightened, and never loosened. The package had 260 files when the bounds were
+# drawn. The bound on files leaves room for new ones: what keeps fragments out is the least mean.
+MOST_FILES = 300
+LEAST_MEAN_LINES = 120
+MOST_LINES = 700
+MOST_LONELY = 25
+MOST_CYCLES = 0
+MOST_UPWARD = 0
+MOST_DYNAMODB = 22
+MOST_PASSED = 70
+MOST_SHARED = 0
+MOST_LONG_SIGNATURES = 0
+MOST_WITH_BINDING = 0
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -60,24 +74,32 @@ class Figures:
 
     def table(self) -> str:
         """Render the figures as a table in Markdown."""
+        lonely = f"modules under {LONELY_LINES} lines with one importer"
+        long_signatures = f"functions with more than {MOST_PARAMETERS} parameters"
+        with_binding = "handlers that take a whole `Binding`"
         rows = [
-            ("source files", self.files),
-            ("lines of code", sum(self.lines)),
-            ("lines of code a file, mean", round(self.mean)),
-            ("lines of code a file, median", round(statistics.median(self.lines))),
-            ("lines of code a file, 90th percentile", self.percentile_90),
-            ("lines of code a file, most", self.lines[-1]),
-            (f"modules under {LONELY_LINES} lines with one importer", len(self.lonely)),
-            ("import cycles", len(self.cycles)),
-            ("upward arrows", len(self.upward)),
-            ("files of `conveyor/prod/dynamodb`", self.dynamodb),
-            ("files that one URL passes", len(self.passed)),
-            ("names that public types share", len(self.shared)),
-            (f"functions with more than {MOST_PARAMETERS} parameters", len(self.long_signatures)),
-            ("handlers that take a whole `Binding`", len(self.with_binding)),
+            ("source files", self.files, most(MOST_FILES)),
+            ("lines of code", sum(self.lines), ""),
+            ("lines of code a file, mean", round(self.mean), f"at least {LEAST_MEAN_LINES}"),
+            ("lines of code a file, median", round(statistics.median(self.lines)), ""),
+            ("lines of code a file, 90th percentile", self.percentile_90, ""),
+            ("lines of code a file, most", self.lines[-1], most(MOST_LINES)),
+            (lonely, len(self.lonely), most(MOST_LONELY)),
+            ("import cycles", len(self.cycles), most(MOST_CYCLES)),
+            ("upward arrows", len(self.upward), most(MOST_UPWARD)),
+            ("files of `conveyor/prod/dynamodb`", self.dynamodb, most(MOST_DYNAMODB)),
+            ("files that one URL passes", len(self.passed), most(MOST_PASSED)),
+            ("names that public types share", len(self.shared), most(MOST_SHARED)),
+            (long_signatures, len(self.long_signatures), most(MOST_LONG_SIGNATURES)),
+            (with_binding, len(self.with_binding), most(MOST_WITH_BINDING)),
         ]
-        body = [f"| {name} | {value:,} |" for name, value in rows]
-        return "\n".join(["| Figure | Today |", "|---|---:|", *body])
+        body = [f"| {name} | {value:,} | {bound} |" for name, value, bound in rows]
+        return "\n".join(["| Figure | Today | Bound |", "|---|---:|---:|", *body])
+
+
+def most(bound: int) -> str:
+    """Write an upper bound; a bound of 0 is an exact one."""
+    return f"at most {bound}" if bound else "0"
 
 
 def measure(passed: Sequence[str]) -> Figures:

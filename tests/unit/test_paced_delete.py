@@ -11,10 +11,11 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from conveyor.aio.concurrency import REST, Throttle
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus
 from conveyor.engine.planner import CONTROL_SLOTS
-from conveyor.handlers.delete import MOST_LONG, PAUSE, REST, ROWS_A_STEP, DeleteHandler, Throttle
+from conveyor.handlers.delete import MOST_LONG, PAUSE, ROWS_A_STEP, DeleteHandler
 from conveyor.ports.binding import Binding
 from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, run_queue

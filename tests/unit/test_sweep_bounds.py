@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from conveyor.aio.concurrency import REST
 from conveyor.domain.model import RunStatus
 from conveyor.handlers import sweep as sweep_quiet
-from conveyor.handlers.delete import BODIES_A_STEP, REST
 from conveyor.handlers.sweep import BUDGET, CLAIM_SHARE
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
-from conveyor.records.blob_keys import run_prefix
+from conveyor.records.blob_keys import BODIES_A_STEP, run_prefix
 from tests.unit.http_api import Api, open_api
 from tests.unit.sweep_world import DAY, INTERVAL, QUIET, ManyBodies, run_id_of, slot_of, sweep_over
 

@@ -100,7 +100,10 @@ def _takes(schema: dict[str, Any]) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "enum" in schema:
-        return _values(*schema["enum"])
+        values = schema["enum"]
+        if values == [True, False, "true", "false"]:
+            return f"{_values(True)} or {_values(False)}, as boolean or text"
+        return _values(*values)
     for several in ("oneOf", "anyOf"):
         if several in schema and "properties" not in schema:
             return " or ".join(filter(None, map(_takes, schema[several])))

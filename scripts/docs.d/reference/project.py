@@ -37,25 +37,31 @@ def rooms_page() -> str:
 
 
 def ports() -> str:
-    """Return every method of every port."""
+    """Return every method of every port, by module."""
     blocks = []
     for path in modules(PACKAGE / "ports"):
         module = import_module(f"conveyor.ports.{path.stem}")
-        for name, port in vars(module).items():
-            if getattr(port, "_is_protocol", False) and port.__module__ == module.__name__:
-                own = [one for one in vars(port).items() if inspect.isfunction(one[1])]
-                public = [one for one in own if not one[0].startswith("_")]
-                blocks += [
-                    f"## {name}",
-                    joined(port.__doc__),
-                    table(
-                        ["Method", "Contract"],
-                        [[code(method), joined(one.__doc__)] for method, one in public],
-                    )
-                    if public
-                    else "",
-                ]
+        found = [
+            block
+            for name, port in vars(module).items()
+            if getattr(port, "_is_protocol", False) and port.__module__ == module.__name__
+            for block in _port(name, port)
+        ]
+        if found:
+            blocks += [f"## {code(path.relative_to(ROOT).as_posix())}", *found]
     return page("Ports", joined(import_module("conveyor.ports").__doc__), *blocks)
+
+
+def _port(name: str, port: type) -> list[str]:
+    own = [one for one in vars(port).items() if inspect.isfunction(one[1])]
+    methods = [
+        [code(method), joined(one.__doc__)] for method, one in own if not method.startswith("_")
+    ]
+    return [
+        f"### {name}",
+        joined(port.__doc__),
+        table(["Method", "Contract"], methods) if methods else "",
+    ]
 
 
 def dependencies() -> str:
