@@ -573,7 +573,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "kms_key",
         "key",
-        "of KMS, under which callers' keys are sealed; if empty, the root secret seals them",
+        "of KMS, which encrypts callers' keys; if empty, the root secret encrypts them",
         used_by=FLEET,
     ),
 )

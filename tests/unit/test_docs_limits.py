@@ -43,7 +43,7 @@ JOB = submission.parse_job({"tasks": [{"url": "http://a.test/"}]}, submission.Li
 
 LIMITS: dict[str, tuple[int, ...]] = {
     "request body": (DEFAULTS.max_request_bytes,),
-    "head of a request, and one read of the socket more": (malformed.MAX_HEAD,),
+    "head of a request (one more socket read may pass)": (malformed.MAX_HEAD,),
     "JSON nesting": (strict_json.MAX_DEPTH,),
     "objects and lists in a document, brackets in strings counted too": (
         strict_json.MAX_CONTAINERS,
@@ -143,7 +143,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
         blobs.PARTS_AT_A_TIME,
     ),
     "an unfinished write until its leftovers are removed": (PATIENCE // 60_000,),
-    "a word of a worker about its ledger, silence before that may be changed": (
+    "interval of a worker's heartbeat to the fleet item; silence before the terms may change": (
         int(BEAT),
         int(WATCH),
     ),

@@ -80,7 +80,7 @@ def test_the_attributes_of_new_items_stand() -> None:
         "task of a job in one shard": new_task_item("TASK", TaskSpec("http://a.test/"), now=1),
         "place": place.item(),
         "intent": intent_item(place, now=1),
-        "notice": new_outbox_item(run, Callback("TOKEN")),
+        "outbox entry": new_outbox_item(run, Callback("TOKEN")),
     }
     described = {item: one.attributes.keys() | OF_EVERY_ITEM.keys() for item, one in ITEMS.items()}
     described["run"] = described["run"] - {f"{REASON}REASON"} | {f"{REASON}{TaskFailure.TIMEOUT}"}

@@ -101,7 +101,7 @@ ITEMS: dict[str, ItemInfo] = {
             "swept": "whether its expired bodies are removed",
             "queue_dropped": "whether the queue that it left behind is removed",
             "unsettled": "whether its rows must be counted once more",
-            "calls_back": "set while a notice waits for its end",
+            "calls_back": "set while an outbox entry waits for its end",
             "rerun_of": "the run that it repeats",
             "failure_reason": "why the run failed",
             "failure_detail": "the same in a sentence",
@@ -201,9 +201,9 @@ ITEMS: dict[str, ItemInfo] = {
         "exists while a run has an export; read strongly when the run is removed, as an index may "
         "not know it yet",
     ),
-    "notice": ItemInfo(
+    "outbox entry": ItemInfo(
         schema.notice_key("RUN"),
-        "the outbox: the callback owed at a run's end; not removed with the run",
+        "the callback owed at a run's end; not removed with the run",
         {
             "run_id": "the run",
             "job_id": "its job",
@@ -244,7 +244,7 @@ ITEMS: dict[str, ItemInfo] = {
     ),
     "data key": ItemInfo(
         schema.DATA_KEY,
-        "the key that callers' keys are sealed with",
+        "the key that callers' keys are encrypted with",
         {"kms_key": "the key of KMS", "sealed": "the data key, encrypted by KMS"},
     ),
 }
@@ -264,7 +264,7 @@ FOUND_BY: dict[str, dict[str, str]] = {
         "idle#N": "all other runs, by the time of that change",
         schema.INPUTS: "file inputs, by their end",
         schema.EXPORTS: "exports, by their end",
-        schema.OUTBOX: "notices, by the time they are due",
+        schema.OUTBOX: "outbox entries, by the time they are due",
     },
 }
 """The partitions of each index. N is the CRC-32 of the run id modulo SPREAD, so that no partition
