@@ -96,7 +96,9 @@ _CALL: dict[str, tuple[str, ...]] = {"service": (), "operation": ()}
 METRICS: dict[str, MetricInfo] = {
     "receives": MetricInfo(COUNTER, "Receive calls to queues"),
     "deliveries": MetricInfo(COUNTER, "Messages received"),
-    "bounces": MetricInfo(COUNTER, "Messages hidden again instead of acknowledged, whatever the reason"),
+    "bounces": MetricInfo(
+        COUNTER, "Messages hidden again instead of acknowledged, whatever the reason"
+    ),
     "claims_undone": MetricInfo(COUNTER, "Claims given back before their work was done"),
     "fenced": MetricInfo(
         COUNTER,

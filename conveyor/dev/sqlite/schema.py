@@ -40,7 +40,7 @@ TABLES = (
         result_ttl_days INTEGER NOT NULL, -- days that a result is kept
         task_shard_count INTEGER NOT NULL, -- shards of the rows of its runs
         shard_scheme TEXT NOT NULL, -- how rows go into shards
-        sealed_key BLOB NOT NULL, -- the API key, encrypted for the worker
+        sealed_key BLOB NOT NULL, -- the API key, sealed for the worker
         latest_run_id TEXT, -- its newest run that is not deleted
         run_count INTEGER NOT NULL, -- runs ever made, from which the next number follows
         version INTEGER NOT NULL, -- raised by each change, for optimistic locking

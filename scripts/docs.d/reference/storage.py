@@ -193,8 +193,8 @@ def _redis() -> str:
             ],
             [
                 code("conveyor:ENVIRONMENT:job:FIELDS:JOB"),
-                "a job for workers, its key encrypted; FIELDS is a checksum of the names of a job's "
-                "fields",
+                "a job for workers, its key encrypted; FIELDS is a checksum of the names of a "
+                "job's fields",
                 f"{KEPT} s",
             ],
         ],
