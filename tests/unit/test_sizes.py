@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from tests.architecture.figures import MOST_LINES
 from tests.architecture.graph import read_layers
 from tests.architecture.source import PACKAGE, ROOT, code_lines
 from tests.disk import files_below
 
-MODULE_LINES = 700
-"""Lines of code of a module that does one thing. Most are far below."""
 FUNCTION_LINES = 50
 MODULES = sorted(
     path
@@ -22,10 +21,7 @@ MODULES = sorted(
 def too_long(source: str) -> Iterator[str]:
     """Yield what is above its bound in a module."""
     tree = ast.parse(source)
-    if (
-        source.count("\n") > MODULE_LINES
-        and (lines := len(code_lines(source, tree))) > MODULE_LINES
-    ):
+    if source.count("\n") > MOST_LINES and (lines := len(code_lines(source, tree))) > MOST_LINES:
         yield f"the module has {lines} lines of code"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
