@@ -237,7 +237,7 @@ def test_a_terminal_gets_a_bar(server: ConveyorServer) -> None:
     assert watching.returncode == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "━" in plain
-    assert re.search(r"running.*\d ok.*0 failed.*/s.*left", plain)
+    assert re.search(r"running.*\d ok.*0 failed.*/s \d:\d\d:\d\d", plain)
     assert "10/10" in plain
     assert plain.rstrip().splitlines()[-1].startswith("completed: 10 tasks, 10 ok")
 
