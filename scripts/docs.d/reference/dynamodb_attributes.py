@@ -1,4 +1,4 @@
-"""The meaning of the DynamoDB table, item by item, for docs/reference/columns.md.
+"""The meaning of the DynamoDB table, item by item, for docs/reference/items.md.
 
 Times are milliseconds since 1970, except `ttl`, in whole seconds. Attributes that no condition and
 no index uses are one JSON text.

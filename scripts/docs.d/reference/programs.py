@@ -95,20 +95,34 @@ def scraper_params() -> str:
 
 
 def commands() -> str:
-    """Return every command with its options."""
-    blocks = []
-    for program, command in (("conveyor", cli.conveyor), ("conveyor-dev", cli.conveyor_dev)):
-        for context in _contexts(
-            command, click.Context(command, info_name=program, **command.context_settings)
-        ):
-            blocks += _command_blocks(context)
+    """Return the commands of users and servers with their options."""
     return page(
         "Commands",
-        "Each command also takes `--help`; `conveyor` and `conveyor-dev` take `-h` too.",
-        *blocks,
+        "Each command also takes `--help`; `conveyor` and `conveyor-dev` take `-h` too. "
+        "[admin-commands.md](admin-commands.md) has `conveyor admin`.",
+        *_blocks(admin=False),
         "## Exit codes",
         table(["Exit code", "Meaning"], [[str(one), text] for one, text in EXIT_CODES.items()]),
     )
+
+
+def admin_commands() -> str:
+    """Return `conveyor admin` with its commands and options."""
+    return page(
+        "Commands of an operator",
+        "Each command also takes `--help`. [commands.md](commands.md) has the exit codes.",
+        *_blocks(admin=True),
+    )
+
+
+def _blocks(*, admin: bool) -> list[str]:
+    blocks = []
+    for program, command in (("conveyor", cli.conveyor), ("conveyor-dev", cli.conveyor_dev)):
+        top = click.Context(command, info_name=program, **command.context_settings)
+        for context in _contexts(command, top):
+            if context.command_path.startswith("conveyor admin") is admin:
+                blocks += _command_blocks(context)
+    return blocks
 
 
 def _contexts(command: click.Command, context: click.Context) -> Iterator[click.Context]:

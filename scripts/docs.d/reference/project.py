@@ -37,9 +37,24 @@ def rooms_page() -> str:
 
 
 def ports() -> str:
-    """Return every method of every port, by module."""
+    """Return every method of the ports but those of records, by module."""
+    return page("Ports", joined(import_module("conveyor.ports").__doc__), *_ports(records=False))
+
+
+def record_ports() -> str:
+    """Return every method of the ports of jobs, runs and tasks, by module."""
+    about = "The rows of jobs, runs and tasks, by who calls: worker, API, maintenance."
+    return page("Ports of records", about, *_ports(records=True))
+
+
+RECORDS = {"records", "tasks", "maintenance", "ingestion"}
+
+
+def _ports(*, records: bool) -> list[str]:
     blocks = []
     for path in modules(PACKAGE / "ports"):
+        if (path.stem in RECORDS) is not records:
+            continue
         module = import_module(f"conveyor.ports.{path.stem}")
         found = [
             block
@@ -49,7 +64,7 @@ def ports() -> str:
         ]
         if found:
             blocks += [f"## {code(path.relative_to(ROOT).as_posix())}", *found]
-    return page("Ports", joined(import_module("conveyor.ports").__doc__), *blocks)
+    return blocks
 
 
 def _port(name: str, port: type) -> list[str]:

@@ -28,14 +28,22 @@ from reference.sqlite_columns import PRAGMAS, READER, WRITER, read_meanings
 def columns() -> str:
     """Return tables of all stored data, under their names."""
     return page(
-        "What is stored",
+        "Data in development",
         "Times are milliseconds since 1970, unless a row says otherwise.",
-        "## The data directory, in development",
+        "## The data directory",
         "Of mode 0700, with files of mode 0600.",
         table(["Path", "Holds"], _rows(CONTENTS)),
-        "## SQLite, in development",
+        "## SQLite",
         *_sqlite(),
-        "## DynamoDB, in production",
+    )
+
+
+def items() -> str:
+    """Return what lies in production: items, queues, lifecycle rules and keys."""
+    return page(
+        "Data in production",
+        "Times are milliseconds since 1970, unless a row says otherwise.",
+        "## DynamoDB",
         *_dynamodb(),
         "## Queues of SQS",
         _queues(),
