@@ -19,11 +19,11 @@ _NO_AUTHORITY = ("/", "\\", "?", "#")
 # Names of lower-case ASCII labels, the last of letters only (no number, no punycode, no user),
 # which need no parser; then printable ASCII that JSON need not escape.
 _PLAIN_URL = (
-    r"https?://(?:(?!xn--)[a-z0-9][a-z0-9-]*+\.)++(?!xn--)[a-z]{2,}+"
+    # The group is not possessive: early patches of Python 3.11 match such a group wrongly.
+    r"https?://(?:(?!xn--)[a-z0-9][a-z0-9-]*+\.)+(?!xn--)[a-z]{2,}+"
     r"(?::(?:[1-5][0-9]{4}|[0-9]{1,4})(?![0-9]))?(?:[/?#][!#-\[\]-~]*+)?"
 )
 _PLAIN = re.compile(_PLAIN_URL)
-_PLAIN_LINES = re.compile(rf"(?:{_PLAIN_URL}\n)*+")
 
 
 def check(url: str) -> InvalidTaskReason | None:
@@ -56,12 +56,7 @@ def are_plain(urls: Sequence[str]) -> bool:
 
     A quick check of many at once; False says nothing about any one of them.
     """
-    text = "\n".join((*urls, ""))
-    return (
-        _PLAIN_LINES.fullmatch(text) is not None
-        and text.count("\n") == len(urls)
-        and max(map(len, urls), default=0) <= MAX_LENGTH
-    )
+    return all(map(_PLAIN.fullmatch, urls)) and max(map(len, urls), default=0) <= MAX_LENGTH
 
 
 def _parse(url: str) -> InvalidTaskReason | None:

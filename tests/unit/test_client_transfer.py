@@ -95,7 +95,10 @@ def draw(*moves: int, width: int, total: int | None, step: str = "sending a") ->
         patch.setenv("COLUMNS", str(width))
         patch.setenv("TERM", "xterm")
         clock, stream = Clock(), Screen()
-        with BarTransferView(stream, clock) as meter:
+        meter = BarTransferView(stream, clock)
+        # Rich's thread would draw between the truncation and the refresh of a busy machine.
+        meter.live.auto_refresh = False
+        with meter:
             meter.begin(step, total)
             for done in moves:
                 clock.now += 1
