@@ -270,7 +270,7 @@ def _task_handler(
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,
-        backoff=RetryPolicy(
+        retry_policy=RetryPolicy(
             clock,
             base=settings.retry_base,
             cap=settings.retry_cap,

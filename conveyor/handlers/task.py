@@ -75,7 +75,7 @@ class TaskHandler:
         templates: JobTemplates,
         clock: Clock,
         *,
-        backoff: RetryPolicy,
+        retry_policy: RetryPolicy,
         observer: Observer,
         options: TaskOptions,
     ) -> None:
@@ -87,7 +87,7 @@ class TaskHandler:
         self._gateway = ports.gateway
         self._templates = templates
         self._clock = clock
-        self._retry_policy = backoff
+        self._retry_policy = retry_policy
         self._observer = observer
         self._options = options
         self._claims: dict[tuple[str, str], int] = {}

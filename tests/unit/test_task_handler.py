@@ -74,7 +74,7 @@ def handler_over(
         binding,
         gateway,
         clock,
-        backoff=RetryPolicy(clock, base=1.0, cap=1.0, rate_limit_deadline=1.0),
+        retry_policy=RetryPolicy(clock, base=1.0, cap=1.0, rate_limit_deadline=1.0),
         observer=telemetry or Telemetry(),
         max_interruptions=MAX_INTERRUPTIONS,
     )

@@ -86,7 +86,7 @@ class Work:
             binding,
             self.gateway,
             clock,
-            backoff=RetryPolicy(clock, base=0.1, cap=1.0, rate_limit_deadline=DEADLINE),
+            retry_policy=RetryPolicy(clock, base=0.1, cap=1.0, rate_limit_deadline=DEADLINE),
             observer=self.telemetry,
             max_interruptions=10,
         )

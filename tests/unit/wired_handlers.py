@@ -22,7 +22,7 @@ def task_handler(
     gateway: Gateway,
     clock: Clock,
     *,
-    backoff: RetryPolicy,
+    retry_policy: RetryPolicy,
     observer: Observer,
     max_interruptions: int,
 ) -> TaskHandler:
@@ -39,7 +39,7 @@ def task_handler(
         ports,
         JobTemplates(binding.jobs, KeySealer([binding.root_secret])),
         clock,
-        backoff=backoff,
+        retry_policy=retry_policy,
         observer=observer,
         options=TaskOptions(
             worker="worker",
