@@ -196,7 +196,8 @@ def _refuse_pinned(connection: sqlite3.Connection, run_id: str) -> None:
     ).fetchone()
     if pinned is not None:
         raise ConveyorError(
-            ErrorCode.RUN_HAS_DESCENDANTS, "a newer run shows results that this run owns"
+            ErrorCode.RUN_HAS_DESCENDANTS,
+            "a newer run still uses this run's results; delete that run first",
         )
 
 

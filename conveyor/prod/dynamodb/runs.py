@@ -163,7 +163,8 @@ class Deletion:
             other = await self._records.read(other_id)
             if other is not None and other.run.status is not RunStatus.DELETED:
                 raise ConveyorError(
-                    ErrorCode.RUN_HAS_DESCENDANTS, "a newer run shows results that this run owns"
+                    ErrorCode.RUN_HAS_DESCENDANTS,
+                    "a newer run still uses this run's results; delete that run first",
                 )
 
     async def _exports_of(self, row: RunRow) -> list[Key]:
