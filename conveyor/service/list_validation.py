@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import anyio
-import anyio.lowlevel
 import msgspec
 from anyio.abc import ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
@@ -44,8 +43,6 @@ COMMAND = (sys.executable, "-P", "-m", "conveyor.intake")
 _ESTIMATE_EVERY = 0.5
 _BUFFERED = 262_144
 """Bytes that may be in flight before the child has begun to read."""
-_TURNS = 5
-"""Turns of the event loop within which both pipes of a dead child are seen as closed."""
 
 Pieces = Sequence[bytes] | AsyncIterator[bytes]
 Sink = Callable[[Head | Chunk], Awaitable[None]]
@@ -97,11 +94,7 @@ class _Session:
                 async with anyio.create_task_group() as group:
 
                     async def listen() -> None:
-                        try:
-                            done.append(await self._listen())
-                        except Exception:
-                            await _let_writer_fail()
-                            raise
+                        done.append(await self._listen())
                         group.cancel_scope.cancel()
 
                     group.start_soon(self._feed, work, pieces)
@@ -193,13 +186,6 @@ async def _write(stdin: ByteSendStream, piece: bytes) -> None:
     """Write a piece to the child, unless it has closed its end: then its last frame says why."""
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
         await stdin.send(piece)
-
-
-async def _let_writer_fail() -> None:
-    # A child that dies closes both of its pipes at once. The writer must see its broken pipe before
-    # it is cancelled: asyncio logs an exception of a drain that nobody awaits.
-    for _ in range(_TURNS):
-        await anyio.lowlevel.checkpoint()
 
 
 async def _iterate(pieces: Pieces) -> AsyncGenerator[bytes, None]:

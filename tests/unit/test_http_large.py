@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,10 @@ def scope_of(key: str, api: Api) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    sys.version_info < (3, 11, 7),
+    reason="asyncio of early patches reports the pipe of a dead child as an error nobody took",
+)
 async def test_a_child_killed_from_outside_is_answered_503(api: Api) -> None:
     answers: list[httpx.Response] = []
 
