@@ -13,11 +13,10 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 from anyio import from_thread, to_thread
-from stream_zip import ZIP_64, ZIP_AUTO, Method, stream_zip
 
 from conveyor.domain.export_rows import (
     EXTENSIONS,
@@ -30,11 +29,13 @@ from conveyor.domain.export_rows import (
     neutral,
 )
 
-_Member = tuple[str, datetime, int, Method, Iterable[bytes]]
+if TYPE_CHECKING:
+    from stream_zip import Method
+
+    _Member = tuple[str, datetime, int, Method, Iterable[bytes]]
 
 _LEVEL = 6
 _MODE = 0o100644
-_DEFLATED = ZIP_AUTO(0, level=_LEVEL)
 _LARGE = 1 << 31
 """Size from which a body is written in the long form, which takes 20 more bytes of header."""
 _EARLIEST = 315_532_800_000
@@ -49,12 +50,17 @@ def zip_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
     The manifest waits in a temporary file, packed. Memory holds each body's entry in the archive's
     directory, about 250 bytes.
     """
+    # It takes a tenth of a second of a start, and few servers make an archive.
+    from stream_zip import stream_zip
+
     with tempfile.TemporaryFile() as spool:
         yield from stream_zip(_members(rows, spool), extended_timestamps=False)
 
 
 def _members(rows: Iterable[Exported], spool: IO[bytes]) -> Iterator[_Member]:
-    names = ArchiveNames()
+    from stream_zip import ZIP_64, ZIP_AUTO
+
+    names, deflated = ArchiveNames(), ZIP_AUTO(0, level=_LEVEL)
     latest = _EARLIEST
     with gzip.GzipFile(fileobj=spool, mode="wb", compresslevel=1) as manifest:
         for row in rows:
@@ -63,7 +69,7 @@ def _members(rows: Iterable[Exported], spool: IO[bytes]) -> Iterator[_Member]:
             if row.body is not None and task.result is not None:
                 extension = EXTENSIONS[task.result.format]
                 file = names.name(task.task_id, task.spec.external_id, extension)
-                method = ZIP_64 if task.result.size >= _LARGE else _DEFLATED
+                method = ZIP_64 if task.result.size >= _LARGE else deflated
                 yield file, _date(task.updated_at), _MODE, method, row.body
             manifest.write(_encoder.encode(export_row(row, file=file)) + b"\n")
     spool.seek(0)
