@@ -12,9 +12,10 @@ from typing import Protocol
 
 import brotli
 
-from conveyor.gateway.http_client import HttpAnswer, TransportError, content_length
+from conveyor.gateway.headers import HttpAnswer, content_length
 from conveyor.gateway.problems import (
     MAX_CODINGS,
+    TransportError,
     corrupt_body,
     too_large,
     too_many_codings,

@@ -20,11 +20,11 @@ from conveyor.gateway.http_client import (
     HttpClient,
     Lookup,
     Opened,
-    TransportError,
-    TransportTrouble,
 )
 from conveyor.gateway.problems import (
     MAX_REDIRECTS,
+    TransportError,
+    TransportTrouble,
     target_verdict,
     too_many_redirects,
     transport_failure,

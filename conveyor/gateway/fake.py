@@ -25,8 +25,7 @@ import msgspec
 
 from conveyor.gateway.decode import read_content
 from conveyor.gateway.headers import custom_headers, is_allowed, retry_after
-from conveyor.gateway.http_client import TransportError, TransportTrouble
-from conveyor.gateway.problems import transport_failure
+from conveyor.gateway.problems import TransportError, TransportTrouble, transport_failure
 from conveyor.gateway.refusals import read_spend, redactor, refusal
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success

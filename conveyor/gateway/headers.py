@@ -1,16 +1,61 @@
-"""Header fields: those that a caller asks for in params, and the few of an answer that are kept."""
+"""Answers and their header fields: an HTTP client's answer, the fields that a caller asks for in
+params, and the few of an answer that are kept."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from typing import Protocol
 
 import msgspec
 
-from conveyor.gateway.http_client import Headers
 from conveyor.gateway.problems import invalid_headers
+
+
+class Headers(Protocol):
+    """Header fields, looked up without regard to case."""
+
+    def get(self, name: str, /, default: str) -> str:
+        """Return the first field of that name."""
+        ...
+
+    def getall(self, name: str, /, default: list[str]) -> list[str]:
+        """Return every field of that name, in order."""
+        ...
+
+
+class HttpAnswer(Protocol):
+    """An answer whose head has arrived. Its body can be read once, and is not decoded."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        ...
+
+    @property
+    def headers(self) -> Headers:
+        """The header fields."""
+        ...
+
+    async def read(self) -> bytes:
+        """Return the whole body. Raises TransportError."""
+        ...
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, in pieces of at most 256 KiB. Raises TransportError."""
+        ...
+
+    def release(self) -> None:
+        """Give the connection back, or drop it if the body was not read to its end."""
+        ...
+
+
+def content_length(headers: Headers) -> int | None:
+    """Return the length that the head promises, or None."""
+    text = headers.get("Content-Length", "")
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def retry_after(text: str, *, now: int, cap: float) -> float:

@@ -13,15 +13,8 @@ from conveyor.gateway.headers import (
     retry_after,
     without,
 )
-from conveyor.gateway.http_client import (
-    DEFAULT_HEADERS,
-    ClientAnswer,
-    HttpCall,
-    HttpClient,
-    Opened,
-    TransportError,
-)
-from conveyor.gateway.problems import malformed_url, transport_failure
+from conveyor.gateway.http_client import DEFAULT_HEADERS, ClientAnswer, HttpCall, HttpClient, Opened
+from conveyor.gateway.problems import TransportError, malformed_url, transport_failure
 from conveyor.gateway.refusals import MAX_DOCUMENT, read_spend, redactor, refusal
 from conveyor.gateway.targets import parse_target
 from conveyor.ports.clock import Clock

@@ -12,10 +12,8 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from enum import StrEnum
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import Protocol
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -24,76 +22,13 @@ from aiohttp.tracing import Trace
 from yarl import URL
 
 from conveyor import __version__
+from conveyor.gateway.headers import Headers, HttpAnswer
+from conveyor.gateway.problems import TransportError, TransportTrouble
 from conveyor.ports.gateway import ScrapeRequest, Success
-
-
-class TransportTrouble(StrEnum):
-    """Why an exchange brought no whole answer."""
-
-    UNSENDABLE = "unsendable"
-    REFUSED = "refused"
-    UNREACHABLE = "unreachable"
-    INTERRUPTED = "interrupted"
-    TRUNCATED = "truncated"
-    MALFORMED = "malformed"
-    TIMEOUT = "timeout"
-
-
-class TransportError(Exception):
-    """No whole answer came. The error holds no URL, header or key, so it may be logged."""
-
-    def __init__(self, trouble: TransportTrouble) -> None:
-        super().__init__(trouble.value)
-        self.trouble = trouble
-
-
-class Headers(Protocol):
-    """Header fields, looked up without regard to case."""
-
-    def get(self, name: str, /, default: str) -> str:
-        """Return the first field of that name."""
-        ...
-
-    def getall(self, name: str, /, default: list[str]) -> list[str]:
-        """Return every field of that name, in order."""
-        ...
-
-
-class HttpAnswer(Protocol):
-    """An answer whose head has arrived. Its body can be read once, and is not decoded."""
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        ...
-
-    @property
-    def headers(self) -> Headers:
-        """The header fields."""
-        ...
-
-    async def read(self) -> bytes:
-        """Return the whole body. Raises TransportError."""
-        ...
-
-    def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, in pieces of at most 256 KiB. Raises TransportError."""
-        ...
-
-    def release(self) -> None:
-        """Give the connection back, or drop it if the body was not read to its end."""
-        ...
-
 
 Lookup = Callable[[str, int], Awaitable[list[str]]]
 """Return the IP addresses of a host name (and port), as text. Raises OSError if there are no
 addresses."""
-
-
-def content_length(headers: Headers) -> int | None:
-    """Return the length that the head promises, or None."""
-    text = headers.get("Content-Length", "")
-    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 USER_AGENT = f"conveyor/{__version__}"

@@ -5,12 +5,33 @@ Every sentence here is a constant, so no URL, header or key can reach a problem 
 
 from __future__ import annotations
 
+from enum import StrEnum
 from http import HTTPStatus
 
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.domain.model import Problem, TaskFailure
-from conveyor.gateway.http_client import TransportTrouble
 from conveyor.ports.gateway import ScrapeFailed
+
+
+class TransportTrouble(StrEnum):
+    """Why an exchange brought no whole answer."""
+
+    UNSENDABLE = "unsendable"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    INTERRUPTED = "interrupted"
+    TRUNCATED = "truncated"
+    MALFORMED = "malformed"
+    TIMEOUT = "timeout"
+
+
+class TransportError(Exception):
+    """No whole answer came. The error holds no URL, header or key, so it may be logged."""
+
+    def __init__(self, trouble: TransportTrouble) -> None:
+        super().__init__(trouble.value)
+        self.trouble = trouble
+
 
 MAX_REDIRECTS = 10
 MAX_CODINGS = 3

@@ -10,7 +10,8 @@ import pytest
 
 from conveyor.domain.model import TaskFailure
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.http_client import HttpClient, Lookup, TransportError, TransportTrouble
+from conveyor.gateway.http_client import HttpClient, Lookup
+from conveyor.gateway.problems import TransportError, TransportTrouble
 from conveyor.gateway.targets import is_public
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
 from conveyor.testing.clock import FakeClock
