@@ -59,7 +59,6 @@ class ScrapeFailed(Exception):
         burns_attempt: bool = True,
         account: RunFailure | None = None,
         spend: Spend | None = None,
-        sent: int = 1,
     ) -> None:
         super().__init__(problem.code)
         self.problem = problem
@@ -69,7 +68,7 @@ class ScrapeFailed(Exception):
         self.burns_attempt = burns_attempt
         self.account = account
         self.spend = spend if spend is not None else Spend()
-        self.sent = sent
+        self.sent = 1
 
 
 class Gateway(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 
-from conveyor.wire.connection import Connection, ReadBuffer
+from conveyor.wire.connection import HttpConnection, ReadBuffer
 from conveyor.wire.connector import Connector
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.head import HeaderFields
@@ -28,7 +28,7 @@ class Answer(AsyncIterator[bytes]):
     __slots__ = ("_accepts_ragged", "_connection", "_reader", "headers", "sent", "status")
 
     def __init__(
-        self, connection: Connection, reader: ResponseReader, accepts_ragged: bool, sent: int
+        self, connection: HttpConnection, reader: ResponseReader, accepts_ragged: bool, sent: int
     ) -> None:
         head = reader.head
         assert head is not None
@@ -157,7 +157,7 @@ class HttpClient:
 
     async def _connect(
         self, opened: _Opened, origin: Origin, deadline: float, sent: int
-    ) -> Connection:
+    ) -> HttpConnection:
         try:
             async with asyncio.timeout_at(deadline):
                 # A name that nobody resolves must not hold a slot.
@@ -186,17 +186,17 @@ class _Opened:
         self.pool = pool
         self.connector = connector
         self._buffer = buffer
-        self._connections: set[Connection] = set()
+        self._connections: set[HttpConnection] = set()
         self._all_lost = asyncio.Event()
 
-    async def connect(self, origin: Origin, addresses: list[str]) -> Connection:
+    async def connect(self, origin: Origin, addresses: list[str]) -> HttpConnection:
         """Make a connection in a slot that was waited for; give the slot back if that fails."""
         try:
             sock = await self.connector.open_socket(addresses, origin)
         except BaseException:
             self.pool.free()
             raise
-        connection = Connection(origin, sock, self._buffer, on_lost=self._lost)
+        connection = HttpConnection(origin, sock, self._buffer, on_lost=self._lost)
         self._connections.add(connection)
         await self.connector.set_up(connection, sock)
         connection.on_idle = self.pool.keep
@@ -211,7 +211,7 @@ class _Opened:
         if self._connections:
             await self._all_lost.wait()
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: HttpConnection) -> None:
         self._connections.discard(connection)
         self.pool.free(connection)
         if not self._connections:

@@ -36,11 +36,11 @@ class ReadBuffer:
         self.full_at = held - 2 * size
 
 
-def _stay(_connection: Connection) -> None:
+def _stay(_connection: HttpConnection) -> None:
     """Leave an idle connection with whoever has it."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """A connection to an origin.
 
     `on_idle` is called when an answer has ended and the connection may carry another request,
@@ -76,12 +76,12 @@ class Connection(asyncio.BufferedProtocol):
         sock: socket.socket,
         buffer: ReadBuffer,
         *,
-        on_lost: Callable[[Connection], None],
+        on_lost: Callable[[HttpConnection], None],
     ) -> None:
         self.origin = origin
         self.idle_since: float | None = None
         self.has_answered = False
-        self.on_idle: Callable[[Connection], None] = _stay
+        self.on_idle: Callable[[HttpConnection], None] = _stay
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer

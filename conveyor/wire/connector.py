@@ -8,7 +8,7 @@ import ssl
 
 from aiohappyeyeballs import start_connection
 
-from conveyor.wire.connection import Connection
+from conveyor.wire.connection import HttpConnection
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.options import ClientOptions, Proxy
 from conveyor.wire.origin import Origin, write_request
@@ -58,7 +58,7 @@ class Connector:
             raise TransportError(TransportTrouble.REFUSED)
         return sock
 
-    async def set_up(self, connection: Connection, sock: socket.socket) -> None:
+    async def set_up(self, connection: HttpConnection, sock: socket.socket) -> None:
         """Make a connection of a socket, ready for requests. Raises TransportError. The connection
         is lost if that fails."""
         loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class Connector:
         """Forget the look-ups under way."""
         await self._resolver.aclose()
 
-    async def _prepare(self, connection: Connection) -> None:
+    async def _prepare(self, connection: HttpConnection) -> None:
         origin, proxy = connection.origin, self._options.proxy
         if proxy is not None:
             await _pass_through(proxy, connection, self._options.connect)
@@ -88,7 +88,7 @@ class Connector:
             await connection.start_tls(context, origin.host.rstrip("."))
 
 
-async def _pass_through(proxy: Proxy, connection: Connection, seconds: float) -> None:
+async def _pass_through(proxy: Proxy, connection: HttpConnection, seconds: float) -> None:
     """Ask a proxy for a way to the origin. Raises TransportError(UNREACHABLE) if it refuses."""
     origin = connection.origin
     host = f"[{origin.host}]" if ":" in origin.host else origin.host

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from conveyor.wire.connection import Connection
+from conveyor.wire.connection import HttpConnection
 from conveyor.wire.origin import Origin
 
 KEEP_ALIVE = 15.0
 """Seconds for which an idle connection is kept."""
 
-_Turn = asyncio.Future[Connection | None]
+_Turn = asyncio.Future[HttpConnection | None]
 
 
 class Pool:
@@ -24,8 +24,8 @@ class Pool:
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._taken = 0
-        self._idle: dict[Origin, list[Connection]] = {}
-        self._by_age: dict[Connection, None] = {}
+        self._idle: dict[Origin, list[HttpConnection]] = {}
+        self._by_age: dict[HttpConnection, None] = {}
         self._waiting: dict[Origin, deque[_Turn]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -34,7 +34,7 @@ class Pool:
         """The slots in use, those of idle connections included."""
         return self._taken
 
-    def take(self, origin: Origin, *, idle_for: float) -> Connection | None:
+    def take(self, origin: Origin, *, idle_for: float) -> HttpConnection | None:
         """Take the connection to an origin that became idle last, if that was less than `idle_for`
         seconds ago. One on which bytes have arrived is dropped."""
         idle = self._idle.get(origin)
@@ -49,7 +49,7 @@ class Pool:
             connection.abort()
         return None
 
-    async def wait(self, origin: Origin) -> Connection | None:
+    async def wait(self, origin: Origin) -> HttpConnection | None:
         """Wait for a slot; return a connection to the origin if one became idle meanwhile, else
         None: the caller may open one, and calls `free` when it is gone."""
         if self._taken < self._limit:
@@ -66,7 +66,7 @@ class Pool:
                 self._pass_on(turn.result())
             raise
 
-    def keep(self, connection: Connection) -> None:
+    def keep(self, connection: HttpConnection) -> None:
         """Keep an idle connection for the next request, or give its slot to whoever waits."""
         if self._waiting:
             origin = self._next_origin()
@@ -81,7 +81,7 @@ class Pool:
         if self._sweep is None:
             self._sweep = self._loop.call_later(KEEP_ALIVE, self._drop_old)
 
-    def free(self, connection: Connection | None = None) -> None:
+    def free(self, connection: HttpConnection | None = None) -> None:
         """Give a slot back: its connection is gone, or was never made."""
         if connection is not None and connection in self._by_age:
             self._forget(connection)
@@ -108,14 +108,14 @@ class Pool:
             del self._waiting[origin]
         return None
 
-    def _serve(self, origin: Origin, connection: Connection | None) -> None:
+    def _serve(self, origin: Origin, connection: HttpConnection | None) -> None:
         """Give the first who waits at an origin a slot; the origin goes to the end of the turn."""
         turns = self._waiting.pop(origin)
         turns.popleft().set_result(connection)
         if turns:
             self._waiting[origin] = turns
 
-    def _pass_on(self, connection: Connection | None) -> None:
+    def _pass_on(self, connection: HttpConnection | None) -> None:
         if connection is not None and connection.is_usable():
             self.keep(connection)
         elif connection is not None:
@@ -123,14 +123,14 @@ class Pool:
         else:
             self.free()
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: HttpConnection) -> None:
         del self._by_age[connection]
         idle = self._idle[connection.origin]
         idle.remove(connection)
         if not idle:
             del self._idle[connection.origin]
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: HttpConnection) -> None:
         self._forget(connection)
         connection.abort()
 

@@ -14,7 +14,7 @@ from conveyor.gateway.direct import DirectGateway
 from conveyor.gateway.http import HttpGateway
 from conveyor.ports.gateway import Gateway, ScrapeRequest
 from conveyor.testing.clock import FakeClock
-from conveyor.wire.connection import Connection
+from conveyor.wire.connection import HttpConnection
 from tests.patient import SECONDS
 
 PUSHED = {
@@ -67,15 +67,15 @@ async def pushing() -> AsyncIterator[Pushing]:
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> anyio.Event:
     """Set once a gateway's client has taken what was pushed from the socket."""
-    event, received = anyio.Event(), Connection.buffer_updated
+    event, received = anyio.Event(), HttpConnection.buffer_updated
 
-    def buffer_updated(self: Connection, count: int) -> None:
+    def buffer_updated(self: HttpConnection, count: int) -> None:
         data = bytes(self.get_buffer(-1)[:count])
         received(self, count)
         if b"OTHER" in data:
             event.set()
 
-    monkeypatch.setattr(Connection, "buffer_updated", buffer_updated)
+    monkeypatch.setattr(HttpConnection, "buffer_updated", buffer_updated)
     return event
 
 
