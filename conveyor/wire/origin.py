@@ -56,6 +56,8 @@ def write_request(
 ) -> bytes:
     """Write a request. Raises TransportError(UNSENDABLE) for a name or value that HTTP cannot
     carry."""
+    if method not in _names:
+        _learn(method)
     lines = [f"{method} {target} HTTP/1.1\r\nHost: {authority}"]
     for name, value in headers.items():
         if name not in _names:
@@ -78,7 +80,7 @@ def write_request(
 
 _MAX_NAMES = 1_024
 _names: set[str] = set()
-"""Field names that are tokens, as callers write them."""
+"""Methods and field names that are tokens, as callers write them."""
 
 
 def _learn(name: str) -> None:
