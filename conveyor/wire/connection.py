@@ -50,9 +50,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_answer_by",
         "_buffer",
-        "_deadline",
+        "_due",
         "_error",
         "_handshake",
         "_is_paused",
@@ -61,9 +60,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_poll",
         "_reader",
         "_timer",
+        "_timer_at",
         "_tls",
         "_transport",
         "_waiter",
+        "_whole_by",
         "has_answered",
         "idle_since",
         "on_idle",
@@ -93,7 +94,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._waiter: asyncio.Future[ResponseReader] | None = None
         self._handshake: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._deadline = 0.0
+        self._timer_at = 0.0
+        self._due = 0.0
+        self._whole_by = 0.0
         self._error: TransportError | None = None
         self._is_paused = False
 
@@ -108,10 +111,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         loop = self._loop
         self.has_answered = False
         self._reader = ResponseReader(method)
-        self._deadline = deadline
-        if answer_by is not None and answer_by < deadline:
-            deadline = answer_by
-        self._timer = loop.call_at(deadline, self._expire)
+        self._whole_by = deadline
+        self._due = due = deadline if answer_by is None else min(deadline, answer_by)
+        # A timer that was set for an earlier request is left to ring: most requests have an answer
+        # by then, and setting a timer costs more than reading the clock when it rings.
+        if self._timer is None or self._timer_at > due:
+            self._set_timer(due)
         tls = self._tls
         self._transport.write(request if tls is None else tls.encrypt(request))
         self._waiter = waiter = loop.create_future()
@@ -219,7 +224,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._complete(reader)
         elif reader.head is not None:
             if not has_head:
-                self._set_timer(self._deadline)
+                self._due = self._whole_by
             if reader.buffered > self._buffer.full_at and not self._is_paused:
                 self._is_paused = True
                 self._transport.pause_reading()
@@ -228,7 +233,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _complete(self, reader: ResponseReader) -> None:
         """End an exchange whose answer is whole."""
         self._reader = None
-        self._cancel_timer()
         self._wake(reader)
         transport = self._transport
         if reader.may_keep and not transport.is_closing() and not transport.get_write_buffer_size():
@@ -253,8 +257,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             self._complete(reader)
 
-    def _expire(self) -> None:
-        self._fail(TransportError(TransportTrouble.TIMEOUT))
+    def _ring(self) -> None:
+        self._timer = None
+        if self._reader is None:
+            return
+        if self._loop.time() >= self._due:
+            self._fail(TransportError(TransportTrouble.TIMEOUT))
+        else:
+            self._set_timer(self._due)
 
     def _fail(self, error: TransportError) -> None:
         """Drop the connection, and let whoever waits for the answer know why."""
@@ -275,10 +285,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             waiter.set_result(reader)
 
     def _set_timer(self, moment: float) -> None:
-        timer = self._timer
-        if timer is not None and timer.when() != moment:
-            timer.cancel()
-            self._timer = self._loop.call_at(moment, self._expire)
+        self._cancel_timer()
+        self._timer = self._loop.call_at(moment, self._ring)
+        self._timer_at = moment
 
     def _cancel_timer(self) -> None:
         timer, self._timer = self._timer, None

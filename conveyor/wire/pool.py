@@ -43,7 +43,10 @@ class Pool:
             since = connection.idle_since
             if since is None or self._loop.time() - since >= idle_for:
                 return None
-            self._forget(connection)
+            idle.pop()
+            del self._by_age[connection]
+            if not idle:
+                del self._idle[origin]
             if connection.is_usable():
                 return connection
             connection.abort()
