@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tests.nasty.answer import Family, Kind, Nasty
 from tests.nasty.chunks import CHUNKED
 from tests.nasty.codings import CONTENT_CODINGS
@@ -27,13 +25,9 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
-def kinds() -> Iterator[Kind]:
-    """Yield every row of the table."""
-    for family in FAMILIES:
-        yield from family.kinds
-
-
+KINDS: tuple[Kind, ...] = tuple(kind for family in FAMILIES for kind in family.kinds)
+"""Every row of the table."""
 ANSWERS: dict[str, Nasty] = {
-    f"{kind.name}: {answer.name}": answer for kind in kinds() for answer in kind.answers
+    f"{kind.name}: {answer.name}": answer for kind in KINDS for answer in kind.answers
 }
 """Every answer under its full name."""

@@ -57,6 +57,11 @@ def _truncated(name: str, wire: bytes, end: End) -> Nasty:
     return cut(name, wire, TransportTrouble.TRUNCATED, end)
 
 
+def _reset(name: str, wire: bytes) -> Nasty:
+    """Return a body without a length that a reset ends."""
+    return replace(_truncated(name, wire, End.RESET), until_end=True)
+
+
 def _and_pushed(name: str, pushed: bytes, end: End = End.STAYS) -> Nasty:
     return Nasty(name=name, wire=sized(), pushed=pushed, end=end, kept=True)
 
@@ -92,12 +97,10 @@ ENDS = Family(
             "a body that a reset ends",
             "a reset is no clean end: the rest is missing, and nobody knows how much",
             (
-                _truncated("to a reset", _TO_END, End.RESET),
-                _truncated(
-                    "to a reset, HTTP/1.0", head(status=b"HTTP/1.0 200 OK") + BODY, End.RESET
-                ),
-                _truncated("to a reset, empty", head(), End.RESET),
-                _truncated("to a reset, 3,000 bytes", head() + b"x" * 3_000, End.RESET),
+                _reset("to a reset", _TO_END),
+                _reset("to a reset, HTTP/1.0", head(status=b"HTTP/1.0 200 OK") + BODY),
+                _reset("to a reset, empty", head()),
+                _reset("to a reset, 3,000 bytes", head() + b"x" * 3_000),
             ),
         ),
         Kind(
@@ -201,7 +204,7 @@ TLS_ENDS = Family(
             "a reset over TLS",
             "a reset is no clean end",
             (
-                _over_tls(_truncated("to a reset", _TO_END, End.RESET)),
+                _over_tls(_reset("to a reset", _TO_END)),
                 _over_tls(_truncated("length, reset", sized()[:-1], End.RESET)),
                 _over_tls(_truncated("chunks, reset", chunked()[:-1], End.RESET)),
                 _over_tls(
