@@ -39,7 +39,7 @@ def _over_tls(answer: Nasty) -> Nasty:
     return replace(answer, is_tls=True)
 
 
-def _coded(name: str, coding: bytes, wire: bytes, content: bytes | str = BODY) -> Nasty:
+def _coded(name: str, coding: bytes, wire: bytes, content: bytes | None = BODY) -> Nasty:
     """Return a coded body that a FIN without close_notify ends."""
     return Nasty(
         name=name,
@@ -186,8 +186,8 @@ TLS_ENDS = Family(
                         trouble=TransportTrouble.RAGGED,
                     )
                 ),
-                _coded("gzip cut off", b"gzip", gzip.compress(BODY, mtime=0)[:-1], "ragged"),
-                _coded("an unknown coding", b"cow", BODY, "ragged"),
+                _coded("gzip cut off", b"gzip", gzip.compress(BODY, mtime=0)[:-1], None),
+                _coded("an unknown coding", b"cow", BODY, None),
             ),
         ),
         Kind(
