@@ -25,8 +25,8 @@ from bench.rounds import take_rounds
 from bench.servers import PAGE_BYTES, nginx
 from conveyor.clock import SystemClock
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.http_client import HttpClient
 from conveyor.ports.gateway import ScrapeRequest
+from conveyor.wire.client import HttpClient
 
 CONCURRENCY = 50
 TIMEOUT = 30.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.engine.discovery import Discovery, DiscoveryOptions
@@ -42,6 +43,7 @@ from conveyor.ports.tasks import TaskClaims
 from conveyor.records.job_templates import JobTemplates
 from conveyor.service.context import ServiceOptions
 from conveyor.settings import InvalidSetting, Settings
+from conveyor.wire.options import ClientOptions, read_proxy
 
 
 class Readiness:
@@ -55,8 +57,13 @@ class Readiness:
 
 
 def gateway_of(settings: Settings, clock: Clock) -> Gateway:
-    """Open the gateway that the settings name. Raises InvalidSetting for a URL that it cannot
-    call."""
+    """Open the gateway that the settings name. Raises InvalidSetting for a URL that it cannot call,
+    an engine that is not installed, and a file of authorities that cannot be used."""
+    options = ClientOptions(
+        authority=_authority(settings.ca_file),
+        ragged_end=settings.ragged_end == "accept",
+        proxy=read_proxy(settings.gateway_proxy) if settings.gateway_proxy else None,
+    )
     try:
         return open_gateway(
             settings.gateway,
@@ -64,9 +71,27 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
             allow_private=settings.allow_private,
             connections=settings.workers,
             retry_after_cap=settings.retry_after_cap,
+            engine=settings.http_engine,
+            options=options,
         )
+    except ImportError:
+        missing = "needs the package aiohttp: pip install 'conveyor-batch[aiohttp]'"
+        raise InvalidSetting("CONVEYOR_HTTP_ENGINE", missing) from None
     except ScrapeFailed:
         raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
+
+
+def _authority(ca_file: str) -> Path | None:
+    if not ca_file:
+        return None
+    from conveyor.wire.tls import client_context
+
+    try:
+        client_context(Path(ca_file))
+    except OSError:  # ssl.SSLError is one
+        problem = "must name a PEM file of certificates that can be read"
+        raise InvalidSetting("CONVEYOR_CA_FILE", problem) from None
+    return Path(ca_file)
 
 
 def allowed_hosts(settings: Settings) -> list[str]:

@@ -279,7 +279,8 @@ class EventKind(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a task's history. `attempt` is the attempt made or interrupted, from 1."""
+    """One line of a task's history. `attempt` is the attempt made or interrupted, from 1; `sent`
+    counts the requests that the attempt sent."""
 
     kind: EventKind
     attempt: int
@@ -287,6 +288,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int
     error: Problem | None = None
     spend: Spend = Spend()
+    sent: int = 1
 
 
 class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):

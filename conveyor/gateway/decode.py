@@ -5,17 +5,19 @@ A small body comes in one piece, a larger one in pieces.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Protocol
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Protocol
 
 import brotli
 
 from conveyor.gateway.headers import HttpAnswer, content_length
 from conveyor.gateway.problems import (
     MAX_CODINGS,
-    TransportError,
     corrupt_body,
     too_large,
     too_many_codings,
@@ -23,11 +25,13 @@ from conveyor.gateway.problems import (
 )
 from conveyor.ports.blobs import Content
 from conveyor.ports.gateway import ScrapeFailed
+from conveyor.wire.errors import TransportError, TransportTrouble
 
 PIECE = 65_536
 MAX_MEMBERS = 4_096
 _GZIP, _ZLIB, _RAW = 31, 15, -15
 _GZIP_MAGIC = b"\x1f\x8b"
+_WINDOW_LOG = 23
 
 
 class Stage(Protocol):
@@ -55,10 +59,12 @@ class Decoder:
         # A coding can encode nothing at any length, so bound the bytes that arrive, too.
         self._budget = 2 * max_bytes + PIECE if codings else max_bytes
         self._sizes = [0] * len(self._stages)
+        self._began = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Decode more bytes, lazily; consume the result before the next call."""
         self._budget -= len(data)
+        self._began = bool(self._stages)
         if self._budget < 0:
             raise too_large(self._max_bytes)
         pieces: Iterator[bytes] = iter((data,))
@@ -71,6 +77,10 @@ class Decoder:
         if not all(stage.is_complete() for stage in self._stages):
             raise corrupt_body()
 
+    def is_at_end(self) -> bool:
+        """Return whether some bytes came, and every coding has reached its own end."""
+        return self._began and all(stage.is_complete() for stage in self._stages)
+
     def _step(self, index: int, stage: Stage, pieces: Iterator[bytes]) -> Iterator[bytes]:
         try:
             for piece in pieces:
@@ -79,7 +89,7 @@ class Decoder:
                     if self._sizes[index] > self._max_bytes:
                         raise too_large(self._max_bytes)
                     yield decoded
-        except (zlib.error, brotli.error):
+        except (zlib.error, brotli.error, _Damaged):
             raise corrupt_body() from None
 
 
@@ -187,11 +197,49 @@ class _Brotli:
         return not self._started or bool(self._decompressor.is_finished())
 
 
+class _Zstd:
+    """One frame after another, each with a window of at most 8 MiB (RFC 9659)."""
+
+    def __init__(self) -> None:
+        self._library = zstd_library()
+        self._decompressor: Any = None
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        library = self._library
+        try:
+            while data or (self._decompressor is not None and not self._decompressor.needs_input):
+                if self._decompressor is None:
+                    limit = {library.DecompressionParameter.window_log_max: _WINDOW_LOG}
+                    self._decompressor = library.ZstdDecompressor(options=limit)
+                piece = self._decompressor.decompress(data, PIECE)
+                data = b""
+                if piece:
+                    yield piece
+                if self._decompressor.eof:
+                    data = self._decompressor.unused_data
+                    self._decompressor = None
+        except library.ZstdError:
+            raise _Damaged from None
+
+    def is_complete(self) -> bool:
+        return self._decompressor is None
+
+
+def zstd_library() -> ModuleType:
+    """Return the module of Zstandard, which takes a while to load."""
+    return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+
+
+class _Damaged(Exception):
+    """The compressed bytes are damaged."""
+
+
 _STAGES: dict[str, Callable[[], Stage]] = {
     "gzip": _Gzip,
     "x-gzip": _Gzip,
     "deflate": _Deflate,
     "br": _Brotli,
+    "zstd": _Zstd,
 }
 
 
@@ -260,7 +308,10 @@ class DecodedBody(AsyncIterator[bytes]):
             try:
                 data = await anext(self._source, None)
             except TransportError as error:
-                raise transport_failure(error.trouble) from None
+                # Without close_notify nobody vouches for the end, unless the coding itself does.
+                if error.trouble is not TransportTrouble.RAGGED or not self._decoder.is_at_end():
+                    raise transport_failure(error.trouble) from None
+                data = None
             if data is None:
                 self._decoder.finish()
                 raise StopAsyncIteration

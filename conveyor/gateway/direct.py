@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from conveyor.gateway.decode import read_content
 from conveyor.gateway.headers import (
+    HttpAnswer,
     content_type,
     custom_headers,
     is_allowed,
@@ -15,26 +18,26 @@ from conveyor.gateway.headers import (
 )
 from conveyor.gateway.http_client import (
     DEFAULT_HEADERS,
-    ClientAnswer,
     HttpCall,
-    HttpClient,
-    Lookup,
+    OpenClient,
     Opened,
 )
 from conveyor.gateway.problems import (
     MAX_REDIRECTS,
-    TransportError,
-    TransportTrouble,
     target_verdict,
     too_many_redirects,
     transport_failure,
 )
 from conveyor.gateway.targets import Target, is_public, parse_target, redirected
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import ScrapeRequest, Success
+from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.wire.client import HttpClient
+from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.resolver import Lookup
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SECRETS = ("authorization", "cookie")
+_SAFE = frozenset({"GET", "HEAD"})
 
 
 class _Hop(msgspec.Struct, frozen=True):
@@ -44,6 +47,13 @@ class _Hop(msgspec.Struct, frozen=True):
     target: Target
     headers: dict[str, str]
     body: bytes | None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The requests that went out in one scrape."""
+
+    sent: int = 0
 
 
 class DirectGateway:
@@ -64,12 +74,13 @@ class DirectGateway:
         connections: int = 100,
         retry_after_cap: float = 3_600.0,
         lookup: Lookup | None = None,
+        open_client: OpenClient = HttpClient,
     ) -> None:
         self._clock = clock
         self._allow_private = allow_private
         self._retry_after_cap = retry_after_cap
         admits = None if allow_private else is_public
-        self._client = HttpClient(connections=connections, admits=admits, lookup=lookup)
+        self._client = open_client(connections=connections, admits=admits, lookup=lookup)
 
     def scrape(self, request: ScrapeRequest) -> HttpCall:
         """Fetch one URL. Raises ScrapeFailed on entry, or while the content is read."""
@@ -80,7 +91,15 @@ class DirectGateway:
         await self._client.aclose()
 
     async def _fetch(self, request: ScrapeRequest) -> Opened:
-        answer = await self._follow(request)
+        tally = _Tally()
+        try:
+            return await self._fetch_counted(request, tally)
+        except ScrapeFailed as failed:
+            failed.sent = tally.sent
+            raise
+
+    async def _fetch_counted(self, request: ScrapeRequest, tally: _Tally) -> Opened:
+        answer = await self._follow(request, tally)
         try:
             if not 200 <= answer.status < 300 and not is_allowed(answer.status, request.params):
                 after = answer.headers.get("Retry-After", "")
@@ -91,36 +110,44 @@ class DirectGateway:
         except BaseException:
             answer.release()
             raise
-        return answer, Success(content, content_type(answer.headers))
+        return answer, Success(content, content_type(answer.headers), sent=tally.sent)
 
-    async def _follow(self, request: ScrapeRequest) -> ClientAnswer:
+    async def _follow(self, request: ScrapeRequest, tally: _Tally) -> HttpAnswer:
         hop = _first_hop(request)
         deadline = self._clock.monotonic() + request.timeout
-        answer = await self._send(hop, request.timeout)
+        answer = await self._send(hop, request.timeout, tally)
         for _ in range(MAX_REDIRECTS):
             location = answer.headers.get("Location", "")
             if answer.status not in _REDIRECTS or not location:
                 return answer
             answer.release()
             hop = _next_hop(hop, answer.status, location)
-            answer = await self._send(hop, deadline - self._clock.monotonic())
+            answer = await self._send(hop, deadline - self._clock.monotonic(), tally)
         if answer.status not in _REDIRECTS:
             return answer
         answer.release()
         raise too_many_redirects()
 
-    async def _send(self, hop: _Hop, timeout: float) -> ClientAnswer:
+    async def _send(self, hop: _Hop, timeout: float, tally: _Tally) -> HttpAnswer:
         if timeout <= 0:
             raise transport_failure(TransportTrouble.TIMEOUT)
         host = hop.target.host
         if not self._allow_private and _is_literal(host) and not is_public(host.strip("[]")):
             raise transport_failure(TransportTrouble.REFUSED)
         try:
-            return await self._client.send(
-                hop.method, hop.target.url, headers=hop.headers, body=hop.body, timeout=timeout
+            answer = await self._client.send(
+                hop.method,
+                hop.target.url,
+                headers=hop.headers,
+                body=hop.body,
+                timeout=timeout,
+                repeatable=hop.method in _SAFE,
             )
         except TransportError as error:
+            tally.sent += error.sent
             raise transport_failure(error.trouble) from None
+        tally.sent += answer.sent
+        return answer
 
 
 def _first_hop(request: ScrapeRequest) -> _Hop:

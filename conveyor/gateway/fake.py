@@ -18,17 +18,19 @@ from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from hashlib import sha256
 from types import TracebackType
+from typing import cast
 from urllib.parse import parse_qsl, urlsplit
 
 import brotli
 import msgspec
 
-from conveyor.gateway.decode import read_content
+from conveyor.gateway.decode import read_content, zstd_library
 from conveyor.gateway.headers import custom_headers, is_allowed, retry_after
-from conveyor.gateway.problems import TransportError, TransportTrouble, transport_failure
+from conveyor.gateway.problems import transport_failure
 from conveyor.gateway.refusals import read_spend, redactor, refusal
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.wire.errors import TransportError, TransportTrouble
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -214,6 +216,7 @@ _CODERS: dict[str, Callable[[bytes], bytes]] = {
     "deflate": zlib.compress,
     "raw-deflate": _raw_deflate,
     "br": lambda body: brotli.compress(body, quality=1),
+    "zstd": lambda body: cast("bytes", zstd_library().compress(body)),
 }
 
 
@@ -391,6 +394,7 @@ class _FakeAnswer:
             fields["Content-Length"] = str(len(wire))
         self.status = script.status
         self.headers = _FakeHeaders(fields)
+        self.sent = 1
         self._trouble: TransportTrouble | None = None
         if script.short or script.reset == "body":
             wire = wire[: len(wire) // 2]

@@ -30,6 +30,11 @@ class HttpAnswer(Protocol):
     """An answer whose head has arrived. Its body can be read once, and is not decoded."""
 
     @property
+    def sent(self) -> int:
+        """The number of requests that went out for it."""
+        ...
+
+    @property
     def status(self) -> int:
         """The HTTP status."""
         ...

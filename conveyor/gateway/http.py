@@ -6,6 +6,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from conveyor.gateway.decode import read_content, read_document
 from conveyor.gateway.headers import (
+    HttpAnswer,
     content_type,
     custom_headers,
     is_allowed,
@@ -13,12 +14,14 @@ from conveyor.gateway.headers import (
     retry_after,
     without,
 )
-from conveyor.gateway.http_client import DEFAULT_HEADERS, ClientAnswer, HttpCall, HttpClient, Opened
-from conveyor.gateway.problems import TransportError, malformed_url, transport_failure
+from conveyor.gateway.http_client import DEFAULT_HEADERS, HttpCall, OpenClient, Opened
+from conveyor.gateway.problems import malformed_url, transport_failure
 from conveyor.gateway.refusals import MAX_DOCUMENT, read_spend, redactor, refusal
 from conveyor.gateway.targets import parse_target
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.wire.client import HttpClient
+from conveyor.wire.errors import TransportError
 
 _COST = "X-Request-Cost"
 _OWN_PARAMS = frozenset({"url", "apikey", "custom_headers"})
@@ -39,6 +42,7 @@ class HttpGateway:
         *,
         connections: int = 100,
         retry_after_cap: float = 3_600.0,
+        open_client: OpenClient = HttpClient,
     ) -> None:
         base = parse_target(base_url)
         self._prefix = base.url + ("&" if "?" in base.path else "?")
@@ -46,7 +50,7 @@ class HttpGateway:
         self._headers = {**DEFAULT_HEADERS, **self._credentials}
         self._clock = clock
         self._retry_after_cap = retry_after_cap
-        self._client = HttpClient(connections=connections)
+        self._client = open_client(connections=connections)
 
     def scrape(self, request: ScrapeRequest) -> HttpCall:
         """Have one URL scraped. Raises ScrapeFailed on entry, or while the content is read."""
@@ -74,7 +78,7 @@ class HttpGateway:
             raise
         return answer, Success(content, content_type(answer.headers), spend)
 
-    async def _send(self, request: ScrapeRequest, asked: dict[str, str]) -> ClientAnswer:
+    async def _send(self, request: ScrapeRequest, asked: dict[str, str]) -> HttpAnswer:
         headers, body = self._headers, None
         if request.body is not None:
             body = request.body.content.encode("utf-8", "replace")
@@ -89,10 +93,12 @@ class HttpGateway:
                 request.method, url, headers=headers, body=body, timeout=request.timeout
             )
         except TransportError as error:
-            raise transport_failure(error.trouble) from None
+            failed = transport_failure(error.trouble)
+            failed.sent = error.sent
+            raise failed from None
 
     async def _refusal(
-        self, answer: ClientAnswer, request: ScrapeRequest, asked: dict[str, str]
+        self, answer: HttpAnswer, request: ScrapeRequest, asked: dict[str, str]
     ) -> ScrapeFailed:
         after = answer.headers.get("Retry-After", "")
         document = await read_document(answer, MAX_DOCUMENT)
@@ -116,7 +122,7 @@ def _query(request: ScrapeRequest, *, with_headers: bool) -> str:
         raise malformed_url() from None
 
 
-def _is_content(answer: ClientAnswer, request: ScrapeRequest) -> bool:
+def _is_content(answer: HttpAnswer, request: ScrapeRequest) -> bool:
     """Return whether an answer that was charged for is the content of an allowed status."""
     is_problem = "problem+json" in content_type(answer.headers)
     return not is_problem and is_allowed(answer.status, request.params)

@@ -5,33 +5,12 @@ Every sentence here is a constant, so no URL, header or key can reach a problem 
 
 from __future__ import annotations
 
-from enum import StrEnum
 from http import HTTPStatus
 
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.domain.model import Problem, TaskFailure
 from conveyor.ports.gateway import ScrapeFailed
-
-
-class TransportTrouble(StrEnum):
-    """Why an exchange brought no whole answer."""
-
-    UNSENDABLE = "unsendable"
-    REFUSED = "refused"
-    UNREACHABLE = "unreachable"
-    INTERRUPTED = "interrupted"
-    TRUNCATED = "truncated"
-    MALFORMED = "malformed"
-    TIMEOUT = "timeout"
-
-
-class TransportError(Exception):
-    """No whole answer came. The error holds no URL, header or key, so it may be logged."""
-
-    def __init__(self, trouble: TransportTrouble) -> None:
-        super().__init__(trouble.value)
-        self.trouble = trouble
-
+from conveyor.wire.errors import TransportTrouble
 
 MAX_REDIRECTS = 10
 MAX_CODINGS = 3
@@ -59,9 +38,30 @@ _TRANSPORT: dict[TransportTrouble, tuple[str, str, int, TaskFailure, bool]] = {
         TaskFailure.BAD_TARGET,
         False,
     ),
+    TransportTrouble.UNRESOLVED: (
+        ErrorCode.GATEWAY_UNREACHABLE.value,
+        "the host name has no address",
+        502,
+        _GATEWAY_ERROR,
+        True,
+    ),
     TransportTrouble.UNREACHABLE: (
         ErrorCode.GATEWAY_UNREACHABLE.value,
         "no connection could be made",
+        502,
+        _GATEWAY_ERROR,
+        True,
+    ),
+    TransportTrouble.TLS: (
+        ErrorCode.GATEWAY_UNREACHABLE.value,
+        "TLS could not be set up, or the certificate is not valid",
+        502,
+        _GATEWAY_ERROR,
+        True,
+    ),
+    TransportTrouble.NO_COMMON_PROTOCOL: (
+        ErrorCode.GATEWAY_UNREACHABLE.value,
+        "the server does not speak HTTP/1.1",
         502,
         _GATEWAY_ERROR,
         True,
@@ -76,6 +76,13 @@ _TRANSPORT: dict[TransportTrouble, tuple[str, str, int, TaskFailure, bool]] = {
     TransportTrouble.TRUNCATED: (
         "truncated_body",
         "the body is shorter than was announced",
+        502,
+        _GATEWAY_ERROR,
+        True,
+    ),
+    TransportTrouble.RAGGED: (
+        "ragged_end",
+        "closed without close_notify, so the body may be cut off",
         502,
         _GATEWAY_ERROR,
         True,

@@ -102,4 +102,5 @@ def attempt_event(
         ended_at=ended_at,
         error=failure.problem,
         spend=failure.spend,
+        sent=failure.sent,
     )

@@ -247,7 +247,9 @@ class TaskHandler:
             content_type=success.content_type,
             format=implied_format(params) if task.spec.params else job.format,
         )
-        return Succeeded(msgspec.structs.replace(event, spend=success.spend), result)
+        return Succeeded(
+            msgspec.structs.replace(event, spend=success.spend, sent=success.sent), result
+        )
 
     async def _keep(self, key: str, content: Content) -> int:
         """Store a body; return its size. If the store refuses this very body, the attempt failed:

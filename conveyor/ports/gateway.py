@@ -29,12 +29,14 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
 class Success(msgspec.Struct, frozen=True):
     """The body of a successful scrape: untouched bytes, transfer compression decoded once.
 
-    Reading the content may still raise ScrapeFailed.
+    `sent` counts the requests that went out for it, those of redirects included. Reading the
+    content may still raise ScrapeFailed.
     """
 
     content: Content
     content_type: str
     spend: Spend = Spend()
+    sent: int = 1
 
 
 class ScrapeFailed(Exception):
@@ -43,7 +45,8 @@ class ScrapeFailed(Exception):
     If `retryable` is set, the task is tried again, after `retry_after` seconds at the earliest;
     `burns_attempt` is False for an HTTP gateway's 429, which slows the job and uses up no try. If
     `account` is set, the gateway refused the account, which ends the run. Otherwise the task fails
-    for good. `problem` never holds a key; `failure` is the reason in the roll-up.
+    for good. `problem` never holds a key; `failure` is the reason in the roll-up; `sent` counts the
+    requests that went out.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class ScrapeFailed(Exception):
         self.burns_attempt = burns_attempt
         self.account = account
         self.spend = spend if spend is not None else Spend()
+        self.sent = 1
 
 
 class Gateway(Protocol):

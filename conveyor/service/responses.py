@@ -160,6 +160,7 @@ def history_body(events: list[Event]) -> HistoryBody:
                 ended_at=rfc3339(event.ended_at),
                 attempt=max(event.attempt, 1),
                 kind=event.kind.value,
+                sent=UNSET if event.sent == 1 else event.sent,
                 error=problem_body(event.error) if event.error is not None else UNSET,
                 spend=_spend_body(event.spend),
             )

@@ -301,6 +301,10 @@ class EventBody(Struct, frozen=True, kw_only=True):
         str,
         _words(EventKind, "An interruption is a worker that went away; it uses up no attempt."),
     ]
+    sent: (
+        Annotated[int, _count("Requests that the attempt sent, redirects included, where not one.")]
+        | UnsetType
+    ) = UNSET
     error: ProblemBody | UnsetType = UNSET
     spend: SpendBody
 

@@ -21,6 +21,7 @@ from conveyor.settings.validators import (
     not_empty,
     one_of,
     origin,
+    proxy,
     redis_url,
     region,
 )
@@ -45,6 +46,10 @@ class Settings:
     port: int = 9000
     data_dir: str = ".conveyor"
     gateway: str = "direct"
+    gateway_proxy: str = field(default="", repr=False)
+    http_engine: str = "wire"
+    ragged_end: str = "fail"
+    ca_file: str = ""
     allow_private: bool = False
     public_url: str = ""
     allowed_hosts: str = ""
@@ -167,6 +172,37 @@ SETTINGS: tuple[Setting, ...] = (
         "word or URL",
         "the scraper: `direct`, `fake`, or the http(s) URL of a scraping API",
         gateway,
+        used_by=WORKERS,
+    ),
+    Setting(
+        "gateway_proxy",
+        "URL",
+        "the proxy on the way to a scraping API, `http://[USER:PASSWORD@]HOST:PORT`; no proxy is "
+        "ever taken from the environment's other variables, and `direct` uses none",
+        proxy,
+        used_by=WORKERS,
+        secret=True,
+    ),
+    Setting(
+        "http_engine",
+        "word",
+        "the HTTP client of the gateways: `wire`, or `aiohttp` (the extra of that name) until the "
+        "next release",
+        one_of("wire", "aiohttp"),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "ragged_end",
+        "word",
+        "a body over TLS without length, chunks or coding whose connection ends without "
+        "close_notify: `fail` the attempt, or `accept` it as whole",
+        one_of("fail", "accept"),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "ca_file",
+        "path",
+        "a PEM file of certificate authorities that the gateways trust beside the system's",
         used_by=WORKERS,
     ),
     Setting(

@@ -92,6 +92,7 @@ _PARAMETERS = {
     "protocol": (re.compile(r"[23]"), "2 or 3"),
     "health_check_interval": _WHOLE,
 }
+_PROXY_END = re.compile(r"[^:]+://[^/?#]+/?")
 _TLS_PARAMETERS = {
     "ssl_cert_reqs": (re.compile(r"none|optional|required"), "none, optional or required"),
     "ssl_check_hostname": (re.compile(r"true|false"), "true or false"),
@@ -114,6 +115,15 @@ def origin(value: str) -> str | None:
     parts = _split(value)
     fits = parts is not None and _is_web(parts) and _is_plain_origin(parts)
     return None if not value or fits else _ORIGIN
+
+
+def proxy(value: str) -> str | None:
+    """Check for the URL of a proxy, or ""."""
+    parts = _split(value)
+    is_web = parts is not None and parts.scheme == "http" and _is_web(parts)
+    if not value or (is_web and _PROXY_END.fullmatch(value)):
+        return None
+    return "must be http://[USER:PASSWORD@]HOST:PORT"
 
 
 def endpoint(value: str) -> str | None:

@@ -118,6 +118,8 @@ def read_head(data: bytes, method: str) -> ResponseHead:
     may_keep = is_clean and is_exact and matched[1] != b"0" and framing is not Framing.CONNECTION
     if may_keep and (connection := fields.get(b"connection")) is not None:
         may_keep = b"close" not in _elements(connection)
+    if method == "CONNECT" and framing is Framing.NO_BODY:
+        may_keep = True  # a tunnel, of whatever version the proxy speaks
     return ResponseHead(status, HeaderFields(fields), framing, length, may_keep)
 
 

@@ -16,7 +16,7 @@ from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS
 from conveyor.domain.task_rules import TASK_TRANSITIONS
 from conveyor.gateway import problems
 from conveyor.gateway.fake import Behaviour
-from conveyor.gateway.problems import TransportTrouble
+from conveyor.wire.errors import TransportTrouble
 from tests.unit.spec_document import SPEC, name, names, section, table, tables
 
 STATUS = re.compile(r"\d{3}|any other")

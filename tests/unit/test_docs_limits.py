@@ -9,7 +9,6 @@ from conveyor.domain.api_keys import MAX_API_KEY_LENGTH
 from conveyor.domain.submission import MAX_BODY_BYTES, MAX_ROW_BYTES
 from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.gateway import decode, headers, problems
-from conveyor.gateway.http_client import MAX_HEADER_LINE, MAX_HEADERS
 from conveyor.handlers import delete
 from conveyor.http import malformed
 from conveyor.http.auth import LONGEST
@@ -36,6 +35,10 @@ from conveyor.service.list_validation import CHILDREN
 from conveyor.service.submit import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.settings import Settings
 from conveyor.settings.validators import MOST_SHARDS
+from conveyor.wire.connection import MOST_HELD_IN_ALL
+from conveyor.wire.head import MAX_HEAD
+from conveyor.wire.resolver import AT_A_TIME
+from conveyor.wire.response import MAX_PADDING
 from tests.unit.spec_document import table
 
 DEFAULTS = Settings()
@@ -105,7 +108,10 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "content codings of an answer": (problems.MAX_CODINGS,),
     "members of a gzip stream": (decode.MAX_MEMBERS,),
     "redirects of a direct fetch": (problems.MAX_REDIRECTS,),
-    "header line, headers of an answer": (MAX_HEADER_LINE, MAX_HEADERS),
+    "head of an answer": (MAX_HEAD,),
+    "bytes of an answer that are neither head nor body": (MAX_PADDING,),
+    "received from all servers and not yet taken": (MOST_HELD_IN_ALL,),
+    "look-ups of names at a time": (AT_A_TIME,),
     "kept Content-Type": (headers.MAX_CONTENT_TYPE,),
     "gateway call": (int(DEFAULTS.gateway_timeout),),
     "wait of a rerun for calls in flight": (int(reruns.CLAIM_WAIT),),

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from conveyor.gateway.http_client import _system_lookup
+from conveyor.wire.resolver import system_lookup
 
 DEAD = 60
 """More names than any shared pool of threads would have room for."""
@@ -36,11 +36,11 @@ async def test_dead_names_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> N
     try:
         async with anyio.create_task_group() as group:
             for number in range(DEAD):
-                group.start_soon(_system_lookup, f"dead{number}.test", 80)
+                group.start_soon(system_lookup, f"dead{number}.test", 80)
             for _ in range(DEAD):
                 await anyio.to_thread.run_sync(asked.acquire)
             with anyio.fail_after(30):
-                assert await _system_lookup("alive.test", 80) == ["192.0.2.1"]
+                assert await system_lookup("alive.test", 80) == ["192.0.2.1"]
             group.cancel_scope.cancel()
     finally:
         patience.set()
@@ -52,4 +52,4 @@ async def test_a_name_that_does_not_exist_raises(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     with pytest.raises(socket.gaierror):
-        await _system_lookup("missing.test", 80)
+        await system_lookup("missing.test", 80)

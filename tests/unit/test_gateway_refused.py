@@ -10,12 +10,13 @@ import pytest
 
 from conveyor.domain.model import TaskFailure
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.http_client import HttpClient, Lookup
-from conveyor.gateway.problems import TransportError, TransportTrouble
 from conveyor.gateway.targets import is_public
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.gateway_server import GatewayServer
+from conveyor.wire.client import HttpClient
+from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.resolver import Lookup
 
 STANDS_FOR_PUBLIC = "127.0.0.2"
 

@@ -8,13 +8,13 @@ from contextlib import aclosing, asynccontextmanager
 
 import anyio
 import pytest
-from aiohttp.client_proto import ResponseHandler
 from anyio.abc import SocketAttribute, SocketStream
 
 from conveyor.gateway.direct import DirectGateway
 from conveyor.gateway.http import HttpGateway
 from conveyor.ports.gateway import Gateway, ScrapeRequest
 from conveyor.testing.clock import FakeClock
+from conveyor.wire.connection import HttpConnection
 from tests.patient import SECONDS
 
 PUSHED = {
@@ -67,14 +67,15 @@ async def pushing() -> AsyncIterator[Pushing]:
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> anyio.Event:
     """Set once a gateway's client has taken what was pushed from the socket."""
-    event, received = anyio.Event(), ResponseHandler.data_received
+    event, received = anyio.Event(), HttpConnection.buffer_updated
 
-    def data_received(self: ResponseHandler, data: bytes) -> None:
-        received(self, data)
+    def buffer_updated(self: HttpConnection, count: int) -> None:
+        data = bytes(self.get_buffer(-1)[:count])
+        received(self, count)
         if b"OTHER" in data:
             event.set()
 
-    monkeypatch.setattr(ResponseHandler, "data_received", data_received)
+    monkeypatch.setattr(HttpConnection, "buffer_updated", buffer_updated)
     return event
 
 

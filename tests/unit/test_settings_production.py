@@ -200,7 +200,7 @@ def test_only_secrets_lie_in_files(tmp_path: Path) -> None:
     file = tmp_path / "port"
     file.write_text("1234")
 
-    assert secrets == {"secret", "redis_url"}
+    assert secrets == {"secret", "redis_url", "gateway_proxy"}
     assert load({"CONVEYOR_PORT_FILE": str(file)}).port == Settings().port
 
 

@@ -1,0 +1,218 @@
+"""The HTTP client: requests over pooled connections, answers with their bodies whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+from conveyor.wire.connection import HttpConnection, ReadBuffer
+from conveyor.wire.connector import Connector
+from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.head import HeaderFields
+from conveyor.wire.options import USUAL, ClientOptions
+from conveyor.wire.origin import Origin, split_url, write_request
+from conveyor.wire.pool import KEEP_ALIVE, Pool
+from conveyor.wire.resolver import Admits, Lookup, Resolver
+from conveyor.wire.response import ResponseReader
+
+FRESH_SECONDS = 1.0
+"""A request that may not be repeated uses a kept connection only if it was idle for less."""
+
+
+class Answer(AsyncIterator[bytes]):
+    """An answer whose head has arrived, and an iterator of its body, which can be read once.
+
+    `sent` counts the requests that went out for it.
+    """
+
+    __slots__ = ("_accepts_ragged", "_connection", "_reader", "headers", "sent", "status")
+
+    def __init__(
+        self, connection: HttpConnection, reader: ResponseReader, accepts_ragged: bool, sent: int
+    ) -> None:
+        head = reader.head
+        assert head is not None
+        self._connection = connection
+        self._reader = reader
+        self._accepts_ragged = accepts_ragged
+        self.status = head.status
+        self.headers: HeaderFields = head.headers
+        self.sent = sent
+
+    async def read(self) -> bytes:
+        """Return the whole body. Raises TransportError."""
+        if self._reader.is_complete:
+            return self._reader.take()
+        return b"".join([piece async for piece in self])
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, in pieces of at most 256 KiB. Raises TransportError: RAGGED
+        only after every byte that came."""
+        return self
+
+    def release(self) -> None:
+        """Drop the connection if the body was not received to its end."""
+        if not self._reader.is_complete:
+            self._connection.abort()
+
+    async def __anext__(self) -> bytes:
+        reader = self._reader
+        while not reader.buffered:
+            if reader.is_complete:
+                raise StopAsyncIteration
+            try:
+                await self._connection.more()
+            except TransportError as error:
+                if error.trouble is TransportTrouble.RAGGED and self._accepts_ragged:
+                    raise StopAsyncIteration from None
+                raise
+            except BaseException:
+                self._connection.abort()
+                raise
+        return reader.take()
+
+
+class HttpClient:
+    """Send requests over pooled connections, without following redirects or decoding bodies.
+
+    Open connections, idle ones included, are at most `connections`. `admits` decides whether an IP
+    address may be touched: it is asked of each address before a connection is made, and of the peer
+    before TLS and before a byte is sent. `lookup` replaces the system's resolver. Belongs to one
+    event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        connections: int,
+        admits: Admits | None = None,
+        lookup: Lookup | None = None,
+        options: ClientOptions = USUAL,
+    ) -> None:
+        self._connections = connections
+        self._admits = admits
+        self._lookup = lookup
+        self._options = options
+        self._opened: _Opened | None = None
+
+    @property
+    def open_connections(self) -> int:
+        """The number of open connections, and of those being made."""
+        return 0 if self._opened is None else self._opened.pool.taken
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: float,
+        repeatable: bool = False,
+    ) -> Answer:
+        """Send a request; return its answer once the head is there.
+
+        `url` is ASCII and is sent as it is. `timeout` is in seconds and includes reading the body.
+        A `repeatable` request is sent once more if a kept connection closed before a byte of an
+        answer; any other goes over a new connection, or one that was in use within the last
+        second. Raises TransportError, and nothing else, whatever the URL.
+        """
+        origin, target = split_url(url)
+        request = write_request(method, target, origin.authority, headers, body)
+        opened = self._opened
+        if opened is None:
+            opened = self._opened = self._open()
+        deadline = opened.loop.time() + timeout
+        idle_for = KEEP_ALIVE if repeatable else FRESH_SECONDS
+        connection = opened.pool.take(origin, idle_for=idle_for)
+        sent = 0
+        while True:
+            if connection is None:
+                connection = await self._connect(opened, origin, deadline, sent)
+            is_kept = connection.idle_since is not None
+            sent += 1
+            first_byte = self._options.first_byte
+            answer_by = None if first_byte is None else opened.loop.time() + first_byte
+            try:
+                reader = await connection.begin(
+                    request, method, deadline=deadline, answer_by=answer_by
+                )
+                return Answer(connection, reader, self._options.ragged_end, sent)
+            except TransportError as error:
+                is_unheard = error.trouble is TransportTrouble.INTERRUPTED
+                may_repeat = repeatable and is_kept and is_unheard and not connection.has_answered
+                if sent > 1 or not may_repeat:
+                    error.sent = sent
+                    raise
+                connection = None
+            except BaseException:
+                connection.abort()
+                raise
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.aclose()
+
+    async def _connect(
+        self, opened: _Opened, origin: Origin, deadline: float, sent: int
+    ) -> HttpConnection:
+        try:
+            async with asyncio.timeout_at(deadline):
+                # A name that nobody resolves must not hold a slot.
+                addresses = await opened.connector.resolve(origin)
+                connection = await opened.pool.wait(origin)
+                if connection is None:
+                    connection = await opened.connect(origin, addresses)
+                return connection
+        except TimeoutError:
+            raise TransportError(TransportTrouble.TIMEOUT, sent=sent) from None
+        except TransportError as error:
+            error.sent = sent
+            raise
+
+    def _open(self) -> _Opened:
+        resolver = Resolver(self._lookup, self._admits)
+        connector = Connector(resolver, self._admits, self._options)
+        return _Opened(Pool(self._connections), connector, ReadBuffer(self._connections))
+
+
+class _Opened:
+    """A client's pool and what fills it, inside an event loop."""
+
+    def __init__(self, pool: Pool, connector: Connector, buffer: ReadBuffer) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.pool = pool
+        self.connector = connector
+        self._buffer = buffer
+        self._connections: set[HttpConnection] = set()
+        self._all_lost = asyncio.Event()
+
+    async def connect(self, origin: Origin, addresses: list[str]) -> HttpConnection:
+        """Make a connection in a slot that was waited for; give the slot back if that fails."""
+        try:
+            sock = await self.connector.open_socket(addresses, origin)
+        except BaseException:
+            self.pool.free()
+            raise
+        connection = HttpConnection(origin, sock, self._buffer, on_lost=self._lost)
+        self._connections.add(connection)
+        await self.connector.set_up(connection, sock)
+        connection.on_idle = self.pool.keep
+        return connection
+
+    async def aclose(self) -> None:
+        """Close every connection; return when all sockets are closed."""
+        await self.connector.aclose()
+        self.pool.close()
+        for connection in list(self._connections):
+            connection.abort()
+        if self._connections:
+            await self._all_lost.wait()
+
+    def _lost(self, connection: HttpConnection) -> None:
+        self._connections.discard(connection)
+        self.pool.free(connection)
+        if not self._connections:
+            self._all_lost.set()

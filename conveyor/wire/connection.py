@@ -1,0 +1,286 @@
+"""One connection, which carries one exchange at a time.
+
+A connection is trusted only while it is silent when it should be: a byte that no request waits for
+closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.origin import Origin
+from conveyor.wire.response import Ending, ResponseReader
+from conveyor.wire.tls import TlsSession
+
+MOST_READ = 65_536
+MOST_HELD = 262_144
+MOST_HELD_IN_ALL = 67_108_864
+
+
+class ReadBuffer:
+    """The memory into which the connections of a client receive, and the bound on what each holds
+    until its reader takes it: together they hold at most MOST_HELD_IN_ALL bytes."""
+
+    __slots__ = ("full_at", "view")
+
+    def __init__(self, connections: int) -> None:
+        held = min(MOST_HELD, max(4, MOST_HELD_IN_ALL // connections))
+        size = min(MOST_READ, held // 4)
+        self.view = memoryview(bytearray(size))
+        self.full_at = held - 2 * size
+
+
+def _stay(_connection: HttpConnection) -> None:
+    """Leave an idle connection with whoever has it."""
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """A connection to an origin.
+
+    `on_idle` is called when an answer has ended and the connection may carry another request,
+    `on_lost` once when it is gone. `idle_since` is the loop's time at the end of the last answer;
+    None before the first. `has_answered` tells whether a byte of an answer to the current request
+    has come.
+    """
+
+    __slots__ = (
+        "_answer_by",
+        "_buffer",
+        "_deadline",
+        "_error",
+        "_handshake",
+        "_is_paused",
+        "_loop",
+        "_on_lost",
+        "_poll",
+        "_reader",
+        "_timer",
+        "_tls",
+        "_transport",
+        "_waiter",
+        "has_answered",
+        "idle_since",
+        "on_idle",
+        "origin",
+    )
+
+    def __init__(
+        self,
+        origin: Origin,
+        sock: socket.socket,
+        buffer: ReadBuffer,
+        *,
+        on_lost: Callable[[HttpConnection], None],
+    ) -> None:
+        self.origin = origin
+        self.idle_since: float | None = None
+        self.has_answered = False
+        self.on_idle: Callable[[HttpConnection], None] = _stay
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._buffer = buffer
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._transport: asyncio.Transport
+        self._tls: TlsSession | None = None
+        self._reader: ResponseReader | None = None
+        self._waiter: asyncio.Future[ResponseReader] | None = None
+        self._handshake: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
+        self._error: TransportError | None = None
+        self._is_paused = False
+
+    def begin(
+        self, request: bytes, method: str, *, deadline: float, answer_by: float | None = None
+    ) -> asyncio.Future[ResponseReader]:
+        """Send a request; return a future of its answer, which is done once the head is there.
+
+        Both times are the loop's: the answer is to be whole at `deadline`, its head at `answer_by`.
+        The future raises TransportError.
+        """
+        loop = self._loop
+        self.has_answered = False
+        self._reader = ResponseReader(method)
+        self._deadline = deadline
+        if answer_by is not None and answer_by < deadline:
+            deadline = answer_by
+        self._timer = loop.call_at(deadline, self._expire)
+        tls = self._tls
+        self._transport.write(request if tls is None else tls.encrypt(request))
+        self._waiter = waiter = loop.create_future()
+        return waiter
+
+    def more(self) -> asyncio.Future[ResponseReader]:
+        """Return a future that is done once more of the answer's body is there, or its end. The
+        future raises TransportError. One at a time."""
+        self._waiter = waiter = self._loop.create_future()
+        if self._error is not None:
+            waiter.set_exception(self._error)
+        elif self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return waiter
+
+    async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
+        """Speak TLS from here on. Raises TransportError."""
+        try:
+            self._tls = tls = TlsSession(context, host)
+            tls.shake_hands(b"")
+        except ValueError:  # no certificate can be for such a host; ssl.SSLError is one
+            raise TransportError(TransportTrouble.TLS) from None
+        self._transport.write(tls.outgoing())
+        self._handshake = self._loop.create_future()
+        await self._handshake
+
+    def is_usable(self) -> bool:
+        """Return whether the connection is open and idle, and no byte has arrived on it."""
+        return (
+            self._reader is None
+            and not self._transport.is_closing()
+            and self._error is None
+            and not self._poll.poll(0)
+        )
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        self._fail(TransportError(TransportTrouble.INTERRUPTED))
+
+    # -- the protocol --
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer.view
+
+    def buffer_updated(self, count: int) -> None:
+        data = bytes(self._buffer.view[:count])
+        tls = self._tls
+        if tls is not None:
+            try:
+                data = self._decrypt(tls, data)
+            except TransportError as error:
+                self._fail(error)
+                return
+            except ssl.SSLError:
+                self._end(Ending.RESET)
+                return
+        if data:
+            self._receive(data)
+        if tls is not None and tls.is_closed:
+            self._end(Ending.CLEAN)
+
+    def eof_received(self) -> None:
+        is_clean = self._tls is None or self._tls.is_closed
+        self._end(Ending.CLEAN if is_clean else Ending.RAGGED)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(Ending.RESET)
+        self._on_lost(self)
+
+    # -- exchanges --
+
+    def _decrypt(self, tls: TlsSession, data: bytes) -> bytes:
+        handshake = self._handshake
+        if handshake is not None:
+            is_done = tls.shake_hands(data)
+            self._transport.write(tls.outgoing())
+            if not is_done:
+                return b""
+            self._handshake = None
+            if not handshake.done():
+                handshake.set_result(None)
+            data = b""
+        plain = tls.decrypt(data)
+        if outgoing := tls.outgoing():
+            self._transport.write(outgoing)
+        return plain
+
+    def _receive(self, data: bytes) -> None:
+        reader = self._reader
+        if reader is None:
+            self.abort()
+            return
+        self.has_answered = True
+        has_head = reader.head is not None
+        try:
+            reader.feed(data)
+        except TransportError as error:
+            self._fail(error)
+            return
+        if reader.is_complete:
+            self._complete(reader)
+        elif reader.head is not None:
+            if not has_head:
+                self._set_timer(self._deadline)
+            if reader.buffered > self._buffer.full_at and not self._is_paused:
+                self._is_paused = True
+                self._transport.pause_reading()
+            self._wake(reader)
+
+    def _complete(self, reader: ResponseReader) -> None:
+        """End an exchange whose answer is whole."""
+        self._reader = None
+        self._cancel_timer()
+        self._wake(reader)
+        transport = self._transport
+        if reader.may_keep and not transport.is_closing() and not transport.get_write_buffer_size():
+            self.idle_since = self._loop.time()
+            self.on_idle(self)
+        else:
+            self._fail(TransportError(TransportTrouble.INTERRUPTED))
+
+    def _end(self, ending: Ending) -> None:
+        """Note that the server has ended the connection."""
+        reader = self._reader
+        if reader is None:
+            trouble = (
+                TransportTrouble.INTERRUPTED if self._handshake is None else TransportTrouble.TLS
+            )
+            self._fail(TransportError(trouble))
+            return
+        try:
+            reader.finish(ending)
+        except TransportError as error:
+            self._fail(error)
+        else:
+            self._complete(reader)
+
+    def _expire(self) -> None:
+        self._fail(TransportError(TransportTrouble.TIMEOUT))
+
+    def _fail(self, error: TransportError) -> None:
+        """Drop the connection, and let whoever waits for the answer know why."""
+        self._reader = None
+        if self._error is None:
+            self._error = error
+        self._cancel_timer()
+        self._transport.abort()
+        waiters = self._waiter, self._handshake
+        self._waiter = self._handshake = None
+        for waiter in waiters:
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(error)
+
+    def _wake(self, reader: ResponseReader) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(reader)
+
+    def _set_timer(self, moment: float) -> None:
+        timer = self._timer
+        if timer is not None and timer.when() != moment:
+            timer.cancel()
+            self._timer = self._loop.call_at(moment, self._expire)
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,108 @@
+"""Make connections: find the address, check it, connect, pass the proxy, speak TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+
+from aiohappyeyeballs import start_connection
+
+from conveyor.wire.connection import HttpConnection
+from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.options import ClientOptions, Proxy
+from conveyor.wire.origin import Origin, write_request
+from conveyor.wire.resolver import Admits, Resolver
+from conveyor.wire.tls import client_context
+
+_NEXT_ADDRESS = 0.25
+"""Seconds until the next address of a name is tried beside one that is silent (RFC 8305)."""
+
+
+class Connector:
+    """Make connections. Belongs to one event loop."""
+
+    def __init__(self, resolver: Resolver, admits: Admits | None, options: ClientOptions) -> None:
+        self._resolver = resolver
+        self._admits = admits
+        self._options = options
+        self._context: ssl.SSLContext | None = None
+
+    async def resolve(self, origin: Origin) -> list[str]:
+        """Return the addresses to connect to. Raises TransportError."""
+        proxy = self._options.proxy
+        place = origin if proxy is None else proxy.origin
+        return await self._resolver.resolve(place.host, place.port)
+
+    async def open_socket(self, addresses: list[str], origin: Origin) -> socket.socket:
+        """Connect to the first address that answers. Raises TransportError: UNREACHABLE, or REFUSED
+        if the peer may not be touched."""
+        proxy = self._options.proxy
+        port = origin.port if proxy is None else proxy.origin.port
+        infos = [(*_family(address), "", (address, port)) for address in addresses]
+        try:
+            async with asyncio.timeout(self._options.connect):
+                sock = await start_connection(
+                    infos, happy_eyeballs_delay=_NEXT_ADDRESS, interleave=1
+                )
+        except (OSError, TimeoutError):
+            raise TransportError(TransportTrouble.UNREACHABLE) from None
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            is_admitted = self._admits is None or self._admits(sock.getpeername()[0])
+        except OSError:
+            sock.close()
+            raise TransportError(TransportTrouble.UNREACHABLE) from None
+        if not is_admitted:
+            sock.close()
+            raise TransportError(TransportTrouble.REFUSED)
+        return sock
+
+    async def set_up(self, connection: HttpConnection, sock: socket.socket) -> None:
+        """Make a connection of a socket, ready for requests. Raises TransportError. The connection
+        is lost if that fails."""
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: connection, sock=sock)
+        try:
+            async with asyncio.timeout(self._options.connect):
+                await self._prepare(connection)
+        except TimeoutError:
+            connection.abort()
+            raise TransportError(TransportTrouble.UNREACHABLE) from None
+        except BaseException:
+            connection.abort()
+            raise
+
+    async def aclose(self) -> None:
+        """Forget the look-ups under way."""
+        await self._resolver.aclose()
+
+    async def _prepare(self, connection: HttpConnection) -> None:
+        origin, proxy = connection.origin, self._options.proxy
+        if proxy is not None:
+            await _pass_through(proxy, connection, self._options.connect)
+        if origin.scheme == "https":
+            context = self._context
+            if context is None:
+                context = self._context = client_context(self._options.authority)
+            await connection.start_tls(context, origin.host.rstrip("."))
+
+
+async def _pass_through(proxy: Proxy, connection: HttpConnection, seconds: float) -> None:
+    """Ask a proxy for a way to the origin. Raises TransportError(UNREACHABLE) if it refuses."""
+    origin = connection.origin
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    place = f"{host}:{origin.port}"
+    authorization = proxy.authorization
+    headers = {} if authorization is None else {"Proxy-Authorization": authorization}
+    request = write_request("CONNECT", place, place, headers, None)
+    deadline = asyncio.get_running_loop().time() + seconds
+    reader = await connection.begin(request, "CONNECT", deadline=deadline)
+    if reader.head is None or reader.head.status >= 300 or not reader.may_keep:
+        raise TransportError(TransportTrouble.UNREACHABLE)
+    connection.idle_since = None
+
+
+def _family(address: str) -> tuple[socket.AddressFamily, socket.SocketKind, int]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return family, socket.SOCK_STREAM, socket.IPPROTO_TCP

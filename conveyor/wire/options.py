@@ -1,0 +1,58 @@
+"""The options of a client."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.origin import Origin, read_origin
+
+CONNECT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Proxy:
+    """A proxy that is asked by CONNECT for a way to each origin, and resolves its name.
+    `authorization` is the value of Proxy-Authorization."""
+
+    origin: Origin
+    authorization: str | None = None
+
+
+def read_proxy(url: str) -> Proxy:
+    """Read `http://[user:password@]host:port`. Raises TransportError(UNSENDABLE)."""
+    try:
+        parts = urlsplit(url)
+        user, password, authority = parts.username, parts.password, parts.netloc
+    except ValueError:
+        raise TransportError(TransportTrouble.UNSENDABLE) from None
+    if parts.scheme != "http" or parts.path.strip("/") or parts.query:
+        raise TransportError(TransportTrouble.UNSENDABLE)
+    origin = read_origin("http", authority.rpartition("@")[2])
+    if user is None:
+        return Proxy(origin)
+    pair = f"{unquote(user)}:{unquote(password or '')}"
+    return Proxy(origin, "Basic " + b64encode(pair.encode()).decode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Options of a client. Times are in seconds.
+
+    `authority` is a PEM file of authorities beside the system's. `connect` bounds the making of a
+    connection, `first_byte` the wait for the head of an answer. `ragged_end` accepts a body over
+    TLS that ends with the connection, without close_notify. Connections go through `proxy`, if
+    there is one.
+    """
+
+    authority: Path | None = None
+    connect: float = CONNECT_SECONDS
+    first_byte: float | None = None
+    ragged_end: bool = False
+    proxy: Proxy | None = None
+
+
+USUAL = ClientOptions()

@@ -1,0 +1,89 @@
+"""Origins, and the bytes of a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from conveyor.wire.errors import TransportError, TransportTrouble
+
+PORTS = {"http": 80, "https": 443}
+_URL = re.compile(r"(https?)://([!-.0->@-~]+)(/[!-\"$-~]*|\?[!-\"$-~]*|)(?:#[!-~]*)?")
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^@:\[\]]+)(?::([0-9]{0,5}))?")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class Origin(NamedTuple):
+    """A server to connect to. `host` is a name or an address without brackets; `authority` goes
+    into the Host field."""
+
+    scheme: str
+    host: str
+    port: int
+    authority: str
+
+
+def split_url(url: str) -> tuple[Origin, str]:
+    """Return the origin of a URL, and the path and query to ask it for.
+
+    Raises TransportError(UNSENDABLE) unless the URL is of http or https, all printable ASCII, and
+    holds no user.
+    """
+    matched = _URL.fullmatch(url)
+    if matched is None:
+        raise TransportError(TransportTrouble.UNSENDABLE)
+    scheme, authority, target = matched.groups()
+    return read_origin(scheme, authority), target if target[:1] == "/" else "/" + target
+
+
+@lru_cache(maxsize=4_096)
+def read_origin(scheme: str, authority: str) -> Origin:
+    """Read host and port of a URL. Raises TransportError(UNSENDABLE)."""
+    matched = _AUTHORITY.fullmatch(authority)
+    if matched is None:
+        raise TransportError(TransportTrouble.UNSENDABLE)
+    host, port = matched[1].lower(), int(matched[2] or PORTS[scheme])
+    if not 0 < port < 65_536:
+        raise TransportError(TransportTrouble.UNSENDABLE)
+    shown = host if port == PORTS[scheme] else f"{host}:{port}"
+    return Origin(scheme, host.strip("[]"), port, shown)
+
+
+def write_request(
+    method: str, target: str, authority: str, headers: Mapping[str, str], body: bytes | None
+) -> bytes:
+    """Write a request. Raises TransportError(UNSENDABLE) for a name or value that HTTP cannot
+    carry."""
+    lines = [f"{method} {target} HTTP/1.1\r\nHost: {authority}"]
+    for name, value in headers.items():
+        if name not in _names:
+            _learn(name)
+        lines.append(f"{name}: {value}")
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    elif method in ("POST", "PUT", "PATCH"):
+        lines.append("Content-Length: 0")
+    text = "\r\n".join(lines)
+    ends = len(lines)  # one for each line but the last, and one of Host
+    if text.count("\n") != ends or text.count("\r") != ends or "\0" in text:
+        raise TransportError(TransportTrouble.UNSENDABLE)
+    try:
+        head = (text + "\r\n\r\n").encode()
+    except UnicodeEncodeError:
+        raise TransportError(TransportTrouble.UNSENDABLE) from None
+    return head if body is None else head + body
+
+
+_MAX_NAMES = 1_024
+_names: set[str] = set()
+"""Field names that are tokens, as callers write them."""
+
+
+def _learn(name: str) -> None:
+    if _TOKEN.fullmatch(name) is None:
+        raise TransportError(TransportTrouble.UNSENDABLE)
+    if len(_names) >= _MAX_NAMES:
+        _names.clear()
+    _names.add(name)
