@@ -13,7 +13,8 @@ class ChunkReader:
     """The state between two pieces of a chunked body.
 
     `padding` counts the bytes that are no body and could be left out: leading zeros, spaces,
-    extensions, trailers. The caller bounds it. `is_exact` is False after a bare line feed.
+    extensions, trailers. The caller bounds it. `is_exact` is False after a bare line feed, and
+    after a bare carriage return in a trailer.
     """
 
     __slots__ = (
@@ -63,10 +64,12 @@ class ChunkReader:
             if self._wants_line_end:
                 self._end_chunk(line)
             elif self._in_trailers:
+                self.is_exact &= line.endswith(b"\r\n")
                 if line in (b"\r\n", b"\n"):
                     self.is_complete = True
                     return place < len(data)
                 self.padding += len(line)
+                self.is_exact &= b"\r" not in line[:-2]
             else:
                 self._begin_chunk(line)
 

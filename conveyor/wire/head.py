@@ -19,6 +19,7 @@ MAX_LENGTH = 2**63 - 1
 _STATUS_LINE = re.compile(rb"HTTP/1\.([0-9])[ ]+([1-9][0-9]{2})(?:[ \t][^\x00\r]*)?")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_ON_FRAMING = re.compile(rb"[ \t]|[^:]*(?:content-length|transfer-encoding)", re.IGNORECASE)
 _WITHOUT_CONTROLS = bytes(byte for byte in range(256) if byte == 9 or 32 <= byte != 127)
 
 _Field = tuple[bytes, bytes, bool]
@@ -85,7 +86,8 @@ def head_end(data: bytes | bytearray, start: int = 0) -> int:
     `start` is an index before which no empty line begins.
     """
     mixed = data.find(b"\n\r\n", start)
-    bare = data.find(b"\n\n", start, mixed if mixed >= 0 else None)
+    # The line feed that begins the one may end the other.
+    bare = data.find(b"\n\n", start, mixed + 1 if mixed >= 0 else None)
     if bare >= 0:
         return bare + 2
     return mixed + 3 if mixed >= 0 else -1
@@ -135,7 +137,11 @@ def _lines(data: bytes) -> tuple[list[bytes], bool]:
     if any(b"\r" in line or b"\0" in line for line in lines):
         raise malformed()
     # A field with another control byte counts for nothing, nor does what is folded to it.
-    fields = (b"" if _CONTROLS.search(line) else line for line in lines[1:])
+    fields = [b"" if _CONTROLS.search(line) else line for line in lines[1:]]
+    for line, field in zip(lines[1:], fields, strict=True):
+        # To pass over a line about the framing, or its fold, would be to guess the framing.
+        if not field and _ON_FRAMING.match(line):
+            raise malformed()
     return [lines[0], *fields], False
 
 
@@ -166,8 +172,8 @@ def _framing(
     lengths = fields.get(b"content-length")
     codings = fields.get(b"transfer-encoding")
     if status < 200 or status in (204, 304) or method == "HEAD":
-        is_exact = codings is None and (status != 204 or lengths in (None, [b"0"]))
-        return Framing.NO_BODY, 0, is_exact or method == "HEAD"
+        is_exact = codings is None and (status == 304 or lengths in (None, [b"0"]))
+        return Framing.NO_BODY, 0, is_exact or (method == "HEAD" and status >= 200)
     if method == "CONNECT" and status < 300:
         return Framing.NO_BODY, 0, True
     if codings is not None:

@@ -37,6 +37,7 @@ class ResponseReader:
         "_body",
         "_chunks",
         "_held",
+        "_is_exact",
         "_left",
         "_method",
         "_padding",
@@ -49,6 +50,7 @@ class ResponseReader:
     def __init__(self, method: str = "GET") -> None:
         self._method = method
         self._held = b""
+        self._is_exact = True
         self._padding = 0
         self._left = 0
         self._chunks: ChunkReader | None = None
@@ -125,6 +127,7 @@ class ResponseReader:
             self._pad(end)
             if head.status == 101:
                 raise malformed()
+            self._is_exact &= head.may_keep
             seen = 0
         self._held = held
         self._begin(head)
@@ -132,7 +135,7 @@ class ResponseReader:
 
     def _begin(self, head: ResponseHead) -> None:
         self.head = head
-        self.may_keep = head.may_keep
+        self.may_keep = head.may_keep and self._is_exact
         self._left = head.length
         if head.framing is Framing.CHUNKS:
             self._chunks = ChunkReader()

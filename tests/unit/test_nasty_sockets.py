@@ -1,0 +1,238 @@
+"""The answers of the nasty origin over sockets: one by one through the client, and through the
+gateways with two callers who share connections. Nobody ever gets a byte that is not theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+import uvloop
+from conveyor.wire.client import HttpClient
+from conveyor.wire.options import ClientOptions
+
+from conveyor.domain.model import TaskBody
+from conveyor.gateway.direct import DirectGateway
+from conveyor.gateway.http import HttpGateway
+from conveyor.gateway.problems import transport_failure
+from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
+from conveyor.testing.clock import FakeClock
+from conveyor.wire.errors import TransportError, TransportTrouble
+from tests.nasty.answer import End, Family, Kind, Nasty
+from tests.nasty.certificate import Certificate
+from tests.nasty.codings import LIMIT
+from tests.nasty.corpus import ANSWERS, FAMILIES, KINDS
+from tests.nasty.origin import NastyOrigin, page_body
+from tests.patient import SECONDS
+
+LATE_SECONDS = 0.1
+"""The patience of a caller whose answer comes too late."""
+LARGE_BODY = b"x" * 8_388_608
+"""More than the buffers of a connection hold."""
+LARGE_TASK_BODY = TaskBody(LARGE_BODY.decode(), "text/plain")
+Made = Callable[[NastyOrigin, FakeClock], tuple[Gateway, str]]
+_NUMBERS = count(1)
+_INDEX = {id(answer): index for index, answer in enumerate(ANSWERS.values())}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("asyncio", {}), id="asyncio"),
+        pytest.param(("asyncio", {"loop_factory": uvloop.new_event_loop}), id="uvloop"),
+    ]
+)
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("certificate"))
+
+
+class Origins(msgspec.Struct, frozen=True):
+    """The origin without TLS, and with it."""
+
+    plain: NastyOrigin
+    tls: NastyOrigin
+    authority: Path
+
+    def of(self, answer: Nasty) -> NastyOrigin:
+        return self.tls if answer.is_tls else self.plain
+
+    @property
+    def requests(self) -> int:
+        return len(self.plain.served) + len(self.tls.served)
+
+
+@pytest.fixture(scope="module")
+def origins(certificate: Certificate) -> Iterator[Origins]:
+    answers = list(ANSWERS.values())
+    with (
+        NastyOrigin(answers) as plain,
+        NastyOrigin(answers, context=certificate.server_context()) as tls,
+    ):
+        yield Origins(plain, tls, certificate.authority)
+
+
+@pytest.fixture
+async def client(anyio_backend: object, origins: Origins) -> AsyncIterator[HttpClient]:
+    made = HttpClient(connections=1, options=ClientOptions(authority=origins.authority))
+    yield made
+    await made.aclose()
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a request; `sent` is how often it went out."""
+
+    trouble: TransportTrouble | None
+    status: int
+    body: bytes
+    sent: int
+
+
+async def ask(client: HttpClient, url: str, answer: Nasty | None = None) -> Outcome:
+    """Send a request and read the answer whole. Only a GET may be repeated."""
+    method = "GET" if answer is None else answer.method
+    is_late = answer is not None and answer.late
+    sent = 0
+    try:
+        reply = await client.send(
+            method,
+            url,
+            headers={"Accept": "*/*"},
+            body=LARGE_BODY if method == "POST" else None,
+            timeout=LATE_SECONDS if is_late else SECONDS,
+            repeatable=method == "GET",
+        )
+        sent = reply.sent
+        return Outcome(None, reply.status, await reply.read(), sent)
+    except TransportError as error:
+        return Outcome(error.trouble, 0, b"", error.sent or sent)
+
+
+def check(answer: Nasty, outcome: Outcome) -> None:
+    assert outcome.trouble == answer.trouble, answer.name
+    if answer.trouble is None:
+        assert (outcome.status, outcome.body) == (answer.status, answer.body), answer.name
+
+
+def may_be_followed(answer: Nasty) -> bool:
+    """Return whether the next request is to go over the same connection."""
+    is_disturbed = answer.surplus or answer.pushed or answer.late
+    return answer.kept and answer.end is End.STAYS and not is_disturbed
+
+
+async def exchange(client: HttpClient, origins: Origins, answer: Nasty, cut: str = "") -> int:
+    """Ask for an answer and then for a page; check both; return how many requests went out."""
+    origin, number = origins.of(answer), next(_NUMBERS)
+    url = f"{origin.url}/nasty-{_INDEX[id(answer)]}-{number}{cut}"
+    outcome = await ask(client, url, answer)
+    check(answer, outcome)
+    # Meanwhile the loop does not run: what was pushed is in the socket, and nobody has seen it.
+    origin.go_on(number)
+    [*_, nasty] = (served for served in origin.served if f"-{number}" in served.word)
+    following = next(_NUMBERS)
+    outcome_of_page = await ask(client, f"{origin.url}/page-{following}")
+    assert outcome_of_page.body == page_body(following), answer.name
+    if not answer.is_early:
+        is_same = origin.served[-1].connection == nasty.connection
+        assert is_same == may_be_followed(answer), answer.name
+    return outcome.sent + outcome_of_page.sent
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+async def test_each_answer_by_itself(client: HttpClient, origins: Origins, kind: Kind) -> None:
+    before, sent = origins.requests, 0
+    for answer in kind.answers:
+        sent += await exchange(client, origins, answer)
+    assert origins.requests - before == sent
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+async def test_each_answer_cut_everywhere(client: HttpClient, origins: Origins, kind: Kind) -> None:
+    for answer in kind.answers:
+        length = len(answer.wire + answer.surplus)
+        if answer.late or length > 600:
+            continue
+        for place in range(length):
+            await exchange(client, origins, answer, cut=f"-{place}")
+
+
+# Through the gateways
+
+
+def direct(origin: NastyOrigin, clock: FakeClock) -> tuple[Gateway, str]:
+    return DirectGateway(clock, allow_private=True, connections=3), origin.url
+
+
+def http(origin: NastyOrigin, clock: FakeClock) -> tuple[Gateway, str]:
+    return HttpGateway(f"{origin.url}/v1/", clock, connections=3), "http://any.test"
+
+
+async def content(gateway: Gateway, url: str, key: str, answer: Nasty | None = None) -> bytes | str:
+    """Return the content at a URL, or the code of the problem."""
+    is_late = answer is not None and answer.late
+    request = ScrapeRequest(
+        url,
+        key,
+        timeout=LATE_SECONDS if is_late else SECONDS,
+        max_bytes=LIMIT,
+        params={} if answer is None else {"allowed_status_codes": str(answer.status)},
+    )
+    if answer is not None and answer.method == "POST":
+        request = msgspec.structs.replace(request, method="POST", body=LARGE_TASK_BODY)
+    try:
+        async with gateway.scrape(request) as success:
+            if isinstance(success.content, bytes):
+                return success.content
+            return b"".join([piece async for piece in success.content])
+    except ScrapeFailed as failed:
+        return failed.problem.code
+
+
+def right_content(answer: Nasty) -> bytes | str:
+    if answer.content is not None:
+        return answer.content
+    if answer.trouble is not None:
+        return transport_failure(answer.trouble).problem.code
+    return answer.body
+
+
+async def scrape_all(
+    gateway: Gateway, origin: NastyOrigin, start: str, key: str, answers: list[Nasty]
+) -> None:
+    """Ask for each answer, and for a page after each."""
+    for answer in answers:
+        number, following = next(_NUMBERS), next(_NUMBERS)
+        url = f"{start}/nasty-{_INDEX[id(answer)]}-{number}"
+        assert await content(gateway, url, key, answer) == right_content(answer), answer.name
+        if answer.pushed or answer.late:
+            origin.go_on(number)
+        page = await content(gateway, f"{start}/page-{following}", key)
+        assert page == page_body(following), answer.name
+
+
+@pytest.mark.parametrize("made", [direct, http])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+async def test_two_callers_get_what_is_theirs(
+    origins: Origins, made: Made, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(origins.authority))
+    answers = [
+        answer for kind in family.kinds for answer in kind.answers if answer.method != "HEAD"
+    ]
+    for origin in (origins.plain, origins.tls):
+        served = [answer for answer in answers if origins.of(answer) is origin]
+        gateway, start = made(origin, FakeClock())
+        async with aclosing(gateway), asyncio.TaskGroup() as group:
+            for key in ("one caller's key", "another's key"):
+                shuffled = random.Random(key + family.name).sample(served, len(served))
+                group.create_task(scrape_all(gateway, origin, start, key, shuffled))
