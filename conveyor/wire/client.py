@@ -129,6 +129,9 @@ class HttpClient:
         while True:
             if connection is None:
                 connection = await self._connect(opened, origin, deadline, sent)
+            if connection.error is not None:
+                # It broke, or spoke, before it was asked.
+                raise TransportError(connection.error.trouble, sent=sent)
             is_kept = connection.idle_since is not None
             sent += 1
             first_byte = self._options.first_byte
@@ -162,10 +165,11 @@ class HttpClient:
             async with asyncio.timeout_at(deadline):
                 # A name that nobody resolves must not hold a slot.
                 addresses = await opened.connector.resolve(origin)
-                connection = await opened.pool.wait(origin)
-                if connection is None:
-                    connection = await opened.connect(origin, addresses)
-                return connection
+                while (connection := await opened.pool.wait(origin)) is not None:
+                    if connection.is_usable():
+                        return connection
+                    connection.abort()
+                return await opened.connect(origin, addresses)
         except TimeoutError:
             raise TransportError(TransportTrouble.TIMEOUT, sent=sent) from None
         except TransportError as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import cast
 
 from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.head import malformed
 from conveyor.wire.origin import Origin
 from conveyor.wire.response import Ending, ResponseReader
 from conveyor.wire.tls import TlsSession
@@ -46,14 +47,14 @@ class HttpConnection(asyncio.BufferedProtocol):
     `on_idle` is called when an answer has ended and the connection may carry another request,
     `on_lost` once when it is gone. `idle_since` is the loop's time at the end of the last answer;
     None before the first. `has_answered` tells whether a byte of an answer to the current request
-    has come.
+    has come, `error` why the connection was dropped.
     """
 
     __slots__ = (
         "_buffer",
         "_due",
-        "_error",
         "_handshake",
+        "_is_made",
         "_is_paused",
         "_loop",
         "_on_lost",
@@ -65,6 +66,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_transport",
         "_waiter",
         "_whole_by",
+        "error",
         "has_answered",
         "idle_since",
         "on_idle",
@@ -97,8 +99,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._timer_at = 0.0
         self._due = 0.0
         self._whole_by = 0.0
-        self._error: TransportError | None = None
+        self._is_made = False
         self._is_paused = False
+        self.error: TransportError | None = None
 
     def begin(
         self, request: bytes, method: str, *, deadline: float, answer_by: float | None = None
@@ -126,8 +129,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Return a future that is done once more of the answer's body is there, or its end. The
         future raises TransportError. One at a time."""
         self._waiter = waiter = self._loop.create_future()
-        if self._error is not None:
-            waiter.set_exception(self._error)
+        if self.error is not None:
+            waiter.set_exception(self.error)
         elif self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
@@ -149,7 +152,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return (
             self._reader is None
             and not self._transport.is_closing()
-            and self._error is None
+            and self.error is None
             and not self._poll.poll(0)
         )
 
@@ -157,10 +160,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Drop the connection at once."""
         self._fail(TransportError(TransportTrouble.INTERRUPTED))
 
+    def give_up(self, _error: BaseException | None = None) -> None:
+        """Drop a connection that nobody waits for, whether or not its transport was made."""
+        if self._is_made:
+            self.abort()
+        else:
+            self._on_lost(self)
+
     # -- the protocol --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._is_made = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer.view
@@ -211,7 +222,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _receive(self, data: bytes) -> None:
         reader = self._reader
         if reader is None:
-            self.abort()
+            self._fail(malformed())
             return
         self.has_answered = True
         has_head = reader.head is not None
@@ -269,8 +280,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _fail(self, error: TransportError) -> None:
         """Drop the connection, and let whoever waits for the answer know why."""
         self._reader = None
-        if self._error is None:
-            self._error = error
+        if self.error is None:
+            self.error = error
         self._cancel_timer()
         self._transport.abort()
         waiters = self._waiter, self._handshake

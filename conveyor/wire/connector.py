@@ -59,10 +59,20 @@ class Connector:
         return sock
 
     async def set_up(self, connection: HttpConnection, sock: socket.socket) -> None:
-        """Make a connection of a socket, ready for requests. Raises TransportError. The connection
-        is lost if that fails."""
+        """Make a connection of a socket, ready for requests. Raises TransportError, and the
+        connection is lost then."""
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: connection, sock=sock)
+        making = loop.create_task(loop.create_connection(lambda: connection, sock=sock))
+        try:
+            # Cancelled on its way, a transport of uvloop would close without a word.
+            await asyncio.shield(making)
+        except OSError:
+            sock.close()
+            connection.give_up()
+            raise TransportError(TransportTrouble.UNREACHABLE) from None
+        except asyncio.CancelledError:
+            making.add_done_callback(lambda task: connection.give_up(task.exception()))
+            raise
         try:
             async with asyncio.timeout(self._options.connect):
                 await self._prepare(connection)

@@ -73,7 +73,7 @@ class Resolver:
         try:
             # A caller that is cancelled takes the answer from nobody else.
             addresses = await asyncio.shield(task)
-        except (OSError, UnicodeError):
+        except Exception:  # whatever a look-up raises, the name has no address
             addresses = []
         if not addresses:
             raise TransportError(TransportTrouble.UNRESOLVED)

@@ -13,8 +13,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import uvloop
-from conveyor.wire.client import HttpClient
-from conveyor.wire.options import ClientOptions
 
 from conveyor.domain.model import TaskBody
 from conveyor.gateway.direct import DirectGateway
@@ -22,7 +20,9 @@ from conveyor.gateway.http import HttpGateway
 from conveyor.gateway.problems import transport_failure
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
 from conveyor.testing.clock import FakeClock
+from conveyor.wire.client import HttpClient
 from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.options import ClientOptions
 from tests.nasty.answer import End, Family, Kind, Nasty
 from tests.nasty.certificate import Certificate
 from tests.nasty.codings import LIMIT

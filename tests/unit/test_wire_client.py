@@ -126,6 +126,26 @@ async def test_a_connection_that_could_not_be_made_sent_nothing(client: HttpClie
     assert (failed.trouble, failed.sent) == (TransportTrouble.UNREACHABLE, 0)
 
 
+async def test_bytes_before_the_request_are_no_answer(client: HttpClient) -> None:
+    async def speak_first(peer: Peer) -> None:
+        await peer.send(b"SSH-2.0-OpenSSH_9.6\r\n")
+        await peer.request()
+
+    async with raw_server(speak_first) as server:
+        for _ in range(5):
+            assert (await trouble(client, server.url())).trouble is TransportTrouble.MALFORMED
+
+
+async def test_a_connection_that_closes_before_the_request_is_no_answer(client: HttpClient) -> None:
+    async def close(peer: Peer) -> None:
+        return
+
+    async with raw_server(close) as server:
+        for _ in range(5):
+            assert (await trouble(client, server.url())).trouble is TransportTrouble.INTERRUPTED
+    assert client.open_connections == 0
+
+
 # Which connection
 
 
