@@ -31,12 +31,13 @@ _NOT_ADDED = ("User-Agent", "Content-Type")
 class AiohttpAnswer:
     """An answer over an aiohttp response."""
 
-    __slots__ = ("_response", "headers", "sent", "status")
+    __slots__ = ("_response", "headers", "length", "sent", "status")
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self.status = response.status
         self.headers: Headers = response.headers
+        self.length = None  # aiohttp tells a length that counts from one that does not by itself
         self.sent = 1
 
     async def read(self) -> bytes:

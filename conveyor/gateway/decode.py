@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import brotli
 
-from conveyor.gateway.headers import HttpAnswer, content_length
+from conveyor.gateway.headers import HttpAnswer
 from conveyor.gateway.problems import (
     MAX_CODINGS,
     corrupt_body,
@@ -253,7 +253,7 @@ async def read_content(answer: HttpAnswer, max_bytes: int) -> Content:
     as an iterator. Raises ScrapeFailed, as does the iterator.
     """
     codings = known_codings(answer.headers.getall("Content-Encoding", []))
-    length = content_length(answer.headers)
+    length = answer.length
     if not codings and length is not None:
         if length > max_bytes:
             raise too_large(max_bytes)

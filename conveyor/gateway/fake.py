@@ -390,8 +390,7 @@ class _FakeAnswer:
         fields = {"Content-Type": script.content_type}
         if script.content_encoding:
             fields["Content-Encoding"] = script.content_encoding
-        if not script.chunked:
-            fields["Content-Length"] = str(len(wire))
+        self.length = None if script.chunked else len(wire)
         self.status = script.status
         self.headers = _FakeHeaders(fields)
         self.sent = 1

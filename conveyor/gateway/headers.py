@@ -44,6 +44,11 @@ class HttpAnswer(Protocol):
         """The header fields."""
         ...
 
+    @property
+    def length(self) -> int | None:
+        """The length of the body as it arrives, where the head announces it."""
+        ...
+
     async def read(self) -> bytes:
         """Return the whole body. Raises TransportError."""
         ...
@@ -55,12 +60,6 @@ class HttpAnswer(Protocol):
     def release(self) -> None:
         """Give the connection back, or drop it if the body was not read to its end."""
         ...
-
-
-def content_length(headers: Headers) -> int | None:
-    """Return the length that the head promises, or None."""
-    text = headers.get("Content-Length", "")
-    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def retry_after(text: str, *, now: int, cap: float) -> float:

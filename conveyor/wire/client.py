@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from conveyor.wire.connection import HttpConnection, ReadBuffer
 from conveyor.wire.connector import Connector
 from conveyor.wire.errors import TransportError, TransportTrouble
-from conveyor.wire.head import HeaderFields
+from conveyor.wire.head import Framing, HeaderFields
 from conveyor.wire.options import USUAL, ClientOptions
 from conveyor.wire.origin import Origin, split_url, write_request
 from conveyor.wire.pool import KEEP_ALIVE, Pool
@@ -22,10 +22,11 @@ FRESH_SECONDS = 1.0
 class Answer(AsyncIterator[bytes]):
     """An answer whose head has arrived, and an iterator of its body, which can be read once.
 
-    `sent` counts the requests that went out for it.
+    `length` is that of the body, None if only its end shows it. `sent` counts the requests that
+    went out for it.
     """
 
-    __slots__ = ("_accepts_ragged", "_connection", "_reader", "headers", "sent", "status")
+    __slots__ = ("_accepts_ragged", "_connection", "_reader", "headers", "length", "sent", "status")
 
     def __init__(
         self, connection: HttpConnection, reader: ResponseReader, accepts_ragged: bool, sent: int
@@ -37,6 +38,8 @@ class Answer(AsyncIterator[bytes]):
         self._accepts_ragged = accepts_ragged
         self.status = head.status
         self.headers: HeaderFields = head.headers
+        has_length = head.framing in (Framing.LENGTH, Framing.NO_BODY)
+        self.length = head.length if has_length else None
         self.sent = sent
 
     async def read(self) -> bytes:
