@@ -179,8 +179,10 @@ def http(origin: NastyOrigin, clock: FakeClock) -> tuple[Gateway, str]:
     return HttpGateway(f"{origin.url}/v1/", clock, connections=1), "http://any.test"
 
 
-async def content(gateway: Gateway, url: str, key: str, answer: Nasty | None = None) -> bytes | str:
-    """Return the content at a URL, or the code of the problem."""
+async def content(
+    gateway: Gateway, url: str, key: str, answer: Nasty | None = None
+) -> tuple[bytes | str, int]:
+    """Return the content at a URL, or the code of the problem; and how many requests went out."""
     is_late = answer is not None and answer.late
     request = ScrapeRequest(
         url,
@@ -193,11 +195,12 @@ async def content(gateway: Gateway, url: str, key: str, answer: Nasty | None = N
         request = msgspec.structs.replace(request, method="POST", body=LARGE_TASK_BODY)
     try:
         async with gateway.scrape(request) as success:
-            if isinstance(success.content, bytes):
-                return success.content
-            return b"".join([piece async for piece in success.content])
+            body = success.content
+            if not isinstance(body, bytes):
+                body = b"".join([piece async for piece in body])
+            return body, success.sent
     except ScrapeFailed as failed:
-        return failed.problem.code
+        return failed.problem.code, failed.sent
 
 
 def right_content(gateway: Gateway, answer: Nasty) -> bytes | str:
@@ -229,14 +232,16 @@ class Turns:
             yield
 
 
-class Caller(msgspec.Struct, frozen=True):
-    """A caller with a key, who asks for answers, and for a page after each."""
+class Caller(msgspec.Struct):
+    """A caller with a key, who asks for answers, and for a page after each. `sent` counts the
+    requests that went out, as the gateway reports them."""
 
     gateway: Gateway
     origin: NastyOrigin
     start: str
     key: str
     turns: Turns
+    sent: int = 0
 
     async def scrape_all(self, answers: list[Nasty]) -> None:
         for answer in answers:
@@ -248,14 +253,16 @@ class Caller(msgspec.Struct, frozen=True):
     async def _scrape(self, answer: Nasty) -> None:
         number = next(_NUMBERS)
         url = f"{self.start}/nasty-{_INDEX[id(answer)]}-{number}"
-        given = await content(self.gateway, url, self.key, answer)
+        given, sent = await content(self.gateway, url, self.key, answer)
+        self.sent += sent
         assert is_same(given, right_content(self.gateway, answer)), answer.name
         if answer.pushed or answer.late:
             self.origin.go_on(number)
 
     async def _scrape_page(self, after: str) -> None:
         number = next(_NUMBERS)
-        given = await content(self.gateway, f"{self.start}/page-{number}", self.key)
+        given, sent = await content(self.gateway, f"{self.start}/page-{number}", self.key)
+        self.sent += sent
         assert given == page_body(number), after
 
 
@@ -276,9 +283,12 @@ async def test_two_callers_get_what_is_theirs(
     for origin in (origins.plain, origins.tls):
         served = [answer for answer in answers if origins.of(answer) is origin]
         gateway, start = made(origin, FakeClock())
-        turns = Turns()
+        turns, before = Turns(), len(origin.served)
+        callers = [
+            Caller(gateway, origin, start, key, turns) for key in ("one caller's key", "another's")
+        ]
         async with aclosing(gateway), asyncio.TaskGroup() as group:
-            for key in ("one caller's key", "another's key"):
-                shuffled = random.Random(key + family.name).sample(served, len(served))
-                caller = Caller(gateway, origin, start, key, turns)
+            for caller in callers:
+                shuffled = random.Random(caller.key + family.name).sample(served, len(served))
                 group.create_task(caller.scrape_all(shuffled))
+        assert len(origin.served) - before == sum(caller.sent for caller in callers)
