@@ -92,10 +92,10 @@ SCENARIOS = {
         extra=("speed",),
     ),
     "gateway_engine": Entry(
-        "Which HTTP client behind the gateways?",
-        repeats=3,
+        "What does an HTTP client cost, plain and over TLS, against aiohttp?",
+        repeats=5,
         tasks=10_000,
-        rows=("pyreqwest", "aiohttp", "httpx", "direct gateway"),
+        rows=("aiohttp", "conveyor", "direct gateway", "httpx", "pyreqwest"),
     ),
     "delete": Entry(
         "Does deleting a large run slow another one down?",

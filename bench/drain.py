@@ -20,6 +20,7 @@ from typing import Protocol
 from bench.against import Code, Halves
 from bench.conveyor_server import ConveyorServer, add_bodies
 from bench.harness import (
+    PEERS_PYTHON,
     ROOT,
     Figure,
     Options,
@@ -38,7 +39,6 @@ WARM_UP = 200
 CONCURRENCY = 50
 PROCESSES = 2
 DRAIN_SECONDS = 300.0
-PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 
 
 class Contender(Protocol):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from bench.command import DEFAULT_WORK, SCENARIOS, WIDTH
 from bench.rounds import Rounds
@@ -27,12 +27,27 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_WORK", "ROOT", "WIDTH"]
 
 ROOT = Path(__file__).resolve().parent.parent
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+"""The interpreter of the environment that scripts/bench makes for the peers."""
 Figure = float | int | str
 T = TypeVar("T")
 
 
 class Ratio(float):
     """A ratio near 1, shown with three decimals."""
+
+
+class Spread(NamedTuple):
+    """The middle, the least and the greatest of repeated measurements."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of some values."""
+        return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
