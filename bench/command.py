@@ -29,16 +29,16 @@ class Entry(NamedTuple):
     rows: tuple[str, ...] = ()
     """The names that --only takes."""
     extra: tuple[str, ...] = ()
-    """Further options by name: against, speed, worked."""
+    """Further options by name: against, on, speed, worked."""
 
 
 SCENARIOS = {
     "drain": Entry(
         "How fast is the whole job, against two other task queues?",
-        repeats=3,
+        repeats=5,
         tasks=10_000,
         rows=("conveyor", "taskiq", "dramatiq"),
-        extra=("against",),
+        extra=("against", "on"),
     ),
     "submit": Entry(
         "How many tasks a second does the API take in?",
@@ -60,7 +60,7 @@ SCENARIOS = {
     ),
     "accounting": Entry(
         "What does everything but the network take?",
-        repeats=3,
+        repeats=5,
         tasks=20_000,
         rows=("a body each", "no body (404)"),
         extra=("against",),
@@ -172,6 +172,7 @@ def scenario_parser(name: str) -> argparse.ArgumentParser:
         against=None,
         speed=1.0,
         worked=2_000,
+        on="",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a row")
     if entry.repeats:
@@ -210,6 +211,13 @@ def _add_extra(parser: argparse.ArgumentParser, extra: tuple[str, ...]) -> None:
             metavar="REV",
             help="compare CPU with a commit: its code and this one's in turn, pair by pair "
             "(here --repeats is the number of quiet pairs, at least 5 to judge [5])",
+        )
+    if "on" in extra:
+        parser.add_argument(
+            "--on",
+            choices=("tmpfs", "tree"),
+            default="",
+            help="measure on one file system alone: a tmpfs, or that of --work [both]",
         )
     if "speed" in extra:
         parser.add_argument(

@@ -52,7 +52,8 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of a scenario. Each measurement gets a directory of its own in `work`."""
+    """The options of a scenario. Each measurement gets a directory of its own in `work`, and
+    deletes it if `discards`."""
 
     work: Path
     repeats: int
@@ -60,6 +61,8 @@ class Options:
     only: tuple[str, ...] = ()
     speed: float = 1.0
     worked: int = 2_000
+    place: str = ""
+    discards: bool = False
 
     def directory(self, name: str) -> Path:
         """Make a fresh directory. Nothing is deleted between runs: on a file system without a
@@ -69,6 +72,10 @@ class Options:
     def wants(self, name: str) -> bool:
         """Return whether to measure a row."""
         return not self.only or name in self.only
+
+    def wants_place(self, name: str) -> bool:
+        """Return whether to measure in a place."""
+        return self.place in ("", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +138,7 @@ def machine(work: Path) -> Machine:
         python_optimised="--enable-optimizations"
         in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
         sqlite=sqlite3.sqlite_version,
-        file_system=_file_system(work),
+        file_system=file_system(work),
         file_us=round(_file_microseconds(work), 1),
         load=round(os.getloadavg()[0], 2),
     )
@@ -155,7 +162,7 @@ def memory_gb() -> float:
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
-def _file_system(path: Path) -> str:
+def file_system(path: Path) -> str:
     """Return the type of the file system that holds a directory."""
     best = ("", "unknown")
     for line in Path("/proc/mounts").read_text().splitlines():
@@ -203,10 +210,11 @@ def wait_until(done: Callable[[], bool], *, seconds: float, pause: float = 0.02)
 
 
 def count_files(directory: Path, size: int) -> int:
-    """Count the files of exactly `size` bytes below a directory."""
+    """Count the files of exactly `size` bytes below a directory, databases left out."""
     found = 0
     for folder, _folders, names in os.walk(directory):
-        found += sum(os.stat(os.path.join(folder, name)).st_size == size for name in names)
+        paths = (os.path.join(folder, name) for name in names if ".sqlite" not in name)
+        found += sum(os.stat(path).st_size == size for path in paths)
     return found
 
 
