@@ -123,11 +123,15 @@ SCENARIOS = {
 """The scenarios of `python -m bench NAME`."""
 
 OTHERS = {
+    "flame": "Where does the CPU of a task go, by part? (a flame graph, by py-spy)",
     "dispatch": "How many messages are received to get one task done? (simulated)",
     "micro": "What do ids, a run's queue, the store and a permit cost? (pytest-benchmark)",
     "wire": "Which JSON decoder reads 100,000 tasks?",
 }
 """The benchmarks that scripts/bench runs by itself."""
+
+FLAMES = ("drain", "accounting")
+"""The scenarios whose server `scripts/bench flame` samples."""
 
 GATE_WORDS = '"gate on" is reserve and "gate off" is off'
 
@@ -265,6 +269,33 @@ def dispatch_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def flame_parser() -> argparse.ArgumentParser:
+    """Build the options of the flame graphs."""
+    parser = _parser("flame", OTHERS["flame"])
+    parser.add_argument("job", choices=FLAMES, help="the scenario whose server is sampled")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a row")
+    parser.add_argument(
+        "--repeats", type=positive, metavar="N", default=3, help="quiet rounds to add up [3]"
+    )
+    parser.add_argument(
+        "--tasks", type=positive, metavar="N", default=40_000, help="size [%(default)s]"
+    )
+    parser.add_argument(
+        "--against", metavar="REV", help="sample that commit's code too, in turn with this one's"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="draw into --work, whatever the rounds were like"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="DIRECTORY",
+        default=DEFAULT_WORK,
+        help="where files are written [build/bench]",
+    )
+    return parser
+
+
 def overview() -> str:
     """Return the text of `scripts/bench --help`."""
     questions = {**{name: entry.question for name, entry in SCENARIOS.items()}, **OTHERS}
@@ -299,6 +330,8 @@ def parse(arguments: list[str]) -> argparse.Namespace | None:
         return scenario_parser(name).parse_args(rest)
     if name == "dispatch":
         return dispatch_parser().parse_args(rest)
+    if name == "flame":
+        return flame_parser().parse_args(rest)
     if name == "wire":
         return _parser(name, OTHERS[name]).parse_args(rest)
     if name == "micro":

@@ -57,6 +57,11 @@ from bench.servers import (
 WARM_UP = 200
 CONCURRENCY = 50
 PROCESSES = 2
+DIRECT = (
+    *("--gateway", "direct", "--allow-private", "--workers", str(CONCURRENCY)),
+    *("--log-level", "warning"),
+)
+"""Arguments of conveyor-dev."""
 DRAIN_SECONDS = 300.0
 SHARED_MEMORY = Path("/dev/shm")
 PLACES = ("tmpfs", "tree")
@@ -105,10 +110,8 @@ class Conveyor:
         self._job = ""
 
     def start(self) -> None:
-        options = ["--gateway", "direct", "--allow-private", "--workers", str(CONCURRENCY)]
-        options += ["--log-level", "warning"]
         self._server = self._stack.enter_context(
-            ConveyorServer(self._directory / "data", *options, code=self._code)
+            ConveyorServer(self._directory / "data", *DIRECT, code=self._code)
         )
         self._next = 0
         self.enqueue(WARM_UP)
