@@ -17,8 +17,8 @@ import httpx
 from bench.gets import CONCURRENCY, HEADERS, TIMEOUT, Times, main, timed
 from conveyor.clock import SystemClock
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.http_client import HttpClient
 from conveyor.ports.gateway import ScrapeRequest
+from conveyor.wire.client import HttpClient
 
 
 async def through_conveyor(url: str, count: int) -> Times:
@@ -26,7 +26,9 @@ async def through_conveyor(url: str, count: int) -> Times:
     client = HttpClient(connections=CONCURRENCY)
 
     async def fetch(address: str) -> int:
-        answer = await client.send("GET", address, headers=HEADERS, body=None, timeout=TIMEOUT)
+        answer = await client.send(
+            "GET", address, headers=HEADERS, body=None, timeout=TIMEOUT, repeatable=True
+        )
         body = await answer.read()
         answer.release()
         return len(body)
