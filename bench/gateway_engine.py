@@ -36,7 +36,7 @@ SHARES = {
     BASELINE: 1.0,
     "conveyor": 1.0,
     "direct gateway": 1.0,
-    "httpx": 0.2,
+    "httpx": 0.05,
     "pyreqwest": 1.0,
 }
 """Clients, and the share of the tasks for each: httpx would take long for all."""
