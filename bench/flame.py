@@ -58,7 +58,9 @@ LOOP = "event loop: uvloop, asyncio"
 CLIENT = "HTTP client"
 PARTS = (
     Cost("/conveyor/wire/", CLIENT),
+    Cost("/conveyor/gateway/http_client.py HttpCall", "gateway layer"),
     Cost("/conveyor/gateway/http_client.py", CLIENT),
+    Cost("/conveyor/gateway/aiohttp_client.py", CLIENT),
     Cost("/site-packages/aiohttp/", CLIENT),
     Cost("/site-packages/yarl/", CLIENT),
     Cost("/site-packages/multidict/", CLIENT),
