@@ -275,7 +275,7 @@ def flame_parser() -> argparse.ArgumentParser:
     parser.add_argument("job", choices=FLAMES, help="the scenario whose server is sampled")
     parser.add_argument("--json", action="store_true", help="print one JSON object a row")
     parser.add_argument(
-        "--repeats", type=positive, metavar="N", default=3, help="quiet rounds to add up [3]"
+        "--repeats", type=positive, metavar="N", default=5, help="quiet rounds to add up [5]"
     )
     parser.add_argument(
         "--tasks", type=positive, metavar="N", default=40_000, help="size [%(default)s]"

@@ -48,7 +48,7 @@ from bench.harness import (
     print_table,
     print_wrapped,
 )
-from bench.processes import thread_seconds
+from bench.processes import counts_threads, thread_seconds
 from bench.rounds import QUIET, Rounds, take_rounds
 from bench.servers import MissingProgram, find_nginx, nginx
 
@@ -279,6 +279,8 @@ def main() -> int:
     facts = machine(work)
     try:
         find_py_spy()
+        if not counts_threads():
+            raise MissingProgram("a Linux is needed that counts the CPU of threads (schedstat)")
         if arguments.job == "drain":
             find_nginx()
         with ExitStack() as stack:

@@ -52,6 +52,11 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return ticks / CLOCK_TICKS
 
 
+def counts_threads() -> bool:
+    """Return whether the kernel counts the CPU of each thread in nanoseconds."""
+    return Path("/proc/self/schedstat").exists()
+
+
 def thread_seconds(pid: int) -> dict[int, float]:
     """Return the CPU seconds so far of each living thread of a process, by the thread's number.
 
