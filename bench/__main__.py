@@ -47,6 +47,7 @@ def main() -> int:
         only=tuple(filter(None, arguments.only.split(","))),
         speed=arguments.speed,
         worked=arguments.worked,
+        place=arguments.on,
     )
     facts = machine(options.work)
     before = read_machine()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +19,7 @@ from bench.harness import Figure, Options, Row, Scenario, judged_row, median, wa
 from bench.rounds import Half, take_rounds
 
 WARM_UP = 500
+_ALONE = nullcontext()
 DRAIN_SECONDS = 300.0
 KINDS: dict[str, Callable[[int], str]] = {"a body each": small, "no body (404)": missing}
 
@@ -32,15 +34,20 @@ class Drained:
     peak_rss: int
 
 
-def drain(server: ConveyorServer, urls: Sequence[str]) -> Drained:
-    """Work all URLs as one run, enqueued beforehand."""
+def drain(
+    server: ConveyorServer,
+    urls: Sequence[str],
+    beside: AbstractContextManager[None] = _ALONE,
+) -> Drained:
+    """Work all URLs as one run, enqueued beforehand; `beside` is entered for the work alone."""
     job_id = server.paused_job()
     server.add(job_id, add_bodies(urls))
-    before = server.child.usage()
-    started = time.perf_counter()
-    server.call("POST", f"/jobs/{job_id}/resume")
-    ended = wait_until(lambda: server.is_completed(job_id), seconds=DRAIN_SECONDS)
-    after = server.child.usage()
+    with beside:
+        before = server.child.usage()
+        started = time.perf_counter()
+        server.call("POST", f"/jobs/{job_id}/resume")
+        ended = wait_until(lambda: server.is_completed(job_id), seconds=DRAIN_SECONDS)
+        after = server.child.usage()
     stats = server.latest_run(job_id)["stats"]
     assert stats["completed"] == len(urls), stats
     cpu_seconds = after.cpu_seconds - before.cpu_seconds

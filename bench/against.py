@@ -144,6 +144,9 @@ def row_of(name: str, base: str, pairs: Rounds[Pair]) -> Row:
         "most": Ratio(found.most),
         "quiet": pairs.counted,
         "verdict": found.verdict,
+        "rate ×": Ratio(found.speed),
+        "rate least": Ratio(found.least_speed),
+        "rate most": Ratio(found.most_speed),
     }
     return Row(name, figures)
 
@@ -154,5 +157,5 @@ def heading(name: str, base: str) -> str:
         f"{SCENARIOS[name].question} Microseconds of CPU for each operation, of {base} and of this "
         "code, and how many times as much this code uses: by the medians, the median of all pairs, "
         "the least and the most of a pair. Quiet pairs alone count; the verdict needs all of them "
-        "on one side of 1."
+        "on one side of 1. Below that, how many times as many operations a second it made."
     )

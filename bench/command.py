@@ -29,16 +29,16 @@ class Entry(NamedTuple):
     rows: tuple[str, ...] = ()
     """The names that --only takes."""
     extra: tuple[str, ...] = ()
-    """Further options by name: against, speed, worked."""
+    """Further options by name: against, on, speed, worked."""
 
 
 SCENARIOS = {
     "drain": Entry(
         "How fast is the whole job, against two other task queues?",
-        repeats=3,
+        repeats=5,
         tasks=10_000,
         rows=("conveyor", "taskiq", "dramatiq"),
-        extra=("against",),
+        extra=("against", "on"),
     ),
     "submit": Entry(
         "How many tasks a second does the API take in?",
@@ -60,7 +60,7 @@ SCENARIOS = {
     ),
     "accounting": Entry(
         "What does everything but the network take?",
-        repeats=3,
+        repeats=5,
         tasks=20_000,
         rows=("a body each", "no body (404)"),
         extra=("against",),
@@ -92,10 +92,10 @@ SCENARIOS = {
         extra=("speed",),
     ),
     "gateway_engine": Entry(
-        "Which HTTP client behind the gateways?",
-        repeats=3,
+        "What does an HTTP client cost, plain and over TLS, against aiohttp?",
+        repeats=5,
         tasks=10_000,
-        rows=("pyreqwest", "aiohttp", "httpx", "direct gateway"),
+        rows=("aiohttp", "conveyor", "direct gateway", "httpx", "pyreqwest"),
     ),
     "delete": Entry(
         "Does deleting a large run slow another one down?",
@@ -123,11 +123,15 @@ SCENARIOS = {
 """The scenarios of `python -m bench NAME`."""
 
 OTHERS = {
+    "flame": "Where does the CPU of a task go, by part? (a flame graph, by py-spy)",
     "dispatch": "How many messages are received to get one task done? (simulated)",
     "micro": "What do ids, a run's queue, the store and a permit cost? (pytest-benchmark)",
     "wire": "Which JSON decoder reads 100,000 tasks?",
 }
 """The benchmarks that scripts/bench runs by itself."""
+
+FLAMES = ("drain", "accounting")
+"""The scenarios whose server `scripts/bench flame` samples."""
 
 GATE_WORDS = '"gate on" is reserve and "gate off" is off'
 
@@ -172,6 +176,7 @@ def scenario_parser(name: str) -> argparse.ArgumentParser:
         against=None,
         speed=1.0,
         worked=2_000,
+        on="",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a row")
     if entry.repeats:
@@ -210,6 +215,13 @@ def _add_extra(parser: argparse.ArgumentParser, extra: tuple[str, ...]) -> None:
             metavar="REV",
             help="compare CPU with a commit: its code and this one's in turn, pair by pair "
             "(here --repeats is the number of quiet pairs, at least 5 to judge [5])",
+        )
+    if "on" in extra:
+        parser.add_argument(
+            "--on",
+            choices=("tmpfs", "tree"),
+            default="",
+            help="measure on one file system alone: a tmpfs, or that of --work [both]",
         )
     if "speed" in extra:
         parser.add_argument(
@@ -257,6 +269,33 @@ def dispatch_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def flame_parser() -> argparse.ArgumentParser:
+    """Build the options of the flame graphs."""
+    parser = _parser("flame", OTHERS["flame"])
+    parser.add_argument("job", choices=FLAMES, help="the scenario whose server is sampled")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a row")
+    parser.add_argument(
+        "--repeats", type=positive, metavar="N", default=5, help="quiet rounds to add up [5]"
+    )
+    parser.add_argument(
+        "--tasks", type=positive, metavar="N", default=40_000, help="size [%(default)s]"
+    )
+    parser.add_argument(
+        "--against", metavar="REV", help="sample that commit's code too, in turn with this one's"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="draw into --work, whatever the rounds were like"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="DIRECTORY",
+        default=DEFAULT_WORK,
+        help="where files are written [build/bench]",
+    )
+    return parser
+
+
 def overview() -> str:
     """Return the text of `scripts/bench --help`."""
     questions = {**{name: entry.question for name, entry in SCENARIOS.items()}, **OTHERS}
@@ -291,6 +330,8 @@ def parse(arguments: list[str]) -> argparse.Namespace | None:
         return scenario_parser(name).parse_args(rest)
     if name == "dispatch":
         return dispatch_parser().parse_args(rest)
+    if name == "flame":
+        return flame_parser().parse_args(rest)
     if name == "wire":
         return _parser(name, OTHERS[name]).parse_args(rest)
     if name == "micro":

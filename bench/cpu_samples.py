@@ -1,11 +1,13 @@
-"""Samples the stack of the thread that holds the interpreter, 200 times a second from outside, by
-py-spy.
+"""Samples stacks from outside, by py-spy: of the thread that holds the interpreter, 200 times a
+second, or of every thread that has a CPU, 97 times a second.
 
 Threads take turns at the interpreter, so its time is the limit of a process. A tracing profiler
 (cProfile, yappi) makes the many small calls of a serialiser dearer than they are, and a thread that
-samples the others from within runs only where one of them gives way, which is at a socket. py-spy
-reads the stacks from the memory of the process without stopping it: stopping some sixty threads for
-each sample doubled the cost of a task. A stack that changed meanwhile is thrown away.
+samples the others from within runs only where one of them gives way, which is at a socket. Of the
+holder py-spy reads the stack from the process's memory without stopping it: stopping some sixty
+threads for each sample doubled the cost of a task. A stack that changed meanwhile is thrown away.
+Where every thread counts it stops them, since most stacks of a busy loop would have changed and
+those in system calls would not; with the few threads of conveyor-dev a task costs no more for it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,10 +29,14 @@ from bench.harness import ROOT
 from bench.servers import MissingProgram
 
 RATE = 200
-"""Samples a second."""
+"""Samples a second of the thread that holds the interpreter."""
+THREADS_RATE = 97
+"""Samples a second of every thread; no divisor of what a program does by the clock."""
+START_SECONDS = 10.0
 _PR_SET_PTRACER = 0x59616D61
 _ROOTS = frozenset({"Thread._bootstrap", "<module>", "_run_module_as_main"})
 _TOTALS = re.compile(r"Samples: (\d+) Errors: (\d+)")
+_THREAD = re.compile(r"thread \((\d+)\)(?:: .*)?")
 _FRAME = re.compile(r"(.*) \((.*?)(?::\d+)?\)")
 
 
@@ -41,10 +48,12 @@ class Frame(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A stack, outermost first, and the number of times it was seen."""
+    """A stack, outermost first, and the number of times it was seen; if every thread was sampled,
+    also its thread's number, as the system has it."""
 
     stack: tuple[Frame, ...]
     times: int
+    thread: int = 0
 
 
 class Cost(NamedTuple):
@@ -55,6 +64,12 @@ class Cost(NamedTuple):
     name: str
 
 
+LET_BE_SAMPLED = (
+    f"import ctypes; ctypes.CDLL(None).prctl({_PR_SET_PTRACER}, ctypes.c_ulong(-1), 0, 0, 0)"
+)
+"""What a Python program on Linux says to do as let_be_sampled() does, without this package."""
+
+
 def let_be_sampled() -> None:
     """Let other processes of this user read this one's memory, where Linux keeps that to root."""
     if sys.platform == "linux":
@@ -62,20 +77,35 @@ def let_be_sampled() -> None:
 
 
 @contextmanager
-def sampled(pid: int, path: Path) -> Iterator[None]:
-    """Sample a process into a file while the body runs. Raises MissingProgram, RuntimeError."""
-    command = [find_py_spy(), "record", "--pid", str(pid), "--rate", str(RATE), "--gil"]
-    command += ["--nonblocking", "--format", "raw", "--full-filenames", "--output", str(path)]
+def sampled(pid: int, path: Path, *, threads: bool = False) -> Iterator[None]:
+    """Sample a process into a file while the body runs: the thread that holds the interpreter, or
+    all `threads` that run. Raises MissingProgram, RuntimeError."""
+    command = [find_py_spy(), "record", "--pid", str(pid)]
+    if threads:
+        command += ["--threads", "--rate", str(THREADS_RATE)]
+    else:
+        command += ["--gil", "--nonblocking", "--rate", str(RATE)]
+    command += ["--format", "raw", "--full-filenames", "--output", str(path)]
     log = log_of(path)
     with log.open("wb") as output:
         sampler = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
+        _await_start(sampler, log)
         yield
     finally:
         sampler.send_signal(signal.SIGINT)
         sampler.wait()
     if not path.exists():
         raise RuntimeError(f"py-spy took no samples: {log.read_text(errors='replace')[-500:]}")
+
+
+def _await_start(sampler: subprocess.Popen[bytes], log: Path) -> None:
+    """Return once py-spy says that it samples, or has ended, or after a while."""
+    deadline = time.monotonic() + START_SECONDS
+    while sampler.poll() is None and b"Sampling" not in log.read_bytes():
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
 
 
 def log_of(path: Path) -> Path:
@@ -89,7 +119,7 @@ def find_py_spy() -> str:
         "py-spy"
     )
     if found is None:
-        raise MissingProgram("the profile needs py-spy, which scripts/bench aws_calls installs")
+        raise MissingProgram("the profile needs py-spy, which scripts/bench makes in .venv-profile")
     return found
 
 
@@ -99,10 +129,12 @@ def read_samples(text: str) -> list[Sample]:
     samples = []
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
-        found = [_FRAME.fullmatch(part) for part in stack.split(";")]
+        first, *rest = stack.split(";")
+        thread = _THREAD.fullmatch(first)
+        found = [_FRAME.fullmatch(part) for part in (rest if thread else [first, *rest])]
         frames = tuple(Frame(match[2], match[1]) for match in found if match is not None)
         if frames and frames[0].function in _ROOTS:
-            samples.append(Sample(frames, int(count)))
+            samples.append(Sample(frames, int(count), int(thread[1]) if thread else 0))
     return samples
 
 

@@ -2,17 +2,24 @@
 
 Each contender boots, works WARM_UP tasks, stands still while the tasks are enqueued (Conveyor by a
 paused run, a peer by SIGSTOP), and is then released. So enqueueing and draining are measured apart,
-for all alike, and start-up is left out. Polling the durable state finds the end.
+for all alike, and start-up is left out. Polling the durable state finds the end. All of it happens
+on tmpfs and on the file system of the working tree, where in each round a bare loop also writes the
+same bodies and nothing else: the share of the file system.
 """
 
 from __future__ import annotations
 
+import os
+import resource
+import shutil
 import sqlite3
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,25 +27,44 @@ from typing import Protocol
 from bench.against import Code, Halves
 from bench.conveyor_server import ConveyorServer, add_bodies
 from bench.harness import (
+    PEERS_PYTHON,
     ROOT,
     Figure,
     Options,
+    Ratio,
     Row,
     Scenario,
+    Spread,
     count_files,
+    file_system,
     judged_row,
     median,
     wait_until,
 )
 from bench.processes import Child, Usage, usage
 from bench.rounds import Half, take_rounds
-from bench.servers import PAGE_BYTES, Site, find_nginx, find_redis, nginx, redis
+from bench.servers import (
+    PAGE_BYTES,
+    MissingProgram,
+    Site,
+    find_nginx,
+    find_redis,
+    nginx,
+    redis,
+    version_of,
+)
 
 WARM_UP = 200
 CONCURRENCY = 50
 PROCESSES = 2
+DIRECT = (
+    *("--gateway", "direct", "--allow-private", "--workers", str(CONCURRENCY)),
+    *("--log-level", "warning"),
+)
+"""Arguments of conveyor-dev."""
 DRAIN_SECONDS = 300.0
-PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+SHARED_MEMORY = Path("/dev/shm")
+PLACES = ("tmpfs", "tree")
 
 
 class Contender(Protocol):
@@ -84,10 +110,8 @@ class Conveyor:
         self._job = ""
 
     def start(self) -> None:
-        options = ["--gateway", "direct", "--allow-private", "--workers", str(CONCURRENCY)]
-        options += ["--log-level", "warning"]
         self._server = self._stack.enter_context(
-            ConveyorServer(self._directory / "data", *options, code=self._code)
+            ConveyorServer(self._directory / "data", *DIRECT, code=self._code)
         )
         self._next = 0
         self.enqueue(WARM_UP)
@@ -224,6 +248,16 @@ class Drain:
     processes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round: every contender once, and the seconds of wall and of CPU that a bare loop took to
+    write as many bodies."""
+
+    runs: Mapping[str, Drain]
+    files: float
+    files_cpu: float
+
+
 def measure(name: str, options: Options, code: Code | None = None) -> Drain:
     """Run one contender once, in a fresh directory, and verify its results.
 
@@ -244,12 +278,14 @@ def measure(name: str, options: Options, code: Code | None = None) -> Drain:
         contender.release()
         ended = wait_until(contender.is_done, seconds=DRAIN_SECONDS)
         after, broker_after = contender.usage(), contender.broker_cpu()
-        served = site.requests() - requests - 1
+        served = site.requests() - requests
         if served != options.tasks:
             raise RuntimeError(f"{name}: {served} requests for {options.tasks} tasks")
     bodies = count_files(directory, PAGE_BYTES) - 1  # nginx's own page lies there too
     if bodies != options.tasks + WARM_UP:
         raise RuntimeError(f"{name}: {bodies} bodies for {options.tasks} + {WARM_UP} tasks")
+    if options.discards:
+        shutil.rmtree(directory)
     return Drain(
         enqueued,
         ended - started,
@@ -260,44 +296,138 @@ def measure(name: str, options: Options, code: Code | None = None) -> Drain:
     )
 
 
+def write_bodies(directory: Path, count: int) -> tuple[float, float]:
+    """Write as many bodies as a contender, each in place; return seconds of wall and of CPU."""
+    folder = directory / "bodies"
+    folder.mkdir()
+    body = bytes(PAGE_BYTES)
+    before, started = _cpu(), time.perf_counter()
+    for number in range(count):
+        with open(folder / str(number), "wb", buffering=0) as file:
+            file.write(body)
+    return time.perf_counter() - started, _cpu() - before
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def take_turn(names: Sequence[str], options: Options) -> Turn:
+    """Measure every contender once, and the files alone."""
+    runs = {name: measure(name, options) for name in names}
+    directory = options.directory("drain-files")
+    seconds, cpu = write_bodies(directory, options.tasks)
+    if options.discards:
+        shutil.rmtree(directory)
+    return Turn(runs, seconds, cpu)
+
+
+def best_peer(turns: Sequence[Turn]) -> str | None:
+    """Return the peer that drains the most tasks a second at the median; None without peers."""
+    peers = [name for name in turns[0].runs if name != "conveyor"]
+    return min(
+        peers, key=lambda name: median([turn.runs[name].drain for turn in turns]), default=None
+    )
+
+
+def figures(name: str, tasks: int, turns: Sequence[Turn]) -> dict[str, Figure]:
+    """Return the figures of a contender. Its ratios are to the best peer in the same round."""
+    runs = [turn.runs[name] for turn in turns]
+    rates = Spread.of([tasks / run.drain for run in runs])
+    found: dict[str, Figure] = {
+        "processes": runs[0].processes,
+        "enqueue/s": round(median([tasks / run.enqueue for run in runs])),
+        "drain/s": round(rates.median),
+        "least/s": round(rates.least),
+        "most/s": round(rates.most),
+        "µs CPU/task": round(median([run.cpu / tasks * 1e6 for run in runs])),
+        "of that files": f"{median([turn.files_cpu / turn.runs[name].cpu for turn in turns]):.0%}",
+        "µs queue/task": round(median([run.broker_cpu / tasks * 1e6 for run in runs])),
+        "peak RSS MB": round(median([run.peak_rss / 2**20 for run in runs])),
+    }
+    if (best := best_peer(turns)) is not None:
+        speeds = Spread.of([turn.runs[best].drain / turn.runs[name].drain for turn in turns])
+        costs = Spread.of([turn.runs[name].cpu / turn.runs[best].cpu for turn in turns])
+        found |= {
+            "× best peer": Ratio(speeds.median),
+            "× least": Ratio(speeds.least),
+            "× most": Ratio(speeds.most),
+            "CPU × its": Ratio(costs.median),
+            "CPU × least": Ratio(costs.least),
+            "CPU × most": Ratio(costs.most),
+        }
+    return found
+
+
+def files_figures(tasks: int, turns: Sequence[Turn]) -> dict[str, Figure]:
+    """Return the figures of the bare loop that writes the bodies."""
+    rates = Spread.of([tasks / turn.files for turn in turns])
+    return {
+        "drain/s": round(rates.median),
+        "least/s": round(rates.least),
+        "most/s": round(rates.most),
+        "µs CPU/task": round(median([turn.files_cpu / tasks * 1e6 for turn in turns])),
+    }
+
+
+@contextmanager
+def places(options: Options) -> Iterator[list[tuple[str, Options]]]:
+    """Give the places to measure in, by the names of their file systems: a tmpfs and --work."""
+    tree = (file_system(options.work), options)
+    wanted = [place for place in PLACES if options.wants_place(place)]
+    found = [tree] if "tree" in wanted else []
+    if "tmpfs" not in wanted or (tree[0] == "tmpfs" and found):
+        yield found
+        return
+    if not _has_room(SHARED_MEMORY):
+        print(f"drain: there is no tmpfs with 1 GB to spare at {SHARED_MEMORY}", file=sys.stderr)
+        yield found or [tree]
+        return
+    # Memory is freed again; the rule that nothing is deleted is for file systems on disks.
+    with tempfile.TemporaryDirectory(prefix="conveyor-bench-", dir=SHARED_MEMORY) as directory:
+        memory = replace(options, work=Path(directory), discards=True)
+        yield [("tmpfs", memory), *found]
+
+
+def _has_room(path: Path) -> bool:
+    return (
+        path.is_dir()
+        and os.access(path, os.W_OK)
+        and file_system(path) == "tmpfs"
+        and shutil.disk_usage(path).free > 2**30
+    )
+
+
 def run(options: Options) -> list[Row]:
-    """Run every contender in turn, in several rounds; medians, and the ratio to the best peer."""
+    """Run every contender in turn, in several rounds, on each file system."""
     names = [name for name in CONTENDERS if options.wants(name)]
-    peers = [name for name in names if name != "conveyor"]
-    find_nginx()
-    if peers:
-        find_redis()
+    programs = [find_nginx()]
+    if any(name != "conveyor" for name in names):
+        programs.append(find_redis())
+        if not PEERS_PYTHON.exists():
+            raise MissingProgram("the peers need .venv-peers, which scripts/bench makes")
+    print(f"drain: {', '.join(map(version_of, programs))}", file=sys.stderr)
+    if not names:
+        return []
+    with places(options) as found:
+        return [row for kind, place in found for row in rows_of(kind, names, place)]
+
+
+def rows_of(kind: str, names: Sequence[str], options: Options) -> list[Row]:
+    """Measure on one file system."""
     tasks = options.tasks
     rounds = take_rounds(
-        lambda: {name: measure(name, options) for name in names},
+        partial(take_turn, names, options),
         wanted=options.repeats,
-        label="drain",
-        describe=lambda turn: ", ".join(
-            f"{name} {tasks / run.drain:,.0f} tasks/s" for name, run in turn.items()
+        label=f"drain on {kind}",
+        describe=lambda turn: "; ".join(
+            f"{name} {tasks / run.drain:,.0f} tasks/s, {run.cpu / tasks * 1e6:.0f} µs"
+            for name, run in turn.runs.items()
         ),
     )
-    drained = {
-        name: median([tasks / turn[name].drain for turn in rounds.quiet])
-        for name in names
-        if rounds.judged
-    }
-    best = max((drained[name] for name in peers if rounds.judged), default=0.0)
-
-    def row(name: str, turns: Sequence[dict[str, Drain]]) -> dict[str, Figure]:
-        runs = [turn[name] for turn in turns]
-        figures: dict[str, Figure] = {
-            "processes": runs[0].processes,
-            "enqueue/s": round(median([tasks / run.enqueue for run in runs])),
-            "drain/s": round(drained[name]),
-            "µs CPU/task": round(median([run.cpu / tasks * 1e6 for run in runs])),
-            "µs queue/task": round(median([run.broker_cpu / tasks * 1e6 for run in runs])),
-            "peak RSS MB": round(median([run.peak_rss / 2**20 for run in runs])),
-        }
-        if best:
-            figures["× best peer"] = round(drained[name] / best, 2)
-        return figures
-
-    return [judged_row(name, rounds, partial(row, name)) for name in names]
+    rows = [judged_row(f"{name}, {kind}", rounds, partial(figures, name, tasks)) for name in names]
+    return [*rows, judged_row(f"files alone, {kind}", rounds, partial(files_figures, tasks))]
 
 
 def against(code: Code, options: Options) -> Halves:

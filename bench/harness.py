@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from bench.command import DEFAULT_WORK, SCENARIOS, WIDTH
 from bench.rounds import Rounds
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_WORK", "ROOT", "WIDTH"]
 
 ROOT = Path(__file__).resolve().parent.parent
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+"""The interpreter of the environment that scripts/bench makes for the peers."""
 Figure = float | int | str
 T = TypeVar("T")
 
@@ -35,9 +37,23 @@ class Ratio(float):
     """A ratio near 1, shown with three decimals."""
 
 
+class Spread(NamedTuple):
+    """The middle, the least and the greatest of repeated measurements."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of some values."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of a scenario. Each measurement gets a directory of its own in `work`."""
+    """The options of a scenario. Each measurement gets a directory of its own in `work`, and
+    deletes it if `discards`."""
 
     work: Path
     repeats: int
@@ -45,6 +61,8 @@ class Options:
     only: tuple[str, ...] = ()
     speed: float = 1.0
     worked: int = 2_000
+    place: str = ""
+    discards: bool = False
 
     def directory(self, name: str) -> Path:
         """Make a fresh directory. Nothing is deleted between runs: on a file system without a
@@ -54,6 +72,10 @@ class Options:
     def wants(self, name: str) -> bool:
         """Return whether to measure a row."""
         return not self.only or name in self.only
+
+    def wants_place(self, name: str) -> bool:
+        """Return whether to measure in a place."""
+        return self.place in ("", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +138,7 @@ def machine(work: Path) -> Machine:
         python_optimised="--enable-optimizations"
         in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
         sqlite=sqlite3.sqlite_version,
-        file_system=_file_system(work),
+        file_system=file_system(work),
         file_us=round(_file_microseconds(work), 1),
         load=round(os.getloadavg()[0], 2),
     )
@@ -140,7 +162,7 @@ def memory_gb() -> float:
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
-def _file_system(path: Path) -> str:
+def file_system(path: Path) -> str:
     """Return the type of the file system that holds a directory."""
     best = ("", "unknown")
     for line in Path("/proc/mounts").read_text().splitlines():
@@ -188,10 +210,11 @@ def wait_until(done: Callable[[], bool], *, seconds: float, pause: float = 0.02)
 
 
 def count_files(directory: Path, size: int) -> int:
-    """Count the files of exactly `size` bytes below a directory."""
+    """Count the files of exactly `size` bytes below a directory, databases left out."""
     found = 0
     for folder, _folders, names in os.walk(directory):
-        found += sum(os.stat(os.path.join(folder, name)).st_size == size for name in names)
+        paths = (os.path.join(folder, name) for name in names if ".sqlite" not in name)
+        found += sum(os.stat(path).st_size == size for path in paths)
     return found
 
 

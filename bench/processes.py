@@ -52,6 +52,26 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return ticks / CLOCK_TICKS
 
 
+def counts_threads() -> bool:
+    """Return whether the kernel counts the CPU of each thread in nanoseconds."""
+    return Path("/proc/self/schedstat").exists()
+
+
+def thread_seconds(pid: int) -> dict[int, float]:
+    """Return the CPU seconds so far of each living thread of a process, by the thread's number.
+
+    /proc/PID/task/TID/schedstat counts nanoseconds, where stat counts ticks.
+    """
+    seconds = {}
+    for entry in os.scandir(f"/proc/{pid}/task"):
+        try:
+            text = Path(entry.path, "schedstat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        seconds[int(entry.name)] = int(text.split()[0]) / 1e9
+    return seconds
+
+
 def memory(pid: int, field: str) -> int:
     """Return a field of /proc/PID/status in bytes: VmHWM is the peak, VmRSS the present resident
     size."""

@@ -196,6 +196,11 @@ class Half:
         """Return the microseconds of CPU for an operation."""
         return self.cpu_seconds / self.operations * 1e6
 
+    @property
+    def rate(self) -> float:
+        """Return the operations in a second of the clock."""
+        return self.operations / self.seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -209,6 +214,11 @@ class Pair:
         """Return this version's CPU as a multiple of the base's; not a number if the base used too
         little to be counted."""
         return self.this.cost / self.base.cost if self.base.cost else math.nan
+
+    @property
+    def speed(self) -> float:
+        """Return this version's rate as a multiple of the base's."""
+        return self.this.rate / self.base.rate
 
 
 LEAST_CPU = 0.5
@@ -256,7 +266,8 @@ def take_pairs(
         every.append(taken)
         say(
             f"{label}, pair {len(every)}: {pair.base.cost:,.1f} and {pair.this.cost:,.1f} "
-            f"µs CPU each, ratio {pair.ratio:.3f} ({taken})"
+            f"µs CPU each, ratio {pair.ratio:.3f}; {pair.base.rate:,.0f} and {pair.this.rate:,.0f} "
+            f"a second ({taken})"
         )
         if len(every) == wanted and all(done.kind == UNJUDGED for done in every):
             break
@@ -269,7 +280,7 @@ LEAST_PAIRS = 5
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of the quiet pairs."""
+    """The result of the quiet pairs: CPU an operation, its ratios, and those of the rates."""
 
     base_cost: float
     this_cost: float
@@ -277,6 +288,9 @@ class Comparison:
     median_ratio: float
     least: float
     most: float
+    speed: float
+    least_speed: float
+    most_speed: float
 
     @property
     def verdict(self) -> str:
@@ -296,7 +310,18 @@ def compare(pairs: Rounds[Pair]) -> Comparison | None:
     base = statistics.median(pair.base.cost for pair in quiet)
     this = statistics.median(pair.this.cost for pair in quiet)
     ratios = [pair.ratio for pair in quiet]
-    return Comparison(base, this, this / base, statistics.median(ratios), min(ratios), max(ratios))
+    speeds = [pair.speed for pair in quiet]
+    return Comparison(
+        base,
+        this,
+        this / base,
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        statistics.median(speeds),
+        min(speeds),
+        max(speeds),
+    )
 
 
 def _say(line: str) -> None:

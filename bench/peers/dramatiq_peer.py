@@ -6,9 +6,9 @@ The worker runs as `dramatiq bench.peers.dramatiq_peer`; enqueueing as
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
+import threading
 import time
 
 import dramatiq
@@ -24,11 +24,20 @@ dramatiq.set_broker(broker)
 pool = urllib3.PoolManager(maxsize=int(os.environ["BENCH_THREADS"]), retries=False)
 
 
-@functools.cache
+class Worker:
+    """The store of one worker process, opened at the first task: there is no start hook."""
+
+    opening = threading.Lock()
+    store: Store | None = None
+
+
 def store() -> Store:
-    """Return the store of this process, opened at the first task (a worker process has no start
-    hook)."""
-    return open_store()
+    """Return the store of this process. Its threads begin at once, and one of them opens it."""
+    if Worker.store is None:
+        with Worker.opening:
+            if Worker.store is None:
+                Worker.store = open_store()
+    return Worker.store
 
 
 def fetch(url: str) -> None:

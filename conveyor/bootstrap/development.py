@@ -88,7 +88,8 @@ async def open_dev(
             await scraper.aclose()
         await binding.ports.aclose()
 
-    return Runtime(app, protocol(clock), worker, binding.directory.path, readiness, close)
+    serving = protocol(clock, head_seconds=settings.head_timeout)
+    return Runtime(app, serving, worker, binding.directory.path, readiness, close)
 
 
 def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service: Service) -> None:

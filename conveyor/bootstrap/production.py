@@ -114,7 +114,7 @@ async def open_role(
         app=app,
         worker=worker,
         probes=_probes(binding, readiness, telemetry, clock),
-        protocol=protocol(clock),
+        protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
         lag=lag,
         agree=binding.agree,

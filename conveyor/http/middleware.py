@@ -181,10 +181,13 @@ class Origins:
         self._allowed.add(_canonical(urlsplit(public_origin).hostname or ""))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Raises ConveyorError(permission_denied)."""
+        """Serve one request. Raises ConveyorError: permission_denied, or invalid_argument for a
+        request of HTTP/1.1 without Host."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             hosts = headers.getlist("Host")
+            if not hosts and scope["http_version"] == "1.1":
+                raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "the Host header is missing")
             for host in hosts:
                 if not self._is_ours(host):
                     raise _refused("the Host header names another server")

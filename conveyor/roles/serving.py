@@ -23,6 +23,7 @@ HTTP_GRACE = 1
 """Default number of whole seconds that requests in flight get at shutdown."""
 HTTP_KEEP_ALIVE = 5
 """Default number of whole seconds that an idle connection stays open."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BACKLOG = 2_048
 COLLECT_AFTER = 50_000
 """Allocations between two garbage collections. With the default of 700, collections took a tenth of
@@ -71,7 +72,7 @@ class HttpServer(uvicorn.Server):
 def own_process(
     serve: Callable[[anyio.Event], Awaitable[None]], *, on_stopping: Callable[[], None]
 ) -> None:
-    """Run a server as the whole process, until it ends after a first SIGINT or SIGTERM.
+    """Run a server as the whole process, until it ends after a first SIGINT, SIGTERM or SIGHUP.
 
     `serve` must end in order once its event is set; a second signal exits at once.
     """
@@ -97,7 +98,8 @@ async def _until_signalled(
     stop = anyio.Event()
 
     async def listen(*, task_status: TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        # SIGHUP: the terminal is gone, which is no reason to lose what is in flight.
+        with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
             task_status.started()
             async for _ in signals:
                 if stop.is_set():

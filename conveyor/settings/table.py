@@ -74,6 +74,7 @@ class Settings:
     max_interruptions: int = 10
     max_result_bytes: int = 52_428_800
     max_request_bytes: int = 50_331_648
+    head_timeout: float = 30.0
     max_inline_tasks: int = 100_000
     async_threshold: int = 10_000
     max_add_tasks: int = 10_000
@@ -358,6 +359,13 @@ SETTINGS: tuple[Setting, ...] = (
         "max_result_bytes", "bytes", "largest decoded result body", at_least(1), used_by=WORKERS
     ),
     Setting("max_request_bytes", "bytes", "largest request body", at_least(1_024), used_by=SERVERS),
+    Setting(
+        "head_timeout",
+        "seconds",
+        "within which the head of a request must be there, and the first one of a connection begin",
+        lasting(0.001),
+        used_by=SERVERS,
+    ),
     Setting("max_inline_tasks", "tasks", "maximum in one submit", at_least(1), used_by=SERVERS),
     Setting(
         "async_threshold",

@@ -63,7 +63,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_server_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
     with ServerProcess(tmp_path / "data", "--gateway", "fake") as server:
         origin = server.info.api.removesuffix("/v1")

@@ -117,6 +117,19 @@ def test_torn_samples_are_no_samples() -> None:
     assert [sample.times for sample in read_samples(SAMPLES)] == [30, 50, 19, 1]
 
 
+def test_samples_of_every_thread_tell_the_thread() -> None:
+    text = (
+        "thread (71): MainThread;<module> (<string>:1);run (/py/runners.py:118) 4\n"
+        "thread (72): file-writer;Thread._bootstrap (/py/threading.py:1);write (/a/files.py:7) 2\n"
+        "thread (72): file-writer;write (/a/files.py:7) 1\n"
+    )
+
+    assert read_samples(text) == [
+        ((("<string>", "<module>"), ("/py/runners.py", "run")), 4, 71),
+        ((("/py/threading.py", "Thread._bootstrap"), ("/a/files.py", "write")), 2, 72),
+    ]
+
+
 def test_the_interpreters_time_is_shared_out_and_the_rest_of_the_cpu_is_beside_it(
     tmp_path: Path,
 ) -> None:

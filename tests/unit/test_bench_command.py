@@ -13,6 +13,7 @@ from bench import command, dispatch, wire
 from bench.accounting import KINDS as ACCOUNTING
 from bench.boot import ROWS as BOOT
 from bench.drain import CONTENDERS as DRAIN
+from bench.gateway_engine import SHARES as CLIENTS
 from bench.harness import ROOT, Figure, Options, Ratio, Row, Scenario, table_lines
 from bench.intake import KINDS as INTAKE
 from bench.results_page import WALKS
@@ -53,7 +54,12 @@ def test_help_of_each_benchmark_needs_no_installation(
     assert ended.value.code == 0
     assert shown.startswith(f"usage: scripts/bench {name} ")
     assert max(map(len, shown.splitlines())) <= command.WIDTH
-    options = {"--against": COMPARABLE, "--worked": {"aws_calls"}, "--speed": {"fairness"}}
+    options = {
+        "--against": COMPARABLE | {"flame"},
+        "--worked": {"aws_calls"},
+        "--speed": {"fairness"},
+        "--on": {"drain"},
+    }
     for option, names in options.items():
         assert (f"{option} " in shown) == (name in names), option
 
@@ -113,6 +119,7 @@ def test_the_rows_that_help_names_are_those_that_there_are() -> None:
     assert rows["accounting"] == tuple(ACCOUNTING)
     assert rows["boot"] == BOOT
     assert rows["drain"] == tuple(DRAIN)
+    assert rows["gateway_engine"] == tuple(CLIENTS)
     assert rows["intake"] == tuple(INTAKE)
     assert rows["results_page"] == tuple(f"limit {limit}" for limit in WALKS)
     assert rows["submit"] == tuple(SUBMIT)

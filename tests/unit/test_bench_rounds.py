@@ -207,6 +207,19 @@ def test_the_comparison_is_of_quiet_pairs_alone() -> None:
     assert found.verdict == "costs less"
 
 
+def test_rates_are_compared_pair_by_pair_too() -> None:
+    def pair(base: float, this: float) -> Round[Pair]:
+        sides = [Half(1_000, 1.0, seconds) for seconds in (base, this)]
+        return Round(Pair(sides[0], sides[1]), QUIET, 0.0, base + this)
+
+    taken = [pair(10.0, 8.0), pair(10.0, 5.0), pair(10.0, 12.5), pair(20.0, 16.0), pair(1.0, 1.0)]
+    found = compare(Rounds(taken, 5))
+
+    assert found is not None
+    assert found.speed == pytest.approx(1.25)
+    assert (found.least_speed, found.most_speed) == pytest.approx((0.8, 2.0))
+
+
 @pytest.mark.parametrize(
     ("this", "verdict"),
     [

@@ -47,6 +47,9 @@ JOB = submission.parse_job({"tasks": [{"url": "http://a.test/"}]}, submission.Li
 LIMITS: dict[str, tuple[int, ...]] = {
     "request body": (DEFAULTS.max_request_bytes,),
     "head of a request (one more socket read may pass)": (malformed.MAX_HEAD,),
+    "time for the head of a request, and until the first one of a connection begins": (
+        int(malformed.HEAD_SECONDS),
+    ),
     "JSON nesting": (strict_json.MAX_DEPTH,),
     "objects and lists in a document, brackets in strings counted too": (
         strict_json.MAX_CONTAINERS,
