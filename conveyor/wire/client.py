@@ -216,6 +216,7 @@ class _Opened:
         for connection in list(self._connections):
             connection.abort()
         if self._connections:
+            self._all_lost.clear()  # set whenever no connection is left
             await self._all_lost.wait()
 
     def _lost(self, connection: HttpConnection) -> None:

@@ -160,7 +160,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Drop the connection at once."""
         self._fail(TransportError(TransportTrouble.INTERRUPTED))
 
-    def give_up(self, _error: BaseException | None = None) -> None:
+    def give_up(self) -> None:
         """Drop a connection that nobody waits for, whether or not its transport was made."""
         if self._is_made:
             self.abort()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from functools import partial
 
 from aiohappyeyeballs import start_connection
 
@@ -71,7 +72,7 @@ class Connector:
             connection.give_up()
             raise TransportError(TransportTrouble.UNREACHABLE) from None
         except asyncio.CancelledError:
-            making.add_done_callback(lambda task: connection.give_up(task.exception()))
+            making.add_done_callback(partial(_give_up, connection))
             raise
         try:
             async with asyncio.timeout(self._options.connect):
@@ -96,6 +97,13 @@ class Connector:
             if context is None:
                 context = self._context = client_context(self._options.authority)
             await connection.start_tls(context, origin.host.rstrip("."))
+
+
+def _give_up(connection: HttpConnection, making: asyncio.Task[object]) -> None:
+    """Drop a connection once it is made, or was not: nobody waits for it."""
+    if not making.cancelled():
+        making.exception()  # seen, so that nobody logs it
+    connection.give_up()
 
 
 async def _pass_through(proxy: Proxy, connection: HttpConnection, seconds: float) -> None:
