@@ -14,8 +14,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "hostile-answers.md"
 _INTRODUCTION = """\
 # Hostile answers
 
-Servers are hostile, slow and wrong. This is what Conveyor makes of {count} answers that are, in {kinds}
-kinds, beside what {peers} make of the same bytes. Every row is a test:
+Servers are hostile, slow and wrong. This is what Conveyor makes of {count} answers that are, in
+{kinds} kinds, beside what {peers} make of the same bytes. Every row is a test:
 `tests/nasty` holds the answers, `tests/unit/test_nasty_protocol.py` and
 `tests/unit/test_nasty_sockets.py` feed them to the client. Written by `python -m tests.nasty`,
 never by hand. A number in brackets counts answers of a row.

@@ -10,14 +10,16 @@ import asyncio
 import random
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 _PATH = re.compile(rb"GET /([a-z_]+)-(\d+) ")
 _OPEN_STATES = frozenset({1, 4, 5})
 """States of TCP in which the peer has not closed: ESTABLISHED, FIN_WAIT1, FIN_WAIT2."""
+_TIMES = 1_000
 LARGE = 400_000
 
 
@@ -41,17 +43,17 @@ _OTHER = _sized(b"POISON")
 
 
 class ChanceServer:
-    """What all connections share. `most_open` is the most that were open at a time, `unanswered`
-    the requests that got no whole answer yet. While `together` is set, answers of the kind `held`
-    wait until that many requests are here."""
+    """What all connections share. `most_open` is the most that were open at a time, of which
+    `limit` are in order; `unanswered` are the requests that got no whole answer yet. Answers of the
+    kind `held` wait until `limit` requests for such are here."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, limit: int) -> None:
         self.port = 0
         self.by_chance = random.Random(seed)
+        self._limit = limit
         self.most_open = 0
         self.requests = 0
         self.unanswered: set[int] = set()
-        self.together = 0
         self._held: list[Callable[[], None]] = []
         self._connections: set[_Connection] = set()
 
@@ -60,9 +62,24 @@ class ChanceServer:
         """The connections that clients hold open now."""
         return sum(connection.is_open() for connection in self._connections)
 
+    def settled(self, limit: int) -> int:
+        """Return the connections held open, once the kernel has closed what was closed.
+
+        The client runs in this very thread: meanwhile it does nothing."""
+        for _ in range(_TIMES):
+            if self.open <= limit:
+                break
+            time.sleep(0.001)
+        return self.open
+
     def enter(self, connection: _Connection) -> None:
         self._connections.add(connection)
-        self.most_open = max(self.most_open, self.open)
+        self.most_open = max(self.most_open, self.settled(self._limit))
+
+    def drop(self) -> None:
+        """Drop all connections."""
+        for connection in self._connections:
+            connection.drop()
 
     def leave(self, connection: _Connection) -> None:
         self._connections.discard(connection)
@@ -70,7 +87,7 @@ class ChanceServer:
     def hold(self, answer: Callable[[], None]) -> None:
         """Answer once enough requests are here together."""
         self._held.append(answer)
-        if len(self._held) >= self.together:
+        if len(self._held) >= self._limit:
             held, self._held = self._held, []
             for each in held:
                 each()
@@ -80,6 +97,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: ChanceServer) -> None:
         self._server = server
         self._data = b""
+        self._requests = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -88,6 +106,9 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.leave(self)
+
+    def drop(self) -> None:
+        self._transport.abort()
 
     def is_open(self) -> bool:
         state = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -100,6 +121,7 @@ class _Connection(asyncio.Protocol):
             found = _PATH.match(head)
             assert found is not None, head
             self._server.requests += 1
+            self._requests += 1
             kind, number = found[1].decode(), int(found[2])
             self._server.unanswered.add(number)
             self._answer(kind, number)
@@ -137,7 +159,11 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
         elif kind == "ends_later":
             loop = asyncio.get_running_loop()
-            loop.call_later(by_chance.random() * 0.003, self._transport.close)
+            loop.call_later(by_chance.random() * 0.003, self._end_unless_used, self._requests)
+
+    def _end_unless_used(self, requests: int) -> None:
+        if self._requests == requests:
+            self._transport.close()
 
     def _send(self, number: int, wire: bytes) -> None:
         self._server.unanswered.discard(number)
@@ -146,15 +172,14 @@ class _Connection(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def chance_server(seed: int) -> AsyncIterator[ChanceServer]:
+async def chance_server(seed: int, limit: int) -> AsyncIterator[ChanceServer]:
     """Serve on one port of every host."""
     loop = asyncio.get_running_loop()
-    shared = ChanceServer(seed)
-    listeners = []
-    for host in HOSTS:
-        server = await loop.create_server(lambda: _Connection(shared), host, shared.port)
-        shared.port = server.sockets[0].getsockname()[1]
-        listeners.append(server)
-    yield shared
-    for server in listeners:
-        server.close()
+    shared = ChanceServer(seed, limit)
+    async with AsyncExitStack() as stack:
+        for host in HOSTS:
+            server = await loop.create_server(lambda: _Connection(shared), host, shared.port)
+            stack.callback(server.close)
+            shared.port = server.sockets[0].getsockname()[1]
+        yield shared
+        shared.drop()

@@ -25,7 +25,8 @@ def test_a_row_says_what_the_tests_assert(kind: Kind) -> None:
     assert (name, count, conveyor, why) == expected, "run: .venv/bin/python -m tests.nasty"
     for cell in (curl, aiohttp):
         counts = [int(number) for number in re.findall(r"\((\d+)\)", cell)]
-        assert cell and sum(counts) in (0, len(kind.answers))
+        assert cell
+        assert sum(counts) in (0, len(kind.answers))
 
 
 def test_the_document_is_short_and_names_the_versions_of_the_peers() -> None:
