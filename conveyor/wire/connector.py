@@ -16,6 +16,7 @@ from conveyor.wire.origin import Origin, write_request
 from conveyor.wire.resolver import Admits, Resolver
 from conveyor.wire.tls import client_context
 
+_MOST_OF_A_FAMILY = 4
 _NEXT_ADDRESS = 0.25
 """Seconds until the next address of a name is tried beside one that is silent (RFC 8305)."""
 
@@ -40,7 +41,7 @@ class Connector:
         if the peer may not be touched."""
         proxy = self._options.proxy
         port = origin.port if proxy is None else proxy.origin.port
-        infos = [(*_family(address), "", (address, port)) for address in addresses]
+        infos = [(*_family(address), "", (address, port)) for address in _some(addresses)]
         try:
             async with asyncio.timeout(self._options.connect):
                 sock = await start_connection(
@@ -119,6 +120,14 @@ async def _pass_through(proxy: Proxy, connection: HttpConnection, seconds: float
     if reader.head is None or reader.head.status >= 300 or not reader.may_keep:
         raise TransportError(TransportTrouble.UNREACHABLE)
     connection.idle_since = None
+
+
+def _some(addresses: list[str]) -> list[str]:
+    """Return the first addresses of each family: while nobody answers, one socket more is opened
+    for each, all in the slot of one connection."""
+    of_6 = [address for address in addresses if ":" in address][:_MOST_OF_A_FAMILY]
+    of_4 = [address for address in addresses if ":" not in address][:_MOST_OF_A_FAMILY]
+    return [address for address in addresses if address in of_6 or address in of_4]
 
 
 def _family(address: str) -> tuple[socket.AddressFamily, socket.SocketKind, int]:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -220,3 +222,29 @@ async def test_no_slot_is_lost_and_no_body_mistaken(
     assert {trouble for troubles in _BADLY.values() for trouble in troubles} <= outcomes.keys()
     assert outcomes["cancelled"] > count / 20
     assert outcomes["whole"] > count / 3
+
+
+async def test_a_name_of_many_addresses_opens_few_sockets(
+    anyio_backend: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each address that does not answer costs one socket more, and none of them counts as a
+    connection."""
+    tried: list[str] = []
+
+    async def start_connection(infos: list[Any], **options: object) -> socket.socket:
+        tried.extend(info[4][0] for info in infos)
+        raise OSError("nobody answers")
+
+    monkeypatch.setattr("conveyor.wire.connector.start_connection", start_connection)
+    addresses = [f"192.0.2.{last}" for last in range(200)]
+    addresses += [f"2001:db8::{last}" for last in range(200)]
+
+    async def looked_up(host: str, port: int) -> list[str]:
+        return addresses
+
+    client = HttpClient(connections=1, lookup=looked_up)
+    with pytest.raises(TransportError) as caught:
+        await client.send("GET", "http://many.test/", headers={}, body=None, timeout=SECONDS)
+    assert (caught.value.trouble, caught.value.sent) == (TransportTrouble.UNREACHABLE, 0)
+    assert tried == [*addresses[:4], *addresses[200:204]]
+    await client.aclose()
