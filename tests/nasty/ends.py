@@ -188,6 +188,13 @@ TLS_ENDS = Family(
                 ),
                 _coded("gzip cut off", b"gzip", gzip.compress(BODY, mtime=0)[:-1], None),
                 _coded("an unknown coding", b"cow", BODY, None),
+                _coded("an unknown coding over gzip", b"gzip, cow", gzip.compress(BODY), None),
+                _coded("gzip before its first byte", b"gzip", b"", None),
+                _coded("deflate before its first byte", b"deflate", b"", None),
+                _coded("br before its first byte", b"br", b"", None),
+                _coded("zstd before its first byte", b"zstd", b"", None),
+                _coded("br cut off", b"br", brotli.compress(BODY)[:-1], None),
+                _coded("deflate cut off", b"deflate", zlib.compress(BODY)[:-1], None),
             ),
         ),
         Kind(

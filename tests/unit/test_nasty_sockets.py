@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -33,6 +33,7 @@ from tests.patient import SECONDS
 
 LATE_SECONDS = 0.1
 """The patience of a caller whose answer comes too late."""
+SHORT, LONG, SOME = 150, 2_000, 30
 LARGE_BODY = b"x" * 8_388_608
 """More than the buffers of a connection hold."""
 LARGE_TASK_BODY = TaskBody(LARGE_BODY.decode(), "text/plain")
@@ -86,6 +87,19 @@ async def client(anyio_backend: object, origins: Origins) -> AsyncIterator[HttpC
     made = HttpClient(connections=1, options=ClientOptions(authority=origins.authority))
     yield made
     await made.aclose()
+
+
+EACH_KIND = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind,
+            id=kind.name,
+            marks=[pytest.mark.slow] if any(answer.late for answer in kind.answers) else [],
+        )
+        for kind in KINDS
+    ],
+)
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -148,7 +162,7 @@ async def exchange(client: HttpClient, origins: Origins, answer: Nasty, cut: str
     return outcome.sent + outcome_of_page.sent
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@EACH_KIND
 async def test_each_answer_by_itself(client: HttpClient, origins: Origins, kind: Kind) -> None:
     before, sent = origins.requests, 0
     for answer in kind.answers:
@@ -158,13 +172,18 @@ async def test_each_answer_by_itself(client: HttpClient, origins: Origins, kind:
 
 @pytest.mark.full
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@EACH_KIND
 async def test_each_answer_cut_everywhere(client: HttpClient, origins: Origins, kind: Kind) -> None:
+    """In two packets, cut at every byte of a short answer and at some of a longer one; and in
+    packets of a byte."""
     for answer in kind.answers:
         length = len(answer.wire + answer.surplus)
-        if answer.late or length > 600:
+        if answer.late or length > LONG:
             continue
-        for place in range(length):
+        places: Sequence[int] = range(1, length)
+        if length > SHORT:
+            places = sorted(random.Random(answer.name).sample(places, SOME))
+        for place in (0, *places):
             await exchange(client, origins, answer, cut=f"-{place}")
 
 
@@ -271,6 +290,7 @@ def is_same(given: bytes | str, right: bytes | str) -> bool:
     return given == right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [direct, http])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 async def test_two_callers_get_what_is_theirs(
