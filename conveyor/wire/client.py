@@ -68,6 +68,7 @@ class Answer(AsyncIterator[bytes]):
             except TransportError as error:
                 if error.trouble is TransportTrouble.RAGGED and self._accepts_ragged:
                     raise StopAsyncIteration from None
+                error.sent = self.sent
                 raise
             except BaseException:
                 self._connection.abort()

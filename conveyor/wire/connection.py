@@ -185,13 +185,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             except TransportError as error:
                 self._fail(error)
                 return
-            except ssl.SSLError:
-                self._end(Ending.RESET)
-                return
         if data:
             self._receive(data)
-        if tls is not None and tls.is_closed:
-            self._end(Ending.CLEAN)
+        if tls is not None and (tls.is_closed or tls.is_damaged):
+            self._end(Ending.CLEAN if tls.is_closed else Ending.RESET)
 
     def eof_received(self) -> None:
         is_clean = self._tls is None or self._tls.is_closed

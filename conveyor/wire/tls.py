@@ -12,7 +12,7 @@ from pathlib import Path
 from conveyor.wire.errors import TransportError, TransportTrouble
 
 _RECORD = 65_536
-_NO_PROTOCOL = "NO_APPLICATION_PROTOCOL"
+_NO_PROTOCOL = "no application protocol"
 
 
 def client_context(authority: Path | None) -> ssl.SSLContext:
@@ -30,16 +30,18 @@ def client_context(authority: Path | None) -> ssl.SSLContext:
 class TlsSession:
     """The TLS of one connection, as its client.
 
-    `is_closed` turns True when the peer's close_notify arrives.
+    `is_closed` turns True when the peer's close_notify arrives, `is_damaged` when a record arrives
+    that cannot be decrypted.
     """
 
-    __slots__ = ("_incoming", "_object", "_outgoing", "is_closed")
+    __slots__ = ("_incoming", "_object", "_outgoing", "is_closed", "is_damaged")
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self.is_closed = False
+        self.is_damaged = False
 
     def shake_hands(self, received: bytes) -> bool:
         """Go on with the handshake; return whether it is done.
@@ -52,13 +54,14 @@ class TlsSession:
         except ssl.SSLWantReadError:
             return False
         except (ssl.SSLError, ValueError) as error:
-            is_alpn = _NO_PROTOCOL in str(getattr(error, "reason", ""))
+            # Not every Python has a name for this alert; the text is OpenSSL's own then.
+            is_alpn = _NO_PROTOCOL in str(error).lower().replace("_", " ")
             trouble = TransportTrouble.NO_COMMON_PROTOCOL if is_alpn else TransportTrouble.TLS
             raise TransportError(trouble) from None
         return True
 
     def decrypt(self, received: bytes) -> bytes:
-        """Return the plain bytes in what was received. Raises ssl.SSLError for a damaged record."""
+        """Return the plain bytes in what was received, up to a damaged record."""
         incoming, tls = self._incoming, self._object
         incoming.write(received)
         pieces: list[bytes] = []
@@ -75,6 +78,9 @@ class TlsSession:
             pass
         except ssl.SSLZeroReturnError:
             self.is_closed = True
+        except ssl.SSLError:
+            # What came before it counts, in the same packet or not.
+            self.is_damaged = True
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def encrypt(self, plain: bytes) -> bytes:
