@@ -19,6 +19,8 @@ HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 _PATH = re.compile(rb"GET /([a-z_]+)-(\d+) ")
 _OPEN_STATES = frozenset({1, 4, 5})
 """States of TCP in which the peer has not closed: ESTABLISHED, FIN_WAIT1, FIN_WAIT2."""
+LATEST = 0.003
+"""Seconds after which at the latest a server does what it does later."""
 _TIMES = 1_000
 LARGE = 400_000
 
@@ -130,14 +132,14 @@ class _Connection(asyncio.Protocol):
         loop, by_chance = asyncio.get_running_loop(), self._server.by_chance
         body = body_of(kind, number)
         if kind == "late":
-            loop.call_later(by_chance.random() * 0.003, self._send, number, _sized(body))
+            loop.call_later(by_chance.random() * LATEST, self._send, number, _sized(body))
         elif kind == "held":
             self._server.hold(lambda: self._send(number, _sized(body)))
         elif kind == "in_parts":
             wire = _chunked(body)
             place = by_chance.randrange(len(wire))
             self._transport.write(wire[:place])
-            loop.call_later(by_chance.random() * 0.002, self._send, number, wire[place:])
+            loop.call_later(by_chance.random() * LATEST, self._send, number, wire[place:])
         elif kind == "cut":
             self._transport.write(_sized(body)[:-1])
             self._transport.close()
@@ -159,7 +161,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
         elif kind == "ends_later":
             loop = asyncio.get_running_loop()
-            loop.call_later(by_chance.random() * 0.003, self._end_unless_used, self._requests)
+            loop.call_later(by_chance.random() * LATEST, self._end_unless_used, self._requests)
 
     def _end_unless_used(self, requests: int) -> None:
         if self._requests == requests:

@@ -115,7 +115,6 @@ async def ask(client: HttpClient, url: str, answer: Nasty | None = None) -> Outc
     """Send a request and read the answer whole. Only a GET may be repeated."""
     method = "GET" if answer is None else answer.method
     is_late = answer is not None and answer.late
-    sent = 0
     try:
         reply = await client.send(
             method,
@@ -125,10 +124,9 @@ async def ask(client: HttpClient, url: str, answer: Nasty | None = None) -> Outc
             timeout=LATE_SECONDS if is_late else SECONDS,
             repeatable=method == "GET",
         )
-        sent = reply.sent
-        return Outcome(None, reply.status, await reply.read(), sent)
+        return Outcome(None, reply.status, await reply.read(), reply.sent)
     except TransportError as error:
-        return Outcome(error.trouble, 0, b"", error.sent or sent)
+        return Outcome(error.trouble, 0, b"", error.sent)
 
 
 def check(answer: Nasty, outcome: Outcome) -> None:

@@ -19,7 +19,7 @@ from conveyor.wire.client import HttpClient
 from conveyor.wire.connection import HttpConnection
 from conveyor.wire.errors import TransportError, TransportTrouble
 from tests.patient import SECONDS
-from tests.unit.chance_server import HOSTS, ChanceServer, body_of, chance_server
+from tests.unit.chance_server import HOSTS, LATEST, ChanceServer, body_of, chance_server
 
 CONNECTIONS = 5
 CALLERS = 30
@@ -184,6 +184,7 @@ class World:
 
     async def all_slots_serve(self) -> None:
         """Make as many calls at a time as there are slots; each gets its answer with the last."""
+        await asyncio.sleep(2 * LATEST)  # no kept connection is to end under these
         numbers = range(-CONNECTIONS, 0)
         calls = [Call(10**9 - n, "held", HOSTS[n % 3], None, False, False) for n in numbers]
         bodies = await asyncio.gather(*(self._body(call) for call in calls))
