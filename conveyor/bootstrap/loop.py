@@ -29,6 +29,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
 from conveyor.ports.handler import Handler
 from conveyor.ports.permits import Permits
+from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import (
     DeleteMessage,
     ExportMessage,
@@ -128,6 +129,7 @@ class WorkerPorts:
     signals: Signals
     gateway: Gateway
     sealer: KeySealer
+    pipeline: Pipeline | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +181,7 @@ def build_worker(
         signals=binding.signals,
         gateway=gateway,
         sealer=KeySealer([*binding.sealing_secrets, binding.root_secret, *older_secrets]),
+        pipeline=binding.pipeline,
     )
     chores = Chores(
         control=_control_handlers(binding, settings, clock),
@@ -225,6 +228,7 @@ def assemble_worker(
             picking=options.picking(),
         ),
     )
+    ports.signals.on_halt(dispatcher.halt)
     discovery = _discovery(dispatcher, ports, settings, clock)
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("queue_depth", dispatcher.depth)
@@ -267,6 +271,7 @@ def _task_handler(
             queues=ports.queues,
             signals=ports.signals,
             gateway=ports.gateway,
+            pipeline=ports.pipeline,
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,

@@ -28,7 +28,8 @@ class Lane:
     `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
     counts empty receives in a row, since `empty_since`. The lane is not polled before `not_before`.
     All moments are monotonic seconds. A closed lane ends with its last message. The queue of a
-    `dropped` lane is gone, or going, because its run has ended.
+    `dropped` lane is gone, or going, because its run has ended. A claim that was being made when
+    `withdrawals` grew is given up.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Lane:
         "throttled_at",
         "turn",
         "weight",
+        "withdrawals",
     )
 
     def __init__(self, *, queue: str, run_id: str, job_id: str, limit: int, priority: int) -> None:
@@ -75,6 +77,7 @@ class Lane:
         self.throttled_at = 0.0
         self.turn = 0
         self.probing = False
+        self.withdrawals = 0
         self.closed = False
         self.dropped = False
 

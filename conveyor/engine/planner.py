@@ -114,25 +114,41 @@ Plan = Receive | Start | Acquire
 
 
 class Planner:
-    """Count what is in hand, and choose the next step of a free slot."""
+    """Count what is in hand, and choose the next step of a free slot.
+
+    With `buffers`, it asks for messages beyond the permits too, as the policy allows.
+    """
 
     def __init__(
-        self, lanes: Lanes, policy: Policy, polling: Polling, *, slots: int, picking: PickingRule
+        self,
+        lanes: Lanes,
+        policy: Policy,
+        polling: Polling,
+        *,
+        slots: int,
+        picking: PickingRule,
+        buffers: bool = True,
     ) -> None:
         self._lanes = lanes
         self._policy = policy
         self._polling = polling
         self._slots = slots
         self._picking = picking
+        self._buffers = buffers
         self._busy = 0
         self._probes = 0
 
-    def plan(self, now: float) -> Plan | None:
-        """Return what an idle slot should do, or None if there is nothing."""
+    def room(self, ahead: int) -> int:
+        """Return how many more messages may be in hand for the slots, if `ahead` may wait."""
+        return self._slots + ahead - self._busy
+
+    def plan(self, now: float, ahead: int = 0) -> Plan | None:
+        """Return what an idle slot should do, or None if there is nothing. As many as `ahead`
+        messages may be in hand beyond the slots."""
         control = self._lanes.control
         if control.room > 0 and now >= control.not_before and not control.probing:
             return self._receive(control, control.room, now)
-        free = self._slots - self._busy
+        free = self.room(ahead)
         if free <= 0:
             return None
         policy = self._policy
@@ -175,6 +191,18 @@ class Planner:
         if not lane.is_control:
             self._busy -= count
 
+    def leave_slot(self) -> None:
+        """Note that the slot of a run's message is free, though the message is still in hand."""
+        self._busy -= 1
+
+    def take_slot(self) -> None:
+        """Note that a message in hand is to have a slot again."""
+        self._busy += 1
+
+    def free_settled(self, lane: Lane) -> None:
+        """Note that a message whose slot was free already is no longer in hand."""
+        lane.busy -= 1
+
     def next_due(self, now: float) -> float | None:
         """Return when the next resting lane may be asked again, if any rests."""
         due: float | None = None
@@ -204,7 +232,9 @@ class Planner:
         other for as many as a receive may bring."""
         if not lane.empties:
             count = min(count, self._polling.batch)
-            extra = 0 if lane.is_control else self._policy.may_buffer(lane, count, now)
+            extra = 0
+            if self._buffers and not lane.is_control:
+                extra = self._policy.may_buffer(lane, count, now)
             lane.refilling += extra
             self._book(lane, count)
             return Receive(lane, count, extra=extra)
