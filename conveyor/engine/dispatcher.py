@@ -117,6 +117,7 @@ class Dispatcher:
         self._acknowledger = AckBatcher(queues, clock)
         self._ready: deque[InHand] = deque()
         self._parked: deque[anyio.Event] = deque()
+        self._woken = 0
         self._working: dict[str, InHand] = {}
         self._waiting_receives: set[anyio.CancelScope] = set()
         self._workers: TaskGroup | None = None
@@ -204,7 +205,7 @@ class Dispatcher:
         for scope in self._waiting_receives:
             scope.cancel()
         while self._parked:
-            self._parked.popleft().set()
+            self._wake_one()
 
     async def _cut_off(self, workers: TaskGroup, grace: float) -> None:
         await self._drained.wait()
@@ -276,8 +277,13 @@ class Dispatcher:
     async def _serve(self, scope: anyio.CancelScope) -> None:
         woken = False
         while not self._stopping:
-            if self._ready:
-                await self._work(self._ready.popleft(), scope)
+            if self._ready and not self._finisher.is_full:
+                message = self._ready.popleft()
+                if self._ready and not self._woken:
+                    self._wake_one()
+                await self._work(message, scope)
+                if self._ready:
+                    continue
             else:
                 now = self._clock.monotonic()
                 plan = self._planner.plan(now, self._allowance(now))
@@ -384,7 +390,7 @@ class Dispatcher:
         if self._claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         self._ready.extend(messages)
-        for _ in range(len(messages) + len(beyond) - (1 if plan.count else 0)):
+        for _ in beyond:
             self._wake_one()
         if lane.is_control:
             # The queue may hold more, and this message may take long: let another slot ask.
@@ -471,12 +477,13 @@ class Dispatcher:
 
     async def _hand_over(self, message: InHand) -> None:
         """Leave an answer to the finisher, and the slot to others."""
+        lane = message.lane
         self._pace.ended(message.began, self._clock.monotonic())
         try:
             await self._finisher.hand_over(message)
         finally:
             message.has_slot = False
-            self._planner.leave_slot()
+            self._planner.leave_slot(lane)
 
     async def _free(self, message: InHand) -> None:
         """Have a message in hand no longer."""
@@ -485,10 +492,9 @@ class Dispatcher:
             if message.permit:
                 await self._policy.discharge(lane, message.permit)
         finally:
-            if message.has_slot:
-                self._planner.free(lane, 1)
-            else:
-                self._planner.free_settled(lane)
+            if not message.has_slot:
+                self._planner.take_slot(lane)
+            self._planner.free(lane, 1)
             if lane.closed:
                 with anyio.CancelScope(shield=True):
                     await self._tidy(lane)
@@ -573,7 +579,7 @@ class Dispatcher:
             raise
         message.since = self._clock.monotonic()
         message.has_slot = True
-        self._planner.take_slot()
+        self._planner.take_slot(message.lane)
         self._ready.append(message)
         self._wake_one()
 
@@ -640,9 +646,12 @@ class Dispatcher:
             if event in self._parked:
                 self._parked.remove(event)
             raise
+        finally:
+            self._woken -= event.is_set()
 
     def _wake_one(self) -> None:
         if self._parked:
+            self._woken += 1
             self._parked.popleft().set()
 
     async def _ring_timers(self) -> None:

@@ -84,24 +84,36 @@ class Finisher:
         self._waiting: list[InHand] = []
         self._unfinished = 0
         self._some = anyio.Event()
-        self._room = anyio.Event()
+        self._without_room: deque[anyio.Event] = deque()
         self._group: TaskGroup | None = None
         self._stopped = False
 
     @property
-    def unfinished(self) -> int:
-        """The number of messages handed over and not finished."""
-        return self._unfinished
+    def is_full(self) -> bool:
+        """True if a message that is handed over now has to wait for room."""
+        return self._unfinished >= self._most
 
     async def hand_over(self, message: InHand) -> None:
         """Hand a message over; wait until there is room for it."""
         try:
             while self._unfinished >= self._most:
-                await self._room.wait()
+                await self._wait_for_room()
         finally:
             self._unfinished += 1
-            self._waiting.append(message)
-            self._some.set()
+            if self._at_once == 1 and self._group is not None:
+                self._group.start_soon(self._take, [message])
+            else:
+                self._waiting.append(message)
+                self._some.set()
+
+    async def _wait_for_room(self) -> None:
+        event = anyio.Event()
+        self._without_room.append(event)
+        try:
+            await event.wait()
+        finally:
+            if not event.is_set():
+                self._without_room.remove(event)
 
     def stop(self) -> None:
         """Let `run` return once nothing waits."""
@@ -110,26 +122,21 @@ class Finisher:
 
     async def run(self) -> None:
         """Finish what is handed over, until `stop`."""
-        async with anyio.create_task_group() as group:
+        async with anyio.create_task_group() as self._group:
             try:
-                while True:
+                while self._waiting or not self._stopped:
                     await self._some.wait()
                     self._some = anyio.Event()
-                    await self._finish_waiting(group)
-                    if self._stopped and not self._waiting:
-                        return
+                    await self._take_waiting()
             finally:
+                self._group = None
                 with anyio.CancelScope(shield=True):
-                    await self._finish_waiting(group)
+                    await self._take_waiting()
 
-    async def _finish_waiting(self, group: TaskGroup) -> None:
+    async def _take_waiting(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting, []
-            if self._at_once > 1:
-                await self._take(batch)
-            else:
-                for message in batch:
-                    group.start_soon(self._take, [message])
+            await self._take(batch)
 
     async def _take(self, batch: list[InHand]) -> None:
         try:
@@ -137,5 +144,5 @@ class Finisher:
                 await self._finish(batch)
         finally:
             self._unfinished -= len(batch)
-            self._room.set()
-            self._room = anyio.Event()
+            for _ in range(min(len(batch), len(self._without_room))):
+                self._without_room.popleft().set()

@@ -191,17 +191,15 @@ class Planner:
         if not lane.is_control:
             self._busy -= count
 
-    def leave_slot(self) -> None:
+    def leave_slot(self, lane: Lane) -> None:
         """Note that the slot of a run's message is free, though the message is still in hand."""
         self._busy -= 1
+        lane.unsettled += 1
 
-    def take_slot(self) -> None:
-        """Note that a message in hand is to have a slot again."""
+    def take_slot(self, lane: Lane) -> None:
+        """Note that a message in hand, whose slot is free, is to have one again."""
         self._busy += 1
-
-    def free_settled(self, lane: Lane) -> None:
-        """Note that a message whose slot was free already is no longer in hand."""
-        lane.busy -= 1
+        lane.unsettled -= 1
 
     def next_due(self, now: float) -> float | None:
         """Return when the next resting lane may be asked again, if any rests."""
