@@ -22,7 +22,6 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
-    MAX_BATCH,
     DeleteMessage,
     ExportMessage,
     IngestMessage,
@@ -33,8 +32,8 @@ FOREVER = 1 << 62
 """An instant after all others, also where the clock was set back."""
 
 
-CLAIMS_AT_ONCE = MAX_BATCH
-"""Tasks that one operation claims: as many as one receive brings."""
+CLAIMS_AT_ONCE = 50
+"""Most tasks that one operation claims: with more, a task costs hardly less."""
 
 
 async def runs_to_scrub(store: SqliteStore, blobs: FileBlobs) -> list[tuple[str, str]]:

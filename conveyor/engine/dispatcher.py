@@ -102,6 +102,7 @@ class Dispatcher:
         self._stages = task_handler if isinstance(task_handler, StagedHandler) else None
         at_once = 1 if self._stages is None else self._stages.claims_at_once
         self._claims_ahead = at_once > 1
+        self._worth_claiming = min(at_once, options.slots) // 2
         self._pace = Pace(options.slots)
         self._finisher = Finisher(self._finish, most=options.slots, at_once=at_once)
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
@@ -112,7 +113,7 @@ class Dispatcher:
             options.polling,
             slots=options.slots,
             picking=options.picking,
-            buffers=not self._claims_ahead,
+            claims_at_once=at_once,
         )
         self._acknowledger = AckBatcher(queues, clock)
         self._ready: deque[InHand] = deque()
@@ -313,7 +314,7 @@ class Dispatcher:
         """Receive and claim beside the slots what they will soon need, a full receive at a time."""
         now = self._clock.monotonic()
         ahead = self._allowance(now)
-        if ahead and self._planner.room(ahead) >= self._polling.batch:
+        if ahead and self._planner.room(ahead) >= self._worth_claiming:
             plan = self._planner.plan(now, ahead)
             if isinstance(plan, Start):
                 self._ready.append(InHand(plan.lane, plan.delivery, now))
@@ -341,12 +342,7 @@ class Dispatcher:
             if plan.wait:
                 self._waiting_receives.add(scope)
             try:
-                received = await self._queues.receive(
-                    lane.queue,
-                    limit=plan.count + plan.extra,
-                    visibility=self._visibility,
-                    wait=plan.wait,
-                )
+                received = await self._received(plan)
             except QueueMissing:
                 lane.not_before = began + ERROR_PAUSE
                 missing = True
@@ -371,6 +367,26 @@ class Dispatcher:
             lane.not_before = now + self._polling.pause_after(lane.empties, self._clock.random())
         self._timer_wake.set()
         await self._tidy(lane)
+
+    async def _received(self, plan: Receive) -> list[Delivery]:
+        """Ask a queue for the messages of a plan, a batch at a time."""
+        left, wait, batch = plan.count + plan.extra, plan.wait, self._polling.batch
+        received: list[Delivery] = []
+        while True:
+            limit = min(left, batch)
+            try:
+                found = await self._queues.receive(
+                    plan.lane.queue, limit=limit, visibility=self._visibility, wait=wait
+                )
+            except BaseException:
+                if received:
+                    with anyio.CancelScope(shield=True):
+                        await self._give_back(plan.lane, received)
+                raise
+            received += found
+            left, wait = left - limit, 0.0
+            if len(found) < limit or not left:
+                return received
 
     async def _take_in(self, plan: Receive, received: list[Delivery], now: float) -> None:
         """Hand the messages that have permits to the slots, and put the rest into the buffer."""

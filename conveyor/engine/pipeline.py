@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from conveyor.engine.lanes import Lane
@@ -135,6 +136,8 @@ class Finisher:
 
     async def _take_waiting(self) -> None:
         while self._waiting:
+            # Let the slots that have room now answer first: a larger batch costs less a message.
+            await anyio.lowlevel.checkpoint()
             batch, self._waiting = self._waiting, []
             await self._take(batch)
 

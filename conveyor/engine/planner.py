@@ -116,7 +116,8 @@ Plan = Receive | Start | Acquire
 class Planner:
     """Count what is in hand, and choose the next step of a free slot.
 
-    With `buffers`, it asks for messages beyond the permits too, as the policy allows.
+    Messages beyond the permits are asked for as the policy allows, unless the tasks of several
+    messages are claimed at once: then only a message with a permit is of use.
     """
 
     def __init__(
@@ -127,14 +128,15 @@ class Planner:
         *,
         slots: int,
         picking: PickingRule,
-        buffers: bool = True,
+        claims_at_once: int = 1,
     ) -> None:
         self._lanes = lanes
         self._policy = policy
         self._polling = polling
         self._slots = slots
         self._picking = picking
-        self._buffers = buffers
+        self._claims_at_once = claims_at_once
+        self._most = max(polling.batch, claims_at_once)
         self._busy = 0
         self._probes = 0
 
@@ -143,11 +145,14 @@ class Planner:
         return self._slots + ahead - self._busy
 
     def plan(self, now: float, ahead: int = 0) -> Plan | None:
-        """Return what an idle slot should do, or None if there is nothing. As many as `ahead`
-        messages may be in hand beyond the slots."""
+        """Return what an idle slot should do, or None if there is nothing.
+
+        As many as `ahead` messages may be in hand beyond the slots. Where some may, a receive asks
+        for all that one operation claims, unless other lanes wait for their turn.
+        """
         control = self._lanes.control
         if control.room > 0 and now >= control.not_before and not control.probing:
-            return self._receive(control, control.room, now)
+            return self._receive(control, min(control.room, self._polling.batch), now)
         free = self.room(ahead)
         if free <= 0:
             return None
@@ -172,7 +177,9 @@ class Planner:
             alone = not lane.empties or all(
                 other.empties or not eligible(other) for other in self._lanes
             )
-            return self._receive(lane, count, now, may_wait=alone)
+            if not ahead or any(other is not lane and eligible(other) for other in self._lanes):
+                count = min(count, self._polling.batch)
+            return self._receive(lane, min(count, self._most), now, may_wait=alone)
         return Acquire(lane, policy.may_acquire(lane, free, now))
 
     def received(self, plan: Receive, started: int) -> None:
@@ -229,9 +236,8 @@ class Planner:
         """Ask an empty lane for one message, waiting if the slot has nothing better to do; ask any
         other for as many as a receive may bring."""
         if not lane.empties:
-            count = min(count, self._polling.batch)
             extra = 0
-            if self._buffers and not lane.is_control:
+            if self._claims_at_once == 1 and not lane.is_control:
                 extra = self._policy.may_buffer(lane, count, now)
             lane.refilling += extra
             self._book(lane, count)
