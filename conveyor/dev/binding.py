@@ -7,6 +7,7 @@ blob that no record names belongs to nobody.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from conveyor.dev.call_table import CallTable, read_begun
@@ -95,12 +96,6 @@ async def open_binding(
     # The table before is replaced only now: a boot that is killed up to here is made again.
     calls = CallTable(directory.calls, clock.new_id())
 
-    async def close() -> None:
-        await blobs.aclose()
-        await store.aclose()
-        calls.close()
-        directory.close()
-
     binding = Binding(
         jobs=store.jobs,
         runs=store.runs,
@@ -120,10 +115,19 @@ async def open_binding(
         pipeline=Pipeline(
             claims_at_once=CLAIMS_AT_ONCE, tasks=store.tasks, bodies=blobs, calls=calls
         ),
-        aclose=close,
+        aclose=partial(_close, directory, store, blobs, calls),
     )
     await _take_over(store, blobs, queues)
     return DevBinding(binding, directory, store, queues)
+
+
+async def _close(
+    directory: DataDirectory, store: SqliteStore, blobs: FileBlobs, calls: CallTable
+) -> None:
+    await blobs.aclose()
+    await store.aclose()
+    calls.close()
+    directory.close()
 
 
 async def _open_contents(

@@ -27,9 +27,9 @@ class Lane:
     call has ended; `admitted` those that hold a permit. `buffer` holds messages received beyond the
     permits, each with the moment it came; `refilling` counts those asked for to fill it. `scopes`
     are the calls under way. `empties` counts empty receives in a row, since `empty_since`. The lane
-    is not polled before `not_before`. All moments are monotonic seconds. A closed lane ends with its last message. The queue of a
-    `dropped` lane is gone, or going, because its run has ended. A claim that was being made when
-    `withdrawals` grew is given up.
+    is not polled before `not_before`. All moments are monotonic seconds. A closed lane ends with
+    its last message. The queue of a `dropped` lane is gone, or going, because its run has ended. A
+    claim that was being made when `withdrawals` grew is given up.
     """
 
     __slots__ = (
