@@ -117,6 +117,8 @@ class Dispatcher:
         )
         self._acknowledger = AckBatcher(queues, clock)
         self._ready: deque[InHand] = deque()
+        self._ready_control: deque[InHand] = deque()
+        self._calling = 0
         self._parked: deque[anyio.Event] = deque()
         self._woken = 0
         self._working: dict[str, InHand] = {}
@@ -175,8 +177,9 @@ class Dispatcher:
                 self._finisher.stop()
             self._finishing = None
             with anyio.CancelScope(shield=True):
-                while self._ready:
-                    await self._give_up([self._ready.popleft()])
+                for ready in (self._ready_control, self._ready):
+                    while ready:
+                        await self._give_up([ready.popleft()])
                 for lane in self.lanes:
                     await self._empty_buffer(lane)
                 await self._policy.release()
@@ -278,9 +281,9 @@ class Dispatcher:
     async def _serve(self, scope: anyio.CancelScope) -> None:
         woken = False
         while not self._stopping:
-            if self._ready and not self._finisher.is_full:
-                message = self._ready.popleft()
-                if self._ready and not self._woken:
+            if self._may_take():
+                message = (self._ready_control or self._ready).popleft()
+                if not self._woken and self._may_take():
                     self._wake_one()
                 await self._work(message, scope)
                 if self._ready:
@@ -305,6 +308,18 @@ class Dispatcher:
             # Let all slots that end in the same turn free themselves before one asks for more: this
             # makes one receive of ten instead of ten receives of one.
             await anyio.lowlevel.checkpoint()
+
+    def _may_take(self) -> bool:
+        """Return whether a slot may take a message that is ready.
+
+        Where calls are short, none begins while the finisher has no room for its answer: the slot
+        would only wait there.
+        """
+        if self._ready_control:
+            return True
+        if not self._ready or self._calling >= self._slots:
+            return False
+        return not (self._finisher.is_full and self._allowance(self._clock.monotonic()))
 
     def _allowance(self, now: float) -> int:
         """Return how many claims may wait for a slot."""
@@ -405,7 +420,7 @@ class Dispatcher:
         lane.buffer.extend((delivery, now) for delivery in beyond)
         if self._claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
-        self._ready.extend(messages)
+        (self._ready_control if lane.is_control else self._ready).extend(messages)
         for _ in beyond:
             self._wake_one()
         if lane.is_control:
@@ -456,8 +471,18 @@ class Dispatcher:
 
     async def _work(self, message: InHand, scope: anyio.CancelScope) -> None:
         """Work a message in a slot: all of it, or up to an answer that is left to the finisher."""
+        if message.lane.is_control:
+            await self._work_up(message, scope)
+            return
+        self._calling += 1
+        try:
+            self._look_ahead()
+            await self._work_up(message, scope)
+        finally:
+            self._calling -= 1
+
+    async def _work_up(self, message: InHand, scope: anyio.CancelScope) -> None:
         lane, delivery = message.lane, message.delivery
-        self._look_ahead()
         try:
             if not lane.is_control and not message.permit:
                 admitted = await self._policy.admit(lane, delivery)
