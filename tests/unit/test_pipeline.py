@@ -12,6 +12,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.engine.pipeline import AHEAD_AGE, AHEAD_SPAN, Pace
+from conveyor.engine.telemetry import LOOK
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
     Held,
@@ -22,7 +23,7 @@ from conveyor.ports.handler import (
 )
 from conveyor.ports.queues import Delivery
 from conveyor.testing.clock import FakeClock
-from tests.unit.dispatch_world import LOOK, BrokenLedger, Work, World
+from tests.unit.dispatch_world import BrokenLedger, Work, World
 
 SLOTS = 10
 AT_ONCE = 20
@@ -248,7 +249,7 @@ async def make_wait(world: World, work: StagedWork) -> int:
 
 async def came_back(world: World, work: StagedWork) -> bool:
     """Return whether every message whose claim was undone can be received again."""
-    again = set()
+    again: set[object] = set()
     while batch := await world.queues.receive("run-a", limit=10, visibility=600.0):
         again.update(delivery.message for delivery in batch)
     return {delivery.message for delivery in work.undone} <= again
