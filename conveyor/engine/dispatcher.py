@@ -103,6 +103,7 @@ class Dispatcher:
         at_once = 1 if self._stages is None else self._stages.claims_at_once
         self._claims_ahead = at_once > 1
         self._worth_claiming = min(at_once, options.slots) // 2
+        self._low = self._worth_claiming // 4
         self._pace = Pace(options.slots)
         self._finisher = Finisher(self._finish, most=options.slots, at_once=at_once)
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
@@ -326,7 +327,9 @@ class Dispatcher:
         return self._pace.allowance(now) if self._claims_ahead else 0
 
     def _look_ahead(self) -> None:
-        """Receive and claim beside the slots what they will soon need, a full receive at a time."""
+        """Receive and claim beside the slots what they will soon need, many at a time."""
+        if not self._claims_ahead or len(self._ready) > self._low:
+            return
         now = self._clock.monotonic()
         ahead = self._allowance(now)
         if ahead and self._planner.room(ahead) >= self._worth_claiming:
