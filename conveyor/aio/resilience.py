@@ -36,6 +36,11 @@ class CircuitBreaker:
         self._open_until = 0.0
         self._has_trial = False
 
+    @property
+    def is_closed(self) -> bool:
+        """True while the dependency answers, as far as is known: all work passes."""
+        return not self._failures
+
     @contextmanager
     def guard(self) -> Iterator[None]:
         """Wrap work that may need the dependency.

@@ -30,6 +30,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
 from conveyor.ports.handler import Handler
 from conveyor.ports.permits import Permits
+from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import (
     DeleteMessage,
     ExportMessage,
@@ -153,6 +154,7 @@ class WorkerPorts:
     signals: Signals
     gateway: Gateway
     sealer: KeySealer
+    pipeline: Pipeline | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +206,7 @@ def build_worker(
         signals=binding.signals,
         gateway=gateway,
         sealer=KeySealer([*binding.sealing_secrets, binding.root_secret, *older_secrets]),
+        pipeline=binding.pipeline,
     )
     chores = Chores(
         control=_control_handlers(binding, settings, clock),
@@ -250,6 +253,7 @@ def assemble_worker(
             picking=options.picking(),
         ),
     )
+    ports.signals.on_halt(dispatcher.halt)
     discovery = _discovery(dispatcher, ports, settings, clock)
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("queue_depth", dispatcher.depth)
@@ -292,6 +296,7 @@ def _task_handler(
             queues=ports.queues,
             signals=ports.signals,
             gateway=ports.gateway,
+            pipeline=ports.pipeline,
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,

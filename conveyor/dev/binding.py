@@ -7,8 +7,10 @@ blob that no record names belongs to nobody.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from conveyor.dev.call_table import CallTable, read_begun
 from conveyor.dev.callbacks import FileCallbacks
 from conveyor.dev.directory import DataDirectory
 from conveyor.dev.files import FileBlobs
@@ -18,11 +20,21 @@ from conveyor.dev.sqlite import SqliteStore, open_store
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, ExportMessage, IngestMessage
+from conveyor.ports.pipeline import Pipeline
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DeleteMessage,
+    ExportMessage,
+    IngestMessage,
+)
 from conveyor.records.blob_keys import input_key, staged_prefix
 
 FOREVER = 1 << 62
 """An instant after all others, also where the clock was set back."""
+
+
+CLAIMS_AT_ONCE = 50
+"""Most tasks that one operation claims: with more, a task costs hardly less."""
 
 
 async def runs_to_scrub(store: SqliteStore, blobs: FileBlobs) -> list[tuple[str, str]]:
@@ -80,10 +92,9 @@ async def open_binding(
         store.tasks.unfinished_after, clock, window=queue_window, max_receives=max_receives
     )
 
-    async def close() -> None:
-        await blobs.aclose()
-        await store.aclose()
-        directory.close()
+    await store.void_claims(clock.now(), read_begun(directory.calls))
+    # The table before is replaced only now: a boot that is killed up to here is made again.
+    calls = CallTable(directory.calls, clock.new_id())
 
     binding = Binding(
         jobs=store.jobs,
@@ -101,10 +112,22 @@ async def open_binding(
         permits=MemoryPermits(clock),
         signals=LocalSignals(),
         root_secret=directory.secret,
-        aclose=close,
+        pipeline=Pipeline(
+            claims_at_once=CLAIMS_AT_ONCE, tasks=store.tasks, bodies=blobs, calls=calls
+        ),
+        aclose=partial(_close, directory, store, blobs, calls),
     )
-    await _take_over(store, blobs, queues, clock)
+    await _take_over(store, blobs, queues)
     return DevBinding(binding, directory, store, queues)
+
+
+async def _close(
+    directory: DataDirectory, store: SqliteStore, blobs: FileBlobs, calls: CallTable
+) -> None:
+    await blobs.aclose()
+    await store.aclose()
+    calls.close()
+    directory.close()
 
 
 async def _open_contents(
@@ -120,12 +143,9 @@ async def _open_contents(
         raise
 
 
-async def _take_over(
-    store: SqliteStore, blobs: FileBlobs, queues: MemoryQueues, clock: Clock
-) -> None:
-    """Continue the work of an earlier process: void its claims, and send its control messages
-    again, which were in its memory."""
-    await store.void_claims(clock.now())
+async def _take_over(store: SqliteStore, blobs: FileBlobs, queues: MemoryQueues) -> None:
+    """Continue the work of an earlier process: send its control messages again, which were in its
+    memory."""
     for job_id, run_id in await store.ingestion.stuck_ingests(before=FOREVER):
         await queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))
     await remove_unnamed(store, blobs)

@@ -26,6 +26,8 @@ CONTENTS: dict[str, str] = {
     "blobs/inputs/": "uploaded files, by the id of their file input",
     "blobs/exports/": "exports: job, run, then the id of the export",
     "blobs/tmp/": "blobs being written; emptied at every start",
+    "calls": "the gateway calls under way, in a table that is mapped into memory: the next start "
+    "tells by it claims whose call had begun from claims that had only waited",
     "callbacks.jsonl": "notifications for state machines, a JSON object a line: `at` (ms), "
     "`task_token`, `succeeded`, and `output`, or `error` and `cause`",
 }
@@ -56,6 +58,11 @@ class DataDirectory:
     def callbacks(self) -> Path:
         """The file of notifications for state machines."""
         return self.path / "callbacks.jsonl"
+
+    @property
+    def calls(self) -> Path:
+        """The table of gateway calls under way."""
+        return self.path / "calls"
 
     @classmethod
     def open(cls, path: Path, clock: Clock, *, secret: str = "") -> DataDirectory:

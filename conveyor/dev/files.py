@@ -1,4 +1,5 @@
-"""The blobs port over files: a body lies under its key, written aside and then renamed.
+"""The blobs port over files: a body lies under its key, written aside and then renamed. Bodies that
+no row names yet are written in place.
 
 Bodies survive the death of the process at any instant, not a loss of power. Runs on asyncio.
 
@@ -17,7 +18,7 @@ import queue
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,20 +27,22 @@ import anyio
 from anyio import CancelScope, to_thread
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import Blobs, Content
+from conveyor.ports.blobs import Blobs, Content, NewBodies
 from conveyor.records.blob_keys import checked_key, checked_prefix
 
 _MAX_BATCH = 256
-_MAX_RENAMES = 5
+_MAX_TRIES = 5
 
 
 @dataclass(slots=True)
 class _Job:
-    target: str
-    body: bytes
-    done: asyncio.Future[None]
+    """Files to write, in place or aside, and the future of their errors."""
+
+    files: Sequence[tuple[str, bytes]]
+    in_place: bool
+    done: asyncio.Future[list[Exception | None]]
     loop: asyncio.AbstractEventLoop
-    error: Exception | None = None
+    errors: list[Exception | None]
 
 
 class FileWriter:
@@ -55,15 +58,27 @@ class FileWriter:
     async def write(self, target: str, body: bytes) -> None:
         """Write one file, whole or not at all. Raises OSError; a cancelled write may still
         happen."""
+        [error] = await self._submit([(target, body)], in_place=False)
+        if error is not None:
+            raise error
+
+    async def write_in_place(self, files: Sequence[tuple[str, bytes]]) -> list[Exception | None]:
+        """Write files under their own names; return the error of each. A file that failed is
+        removed, a cancelled write may still happen, and a kill may leave part of a file."""
+        return await self._submit(files, in_place=True)
+
+    async def _submit(
+        self, files: Sequence[tuple[str, bytes]], *, in_place: bool
+    ) -> list[Exception | None]:
         if self._closed:
             raise OSError(errno.EBADF, "closed")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="file-writer", daemon=True)
             self._thread.start()
         loop = asyncio.get_running_loop()
-        job = _Job(target, body, loop.create_future(), loop)
+        job = _Job(files, in_place, loop.create_future(), loop, [])
         self._queue.put(job)
-        await job.done
+        return await job.done
 
     async def aclose(self) -> None:
         """Write what is queued and end the thread."""
@@ -95,12 +110,18 @@ class FileWriter:
     def _write(self, job: _Job) -> None:
         if job.done.cancelled():
             return
-        temporary = self._temporary()
-        try:
-            write_file(temporary, job.body)
-            move_into_place(temporary, job.target)
-        except Exception as error:
-            job.error = error
+        for target, body in job.files:
+            try:
+                if job.in_place:
+                    write_in_place(target, body)
+                else:
+                    temporary = self._temporary()
+                    write_file(temporary, body)
+                    move_into_place(temporary, target)
+            except Exception as error:
+                job.errors.append(error)
+            else:
+                job.errors.append(None)
 
     @staticmethod
     def _report(batch: list[_Job]) -> None:
@@ -112,11 +133,30 @@ class FileWriter:
 
 def write_file(path: str, body: bytes) -> None:
     """Write a new file that only its owner can read; remove it on an error."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    _write_out(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), path, body)
+
+
+def write_in_place(path: str, body: bytes) -> None:
+    """Write a file that only its owner can read under its own name, over what may be there, and
+    create its directory where that is missing; remove it on an error."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    for _ in range(_MAX_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, flags, 0o600)
+            break
+        with contextlib.suppress(FileNotFoundError):
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    else:
+        descriptor = os.open(path, flags, 0o600)
+    _write_out(descriptor, path, body)
+
+
+def _write_out(descriptor: int, path: str, body: bytes) -> None:
+    """Write a body to an open file and close it; remove the file on an error."""
     try:
-        rest = memoryview(body)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        written = os.write(descriptor, body)
+        while written < len(body):
+            written += os.write(descriptor, memoryview(body)[written:])
     except BaseException:
         os.unlink(path)
         raise
@@ -131,7 +171,7 @@ def move_into_place(temporary: str, target: str) -> None:
     after removing the file, where that does not help and on any other error.
     """
     try:
-        for _ in range(_MAX_RENAMES):
+        for _ in range(_MAX_TRIES):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(temporary, target)
                 return
@@ -146,12 +186,8 @@ def move_into_place(temporary: str, target: str) -> None:
 
 def _settle(batch: list[_Job]) -> None:
     for job in batch:
-        if job.done.done():
-            continue
-        if job.error is None:
-            job.done.set_result(None)
-        else:
-            job.done.set_exception(job.error)
+        if not job.done.done():
+            job.done.set_result(job.errors)
 
 
 PIECE = 256 * 1024
@@ -166,7 +202,7 @@ _OF_RUNS = ("results/*/*/*", "exports/*/*", _STAGED)
 _INPUTS = "inputs"
 
 
-class FileBlobs(Blobs):
+class FileBlobs(Blobs, NewBodies):
     """Bodies as files below `root`. Opening removes the files that an earlier process left half
     written.
 
@@ -201,6 +237,14 @@ class FileBlobs(Blobs):
         with _DISK:
             await self._writer.write(target, head)
         return len(head)
+
+    async def put_new(self, bodies: Sequence[tuple[str, bytes]]) -> list[Exception | None]:
+        files = [(self._path(key), body) for key, body in bodies]
+        try:
+            errors = await self._writer.write_in_place(files)
+        except OSError as error:
+            errors = [error] * len(files)
+        return [_unavailable(error) if isinstance(error, OSError) else error for error in errors]
 
     async def open(self, key: str) -> AsyncIterator[bytes] | None:
         path = self._path(key)
@@ -290,8 +334,12 @@ class _Disk:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, OSError):
-            reason = error.strerror or "input/output error"
-            raise ConveyorError(ErrorCode.UNAVAILABLE, f"result store: {reason}") from error
+            raise _unavailable(error) from error
+
+
+def _unavailable(error: OSError) -> ConveyorError:
+    reason = error.strerror or "input/output error"
+    return ConveyorError(ErrorCode.UNAVAILABLE, f"result store: {reason}")
 
 
 _DISK = _Disk()

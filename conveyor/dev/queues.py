@@ -32,10 +32,18 @@ class LocalSignals(Signals):
     def __init__(self) -> None:
         self._changed: set[str] = set()
         self._event = anyio.Event()
+        self._on_halt: list[Callable[[str], None]] = []
 
     def run_changed(self, run_id: str) -> None:
         self._changed.add(run_id)
         self._event.set()
+
+    def run_halted(self, run_id: str) -> None:
+        for give_up in self._on_halt:
+            give_up(run_id)
+
+    def on_halt(self, give_up: Callable[[str], None]) -> None:
+        self._on_halt.append(give_up)
 
     async def wait(self) -> set[str]:
         await self._event.wait()

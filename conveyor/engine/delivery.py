@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -197,6 +198,8 @@ class Heartbeat:
             self._going.discard(failed)
 
 
+T = TypeVar("T")
+
 TRIES = 5
 PAUSES = Backoff(2.0, 8.0)
 """Tries of a handler, with pauses of 2, 4, 8 and 8 s between them."""
@@ -205,29 +208,41 @@ HIDING = Backoff(2.0, 256.0)
 
 
 async def retry_in_place(
-    work: Callable[[], Awaitable[Outcome]],
+    work: Callable[[], Awaitable[T]],
     clock: Clock,
     *,
     receives: int,
     keeps: Callable[[], bool],
     away: Callable[[], None],
-) -> Outcome:
+    tries: int = 0,
+) -> T | Outcome:
     """Retry a handler in place while a dependency is down and `keeps` returns True; return its
-    outcome.
+    result. It was tried `tries` times before.
 
     Hide the message, for longer the more `receives` it has, if the handler broke, or if each try
     costs a call of the gateway. `away` is called each time that a dependency is down.
     """
-    for tries in itertools.count(1):
+    for number in itertools.count(tries + 1):
         try:
             return await work()
         except Exception as error:
-            is_away = isinstance(error, ConveyorError) and error.code is ErrorCode.UNAVAILABLE
-            _log.error("handler failed: %r", error, exc_info=not isinstance(error, ConveyorError))
-            if is_away:
-                away()
-            costs = isinstance(error, ResultLost)
-            if not is_away or costs or tries >= TRIES or not keeps():
-                return Outcome(hide_for=HIDING.delay(receives))
-        await clock.sleep(PAUSES.delay(tries))
+            pause = pause_in_place(error, number, keeps=keeps, away=away)
+        if pause is None:
+            return Outcome(hide_for=HIDING.delay(receives))
+        await clock.sleep(pause)
     raise AssertionError("unreachable")
+
+
+def pause_in_place(
+    error: Exception, tries: int, *, keeps: Callable[[], bool], away: Callable[[], None]
+) -> float | None:
+    """Return the seconds until a handler that failed is to be tried again in place, or None if its
+    message is to be hidden; see `retry_in_place`."""
+    is_away = isinstance(error, ConveyorError) and error.code is ErrorCode.UNAVAILABLE
+    trace = None if isinstance(error, ConveyorError) else error
+    _log.error("handler failed: %r", error, exc_info=trace)
+    if is_away:
+        away()
+    if not is_away or isinstance(error, ResultLost) or tries >= TRIES or not keeps():
+        return None
+    return PAUSES.delay(tries)

@@ -2,15 +2,17 @@
 
 A slot makes one gateway call at a time. A free slot picks the lane with the fewest messages in hand
 for its weight (control first). It then starts a waiting message, receives some, or asks the ledger
-for permits, as the permit policy allows. A worker stops in two stages: it receives nothing more;
-after a grace it cancels running work and gives each message back.
+for permits, as the permit policy allows. A slot is free again when its call has ended: beside it
+the answer is settled, and, where the handler claims many tasks at once, messages are claimed that
+the slots will soon need. A worker stops in two stages: it receives nothing more; after a grace it
+cancels running work and gives each message back. What was answered is settled in any case.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,8 +22,16 @@ from anyio.abc import TaskGroup
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.aio.resilience import log_and_continue, log_failure
 from conveyor.domain.model import DispatchableRun
-from conveyor.engine.delivery import AckBatcher, Heartbeat, MessageReturner, retry_in_place
+from conveyor.engine.delivery import (
+    HIDING,
+    AckBatcher,
+    Heartbeat,
+    MessageReturner,
+    pause_in_place,
+    retry_in_place,
+)
 from conveyor.engine.lanes import Lane, Lanes
+from conveyor.engine.pipeline import AHEAD_AGE, Finisher, InHand, Pace
 from conveyor.engine.planner import (
     CONTROL_SLOTS,
     Acquire,
@@ -35,7 +45,7 @@ from conveyor.engine.planner import (
 from conveyor.engine.policy import Policy
 from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.clock import Clock
-from conveyor.ports.handler import Handler, Outcome
+from conveyor.ports.handler import Handler, Held, Outcome, StagedHandler
 from conveyor.ports.queues import Delivery, QueueMissing, Queues
 
 ERROR_PAUSE = 1.0
@@ -89,17 +99,33 @@ class Dispatcher:
         self._polling = options.polling
         self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
         self._renewals = Heartbeat(self._returns, tasks=task_handler, control=control_handler)
+        self._stages = task_handler if isinstance(task_handler, StagedHandler) else None
+        at_once = 1 if self._stages is None else self._stages.claims_at_once
+        self._claims_ahead = at_once > 1
+        self._worth_claiming = min(at_once, options.slots) // 2
+        self._low = self._worth_claiming // 4
+        self._pace = Pace(options.slots)
+        self._finisher = Finisher(self._finish, most=options.slots, at_once=at_once)
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
         self.queue_missing: Callable[[str], None] = lambda _run_id: None
         self._planner = Planner(
-            self.lanes, policy, options.polling, slots=options.slots, picking=options.picking
+            self.lanes,
+            policy,
+            options.polling,
+            slots=options.slots,
+            picking=options.picking,
+            claims_at_once=at_once,
         )
         self._acknowledger = AckBatcher(queues, clock)
-        self._ready: deque[tuple[Lane, Delivery]] = deque()
+        self._ready: deque[InHand] = deque()
+        self._ready_control: deque[InHand] = deque()
+        self._calling = 0
         self._parked: deque[anyio.Event] = deque()
-        self._working: dict[str, tuple[Lane, Delivery]] = {}
+        self._woken = 0
+        self._working: dict[str, InHand] = {}
         self._waiting_receives: set[anyio.CancelScope] = set()
         self._workers: TaskGroup | None = None
+        self._finishing: TaskGroup | None = None
         self._timer_wake = anyio.Event()
         self._stopping = False
         self._drained = anyio.Event()
@@ -115,8 +141,15 @@ class Dispatcher:
         """Receive no more for a run, and give its permits back as its messages end."""
         lane = self.lanes.close(run_id)
         if lane is not None:
+            self._withdraw(lane)
             await self._empty_buffer(lane)
             await self._tidy(lane)
+
+    def halt(self, run_id: str) -> None:
+        """Make no call for a run from the claims that wait for a slot."""
+        lane = self.lanes.get(run_id)
+        if lane is not None:
+            self._withdraw(lane)
 
     async def evict_lanes(self, *, empty_for: float) -> None:
         """Close lanes whose queues have been empty for `empty_for` seconds and hide no message."""
@@ -138,37 +171,46 @@ class Dispatcher:
         back."""
         async with anyio.create_task_group() as acknowledging:
             acknowledging.start_soon(self._acknowledger.run)
-            async with anyio.create_task_group() as outer:
-                outer.start_soon(self._ring_timers)
-                outer.start_soon(self._renewals.run)
-                async with anyio.create_task_group() as workers:
-                    self._workers = workers
-                    outer.start_soon(self._cut_off, workers, grace)
-                    for _ in range(self._slots + CONTROL_SLOTS):
-                        workers.start_soon(self._slot)
-                self._workers = None
-                outer.cancel_scope.cancel()
+            async with anyio.create_task_group() as finishing:
+                self._finishing = finishing
+                finishing.start_soon(self._finisher.run)
+                await self._run_slots(grace)
+                self._finisher.stop()
+            self._finishing = None
             with anyio.CancelScope(shield=True):
-                while self._ready:
-                    lane, delivery = self._ready.popleft()
-                    await self._give_back(lane, [delivery])
+                for ready in (self._ready_control, self._ready):
+                    while ready:
+                        await self._give_up([ready.popleft()])
                 for lane in self.lanes:
                     await self._empty_buffer(lane)
                 await self._policy.release()
             self._acknowledger.stop()
 
+    async def _run_slots(self, grace: float) -> None:
+        async with anyio.create_task_group() as outer:
+            outer.start_soon(self._ring_timers)
+            outer.start_soon(self._renewals.run)
+            async with anyio.create_task_group() as workers:
+                self._workers = workers
+                outer.start_soon(self._cut_off, workers, grace)
+                for _ in range(self._slots + CONTROL_SLOTS):
+                    workers.start_soon(self._slot)
+            self._workers = None
+            outer.cancel_scope.cancel()
+
     def stop(self) -> None:
-        """Begin to stop: receive nothing more."""
+        """Begin to stop: receive nothing more, and give up the claims that wait for a slot."""
         self._stopping = True
         self._policy.draining = True
         self._drained.set()
         self._timer_wake.set()
         for lane in self.lanes:
+            self._withdraw(lane)
             self._spawn(partial(self._empty_buffer, lane))
         for scope in self._waiting_receives:
             scope.cancel()
         while self._parked:
-            self._parked.popleft().set()
+            self._wake_one()
 
     async def _cut_off(self, workers: TaskGroup, grace: float) -> None:
         await self._drained.wait()
@@ -179,11 +221,12 @@ class Dispatcher:
 
     def renew(self) -> None:
         """Begin to extend the visibility of every message in work, and what the handlers hold."""
-        kept = [delivery for lane, delivery in self._working.values() if not lane.dropped]
+        kept = [one.delivery for one in self._working.values() if not one.lane.dropped]
         self._renewals.begin(kept, seconds=self._visibility)
 
     def tend(self) -> None:
-        """Tend permits and buffers. The worker calls this a few times a second; it never waits."""
+        """Tend permits, buffers and claims that wait. The worker calls this a few times a second;
+        it never waits."""
         if self._workers is None:
             return
         now = self._clock.monotonic()
@@ -193,13 +236,27 @@ class Dispatcher:
         for lane in self.lanes:
             if lane.buffer and lane.buffer[0][1] <= oldest:
                 self._spawn(partial(self._empty_buffer, lane))
+        stale = now - AHEAD_AGE
+        for lane in {
+            one.lane for one in self._ready if one.held is not None and one.since <= stale
+        }:
+            self._withdraw(lane)
 
     def _fence(self, lane: Lane) -> None:
         """Cancel the calls of a lane whose permits the ledger may soon give to others."""
         self._telemetry.fenced(len(lane.scopes))
         for scope in list(lane.scopes):
             scope.cancel()
+        self._withdraw(lane)
         self._spawn(partial(self._empty_buffer, lane))
+
+    def _withdraw(self, lane: Lane) -> None:
+        """Give up the claims of a lane that wait for a slot, and those that are being made."""
+        lane.withdrawals += 1
+        given_up = [one for one in self._ready if one.lane is lane and one.held is not None]
+        if given_up:
+            self._ready = deque(one for one in self._ready if one not in given_up)
+            self._spawn(partial(self._give_up, given_up))
 
     def _spawn(self, act: Callable[[], Awaitable[None]]) -> None:
         if self._workers is not None:
@@ -225,10 +282,16 @@ class Dispatcher:
     async def _serve(self, scope: anyio.CancelScope) -> None:
         woken = False
         while not self._stopping:
-            if self._ready:
-                await self._work(*self._ready.popleft(), scope)
+            if self._may_take():
+                message = (self._ready_control or self._ready).popleft()
+                if not self._woken and self._may_take():
+                    self._wake_one()
+                await self._work(message, scope)
+                if self._ready:
+                    continue
             else:
-                plan = self._planner.plan(self._clock.monotonic())
+                now = self._clock.monotonic()
+                plan = self._planner.plan(now, self._allowance(now))
                 if plan is None:
                     await self._park()
                     woken = True
@@ -241,11 +304,40 @@ class Dispatcher:
                     continue
                 if plan.refill is not None:
                     self._spawn(partial(self._ask, plan.refill))
-                await self._work(plan.lane, plan.delivery, scope)
+                await self._work(InHand(plan.lane, plan.delivery, now), scope)
             woken = False
             # Let all slots that end in the same turn free themselves before one asks for more: this
             # makes one receive of ten instead of ten receives of one.
             await anyio.lowlevel.checkpoint()
+
+    def _may_take(self) -> bool:
+        """Return whether a slot may take a message that is ready.
+
+        Where calls are short, none begins while the finisher has no room for its answer: the slot
+        would only wait there.
+        """
+        if self._ready_control:
+            return True
+        if not self._ready or self._calling >= self._slots:
+            return False
+        return not (self._finisher.is_full and self._allowance(self._clock.monotonic()))
+
+    def _allowance(self, now: float) -> int:
+        """Return how many claims may wait for a slot."""
+        return self._pace.allowance(now) if self._claims_ahead else 0
+
+    def _look_ahead(self) -> None:
+        """Receive and claim beside the slots what they will soon need, many at a time."""
+        if not self._claims_ahead or len(self._ready) > self._low:
+            return
+        now = self._clock.monotonic()
+        ahead = self._allowance(now)
+        if ahead and self._planner.room(ahead) >= self._worth_claiming:
+            plan = self._planner.plan(now, ahead)
+            if isinstance(plan, Start):
+                self._ready.append(InHand(plan.lane, plan.delivery, now))
+            elif plan is not None:
+                self._spawn(partial(self._ask, plan))
 
     async def _ask(self, plan: Receive | Acquire) -> None:
         try:
@@ -268,12 +360,7 @@ class Dispatcher:
             if plan.wait:
                 self._waiting_receives.add(scope)
             try:
-                received = await self._queues.receive(
-                    lane.queue,
-                    limit=plan.count + plan.extra,
-                    visibility=self._visibility,
-                    wait=plan.wait,
-                )
+                received = await self._received(plan)
             except QueueMissing:
                 lane.not_before = began + ERROR_PAUSE
                 missing = True
@@ -299,6 +386,26 @@ class Dispatcher:
         self._timer_wake.set()
         await self._tidy(lane)
 
+    async def _received(self, plan: Receive) -> list[Delivery]:
+        """Ask a queue for the messages of a plan, a batch at a time."""
+        left, wait, batch = plan.count + plan.extra, plan.wait, self._polling.batch
+        received: list[Delivery] = []
+        while True:
+            limit = min(left, batch)
+            try:
+                found = await self._queues.receive(
+                    plan.lane.queue, limit=limit, visibility=self._visibility, wait=wait
+                )
+            except BaseException:
+                if received:
+                    with anyio.CancelScope(shield=True):
+                        await self._give_back(plan.lane, received)
+                raise
+            received += found
+            left, wait = left - limit, 0.0
+            if len(found) < limit or not left:
+                return received
+
     async def _take_in(self, plan: Receive, received: list[Delivery], now: float) -> None:
         """Hand the messages that have permits to the slots, and put the rest into the buffer."""
         lane = plan.lane
@@ -311,75 +418,223 @@ class Dispatcher:
             return
         if plan.extra and len(received) < plan.count + plan.extra:
             lane.calm_until = now + CALM
-        for delivery in received[: plan.count]:
-            self._ready.append((lane, delivery))
-        lane.buffer.extend((delivery, now) for delivery in received[plan.count :])
-        for _ in range(len(received) - (1 if plan.count else 0)):
+        messages = [InHand(lane, delivery, now) for delivery in received[: plan.count]]
+        beyond = received[plan.count :]
+        lane.buffer.extend((delivery, now) for delivery in beyond)
+        if self._claims_ahead and not lane.is_control:
+            messages = await self._claim(lane, messages)
+        (self._ready_control if lane.is_control else self._ready).extend(messages)
+        for _ in beyond:
             self._wake_one()
         if lane.is_control:
             # The queue may hold more, and this message may take long: let another slot ask.
             self._wake_one()
 
-    async def _work(self, lane: Lane, delivery: Delivery, scope: anyio.CancelScope) -> None:
-        handler = self._control_handler if lane.is_control else self._task_handler
-        permit = ""
+    async def _claim(self, lane: Lane, messages: list[InHand]) -> list[InHand]:
+        """Claim the tasks of messages in one operation; return those that are left to be worked."""
+        assert self._stages is not None
+        withdrawals = lane.withdrawals
+        for message in messages:
+            self._working[message.delivery.receipt] = message
         try:
-            if not lane.is_control:
+            claims = await self._stages.claim([message.delivery for message in messages])
+        except BaseException:
+            await self._give_up(messages)
+            raise
+        left = []
+        for message, claim in zip(messages, claims, strict=True):
+            if isinstance(claim, Outcome):
+                message.began = message.since
+                await self._conclude(message, claim)
+                await self._free(message)
+            else:
+                message.held = claim
+                left.append(message)
+        if lane.closed or lane.dropped or self._stopping or lane.withdrawals > withdrawals:
+            await self._give_up(left)
+            return []
+        return left
+
+    async def _give_up(self, messages: Sequence[InHand]) -> None:
+        """Undo the claims of messages of one lane whose work has not begun, and give the messages
+        back."""
+        with anyio.CancelScope(shield=True):
+            await self._undo(messages)
+            if messages:
+                await self._give_back(messages[0].lane, [one.delivery for one in messages])
+            for message in messages:
+                await self._free(message)
+
+    async def _undo(self, messages: Sequence[InHand]) -> None:
+        held = [one.held for one in messages if one.held is not None]
+        if held and self._stages is not None:
+            await self._stages.undo(held)
+        for message in messages:
+            message.held = None
+
+    async def _work(self, message: InHand, scope: anyio.CancelScope) -> None:
+        """Work a message in a slot: all of it, or up to an answer that is left to the finisher."""
+        if message.lane.is_control:
+            await self._work_up(message, scope)
+            return
+        self._calling += 1
+        try:
+            self._look_ahead()
+            await self._work_up(message, scope)
+        finally:
+            self._calling -= 1
+
+    async def _work_up(self, message: InHand, scope: anyio.CancelScope) -> None:
+        lane, delivery = message.lane, message.delivery
+        try:
+            if not lane.is_control and not message.permit:
                 admitted = await self._policy.admit(lane, delivery)
                 if admitted is None:
+                    await self._undo([message])
                     now = self._clock.monotonic()
                     await self._hide(lane, delivery, self._policy.bounce_for(lane, delivery, now))
                     self._timer_wake.set()
                     return
-                permit = admitted
-            began = self._clock.monotonic()
-            outcome = await self._handled(lane, handler, delivery, scope)
-            await self._conclude(lane, delivery, outcome, began)
+                message.permit = admitted
+            message.began = self._clock.monotonic()
+            result = await self._handled(message, scope)
+            if isinstance(result, Outcome):
+                await self._conclude(message, result)
+            else:
+                message.held = result
         except Exception as error:
             log_failure(_log, "the ledger did not answer", error)
             lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
+            await self._undo([message])
             await self._give_back(lane, [delivery])
         except BaseException:
             with anyio.CancelScope(shield=True):
+                await self._undo([message])
                 await self._give_back(lane, [delivery])
             raise
         finally:
-            try:
-                if permit:
-                    await self._policy.discharge(lane, permit)
-            finally:
-                self._planner.free(lane, 1)
-                if lane.closed:
-                    with anyio.CancelScope(shield=True):
-                        await self._tidy(lane)
+            if message.held is None:
+                await self._free(message)
+        if message.held is not None:
+            await self._hand_over(message)
 
-    async def _handled(
-        self, lane: Lane, handler: Handler, delivery: Delivery, scope: anyio.CancelScope
-    ) -> Outcome:
+    async def _hand_over(self, message: InHand) -> None:
+        """Leave an answer to the finisher, and the slot to others."""
+        lane = message.lane
+        self._pace.ended(message.began, self._clock.monotonic())
+        try:
+            await self._finisher.hand_over(message)
+        finally:
+            message.has_slot = False
+            self._planner.leave_slot(lane)
+
+    async def _free(self, message: InHand) -> None:
+        """Have a message in hand no longer."""
+        lane = message.lane
+        try:
+            if message.permit:
+                await self._policy.discharge(lane, message.permit)
+        finally:
+            if not message.has_slot:
+                self._planner.take_slot(lane)
+            self._planner.free(lane, 1)
+            if lane.closed:
+                with anyio.CancelScope(shield=True):
+                    await self._tidy(lane)
+
+    async def _handled(self, message: InHand, scope: anyio.CancelScope) -> Outcome | Held:
         """Run a handler. One that breaks costs its own message a pause, and never the worker."""
-        self._working[delivery.receipt] = (lane, delivery)
+        lane, delivery = message.lane, message.delivery
+        self._working[delivery.receipt] = message
         lane.scopes.add(scope)
         try:
             return await retry_in_place(
-                lambda: handler.handle(delivery, lambda: lane.throttle(self._clock.monotonic())),
+                partial(self._try, message),
                 self._clock,
                 receives=delivery.receive_count,
                 keeps=lambda: not (lane.is_control or self._stopping),
-                away=lambda: lane.rest_until(self._clock.monotonic() + ERROR_PAUSE),
+                away=partial(self._rest, lane),
+                tries=message.tries,
             )
         finally:
             lane.scopes.discard(scope)
-            self._working.pop(delivery.receipt, None)
 
-    async def _conclude(
-        self, lane: Lane, delivery: Delivery, outcome: Outcome, began: float
-    ) -> None:
+    async def _try(self, message: InHand) -> Outcome | Held:
+        lane, delivery = message.lane, message.delivery
+        throttled = partial(self._throttle, lane)
+        if lane.is_control:
+            return await self._control_handler.handle(delivery, throttled)
+        if self._stages is None:
+            return await self._task_handler.handle(delivery, throttled)
+        held, message.held = message.held, None
+        return await self._stages.begin(delivery, throttled, held)
+
+    def _throttle(self, lane: Lane) -> None:
+        lane.throttle(self._clock.monotonic())
+
+    def _rest(self, lane: Lane) -> None:
+        lane.rest_until(self._clock.monotonic() + ERROR_PAUSE)
+
+    # -- beside the slots --
+
+    async def _finish(self, messages: list[InHand]) -> None:
+        """Settle what was answered, and conclude each message."""
+        assert self._stages is not None
+        results: Sequence[Outcome | Exception]
+        try:
+            held = [one.held for one in messages if one.held is not None]
+            results = await self._stages.settle(held)
+        except Exception as error:
+            results = [error] * len(messages)
+        for message, result in zip(messages, results, strict=True):
+            message.held = None
+            try:
+                if isinstance(result, Exception) and self._tries_again(message, result):
+                    continue
+                if isinstance(result, Exception):
+                    result = Outcome(hide_for=HIDING.delay(message.delivery.receive_count))
+                await self._conclude(message, result)
+                await self._free(message)
+            except Exception as error:
+                log_failure(_log, "an answer could not be dealt with", error)
+        self._wake_one()
+
+    def _tries_again(self, message: InHand, error: Exception) -> bool:
+        """Begin to wait until a message is worked once more, with its permit in hand; return False
+        if it is to be hidden."""
+        message.tries += 1
+        pause = pause_in_place(
+            error,
+            message.tries,
+            keeps=lambda: not self._stopping,
+            away=partial(self._rest, message.lane),
+        )
+        if pause is None or self._workers is None:
+            return False
+        self._workers.start_soon(self._try_later, message, pause)
+        return True
+
+    async def _try_later(self, message: InHand, pause: float) -> None:
+        try:
+            await self._clock.sleep(pause)
+        except BaseException:
+            await self._give_up([message])
+            raise
+        message.since = self._clock.monotonic()
+        message.has_slot = True
+        self._planner.take_slot(message.lane)
+        self._ready.append(message)
+        self._wake_one()
+
+    async def _conclude(self, message: InHand, outcome: Outcome) -> None:
+        lane, delivery = message.lane, message.delivery
         if outcome.hide_for is not None:
             await self._hide(lane, delivery, outcome.hide_for)
             return
+        self._working.pop(delivery.receipt, None)
         lane.succeed()
-        lane.took(self._clock.monotonic() - began)
+        lane.took(self._clock.monotonic() - message.began)
         if lane.dropped:
             # The message goes with its queue.
             return
@@ -387,7 +642,10 @@ class Dispatcher:
             await self._acknowledger.add(delivery.queue, delivery.receipt)
             return
         lane.dropped = True
-        self._spawn(partial(self._drop, delivery, outcome.drop_queue))
+        self._withdraw(lane)
+        if self._finishing is not None:
+            drop = partial(self._drop, delivery, outcome.drop_queue)
+            self._finishing.start_soon(self._beside, drop)
 
     async def _drop(self, delivery: Delivery, drop_queue: Callable[[], Awaitable[None]]) -> None:
         """Acknowledge the last message of a run, then drop its queue: not the other way round,
@@ -402,11 +660,14 @@ class Dispatcher:
             await self._give_back(lane, deliveries)
 
     async def _hide(self, lane: Lane, delivery: Delivery, seconds: float) -> None:
+        self._working.pop(delivery.receipt, None)
         if not lane.dropped:
             await self._returns.hide(delivery, seconds)
 
     async def _give_back(self, lane: Lane, deliveries: list[Delivery]) -> None:
         """Give messages back, unless they go with their queue."""
+        for delivery in deliveries:
+            self._working.pop(delivery.receipt, None)
         if not lane.dropped:
             await self._returns.give_back(deliveries)
 
@@ -429,9 +690,12 @@ class Dispatcher:
             if event in self._parked:
                 self._parked.remove(event)
             raise
+        finally:
+            self._woken -= event.is_set()
 
     def _wake_one(self) -> None:
         if self._parked:
+            self._woken += 1
             self._parked.popleft().set()
 
     async def _ring_timers(self) -> None:

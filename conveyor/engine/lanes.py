@@ -23,12 +23,13 @@ TASK_SECONDS_WEIGHT = 0.2
 class Lane:
     """One queue and its state.
 
-    `busy` counts messages asked for, waiting for a slot or in work; `admitted` those that hold a
-    permit. `buffer` holds messages received beyond the permits, each with the moment it came;
-    `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
-    counts empty receives in a row, since `empty_since`. The lane is not polled before `not_before`.
-    All moments are monotonic seconds. A closed lane ends with its last message. The queue of a
-    `dropped` lane is gone, or going, because its run has ended.
+    `busy` counts messages asked for, waiting for a slot or in work; `unsettled` those of them whose
+    call has ended; `admitted` those that hold a permit. `buffer` holds messages received beyond the
+    permits, each with the moment it came; `refilling` counts those asked for to fill it. `scopes`
+    are the calls under way. `empties` counts empty receives in a row, since `empty_since`. The lane
+    is not polled before `not_before`. All moments are monotonic seconds. A closed lane ends with
+    its last message. The queue of a `dropped` lane is gone, or going, because its run has ended. A
+    claim that was being made when `withdrawals` grew is given up.
     """
 
     __slots__ = (
@@ -52,7 +53,9 @@ class Lane:
         "task_seconds",
         "throttled_at",
         "turn",
+        "unsettled",
         "weight",
+        "withdrawals",
     )
 
     def __init__(self, *, queue: str, run_id: str, job_id: str, limit: int, priority: int) -> None:
@@ -63,6 +66,7 @@ class Lane:
         self.weight = 2.0 ** ((priority - NEUTRAL_PRIORITY) / 2)
         self.ceiling = float(limit)
         self.busy = 0
+        self.unsettled = 0
         self.admitted = 0
         self.buffer: deque[tuple[Delivery, float]] = deque()
         self.refilling = 0
@@ -75,6 +79,7 @@ class Lane:
         self.throttled_at = 0.0
         self.turn = 0
         self.probing = False
+        self.withdrawals = 0
         self.closed = False
         self.dropped = False
 

@@ -114,25 +114,46 @@ Plan = Receive | Start | Acquire
 
 
 class Planner:
-    """Count what is in hand, and choose the next step of a free slot."""
+    """Count what is in hand, and choose the next step of a free slot.
+
+    Messages beyond the permits are asked for as the policy allows, unless the tasks of several
+    messages are claimed at once: then only a message with a permit is of use.
+    """
 
     def __init__(
-        self, lanes: Lanes, policy: Policy, polling: Polling, *, slots: int, picking: PickingRule
+        self,
+        lanes: Lanes,
+        policy: Policy,
+        polling: Polling,
+        *,
+        slots: int,
+        picking: PickingRule,
+        claims_at_once: int = 1,
     ) -> None:
         self._lanes = lanes
         self._policy = policy
         self._polling = polling
         self._slots = slots
         self._picking = picking
+        self._claims_at_once = claims_at_once
+        self._most = max(polling.batch, claims_at_once)
         self._busy = 0
         self._probes = 0
 
-    def plan(self, now: float) -> Plan | None:
-        """Return what an idle slot should do, or None if there is nothing."""
+    def room(self, ahead: int) -> int:
+        """Return how many more messages may be in hand for the slots, if `ahead` may wait."""
+        return self._slots + ahead - self._busy
+
+    def plan(self, now: float, ahead: int = 0) -> Plan | None:
+        """Return what an idle slot should do, or None if there is nothing.
+
+        As many as `ahead` messages may be in hand beyond the slots. Where some may, a receive asks
+        for all that one operation claims, unless other lanes wait for their turn.
+        """
         control = self._lanes.control
         if control.room > 0 and now >= control.not_before and not control.probing:
-            return self._receive(control, control.room, now)
-        free = self._slots - self._busy
+            return self._receive(control, min(control.room, self._polling.batch), now)
+        free = self.room(ahead)
         if free <= 0:
             return None
         policy = self._policy
@@ -156,7 +177,9 @@ class Planner:
             alone = not lane.empties or all(
                 other.empties or not eligible(other) for other in self._lanes
             )
-            return self._receive(lane, count, now, may_wait=alone)
+            if not ahead or any(other is not lane and eligible(other) for other in self._lanes):
+                count = min(count, self._polling.batch)
+            return self._receive(lane, min(count, self._most), now, may_wait=alone)
         return Acquire(lane, policy.may_acquire(lane, free, now))
 
     def received(self, plan: Receive, started: int) -> None:
@@ -174,6 +197,16 @@ class Planner:
         lane.busy -= count
         if not lane.is_control:
             self._busy -= count
+
+    def leave_slot(self, lane: Lane) -> None:
+        """Note that the slot of a run's message is free, though the message is still in hand."""
+        self._busy -= 1
+        lane.unsettled += 1
+
+    def take_slot(self, lane: Lane) -> None:
+        """Note that a message in hand, whose slot is free, is to have one again."""
+        self._busy += 1
+        lane.unsettled -= 1
 
     def next_due(self, now: float) -> float | None:
         """Return when the next resting lane may be asked again, if any rests."""
@@ -203,8 +236,9 @@ class Planner:
         """Ask an empty lane for one message, waiting if the slot has nothing better to do; ask any
         other for as many as a receive may bring."""
         if not lane.empties:
-            count = min(count, self._polling.batch)
-            extra = 0 if lane.is_control else self._policy.may_buffer(lane, count, now)
+            extra = 0
+            if self._claims_at_once == 1 and not lane.is_control:
+                extra = self._policy.may_buffer(lane, count, now)
             lane.refilling += extra
             self._book(lane, count)
             return Receive(lane, count, extra=extra)

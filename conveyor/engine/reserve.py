@@ -244,7 +244,8 @@ class ReservePolicy:
         lease = self._lease_of(lane)
         if lease.calling or now < lease.cool_until:
             return 0
-        return max(0, min(free, lane.room, lease.growth(now)))
+        # The permits of what is being settled will soon be idle: ask for none in their place.
+        return max(0, min(free - lane.unsettled, lane.room, lease.growth(now)))
 
     async def acquire(self, lane: Lane, count: int) -> None:
         """Ask for `count` more permits; if the ledger refuses, for as many as it said were free."""

@@ -1,20 +1,24 @@
-"""Work one task: claim it, call the gateway, store the body, settle. The last settlement ends the
-run."""
+"""Work tasks: claim them, call the gateway, store the bodies, settle. The last settlement ends the
+run.
+
+The call is one task's own. Over a binding with a pipeline, many tasks share the other steps.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import anyio
 import msgspec
 
-from conveyor.aio.resilience import CircuitBreaker
+from conveyor.aio.resilience import CircuitBreaker, log_and_continue, log_failure
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.model import StoredBody, Task
+from conveyor.domain.model import Event, StoredBody, Task
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import Failed, Released, Retry, Settlement, Succeeded
@@ -27,10 +31,27 @@ from conveyor.handlers.retry_policy import (
 from conveyor.ports.blobs import BlobWriter, BodyRefused, Content
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
-from conveyor.ports.handler import ACKNOWLEDGE, Observer, Outcome, ResultLost, Throttled
+from conveyor.ports.handler import (
+    ACKNOWLEDGE,
+    Held,
+    Observer,
+    Outcome,
+    ResultLost,
+    StagedHandler,
+    Throttled,
+)
+from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import Delivery, Queues, Signals, TaskMessage
 from conveyor.ports.records import WorkerRuns
-from conveyor.ports.tasks import ClaimedElsewhere, NotClaimable, Settled, TaskClaims
+from conveyor.ports.tasks import (
+    Claim,
+    Claimed,
+    ClaimedElsewhere,
+    ClaimRequest,
+    Settled,
+    SettleRequest,
+    TaskClaims,
+)
 from conveyor.records.blob_keys import result_key
 from conveyor.records.job_templates import JobTemplate, JobTemplates
 
@@ -56,7 +77,8 @@ class TaskOptions(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPorts:
-    """The roles that working tasks uses."""
+    """The roles that working tasks uses. Without a `pipeline`, each task is claimed and settled by
+    itself."""
 
     tasks: TaskClaims
     runs: WorkerRuns
@@ -64,9 +86,31 @@ class TaskPorts:
     queues: Queues
     signals: Signals
     gateway: Gateway
+    pipeline: Pipeline | None = None
 
 
-class TaskHandler:
+@dataclass(slots=True, eq=False)
+class ClaimedTask(Held):
+    """A task in work, from its claim to its settlement.
+
+    `note` is that of its call in the ledger of calls. Once the gateway has answered, `settlement`
+    is to be written, and before it `body` to be stored under `blob_key`, unless it is stored
+    already. `error` says what came in the way.
+    """
+
+    task: Task
+    job_id: str
+    receives: int
+    note: int = -1
+    started_at: int = 0
+    template: JobTemplate | None = None
+    settlement: Settlement = Released()
+    blob_key: str = ""
+    body: bytes | None = None
+    error: Exception | None = None
+
+
+class TaskHandler(StagedHandler):
     """The handler of task messages."""
 
     def __init__(
@@ -85,6 +129,7 @@ class TaskHandler:
         self._queues = ports.queues
         self._signals = ports.signals
         self._gateway = ports.gateway
+        self._pipeline = ports.pipeline
         self._templates = templates
         self._clock = clock
         self._retry_policy = retry_policy
@@ -94,6 +139,12 @@ class TaskHandler:
         self._has_suspect = False
         self._calls = 0
         self._breaker = CircuitBreaker(clock, dependency="the result store")
+        life = "" if ports.pipeline is None else f"{ports.pipeline.calls.life}/"
+        self._name = f"{life}{options.worker}"
+
+    @property
+    def claims_at_once(self) -> int:
+        return 1 if self._pipeline is None else self._pipeline.claims_at_once
 
     async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
         """Work the task that a message names, if it can be claimed and its body stored.
@@ -102,51 +153,31 @@ class TaskHandler:
         that showed after a call of the gateway.
         """
         with self._breaker.guard():
-            return await self._claim(delivery, throttled)
+            found = await self._claim(delivery)
+            if isinstance(found, Outcome):
+                return found
+            return await self._work(found, throttled)
 
-    async def _claim(self, delivery: Delivery, throttled: Throttled) -> Outcome:
-        message = delivery.message
-        assert isinstance(message, TaskMessage)
-        now = self._clock.now()
-        # Name each call, so that undoing one claim never undoes another of the same worker.
-        self._calls += 1
-        holder = f"{self._options.worker}/{self._calls}"
+    async def begin(
+        self, delivery: Delivery, throttled: Throttled, held: Held | None
+    ) -> Held | Outcome:
+        assert held is None or isinstance(held, ClaimedTask)
+        if not self._breaker.is_closed:
+            # Nothing but a trial call may be made, from its claim to its settlement.
+            if held is not None:
+                await self.undo([held])
+            return await self.handle(delivery, throttled)
+        found = held if held is not None else await self._claim(delivery)
+        if isinstance(found, Outcome):
+            return found
+        if self._is_suspect(found.task):
+            return await self._work(found, throttled)
         try:
-            claim = await self._tasks.claim_task(
-                message.run_id,
-                message.task_id,
-                worker=holder,
-                now=now,
-                claimed_until=now + int(self._options.visibility * 1000),
-                max_interruptions=self._options.max_interruptions,
-            )
+            outcome = await self._call(found, throttled)
         except BaseException:
-            # A cancelled claim may have been written all the same.
-            with anyio.CancelScope(shield=True):
-                await self._tasks.release_claim(message.run_id, message.task_id, worker=holder)
+            await self._give_up(found)
             raise
-        if isinstance(claim, ClaimedElsewhere):
-            return Outcome(hide_for=max(0.0, (claim.until - now) / 1000))
-        if isinstance(claim, NotClaimable):
-            if claim.run_status is not None:
-                return self._ended(message, "failed", Settled(True, claim.run_status))
-            return ACKNOWLEDGE
-        task = claim.task
-        key = (task.run_id, task.task_id)
-        self._claims[key] = task.claim_number
-        try:
-            if self._is_suspect(task):
-                return await self._work_alone(task, delivery, throttled)
-            return await self._work(task, delivery, throttled)
-        except BaseException:
-            # The worker stops, or a store is down: give the claim back, so that nobody has to wait
-            # until it lapses.
-            with anyio.CancelScope(shield=True):
-                self._observer.claim_undone()
-                await self._settle(task, Released())
-            raise
-        finally:
-            self._claims.pop(key, None)
+        return found if outcome is None else outcome
 
     async def renew(self) -> None:
         """Extend the claims of all tasks in work."""
@@ -155,51 +186,172 @@ class TaskHandler:
             until = self._clock.now() + int(self._options.visibility * 1000)
             await self._tasks.renew_claims(claims, claimed_until=until)
 
+    # -- claims --
+
+    async def _claim(self, delivery: Delivery) -> ClaimedTask | Outcome:
+        request = self._claim_request(delivery, self._new_holder())
+        try:
+            claim = await self._tasks.claim_task(
+                request.run_id,
+                request.task_id,
+                worker=request.worker,
+                now=request.now,
+                claimed_until=request.claimed_until,
+                max_interruptions=request.max_interruptions,
+            )
+        except BaseException:
+            # A cancelled claim may have been written all the same.
+            with anyio.CancelScope(shield=True):
+                await self._release(request)
+            raise
+        return self._claimed(delivery, request, claim)
+
+    async def claim(self, deliveries: Sequence[Delivery]) -> list[Held | Outcome | None]:
+        if self._pipeline is None or not self._breaker.is_closed:
+            return [None] * len(deliveries)
+        holder = self._new_holder()
+        requests = [self._claim_request(delivery, holder) for delivery in deliveries]
+        try:
+            claims = await self._pipeline.tasks.claim_tasks(requests)
+        except Exception as error:
+            # Each is claimed by itself then, and meets the error by itself.
+            claims = [error] * len(requests)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                for request in requests:
+                    await self._release(request)
+            raise
+        found: list[Held | Outcome | None] = []
+        for delivery, request, claim in zip(deliveries, requests, claims, strict=True):
+            if isinstance(claim, Exception):
+                release = partial(self._release, request)
+                await log_and_continue(_log, "a claim was not undone", release)
+                found.append(None)
+            else:
+                found.append(self._claimed(delivery, request, claim))
+        return found
+
+    def _new_holder(self) -> str:
+        """Name a claim, so that undoing it never undoes another of the same worker."""
+        self._calls += 1
+        return f"{self._name}/{self._calls}"
+
+    def _claim_request(self, delivery: Delivery, holder: str) -> ClaimRequest:
+        message = delivery.message
+        assert isinstance(message, TaskMessage)
+        now = self._clock.now()
+        until = now + int(self._options.visibility * 1000)
+        return ClaimRequest(
+            message.run_id, message.task_id, holder, now, until, self._options.max_interruptions
+        )
+
+    def _claimed(
+        self, delivery: Delivery, request: ClaimRequest, claim: Claim
+    ) -> ClaimedTask | Outcome:
+        message = delivery.message
+        if isinstance(claim, Claimed):
+            task = claim.task
+            self._claims[task.run_id, task.task_id] = task.claim_number
+            return ClaimedTask(task, message.job_id, delivery.receive_count)
+        if isinstance(claim, ClaimedElsewhere):
+            return Outcome(hide_for=max(0.0, (claim.until - request.now) / 1000))
+        if claim.run_status is not None:
+            settled = Settled(True, claim.run_status)
+            return self._ended(request.run_id, request.task_id, "failed", settled)
+        return ACKNOWLEDGE
+
+    async def _release(self, request: ClaimRequest) -> None:
+        """Undo a claim of which nobody knows whether it was made."""
+        await self._tasks.release_claim(request.run_id, request.task_id, worker=request.worker)
+
+    async def undo(self, held: Sequence[Held]) -> None:
+        tasks = [one for one in held if isinstance(one, ClaimedTask)]
+        for one in tasks:
+            self._observer.claim_undone()
+            one.settlement = Released()
+        for one, settled in zip(tasks, await self._settle_all(tasks), strict=True):
+            if isinstance(settled, Exception):
+                log_failure(_log, "a claim was not undone", settled)
+            self._forget(one, ended=isinstance(settled, Settled))
+
+    async def _give_up(self, held: ClaimedTask) -> None:
+        """Give a claim back after an error or a cancellation, so that nobody has to wait until it
+        lapses."""
+        with anyio.CancelScope(shield=True):
+            await self.undo([held])
+
+    def _forget(self, held: ClaimedTask, *, ended: bool) -> None:
+        """Renew a claim no longer. If it has `ended`, a boot need not know of its call either."""
+        task = held.task
+        self._claims.pop((task.run_id, task.task_id), None)
+        if ended and self._pipeline is not None and held.note >= 0:
+            self._pipeline.calls.end(held.note)
+            held.note = -1
+
     def _is_suspect(self, task: Task) -> bool:
         """Return whether so many of its claims lapsed that the task itself may kill its workers."""
         return 2 * task.interruptions >= self._options.max_interruptions
 
-    async def _work_alone(self, task: Task, delivery: Delivery, throttled: Throttled) -> Outcome:
-        """Work one suspect at a time. A task that kills its worker also interrupts its neighbours,
-        and they must not be interrupted as often as it is."""
-        if self._has_suspect:
-            await self._settle(task, Released())
-            return Outcome(hide_for=SUSPECT_PAUSE)
-        self._has_suspect = True
-        try:
-            return await self._work(task, delivery, throttled)
-        finally:
-            self._has_suspect = False
+    # -- all stages of one task --
 
-    async def _work(self, task: Task, delivery: Delivery, throttled: Throttled) -> Outcome:
-        started = self._clock.now()
+    async def _work(self, held: ClaimedTask, throttled: Throttled) -> Outcome:
+        """Work a claimed task from its call to its settlement; a suspect only while no other one is
+        worked. A task that kills its worker also interrupts its neighbours, and they must not be
+        interrupted as often as it is."""
+        suspect = self._is_suspect(held.task)
+        if suspect and self._has_suspect:
+            await self._give_up(held)
+            return Outcome(hide_for=SUSPECT_PAUSE)
+        self._has_suspect = suspect or self._has_suspect
         try:
-            template = await self._templates.get(delivery.message.job_id)
+            outcome = await self._call(held, throttled)
+            if outcome is not None:
+                return outcome
+            await self._store(held)
+            self._count_success(held)
+            return await self._settled(held, await self._settle(held))
+        except BaseException:
+            await self._give_up(held)
+            raise
+        finally:
+            self._has_suspect = self._has_suspect and not suspect
+
+    # -- the call --
+
+    async def _call(self, held: ClaimedTask, throttled: Throttled) -> Outcome | None:
+        """Call the gateway, and decide on the settlement; return the outcome if there is nothing
+        left to settle."""
+        held.started_at = self._clock.now()
+        try:
+            held.template = await self._templates.get(held.job_id)
         except UnsealError:
-            return await self._unreadable_key(task, started)
-        if template is None:
+            failure = unreadable_key()
+            event = self._event(held, failure)
+            held.settlement = Failed(event, failure.problem, failure.failure)
+            return None
+        if held.template is None:
+            self._forget(held, ended=False)
             return ACKNOWLEDGE
+        if self._pipeline is not None:
+            task = held.task
+            held.note = self._pipeline.calls.begin(task.run_id, task.task_id, task.claim_number)
         try:
-            settlement = await self._scrape_patiently(task, template, started, throttled)
+            held.settlement = await self._scrape_patiently(held, held.template, throttled)
         except ScrapeFailed as failure:
-            receives = delivery.receive_count
-            return await self._failed(task, template, failure, started=started, receives=receives)
-        self._observer.gateway_called("successful")
-        settled = await self._settle(task, settlement)
-        if not settled.applied:
-            # The claim was lost, or the run deleted: nothing will ever refer to this body.
-            await self._blobs.delete(settlement.result.blob_key)
-            return ACKNOWLEDGE
-        return self._ended(task, "successful", settled)
+            if failure.account is not None:
+                return await self._refused(held, failure)
+            held.settlement = self._verdict(held, failure)
+        return None
 
     async def _scrape_patiently(
-        self, task: Task, template: JobTemplate, started: int, throttled: Throttled
+        self, held: ClaimedTask, template: JobTemplate, throttled: Throttled
     ) -> Succeeded:
         """Scrape; while the gateway refuses for load, wait with the permit in hand, so that the
         message need not be received again. Raises ScrapeFailed."""
+        task = held.task
         for call in itertools.count(1):
             try:
-                return await self._scrape(task, template, started)
+                return await self._scrape(held, template)
             except ScrapeFailed as failure:
                 if failure.burns_attempt:
                     raise
@@ -213,8 +365,9 @@ class TaskHandler:
                     raise
         raise AssertionError("unreachable")
 
-    async def _scrape(self, task: Task, template: JobTemplate, started: int) -> Succeeded:
-        job = template.job
+    async def _scrape(self, held: ClaimedTask, template: JobTemplate) -> Succeeded:
+        """Make one call. A small body is kept in hand, a large one stored as it arrives."""
+        job, task = template.job, held.task
         params = merge(job.params, task.spec.params) if task.spec.params else job.params
         request = ScrapeRequest(
             url=task.spec.url,
@@ -225,92 +378,211 @@ class TaskHandler:
             timeout=self._options.gateway_timeout,
             max_bytes=self._options.max_result_bytes,
         )
-        key = result_key(
-            job.job_id,
-            task.run_id,
-            task.task_id,
-            task.claim_number,
-            template.lifecycle_days,
+        held.blob_key = result_key(
+            job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
         try:
             async with self._gateway.scrape(request) as success:
-                size = await self._keep(key, success.content)
+                content = success.content
+                if isinstance(content, bytes):
+                    held.body, size = content, len(content)
+                else:
+                    size = await self._put(held, content)
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception:
-            _log.exception("an attempt failed unexpectedly", extra={"task_id": task.task_id})
-            raise internal_failure() from None
-        event = attempt_event(task, started_at=started, ended_at=self._clock.now())
+            raise self._unexpected(held) from None
         result = StoredBody(
-            blob_key=key,
+            blob_key=held.blob_key,
             size=size,
             content_type=success.content_type,
             format=implied_format(params) if task.spec.params else job.format,
         )
         return Succeeded(
-            msgspec.structs.replace(event, spend=success.spend, sent=success.sent), result
+            msgspec.structs.replace(self._event(held), spend=success.spend, sent=success.sent),
+            result,
         )
 
-    async def _keep(self, key: str, content: Content) -> int:
-        """Store a body; return its size. If the store refuses this very body, the attempt failed:
-        otherwise the gateway would be called for it for ever."""
+    def _event(self, held: ClaimedTask, failure: ScrapeFailed | None = None) -> Event:
+        now = self._clock.now()
+        return attempt_event(held.task, started_at=held.started_at, ended_at=now, failure=failure)
+
+    def _unexpected(self, held: ClaimedTask) -> ScrapeFailed:
+        _log.exception("an attempt failed unexpectedly", extra={"task_id": held.task.task_id})
+        return internal_failure()
+
+    def _verdict(self, held: ClaimedTask, failure: ScrapeFailed) -> Failed | Retry:
+        """Decide what a failure means, and count the call."""
+        assert held.template is not None  # no call is made without one
+        verdict = self._retry_policy.decide(
+            failure,
+            held.task,
+            held.template.job,
+            event=self._event(held, failure),
+            receives=held.receives,
+        )
+        self._observer.gateway_called("retry" if isinstance(verdict, Retry) else "failed")
+        return verdict
+
+    async def _refused(self, held: ClaimedTask, failure: ScrapeFailed) -> Outcome:
+        """End the run of an account that the gateway refused; the task is as if never tried."""
+        assert failure.account is not None
+        self._observer.gateway_called("refused")
+        run_id = held.task.run_id
+        detail = failure.problem.detail or failure.problem.title
+        await self._runs.fail_run(
+            run_id, reason=failure.account, detail=detail[:500], now=self._clock.now()
+        )
+        self._signals.run_halted(run_id)
+        held.settlement = Released()
+        await self._settle(held)
+        self._forget(held, ended=True)
+        return self._run_ended(run_id)
+
+    # -- bodies --
+
+    async def _store(self, held: ClaimedTask) -> None:
+        """Store the body in hand. Raises ResultLost."""
+        if held.body is None:
+            return
         try:
-            size = await self._blobs.put(key, content)
-        except BodyRefused as refused:
-            _log.error("the store refused a body", extra={"error": str(refused)})
-            # The store works, and would keep another body.
-            self._breaker.succeeded()
-            raise internal_failure() from None
+            await self._put(held, held.body)
+        except ScrapeFailed as failure:
+            self._fail_answered(held, failure)
+        except ConveyorError:
+            raise
+        except Exception:
+            self._fail_answered(held, self._unexpected(held))
+
+    async def _put(self, held: ClaimedTask, content: Content) -> int:
+        """Store a body; return its size. Raises ScrapeFailed, ResultLost."""
+        try:
+            size = await self._blobs.put(held.blob_key, content)
         except ConveyorError as error:
-            self._breaker.failed()
-            raise ResultLost(error.code, error.detail, retry_after=error.retry_after) from error
+            raise self._unkept(error) from error
         self._breaker.succeeded()
         return size
 
-    async def _failed(
-        self,
-        task: Task,
-        template: JobTemplate,
-        failure: ScrapeFailed,
-        *,
-        started: int,
-        receives: int,
-    ) -> Outcome:
-        if failure.account is not None:
-            self._observer.gateway_called("refused")
-            detail = failure.problem.detail or failure.problem.title
-            await self._runs.fail_run(
-                task.run_id, reason=failure.account, detail=detail[:500], now=self._clock.now()
-            )
-            await self._settle(task, Released())
-            return self._run_ended(task.run_id)
-        event = attempt_event(task, started_at=started, ended_at=self._clock.now(), failure=failure)
-        verdict = self._retry_policy.decide(
-            failure, task, template.job, event=event, receives=receives
+    def _unkept(self, error: ConveyorError) -> ScrapeFailed | ResultLost:
+        """Tell the breaker, and return what the loss of a body means. If the store refuses this
+        very body, the attempt failed: otherwise the gateway would be called for it for ever."""
+        if isinstance(error, BodyRefused):
+            _log.error("the store refused a body", extra={"error": str(error)})
+            # The store works, and would keep another body.
+            self._breaker.succeeded()
+            return internal_failure()
+        self._breaker.failed()
+        return ResultLost(error.code, error.detail, retry_after=error.retry_after)
+
+    async def _store_all(self, pipeline: Pipeline, answered: Sequence[ClaimedTask]) -> None:
+        """Store the bodies in hand, and note for each task the error that came in the way."""
+        full = [held for held in answered if held.body is not None]
+        if not full:
+            return
+        bodies = [(held.blob_key, held.body) for held in full if held.body is not None]
+        for held, error in zip(full, await pipeline.bodies.put_new(bodies), strict=True):
+            if error is None:
+                self._breaker.succeeded()
+                continue
+            meaning = self._unkept(error) if isinstance(error, ConveyorError) else error
+            if isinstance(meaning, ResultLost):
+                held.error = meaning
+                continue
+            if not isinstance(meaning, ScrapeFailed):
+                log_failure(_log, "a body could not be stored", meaning)
+                meaning = internal_failure()
+            self._fail_answered(held, meaning)
+
+    def _fail_answered(self, held: ClaimedTask, failure: ScrapeFailed) -> None:
+        """Let an attempt fail whose call was answered: what the call cost stays in the history."""
+        if isinstance(held.settlement, Succeeded):
+            event = held.settlement.event
+            failure.spend, failure.sent = event.spend, event.sent
+        held.settlement = self._verdict(held, failure)
+
+    def _count_success(self, held: ClaimedTask) -> None:
+        if isinstance(held.settlement, Succeeded):
+            self._observer.gateway_called("successful")
+
+    # -- settlements --
+
+    async def settle(self, answered: Sequence[Held]) -> list[Outcome | Exception]:
+        tasks = [held for held in answered if isinstance(held, ClaimedTask)]
+        if self._pipeline is not None:
+            await self._store_all(self._pipeline, tasks)
+        else:
+            for held in tasks:
+                try:
+                    await self._store(held)
+                except ConveyorError as error:
+                    held.error = error
+        ready = [held for held in tasks if held.error is None]
+        for held in ready:
+            self._count_success(held)
+        outcomes: dict[ClaimedTask, Outcome] = {}
+        for held, settled in zip(ready, await self._settle_all(ready), strict=True):
+            try:
+                if isinstance(settled, Exception):
+                    raise settled
+                outcomes[held] = await self._settled(held, settled)
+            except Exception as error:
+                held.error = error
+        lost = [held for held in tasks if held.error is not None]
+        if lost:
+            await self.undo(lost)
+        return [held.error or outcomes[held] for held in tasks]
+
+    async def _settle_all(self, tasks: Sequence[ClaimedTask]) -> list[Settled | Exception]:
+        """Settle tasks, in one operation if the store has one."""
+        try:
+            if self._pipeline is not None and len(tasks) > 1:
+                now = self._clock.now()
+                return await self._pipeline.tasks.settle_tasks(
+                    [
+                        SettleRequest(
+                            held.task.run_id,
+                            held.task.task_id,
+                            held.task.claim_number,
+                            held.settlement,
+                            now,
+                        )
+                        for held in tasks
+                    ]
+                )
+            return [await self._settle(held) for held in tasks]
+        except Exception as error:
+            return [error] * len(tasks)
+
+    async def _settle(self, held: ClaimedTask) -> Settled:
+        task = held.task
+        return await self._tasks.settle_task(
+            task.run_id, task.task_id, task.claim_number, held.settlement, now=self._clock.now()
         )
-        self._observer.gateway_called("retry" if isinstance(verdict, Retry) else "failed")
-        settled = await self._settle(task, verdict)
-        if isinstance(verdict, Failed):
-            return self._ended(task, "failed", settled)
-        if settled.run_status not in LIVE_RUN_STATES:
+
+    async def _settled(self, held: ClaimedTask, settled: Settled) -> Outcome:
+        """Return what follows from a settlement."""
+        self._forget(held, ended=True)
+        run_id, task_id, settlement = held.task.run_id, held.task.task_id, held.settlement
+        if isinstance(settlement, Succeeded):
+            if settled.applied:
+                return self._ended(run_id, task_id, "successful", settled)
+            # The claim was lost, or the run deleted: nothing will ever refer to this body.
+            await self._blobs.delete(held.blob_key)
             return ACKNOWLEDGE
-        delay = max(0.0, (verdict.not_before - self._clock.now()) / 1000)
-        return Outcome(hide_for=delay)
+        if isinstance(settlement, Failed):
+            return self._ended(run_id, task_id, "failed", settled)
+        if isinstance(settlement, Released) or settled.run_status not in LIVE_RUN_STATES:
+            return ACKNOWLEDGE
+        return Outcome(hide_for=max(0.0, (settlement.not_before - self._clock.now()) / 1000))
 
-    async def _unreadable_key(self, task: Task, started: int) -> Outcome:
-        failure = unreadable_key()
-        event = attempt_event(task, started_at=started, ended_at=self._clock.now(), failure=failure)
-        verdict = Failed(event, failure.problem, failure.failure)
-        return self._ended(task, "failed", await self._settle(task, verdict))
-
-    def _ended(self, task: Task | TaskMessage, state: str, settled: Settled) -> Outcome:
+    def _ended(self, run_id: str, task_id: str, state: str, settled: Settled) -> Outcome:
         if settled.applied:
             self._observer.task_ended(state)
             if _log.isEnabledFor(logging.INFO):
-                fields = {"task_id": task.task_id, "run_id": task.run_id, "state": state}
+                fields = {"task_id": task_id, "run_id": run_id, "state": state}
                 _log.info("task ended", extra=fields)
         if settled.run_status is not None and settled.run_status not in LIVE_RUN_STATES:
-            return self._run_ended(task.run_id)
+            return self._run_ended(run_id)
         return ACKNOWLEDGE
 
     def _run_ended(self, run_id: str) -> Outcome:
@@ -321,8 +593,3 @@ class TaskHandler:
             await self._queues.drop_run(run_id)
         finally:
             self._signals.run_changed(run_id)
-
-    async def _settle(self, task: Task, settlement: Settlement) -> Settled:
-        return await self._tasks.settle_task(
-            task.run_id, task.task_id, task.claim_number, settlement, now=self._clock.now()
-        )

@@ -21,6 +21,7 @@ from conveyor.ports.maintenance import (
 )
 from conveyor.ports.outbox import Callbacks, Outbox
 from conveyor.ports.permits import Permits
+from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import ApiRuns, Idempotency, JobReader, JobWriter, WorkerRuns
 from conveyor.ports.tasks import TaskClaims, TaskReader, UnfinishedTasks
@@ -56,7 +57,7 @@ class Binding:
 
     `root_secret` is the same in every process of a fleet, and all other secrets are derived from
     it. Callers' keys are sealed with the first of `sealing_secrets`, or with the root secret if the
-    tuple is empty.
+    tuple is empty. Without a `pipeline`, each task is claimed and settled by itself.
     """
 
     jobs: Jobs
@@ -75,4 +76,5 @@ class Binding:
     signals: Signals
     root_secret: bytes
     sealing_secrets: tuple[bytes, ...] = ()
+    pipeline: Pipeline | None = None
     aclose: Callable[[], Awaitable[None]]

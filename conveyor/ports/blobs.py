@@ -5,7 +5,7 @@ Keys are made of ids, never of URLs or of anything that a caller chose.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -37,6 +37,19 @@ class BlobWriter(Protocol):
 
     async def delete(self, key: str) -> None:
         """Remove one body; do nothing if the key has no body."""
+        ...
+
+
+class NewBodies(Protocol):
+    """Writing of bodies that no row names yet, many in one operation.
+
+    Nobody reads a body before a row names it, so it need not appear all at once. A process that is
+    killed may leave part of one; the deletion of its run removes it.
+    """
+
+    async def put_new(self, bodies: Sequence[tuple[str, bytes]]) -> list[Exception | None]:
+        """Store (key, body) pairs; return for each the error that kept it from being stored, or
+        None. The errors are those of `BlobWriter.put`, and leave nothing under the key."""
         ...
 
 

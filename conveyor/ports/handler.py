@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -52,6 +52,48 @@ class Handler(Protocol):
 
     async def renew(self) -> None:
         """Extend the claims that the work in progress holds, if any; called once a heartbeat."""
+        ...
+
+
+class Held(Protocol):
+    """A task that its worker has claimed and not settled. Only its handler looks inside."""
+
+
+@runtime_checkable
+class StagedHandler(Handler, Protocol):
+    """A handler whose work has three stages, so that many messages share the first and the last,
+    and a slot is only needed for the second.
+
+    `handle` does all three for one message. Errors are those of `handle`; whatever `claim` and
+    `settle` return in the place of a result is one of them.
+    """
+
+    @property
+    def claims_at_once(self) -> int:
+        """The most tasks that one `claim` takes; 1 if each is to be claimed by `begin`."""
+        ...
+
+    async def claim(self, deliveries: Sequence[Delivery]) -> list[Held | Outcome | None]:
+        """Claim the tasks that messages name. Return None for those that `begin` is to claim."""
+        ...
+
+    async def begin(
+        self, delivery: Delivery, throttled: Throttled, held: Held | None
+    ) -> Held | Outcome:
+        """Do the work of a message up to its settlement, and return what is to be settled; or the
+        outcome, if the work is done. `held` is its claim, if it was claimed before.
+
+        After an error or a cancellation nothing is held.
+        """
+        ...
+
+    async def settle(self, answered: Sequence[Held]) -> list[Outcome | Exception]:
+        """Write down what `begin` returned, and return the outcomes. Nothing is held afterwards."""
+        ...
+
+    async def undo(self, held: Sequence[Held]) -> None:
+        """Undo claims whose work has not begun, as if they had never been made. Failures are
+        logged: such a claim lapses."""
         ...
 
 

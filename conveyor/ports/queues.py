@@ -11,7 +11,7 @@ are apart, no hints are sent and discovery alone does the work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -24,6 +24,15 @@ class Signals(Protocol):
 
     def run_changed(self, run_id: str) -> None:
         """Hint that a run has new work, or may no longer be worked."""
+        ...
+
+    def run_halted(self, run_id: str) -> None:
+        """Tell the workers of this process to make no further call for a run from what they hold
+        of it. They have done so when this returns; `run_changed` is to follow."""
+        ...
+
+    def on_halt(self, give_up: Callable[[str], None]) -> None:
+        """Call a function with each run that is halted."""
         ...
 
     async def wait(self) -> set[str]:

@@ -50,6 +50,27 @@ class Settled(msgspec.Struct, frozen=True):
     run_status: RunStatus | None
 
 
+class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
+    """One claim of many; see `TaskClaims.claim_task`."""
+
+    run_id: str
+    task_id: str
+    worker: str
+    now: int
+    claimed_until: int
+    max_interruptions: int
+
+
+class SettleRequest(msgspec.Struct, frozen=True, gc=False):
+    """One settlement of many; see `TaskClaims.settle_task`."""
+
+    run_id: str
+    task_id: str
+    claim_number: int
+    settlement: Settlement
+    now: int
+
+
 class TaskPage(msgspec.Struct, frozen=True):
     """Rows of one shard in submission order. The next page goes on after `next_index`, which is
     None at the shard's end.
@@ -113,6 +134,22 @@ class TaskClaims(Protocol):
         no reader sees them disagree in the end. If the counters that this write returned show the
         run drained, the run's status moves too.
         """
+        ...
+
+
+class TaskBatches(Protocol):
+    """Claims and settlements of many tasks, in one operation each.
+
+    Each request has the effect and the result that it would have alone. In the place of a result
+    there is the error that it would have raised; the others are not affected.
+    """
+
+    async def claim_tasks(self, requests: Sequence[ClaimRequest]) -> list[Claim | Exception]:
+        """Claim tasks; see `TaskClaims.claim_task`."""
+        ...
+
+    async def settle_tasks(self, requests: Sequence[SettleRequest]) -> list[Settled | Exception]:
+        """Settle claimed tasks; see `TaskClaims.settle_task`."""
         ...
 
 

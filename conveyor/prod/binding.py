@@ -41,6 +41,12 @@ class NoSignals:
     def run_changed(self, run_id: str) -> None:
         """Ignore the hint."""
 
+    def run_halted(self, run_id: str) -> None:
+        """Do nothing: each task is called for as soon as it is claimed."""
+
+    def on_halt(self, give_up: Callable[[str], None]) -> None:
+        """Never call the function."""
+
     async def wait(self) -> set[str]:
         """Wait until cancelled."""
         await anyio.sleep_forever()

@@ -119,7 +119,10 @@ class JobCommands:
         run = await self._runs.pause_run(
             caller_id, job_id, paused=paused, now=self._context.clock.now()
         )
-        self._notifier.run_changed(run.run_id)
+        if paused:
+            self._notifier.run_paused(run.run_id)
+        else:
+            self._notifier.run_changed(run.run_id)
         return run_body(run)
 
     async def delete_job(self, caller_id: str, job_id: str) -> None:

@@ -58,18 +58,25 @@ class WorkNotifier:
 
     async def run_ended(self, run_id: str) -> None:
         """Drop the queue of a run that may no longer be worked."""
+        self._signals.run_halted(run_id)
         await self._guard(self._queues.drop_run(run_id), run_id)
         self._signals.run_changed(run_id)
 
     async def run_deleted(self, job_id: str, run_id: str) -> None:
         """Request the scrubbing of a run that became a tombstone: its rows and bodies."""
+        self._signals.run_halted(run_id)
         message = DeleteMessage(job_id, run_id)
         await self._guard(self._queues.drop_run(run_id), run_id)
         await self._guard(self._queues.send(CONTROL_QUEUE, message), run_id)
         self._signals.run_changed(run_id)
 
+    def run_paused(self, run_id: str) -> None:
+        """Signal that a run was paused."""
+        self._signals.run_halted(run_id)
+        self._signals.run_changed(run_id)
+
     def run_changed(self, run_id: str) -> None:
-        """Signal that a run was paused, resumed or closed."""
+        """Signal that a run was resumed or closed."""
         self._signals.run_changed(run_id)
 
     async def _send(self, job_id: str, run_id: str, references: Sequence[tuple[int, str]]) -> None:

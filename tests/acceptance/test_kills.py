@@ -71,18 +71,18 @@ def test_a_run_survives_kills_at_random_moments(
     urls = [target(f"kill/{number}", delay=0.03) for number in range(tasks)]
     settings = {"max_interruptions": 1_000, "shutdown_grace": 0}
     drain_seconds = 0.03 * tasks / IN_FLIGHT
-    in_flight_at_kills: set[tuple[int, int]] = set()
+    claimed_at_kills: set[tuple[int, int]] = set()
     job_id = ""
     for number in range(kills):
         with restarted(tmp_path, gateway, **settings) as (wire, _):
             if not job_id:
                 job_id = wire.submit(urls, max_inflight=IN_FLIGHT)["job_id"]
             time.sleep(draw.random() * 1.4 * drain_seconds / kills)
-        in_flight_at_kills.update(rows_left(tmp_path, _CLAIMS))
+        claimed_at_kills.update(rows_left(tmp_path, _CLAIMS))
         if number % 5 == 4:
             kill_while_booting(tmp_path, "--gateway", gateway.url, after=draw.random(), **settings)
-            in_flight_at_kills.update(rows_left(tmp_path, _CLAIMS))
-    assert len(in_flight_at_kills) <= IN_FLIGHT * (kills + kills // 5)
+            claimed_at_kills.update(rows_left(tmp_path, _CLAIMS))
+    assert len(claimed_at_kills) <= IN_FLIGHT * (kills + kills // 5)
 
     with restarted(tmp_path, gateway, **settings) as (wire, _):
         run = wire.ended(job_id)
@@ -93,9 +93,10 @@ def test_a_run_survives_kills_at_random_moments(
         interruptions = assert_histories(wire, tmp_path, job_id)
         assert_bodies(wire, job_id)
         assert temporary_files(tmp_path) == []
-    assert interruptions == len(in_flight_at_kills) > 0
+    # A claim that only waited for a slot counts as no interruption.
+    assert 0 < interruptions <= len(claimed_at_kills)
     assert set(gateway.hits.counts) == set(urls)
-    assert tasks <= gateway.hits.total <= tasks + len(in_flight_at_kills)
+    assert tasks <= gateway.hits.total <= tasks + interruptions
 
 
 def assert_histories(wire: Wire, data_dir: Path, job_id: str) -> int:

@@ -53,3 +53,17 @@ async def test_a_cancelled_wait_loses_no_hint(signals: Signals) -> None:
         await signals.wait()
     signals.run_changed("b")
     assert await signals.wait() == {"a", "b"}
+
+
+def test_a_halt_is_heard_before_it_returns(signals: Signals) -> None:
+    given_up: list[tuple[str, str]] = []
+    signals.on_halt(lambda run_id: given_up.append(("first", run_id)))
+    signals.on_halt(lambda run_id: given_up.append(("second", run_id)))
+    signals.run_halted("a")
+    assert given_up == [("first", "a"), ("second", "a")]
+
+
+async def test_a_halt_is_no_hint_of_its_own(signals: Signals) -> None:
+    signals.run_halted("a")
+    signals.run_changed("b")
+    assert await signals.wait() == {"b"}

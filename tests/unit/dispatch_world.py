@@ -199,6 +199,7 @@ class World:
         redrive: int | None = None,
         permit_policy: str = "reserve",
         bounces: Bounces = BOUNCES,
+        work: Callable[[FakeClock, Callable[[Delivery], float]], Work] = Work,
         **settings: object,
     ) -> None:
         self.clock = FakeClock(seed=7)
@@ -207,7 +208,7 @@ class World:
         self.queues = SlowQueues(self._unfinished, self.clock, window=100, max_receives=redrive)
         self.permits = MemoryPermits(self.clock)
         self.ledger = ledger(self.permits, self.clock)
-        self.tasks = Work(self.clock, duration)
+        self.tasks = work(self.clock, duration)
         self.control = Work(self.clock, lambda _delivery: 0.0)
         chosen = Settings(**{"workers": slots, **settings})  # type: ignore[arg-type]
         self.members = [

@@ -14,6 +14,7 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.handler import Observer
+from conveyor.ports.pipeline import Pipeline
 from conveyor.records.job_templates import JobTemplates
 
 
@@ -25,6 +26,7 @@ def task_handler(
     retry_policy: RetryPolicy,
     observer: Observer,
     max_interruptions: int,
+    pipeline: Pipeline | None = None,
 ) -> TaskHandler:
     """Make a handler of task messages."""
     ports = TaskPorts(
@@ -34,6 +36,7 @@ def task_handler(
         queues=binding.queues,
         signals=binding.signals,
         gateway=gateway,
+        pipeline=pipeline,
     )
     return TaskHandler(
         ports,

@@ -35,13 +35,20 @@ from conveyor.domain.task_rules import (
     NotYet,
     RunCounters,
     RunDelta,
-    Settlement,
     TaskChange,
     claim_change,
     is_held,
     settlement_change,
 )
-from conveyor.ports.tasks import Claim, Claimed, ClaimedElsewhere, NotClaimable, Settled
+from conveyor.ports.tasks import (
+    Claim,
+    Claimed,
+    ClaimedElsewhere,
+    ClaimRequest,
+    NotClaimable,
+    Settled,
+    SettleRequest,
+)
 
 _SELECT = KeyStatement(
     "SELECT r.run_id, r.run_no, r.status, r.updated_at, r.total, r.successful, r.failed, "
@@ -232,28 +239,7 @@ _candidates = msgspec.json.Decoder(list[_Candidate])
 _held = msgspec.json.Decoder(list[_Held])
 
 
-class ClaimMove(msgspec.Struct, frozen=True, gc=False):
-    """One call of `claim_task`."""
-
-    run_id: str
-    task_id: str
-    worker: str
-    now: int
-    claimed_until: int
-    max_interruptions: int
-
-
-class SettleMove(msgspec.Struct, frozen=True, gc=False):
-    """One call of `settle_task`."""
-
-    run_id: str
-    task_id: str
-    claim_number: int
-    settlement: Settlement
-    now: int
-
-
-Move = ClaimMove | SettleMove
+Move = ClaimRequest | SettleRequest
 
 
 @dataclass(slots=True)
@@ -324,7 +310,7 @@ def _move(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim | Set
     results: list[Claim | Settled] = []
     for move, key in zip(moves, keys, strict=True):
         run = runs.get(move.run_id)
-        if isinstance(move, ClaimMove):
+        if isinstance(move, ClaimRequest):
             row = candidates.get(key)
             if run is None or row is None or row.task_id != move.task_id:
                 results.append(NotClaimable())
@@ -351,7 +337,7 @@ def _rows(
     wanted: list[int] = []
     settled: list[int] = []
     for move, key in zip(moves, keys, strict=True):
-        (wanted if isinstance(move, ClaimMove) else settled).append(key)
+        (wanted if isinstance(move, ClaimRequest) else settled).append(key)
     return (
         _select(connection, _SELECT_CANDIDATES, wanted, _candidates),
         _select(connection, _SELECT_HELD, settled, _held),
@@ -370,7 +356,7 @@ def _select(
     return {} if text is None else {row.task_key: row for row in decoder.decode(f"[{text}]")}
 
 
-def _claim(move: ClaimMove, run: CountedRun, row: _Candidate, writes: _Writes) -> Claim:
+def _claim(move: ClaimRequest, run: CountedRun, row: _Candidate, writes: _Writes) -> Claim:
     change = claim_change(
         row, run_status=run.status, now=move.now, max_interruptions=move.max_interruptions
     )
@@ -404,7 +390,7 @@ def _claim(move: ClaimMove, run: CountedRun, row: _Candidate, writes: _Writes) -
     )
 
 
-def _settle(move: SettleMove, run: CountedRun, row: _Held | None, writes: _Writes) -> Settled:
+def _settle(move: SettleRequest, run: CountedRun, row: _Held | None, writes: _Writes) -> Settled:
     if row is None or row.task_id != move.task_id or not is_held(row, move.claim_number):
         return Settled(applied=False, run_status=run.status)
     change = settlement_change(move.settlement, now=move.now)

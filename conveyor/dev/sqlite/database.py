@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,10 +131,11 @@ _MOST_READS = 8
 
 @dataclass(slots=True, eq=False)
 class _Queued:
-    """One operation and the future of its result; without a `batch`, `item` is the operation."""
+    """One operation and the future of its result: `items` of a batch handler, whose results are a
+    list, or else one function."""
 
     batch: Batch | None
-    item: Any
+    items: Sequence[Any]
     future: asyncio.Future[Any]
 
 
@@ -165,16 +166,25 @@ class Database:
         Where it raises, its own writes are undone and no others. A cancelled caller does not stop
         it.
         """
-        result: T = await self._writes.submit(None, operation)
+        result: T = await self._writes.submit(None, (operation,))
         return result
 
     async def write_batched(self, batch: Batch, item: object) -> Any:
         """Write one item by a handler that takes many at a time and raises nothing; see `write`."""
-        return await self._writes.submit(batch, item)
+        [result] = await self.write_many(batch, (item,))
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    async def write_many(self, batch: Batch, items: Sequence[object]) -> list[Any]:
+        """Write items by such a handler, with one wait for all; see `write`. In the place of the
+        result of an item that failed there is its error, and the others are written."""
+        results: list[Any] = await self._writes.submit(batch, items)
+        return results
 
     async def read(self, operation: Operation[T]) -> T:
         """Run one operation on a reader; each of its statements sees the data of one instant."""
-        result: T = await self._reads.submit(None, operation)
+        result: T = await self._reads.submit(None, (operation,))
         return result
 
     @property
@@ -209,11 +219,11 @@ class _Lane:
         self._loop = asyncio.get_running_loop()
         self._pumps = [self._loop.create_task(self._pump(one)) for one in connections]
 
-    def submit(self, batch: Batch | None, item: object) -> asyncio.Future[Any]:
+    def submit(self, batch: Batch | None, items: Sequence[object]) -> asyncio.Future[Any]:
         if self._closed:
             raise ConveyorError(ErrorCode.UNAVAILABLE, "the store is closed")
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._queued.append(_Queued(batch, item, future))
+        self._queued.append(_Queued(batch, items, future))
         if self._idle:
             self._idle.pop().set_result(None)
         return future
@@ -237,7 +247,7 @@ class _Lane:
             except Exception as error:
                 results = [_Raised(translated(error))] * len(group)
             self.groups += 1
-            self.operations += len(group)
+            self.operations += sum(len(queued.items) for queued in group)
             _deliver(group, results)
 
     def _take(self) -> list[_Queued]:
@@ -262,7 +272,7 @@ def _read(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
     results: list[Any] = []
     for queued in group:
         try:
-            results.append(queued.item(connection))
+            results.append(queued.items[0](connection))
         except Exception as error:
             results.append(_Raised(translated(error)))
     return results
@@ -274,8 +284,18 @@ def _commit(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
         return _transaction(group, connection)
     except Exception as error:
         if len(group) == 1:
-            return [_Raised(translated(error))]
+            return [_commit_each(group[0], error, connection)]
     return [result for queued in group for result in _commit([queued], connection)]
+
+
+def _commit_each(queued: _Queued, error: Exception, connection: sqlite3.Connection) -> Any:
+    """Run the items of a failed operation each in a transaction of its own."""
+    if queued.batch is None:
+        return _Raised(translated(error))
+    if len(queued.items) == 1:
+        return [translated(error)]
+    alone = [_Queued(queued.batch, (item,), queued.future) for item in queued.items]
+    return [result for one in alone for [result] in _commit([one], connection)]
 
 
 def _transaction(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
@@ -293,11 +313,14 @@ def _transaction(group: list[_Queued], connection: sqlite3.Connection) -> list[A
 
 def _results(group: list[_Queued], connection: sqlite3.Connection) -> Iterator[Any]:
     for batch, stretch in groupby(group, key=lambda queued: queued.batch):
-        items = [queued.item for queued in stretch]
         if batch is not None:
-            yield from batch(connection, items)
+            shares = [queued.items for queued in stretch]
+            results = iter(batch(connection, [item for share in shares for item in share]))
+            for share in shares:
+                yield list(islice(results, len(share)))
             continue
-        for operation in items:
+        for queued in stretch:
+            [operation] = queued.items
             yield operation(connection) if len(group) == 1 else _nested(operation, connection)
 
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from conveyor.dev.call_table import BegunCalls
 from conveyor.dev.sqlite.database import Connection, Database, open_reader, open_writer
 from conveyor.dev.sqlite.exports import SqliteExports
 from conveyor.dev.sqlite.idempotency import SqliteIdempotency
@@ -14,8 +15,10 @@ from conveyor.dev.sqlite.ingestion import SqliteIngestion
 from conveyor.dev.sqlite.inputs import SqliteInputs
 from conveyor.dev.sqlite.jobs import SqliteJobs
 from conveyor.dev.sqlite.outbox import SqliteOutbox
+from conveyor.dev.sqlite.rows import index_of
 from conveyor.dev.sqlite.runs import SqliteRuns
 from conveyor.dev.sqlite.schema import migrate
+from conveyor.dev.sqlite.states import find_place
 from conveyor.dev.sqlite.sweeping import SqliteSweeping
 from conveyor.dev.sqlite.tasks import SqliteTasks
 
@@ -69,15 +72,19 @@ class SqliteStore:
         except FileNotFoundError:
             return 0
 
-    async def void_claims(self, now: int) -> int:
+    async def void_claims(self, now: int, begun: BegunCalls | None = None) -> int:
         """Let every claim lapse at `now`, as its process is gone at boot; return how many there
         were.
 
-        Claims of idempotency keys and leases of notices lapse too. Tasks of runs that have ended go
-        back to pending and are not counted. The cost grows with the number of claims, not of tasks.
+        `begun` tells of one ledger's life which calls had begun: its other claims are undone, as if
+        never made. Claims of idempotency keys and leases of notices lapse too. Tasks of runs that
+        have ended go back to pending and are not counted. The cost grows with the number of claims,
+        not of tasks.
         """
 
         def void(connection: sqlite3.Connection) -> int:
+            if begun is not None:
+                _undo_unbegun(connection, begun)
             connection.execute(
                 "UPDATE tasks SET updated_at = ?, claim_number = (SELECT claim_number FROM claims "
                 "WHERE claims.task_key = tasks.task_key) "
@@ -104,6 +111,22 @@ class SqliteStore:
     async def aclose(self) -> None:
         """Finish the queued operations and close. Later calls of any port raise unavailable."""
         await self.database.aclose()
+
+
+def _undo_unbegun(connection: sqlite3.Connection, begun: BegunCalls) -> None:
+    """Undo the claims of a ledger's life whose calls had not begun."""
+    called = []
+    for run_id, task_id, claim_number in begun.claims:
+        place, index = find_place(connection, run_id), index_of(task_id)
+        if place is not None and index is not None:
+            called.append((place.key(task_id, index), claim_number))
+    held = connection.execute(
+        "SELECT task_key, claim_number FROM claims WHERE worker GLOB ?", (f"{begun.life}/*",)
+    ).fetchall()
+    connection.executemany(
+        "DELETE FROM claims WHERE task_key = ?",
+        [(task_key,) for task_key, _ in set(held).difference(called)],
+    )
 
 
 async def open_store(path: Path, *, now: int, max_readers: int = 2) -> SqliteStore:

@@ -16,7 +16,7 @@ from math import isqrt
 
 import msgspec
 
-from conveyor.dev.sqlite.claims import ClaimMove, SettleMove, move_tasks
+from conveyor.dev.sqlite.claims import move_tasks
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.rows import (
     TASK_EXTRAS,
@@ -32,7 +32,14 @@ from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme, fnv32a
 from conveyor.domain.task_rules import Settlement
 from conveyor.ports.binding import Tasks
-from conveyor.ports.tasks import Claim, Settled, TaskPage
+from conveyor.ports.tasks import (
+    Claim,
+    ClaimRequest,
+    Settled,
+    SettleRequest,
+    TaskBatches,
+    TaskPage,
+)
 
 _BETWEEN = "task_key > ?2 AND task_key <= ?3"
 _BY_STATE = "SELECT task_key FROM tasks INDEXED BY tasks_by_state WHERE state = {} AND " + _BETWEEN
@@ -145,8 +152,8 @@ _RENEW = RowsStatement(
 )
 
 
-class SqliteTasks(Tasks):
-    """The tasks port."""
+class SqliteTasks(Tasks, TaskBatches):
+    """The tasks port, and its operations on many tasks."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -161,7 +168,7 @@ class SqliteTasks(Tasks):
         claimed_until: int,
         max_interruptions: int,
     ) -> Claim:
-        move = ClaimMove(run_id, task_id, worker, now, claimed_until, max_interruptions)
+        move = ClaimRequest(run_id, task_id, worker, now, claimed_until, max_interruptions)
         claim: Claim = await self._database.write_batched(move_tasks, move)
         return claim
 
@@ -194,9 +201,15 @@ class SqliteTasks(Tasks):
     async def settle_task(
         self, run_id: str, task_id: str, claim_number: int, settlement: Settlement, *, now: int
     ) -> Settled:
-        move = SettleMove(run_id, task_id, claim_number, settlement, now)
+        move = SettleRequest(run_id, task_id, claim_number, settlement, now)
         settled: Settled = await self._database.write_batched(move_tasks, move)
         return settled
+
+    async def claim_tasks(self, requests: Sequence[ClaimRequest]) -> list[Claim | Exception]:
+        return await self._database.write_many(move_tasks, requests)
+
+    async def settle_tasks(self, requests: Sequence[SettleRequest]) -> list[Settled | Exception]:
+        return await self._database.write_many(move_tasks, requests)
 
     async def page_tasks(
         self,

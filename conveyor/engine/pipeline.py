@@ -1,0 +1,151 @@
+"""The pipeline around the slots: claims that wait for a slot, and answers that wait to be settled.
+
+A slot is needed for the gateway call alone. Work before and after it is shared by many tasks where
+the handler can do that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from conveyor.engine.lanes import Lane
+from conveyor.ports.handler import Held
+from conveyor.ports.queues import Delivery
+
+
+@dataclass(slots=True, eq=False)
+class InHand:
+    """A message of a lane that this worker has in hand, from its receipt to its end.
+
+    It was received, or tried again, at `since`; its work began at `began`. `held` is its claim,
+    and `permit` the name of its permit, once it has one. `tries` counts those that failed.
+    `has_slot` is False while its slot is free, though it is still in hand.
+    """
+
+    lane: Lane
+    delivery: Delivery
+    since: float
+    held: Held | None = None
+    permit: str = ""
+    began: float = 0.0
+    tries: int = 0
+    has_slot: bool = True
+
+
+AHEAD_SPAN = 0.1
+"""Seconds: as many claims may wait for a slot as calls began and ended within the last so many."""
+AHEAD_AGE = 0.5
+"""Most seconds that a claim waits for a slot, in case calls have become slow meanwhile."""
+
+
+class Pace:
+    """The calls of the slots that were short, which say how many claims may wait for a slot.
+
+    A call counts if it took at most half of AHEAD_SPAN and ended within its last half, so that it
+    also began within it. Where calls take longer, no claim waits: a run that comes now is not held
+    up by what was claimed before.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._ends: deque[float] = deque(maxlen=slots)
+
+    def ended(self, began: float, now: float) -> None:
+        """Note that a call ended."""
+        if now - began <= AHEAD_SPAN / 2:
+            self._ends.append(now)
+
+    def allowance(self, now: float) -> int:
+        """Return how many claims may wait, at most as many as there are slots."""
+        ends, oldest = self._ends, now - AHEAD_SPAN / 2
+        while ends and ends[0] < oldest:
+            ends.popleft()
+        return len(ends)
+
+
+class Finisher:
+    """Settle what the slots hand over, beside them.
+
+    With `at_once` above 1, `finish` takes whatever waits, one batch after the other; otherwise each
+    message goes its own way, because one settlement may take long. At most `most` messages are with
+    it: then slots wait. What was handed over is finished, whatever is cancelled.
+    """
+
+    def __init__(
+        self, finish: Callable[[list[InHand]], Awaitable[None]], *, most: int, at_once: int
+    ) -> None:
+        self._finish = finish
+        self._most = most
+        self._at_once = at_once
+        self._waiting: list[InHand] = []
+        self._unfinished = 0
+        self._some = anyio.Event()
+        self._without_room: deque[anyio.Event] = deque()
+        self._group: TaskGroup | None = None
+        self._stopped = False
+
+    @property
+    def is_full(self) -> bool:
+        """True if a message that is handed over now has to wait for room."""
+        return self._unfinished >= self._most
+
+    async def hand_over(self, message: InHand) -> None:
+        """Hand a message over; wait until there is room for it."""
+        try:
+            while self._unfinished >= self._most:
+                await self._wait_for_room()
+        finally:
+            self._unfinished += 1
+            if self._at_once == 1 and self._group is not None:
+                self._group.start_soon(self._take, [message])
+            else:
+                self._waiting.append(message)
+                self._some.set()
+
+    async def _wait_for_room(self) -> None:
+        event = anyio.Event()
+        self._without_room.append(event)
+        try:
+            await event.wait()
+        finally:
+            if not event.is_set():
+                self._without_room.remove(event)
+
+    def stop(self) -> None:
+        """Let `run` return once nothing waits."""
+        self._stopped = True
+        self._some.set()
+
+    async def run(self) -> None:
+        """Finish what is handed over, until `stop`."""
+        async with anyio.create_task_group() as self._group:
+            try:
+                while self._waiting or not self._stopped:
+                    await self._some.wait()
+                    self._some = anyio.Event()
+                    await self._take_waiting()
+            finally:
+                self._group = None
+                with anyio.CancelScope(shield=True):
+                    await self._take_waiting()
+
+    async def _take_waiting(self) -> None:
+        while self._waiting:
+            # Let the slots that have room now answer first: a larger batch costs less a message.
+            await anyio.lowlevel.checkpoint()
+            batch, self._waiting = self._waiting, []
+            await self._take(batch)
+
+    async def _take(self, batch: list[InHand]) -> None:
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._finish(batch)
+        finally:
+            self._unfinished -= len(batch)
+            for _ in range(min(len(batch), len(self._without_room))):
+                self._without_room.popleft().set()
