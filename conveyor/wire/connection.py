@@ -185,12 +185,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             except TransportError as error:
                 self._fail(error)
                 return
-            except ssl.SSLError:
-                self._end(Ending.RESET)
-                return
         if data:
             self._receive(data)
-        if tls is not None and tls.is_closed:
+        if tls is not None and tls.is_damaged:
+            self._end(Ending.RESET)
+        elif tls is not None and tls.is_closed:
             self._end(Ending.CLEAN)
 
     def eof_received(self) -> None:

@@ -24,22 +24,26 @@ def client_context(authority: Path | None) -> ssl.SSLContext:
     if authority is not None:
         context.load_verify_locations(cafile=authority)
     context.set_alpn_protocols(["http/1.1"])
+    # A handshake in the middle would keep a request from being written.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     return context
 
 
 class TlsSession:
     """The TLS of one connection, as its client.
 
-    `is_closed` turns True when the peer's close_notify arrives.
+    `is_closed` turns True when the peer's close_notify arrives, `is_damaged` when a record cannot
+    be read, or tells of an error.
     """
 
-    __slots__ = ("_incoming", "_object", "_outgoing", "is_closed")
+    __slots__ = ("_incoming", "_object", "_outgoing", "is_closed", "is_damaged")
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self.is_closed = False
+        self.is_damaged = False
 
     def shake_hands(self, received: bytes) -> bool:
         """Go on with the handshake; return whether it is done.
@@ -58,7 +62,7 @@ class TlsSession:
         return True
 
     def decrypt(self, received: bytes) -> bytes:
-        """Return the plain bytes in what was received. Raises ssl.SSLError for a damaged record."""
+        """Return the plain bytes in what was received, up to a record that is damaged."""
         incoming, tls = self._incoming, self._object
         incoming.write(received)
         pieces: list[bytes] = []
@@ -75,6 +79,8 @@ class TlsSession:
             pass
         except ssl.SSLZeroReturnError:
             self.is_closed = True
+        except ssl.SSLError:
+            self.is_damaged = True
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def encrypt(self, plain: bytes) -> bytes:
