@@ -156,7 +156,7 @@ class HttpClient:
                 raise
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Close every connection. A call under way raises TransportError."""
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.aclose()
@@ -203,6 +203,10 @@ class _Opened:
         except BaseException:
             self.pool.free()
             raise
+        if self.pool.is_closed:
+            sock.close()
+            self.pool.free()
+            raise TransportError(TransportTrouble.INTERRUPTED)
         connection = HttpConnection(origin, sock, self._buffer, on_lost=self._lost)
         self._connections.add(connection)
         await self.connector.set_up(connection, sock)
@@ -210,12 +214,13 @@ class _Opened:
         return connection
 
     async def aclose(self) -> None:
-        """Close every connection; return when all sockets are closed."""
-        await self.connector.aclose()
+        """Close every connection, and let no other be made; return when all are closed."""
         self.pool.close()
+        await self.connector.aclose()
         for connection in list(self._connections):
             connection.abort()
         if self._connections:
+            self._all_lost.clear()
             await self._all_lost.wait()
 
     def _lost(self, connection: HttpConnection) -> None:
