@@ -68,9 +68,10 @@ class Answer(AsyncIterator[bytes]):
             except TransportError as error:
                 if error.trouble is TransportTrouble.RAGGED and self._accepts_ragged:
                     raise StopAsyncIteration from None
+                error.sent = self.sent
                 raise
             except BaseException:
-                self._connection.abort()
+                self.release()
                 raise
         return reader.take()
 
@@ -139,10 +140,9 @@ class HttpClient:
             sent += 1
             first_byte = self._options.first_byte
             answer_by = None if first_byte is None else opened.loop.time() + first_byte
+            awaited = connection.begin(request, method, deadline=deadline, answer_by=answer_by)
             try:
-                reader = await connection.begin(
-                    request, method, deadline=deadline, answer_by=answer_by
-                )
+                reader = await awaited
                 return Answer(connection, reader, self._options.ragged_end, sent)
             except TransportError as error:
                 is_unheard = error.trouble is TransportTrouble.INTERRUPTED
@@ -152,7 +152,9 @@ class HttpClient:
                     raise
                 connection = None
             except BaseException:
-                connection.abort()
+                # Of a whole answer, the connection may carry another request by now.
+                if not _brought_all(awaited):
+                    connection.abort()
                 raise
 
     async def aclose(self) -> None:
@@ -183,6 +185,12 @@ class HttpClient:
         resolver = Resolver(self._lookup, self._admits)
         connector = Connector(resolver, self._admits, self._options)
         return _Opened(Pool(self._connections), connector, ReadBuffer(self._connections))
+
+
+def _brought_all(awaited: asyncio.Future[ResponseReader]) -> bool:
+    if not awaited.done() or awaited.cancelled() or awaited.exception() is not None:
+        return False
+    return awaited.result().is_complete
 
 
 class _Opened:

@@ -140,6 +140,49 @@ async def test_closing_waits_for_the_sockets_also_after_others_were_lost(
         assert opened.pool.taken == 0
 
 
+async def test_a_call_cancelled_when_its_answer_is_whole_disturbs_no_other(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[asyncio.Task[Answer]] = []
+    is_armed = False
+    receive = HttpConnection.buffer_updated
+
+    def buffer_updated(connection: HttpConnection, count: int) -> None:
+        nonlocal is_armed
+        if is_armed:
+            is_armed = False
+            # It is to run before the first call hears of its answer.
+            calls.append(asyncio.create_task(get(client, server.url("/second"))))
+            receive(connection, count)
+            calls[0].cancel()
+        else:
+            receive(connection, count)
+
+    monkeypatch.setattr(HttpConnection, "buffer_updated", buffer_updated)
+    async with raw_server(answer_all) as server:
+        await (await get(client, server.url("/"))).read()
+        is_armed = True
+        calls.append(asyncio.create_task(get(client, server.url("/first"))))
+        with pytest.raises(asyncio.CancelledError):
+            await calls[0]
+
+        assert await (await calls[1]).read() == b"/second"
+        assert [len(heads) for heads in server.requests] == [3]
+
+
+async def test_a_body_that_breaks_tells_that_its_request_was_sent(client: HttpClient) -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort")
+
+    async with raw_server(serve) as server:
+        answered = await get(client, server.url())
+        with pytest.raises(TransportError) as caught:
+            await answered.read()
+
+    assert (caught.value.trouble, caught.value.sent) == (TransportTrouble.TRUNCATED, 1)
+
+
 async def test_authorities_that_vanish_are_a_failure_of_tls(tmp_path: Path) -> None:
     client = HttpClient(connections=1, options=ClientOptions(authority=tmp_path / "gone.pem"))
     async with raw_server(answer_all) as server:
