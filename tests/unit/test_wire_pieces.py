@@ -58,3 +58,17 @@ def test_a_proxy_whose_user_is_not_unicode_is_refused() -> None:
         read_proxy("http://us\udcffer:secret@proxy.test:1")
 
     assert caught.value.trouble is TransportTrouble.UNSENDABLE
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 4_096])
+def test_chunks_are_read_alike_whole_and_in_packets_of_any_size(size: int) -> None:
+    answer = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"1\r\na\r\n0a\r\nbcdefghijk\r\n2;x=y\r\nlm\r\n1 \r\nn\r\nC\r\nopqrstuvwxyz\r\n0\r\n\r\n"
+    )
+    reader = ResponseReader()
+    for place in range(0, len(answer), size):
+        reader.feed(answer[place : place + size])
+
+    assert reader.take() == b"abcdefghijklmnopqrstuvwxyz"
+    assert (reader.is_complete, reader.may_keep) == (True, True)
