@@ -203,6 +203,7 @@ class _Zstd:
     def __init__(self) -> None:
         self._library = zstd_library()
         self._decompressor: Any = None
+        self._frames = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         library = self._library
@@ -211,6 +212,9 @@ class _Zstd:
                 if self._decompressor is None:
                     limit = {library.DecompressionParameter.window_log_max: _WINDOW_LOG}
                     self._decompressor = library.ZstdDecompressor(options=limit)
+                    self._frames += 1
+                    if self._frames > MAX_MEMBERS:
+                        raise _Damaged
                 piece = self._decompressor.decompress(data, PIECE)
                 data = b""
                 if piece:

@@ -6,6 +6,9 @@ import re
 
 from conveyor.wire.head import MAX_LENGTH, malformed
 
+_USUAL = re.compile(rb"\r\n([1-9A-Fa-f][0-9A-Fa-f]{0,7})\r\n")
+"""The end of a chunk and the beginning of another, by the book: most are, and a body may have
+millions."""
 _LINE = re.compile(rb"(0*)([0-9A-Fa-f]{0,16})([ \t]*)(;[^\r\n]*)?\r?\n")
 
 
@@ -54,6 +57,11 @@ class ChunkReader:
                     place += len(piece)
                 if self._left:
                     return False
+                usual = _USUAL.match(data, place)
+                if usual is not None:
+                    self._left = int(usual[1], 16)
+                    place = usual.end()
+                    continue
                 self._wants_line_end = True
             line_end = data.find(b"\n", place)
             if line_end < 0:

@@ -71,7 +71,7 @@ class Answer(AsyncIterator[bytes]):
                 error.sent = self.sent
                 raise
             except BaseException:
-                self._connection.abort()
+                self.release()
                 raise
         return reader.take()
 
@@ -140,10 +140,9 @@ class HttpClient:
             sent += 1
             first_byte = self._options.first_byte
             answer_by = None if first_byte is None else opened.loop.time() + first_byte
+            awaited = connection.begin(request, method, deadline=deadline, answer_by=answer_by)
             try:
-                reader = await connection.begin(
-                    request, method, deadline=deadline, answer_by=answer_by
-                )
+                reader = await awaited
                 return Answer(connection, reader, self._options.ragged_end, sent)
             except TransportError as error:
                 is_unheard = error.trouble is TransportTrouble.INTERRUPTED
@@ -153,11 +152,13 @@ class HttpClient:
                     raise
                 connection = None
             except BaseException:
-                connection.abort()
+                # Of a whole answer, the connection may carry another request by now.
+                if not _brought_all(awaited):
+                    connection.abort()
                 raise
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Close every connection. A call under way raises TransportError."""
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.aclose()
@@ -186,6 +187,12 @@ class HttpClient:
         return _Opened(Pool(self._connections), connector, ReadBuffer(self._connections))
 
 
+def _brought_all(awaited: asyncio.Future[ResponseReader]) -> bool:
+    if not awaited.done() or awaited.cancelled() or awaited.exception() is not None:
+        return False
+    return awaited.result().is_complete
+
+
 class _Opened:
     """A client's pool and what fills it, inside an event loop."""
 
@@ -204,6 +211,10 @@ class _Opened:
         except BaseException:
             self.pool.free()
             raise
+        if self.pool.is_closed:
+            sock.close()
+            self.pool.free()
+            raise TransportError(TransportTrouble.INTERRUPTED)
         connection = HttpConnection(origin, sock, self._buffer, on_lost=self._lost)
         self._connections.add(connection)
         await self.connector.set_up(connection, sock)
@@ -211,13 +222,13 @@ class _Opened:
         return connection
 
     async def aclose(self) -> None:
-        """Close every connection; return when all sockets are closed."""
-        await self.connector.aclose()
+        """Close every connection, and let no other be made; return when all are closed."""
         self.pool.close()
+        await self.connector.aclose()
         for connection in list(self._connections):
             connection.abort()
         if self._connections:
-            self._all_lost.clear()  # set whenever no connection is left
+            self._all_lost.clear()
             await self._all_lost.wait()
 
     def _lost(self, connection: HttpConnection) -> None:

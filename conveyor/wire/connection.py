@@ -112,6 +112,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         The future raises TransportError.
         """
         loop = self._loop
+        if self.error is not None:
+            # uvloop lets nobody write to a transport that is closed.
+            return self.more()
         self.has_answered = False
         self._reader = ResponseReader(method)
         self._whole_by = deadline
@@ -138,6 +141,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
         """Speak TLS from here on. Raises TransportError."""
+        if self.error is not None:
+            raise TransportError(TransportTrouble.TLS)
         try:
             self._tls = tls = TlsSession(context, host)
             tls.shake_hands(b"")
@@ -157,21 +162,28 @@ class HttpConnection(asyncio.BufferedProtocol):
         )
 
     def abort(self) -> None:
-        """Drop the connection at once."""
+        """Drop the connection at once, or once its transport is made."""
         self._fail(TransportError(TransportTrouble.INTERRUPTED))
 
+    def start(self) -> None:
+        """Take note that the loop has made the transport, which `abort` may have come before.
+
+        uvloop takes the socket over at the very end. A transport that is aborted before that leaves
+        a socket object, which later closes whatever has its number then.
+        """
+        self._is_made = True
+        if self.error is not None:
+            self._transport.abort()
+
     def give_up(self) -> None:
-        """Drop a connection that nobody waits for, whether or not its transport was made."""
-        if self._is_made:
-            self.abort()
-        else:
-            self._on_lost(self)
+        """Take note that no transport will be made."""
+        self._fail(TransportError(TransportTrouble.INTERRUPTED))
+        self._on_lost(self)
 
     # -- the protocol --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._is_made = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer.view
@@ -187,8 +199,10 @@ class HttpConnection(asyncio.BufferedProtocol):
                 return
         if data:
             self._receive(data)
-        if tls is not None and (tls.is_closed or tls.is_damaged):
-            self._end(Ending.CLEAN if tls.is_closed else Ending.RESET)
+        if tls is not None and tls.is_damaged:
+            self._end(Ending.RESET)
+        elif tls is not None and tls.is_closed:
+            self._end(Ending.CLEAN)
 
     def eof_received(self) -> None:
         is_clean = self._tls is None or self._tls.is_closed
@@ -280,7 +294,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.error is None:
             self.error = error
         self._cancel_timer()
-        self._transport.abort()
+        if self._is_made:
+            self._transport.abort()
         waiters = self._waiter, self._handshake
         self._waiter = self._handshake = None
         for waiter in waiters:

@@ -47,7 +47,7 @@ class Connector:
                 sock = await start_connection(
                     infos, happy_eyeballs_delay=_NEXT_ADDRESS, interleave=1
                 )
-        except (OSError, TimeoutError):
+        except (OSError, RuntimeError, TimeoutError):
             raise TransportError(TransportTrouble.UNREACHABLE) from None
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -65,15 +65,14 @@ class Connector:
         connection is lost then."""
         loop = asyncio.get_running_loop()
         making = loop.create_task(loop.create_connection(lambda: connection, sock=sock))
+        making.add_done_callback(partial(_made, connection, sock))
         try:
             # Cancelled on its way, a transport of uvloop would close without a word.
             await asyncio.shield(making)
         except OSError:
-            sock.close()
-            connection.give_up()
             raise TransportError(TransportTrouble.UNREACHABLE) from None
         except asyncio.CancelledError:
-            making.add_done_callback(partial(_give_up, connection))
+            connection.abort()
             raise
         try:
             async with asyncio.timeout(self._options.connect):
@@ -96,8 +95,22 @@ class Connector:
         if origin.scheme == "https":
             context = self._context
             if context is None:
-                context = self._context = client_context(self._options.authority)
+                context = self._context = self._make_context()
             await connection.start_tls(context, origin.host.rstrip("."))
+
+    def _make_context(self) -> ssl.SSLContext:
+        try:
+            return client_context(self._options.authority)
+        except OSError:
+            raise TransportError(TransportTrouble.TLS) from None
+
+
+def _made(connection: HttpConnection, sock: socket.socket, making: asyncio.Task[object]) -> None:
+    if making.cancelled() or making.exception() is not None:
+        sock.close()
+        connection.give_up()
+    else:
+        connection.start()
 
 
 def _give_up(connection: HttpConnection, making: asyncio.Task[object]) -> None:

@@ -27,6 +27,7 @@ def read_proxy(url: str) -> Proxy:
     try:
         parts = urlsplit(url)
         user, password, authority = parts.username, parts.password, parts.netloc
+        pair = f"{unquote(user or '')}:{unquote(password or '')}".encode()
     except ValueError:
         raise TransportError(TransportTrouble.UNSENDABLE) from None
     if parts.scheme != "http" or parts.path.strip("/") or parts.query:
@@ -34,8 +35,7 @@ def read_proxy(url: str) -> Proxy:
     origin = read_origin("http", authority.rpartition("@")[2])
     if user is None:
         return Proxy(origin)
-    pair = f"{unquote(user)}:{unquote(password or '')}"
-    return Proxy(origin, "Basic " + b64encode(pair.encode()).decode())
+    return Proxy(origin, "Basic " + b64encode(pair).decode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 
 from conveyor.wire.connection import HttpConnection
+from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.origin import Origin
 
 KEEP_ALIVE = 15.0
@@ -28,6 +29,7 @@ class Pool:
         self._by_age: dict[HttpConnection, None] = {}
         self._waiting: dict[Origin, deque[_Turn]] = {}
         self._sweep: asyncio.TimerHandle | None = None
+        self.is_closed = False
 
     @property
     def taken(self) -> int:
@@ -54,7 +56,10 @@ class Pool:
 
     async def wait(self, origin: Origin) -> HttpConnection | None:
         """Wait for a slot; return a connection to the origin if one became idle meanwhile, else
-        None: the caller may open one, and calls `free` when it is gone."""
+        None: the caller may open one, and calls `free` when it is gone. Raises TransportError once
+        the pool is closed."""
+        if self.is_closed:
+            raise TransportError(TransportTrouble.INTERRUPTED)
         if self._taken < self._limit:
             self._taken += 1
             return None
@@ -65,7 +70,7 @@ class Pool:
         try:
             return await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():
+            if not turn.cancelled() and turn.exception() is None:
                 self._pass_on(turn.result())
             raise
 
@@ -95,7 +100,13 @@ class Pool:
             self._serve(origin, None)
 
     def close(self) -> None:
-        """Drop every idle connection."""
+        """Drop every idle connection, and let nobody wait any longer."""
+        self.is_closed = True
+        for turns in self._waiting.values():
+            for turn in turns:
+                if not turn.done():
+                    turn.set_exception(TransportError(TransportTrouble.INTERRUPTED))
+        self._waiting.clear()
         for connection in list(self._by_age):
             self._drop(connection)
         if self._sweep is not None:

@@ -73,6 +73,11 @@ class Resolver:
         try:
             # A caller that is cancelled takes the answer from nobody else.
             addresses = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not task.cancelled() or (caller is not None and caller.cancelling()):
+                raise
+            addresses = []  # the look-up was given up, not its caller
         except Exception:  # whatever a look-up raises, the name has no address
             addresses = []
         if not addresses:

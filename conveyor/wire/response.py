@@ -157,7 +157,11 @@ class ResponseReader:
     def _take_chunks(self, chunks: ChunkReader, data: bytes) -> None:
         before = len(self._body)
         has_surplus = chunks.feed(data, self._body)
-        for piece in self._body[before:]:
+        pieces = self._body[before:]
+        if len(pieces) > 1:
+            # Thousands of tiny chunks would take far more memory than their bytes.
+            pieces = self._body[before:] = [b"".join(pieces)]
+        for piece in pieces:
             self.buffered += len(piece)
         if self._padding + chunks.padding + chunks.pending > MAX_PADDING:
             raise malformed()

@@ -24,14 +24,16 @@ def client_context(authority: Path | None) -> ssl.SSLContext:
     if authority is not None:
         context.load_verify_locations(cafile=authority)
     context.set_alpn_protocols(["http/1.1"])
+    # A handshake in the middle would keep a request from being written.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     return context
 
 
 class TlsSession:
     """The TLS of one connection, as its client.
 
-    `is_closed` turns True when the peer's close_notify arrives, `is_damaged` when a record arrives
-    that cannot be decrypted.
+    `is_closed` turns True when the peer's close_notify arrives, `is_damaged` when a record cannot
+    be read, or tells of an error.
     """
 
     __slots__ = ("_incoming", "_object", "_outgoing", "is_closed", "is_damaged")
@@ -61,7 +63,7 @@ class TlsSession:
         return True
 
     def decrypt(self, received: bytes) -> bytes:
-        """Return the plain bytes in what was received, up to a damaged record."""
+        """Return the plain bytes in what was received, up to a record that is damaged."""
         incoming, tls = self._incoming, self._object
         incoming.write(received)
         pieces: list[bytes] = []
@@ -79,7 +81,6 @@ class TlsSession:
         except ssl.SSLZeroReturnError:
             self.is_closed = True
         except ssl.SSLError:
-            # What came before it counts, in the same packet or not.
             self.is_damaged = True
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

@@ -182,6 +182,13 @@ def test_members_without_content_are_bounded_too() -> None:
         decode(empty * (MAX_MEMBERS + 1), "gzip")
 
 
+def test_frames_without_content_are_bounded_too() -> None:
+    skipped = b"\x50\x2a\x4d\x18" + bytes(4)
+    assert decode(skipped * MAX_MEMBERS, "zstd") == b""
+    with pytest.raises(ScrapeFailed, match="corrupt_body"):
+        decode(skipped * (MAX_MEMBERS + 1), "zstd")
+
+
 def test_encoded_bytes_that_decode_to_nothing_are_bounded_too() -> None:
     stored_nothing = b"\x00\x00\x00\xff\xff"
     with pytest.raises(ScrapeFailed, match="result_too_large"):
