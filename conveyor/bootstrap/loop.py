@@ -44,7 +44,9 @@ from conveyor.ports.tasks import TaskClaims
 from conveyor.records.job_templates import JobTemplates
 from conveyor.service.context import ServiceOptions
 from conveyor.settings import InvalidSetting, Settings
-from conveyor.wire.options import ClientOptions, read_proxy
+from conveyor.wire.errors import TransportError
+from conveyor.wire.options import USUAL as USUAL_CLIENT
+from conveyor.wire.options import ClientOptions, Proxy, read_proxy
 
 
 class Readiness:
@@ -60,11 +62,7 @@ class Readiness:
 def gateway_of(settings: Settings, clock: Clock) -> Gateway:
     """Open the gateway that the settings name. Raises InvalidSetting for a URL that it cannot call,
     an engine that is not installed, and a file of authorities that cannot be used."""
-    options = ClientOptions(
-        authority=_authority(settings.ca_file),
-        ragged_end=settings.ragged_end == "accept",
-        proxy=read_proxy(settings.gateway_proxy) if settings.gateway_proxy else None,
-    )
+    options = _client_options(settings)
     try:
         return open_gateway(
             settings.gateway,
@@ -80,6 +78,26 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
         raise InvalidSetting("CONVEYOR_HTTP_ENGINE", missing) from None
     except ScrapeFailed:
         raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
+
+
+def _client_options(settings: Settings) -> ClientOptions:
+    options = ClientOptions(
+        authority=_authority(settings.ca_file),
+        ragged_end=settings.ragged_end == "accept",
+        proxy=_proxy(settings.gateway_proxy),
+    )
+    if settings.http_engine == "aiohttp" and options != USUAL_CLIENT:
+        others = "CONVEYOR_GATEWAY_PROXY, CONVEYOR_CA_FILE or CONVEYOR_RAGGED_END"
+        raise InvalidSetting("CONVEYOR_HTTP_ENGINE", f"aiohttp takes no {others}")
+    return options
+
+
+def _proxy(url: str) -> Proxy | None:
+    try:
+        return read_proxy(url) if url else None
+    except TransportError:
+        problem = "must be the URL of a proxy, its user and password in UTF-8"
+        raise InvalidSetting("CONVEYOR_GATEWAY_PROXY", problem) from None
 
 
 def _authority(ca_file: str) -> Path | None:

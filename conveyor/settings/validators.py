@@ -123,7 +123,7 @@ def proxy(value: str) -> str | None:
     is_web = parts is not None and parts.scheme == "http" and _is_web(parts)
     if not value or (is_web and _PROXY_END.fullmatch(value)):
         return None
-    return "must be http://[USER:PASSWORD@]HOST:PORT"
+    return "must be http://HOST:PORT, with the user and the password in front where it wants them"
 
 
 def endpoint(value: str) -> str | None:

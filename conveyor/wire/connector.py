@@ -113,13 +113,6 @@ def _made(connection: HttpConnection, sock: socket.socket, making: asyncio.Task[
         connection.start()
 
 
-def _give_up(connection: HttpConnection, making: asyncio.Task[object]) -> None:
-    """Drop a connection once it is made, or was not: nobody waits for it."""
-    if not making.cancelled():
-        making.exception()  # seen, so that nobody logs it
-    connection.give_up()
-
-
 async def _pass_through(proxy: Proxy, connection: HttpConnection, seconds: float) -> None:
     """Ask a proxy for a way to the origin. Raises TransportError(UNREACHABLE) if it refuses."""
     origin = connection.origin

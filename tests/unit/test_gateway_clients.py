@@ -127,3 +127,19 @@ def test_a_proxy_must_be_one(url: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         load({"CONVEYOR_GATEWAY_PROXY": url})
     assert "CONVEYOR_GATEWAY_PROXY must be http://" in caught.value.detail
+
+
+def test_a_proxys_user_must_be_text() -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        gateway_of(load({"CONVEYOR_GATEWAY_PROXY": "http://\udcff:x@p.test:1"}), FakeClock())
+    assert "in UTF-8" in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"CONVEYOR_GATEWAY_PROXY": "http://p.test:3128"}, {"CONVEYOR_RAGGED_END": "accept"}],
+)
+def test_aiohttp_passes_over_no_setting_in_silence(other: dict[str, str]) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        gateway_of(load({"CONVEYOR_HTTP_ENGINE": "aiohttp", **other}), FakeClock())
+    assert "CONVEYOR_HTTP_ENGINE aiohttp takes no" in caught.value.detail
