@@ -146,8 +146,9 @@ class Dispatcher:
             await self._tidy(lane)
 
     def halt(self, run_id: str) -> None:
-        """Make no call for a run from the claims that wait for a slot."""
-        lane = self.lanes.get(run_id)
+        """Receive no more for a run until its lane is opened again, and make no call from the
+        claims that wait for a slot. This never waits; `close_lane` is to follow."""
+        lane = self.lanes.close(run_id)
         if lane is not None:
             self._withdraw(lane)
 
