@@ -375,7 +375,6 @@ class Dispatcher:
             self._timer_wake.set()
             await self._tidy(lane)
             return
-        self._telemetry.received(len(received))
         now = self._clock.monotonic()
         if received:
             await self._take_in(plan, received, now)
@@ -402,6 +401,7 @@ class Dispatcher:
                     with anyio.CancelScope(shield=True):
                         await self._give_back(plan.lane, received)
                 raise
+            self._telemetry.received(len(found))
             received += found
             left, wait = left - limit, 0.0
             if len(found) < limit or not left:
