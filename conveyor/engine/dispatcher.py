@@ -146,8 +146,9 @@ class Dispatcher:
             await self._tidy(lane)
 
     def halt(self, run_id: str) -> None:
-        """Make no call for a run from the claims that wait for a slot."""
-        lane = self.lanes.get(run_id)
+        """Receive no more for a run until its lane is opened again, and make no call from the
+        claims that wait for a slot. This never waits; `close_lane` is to follow."""
+        lane = self.lanes.close(run_id)
         if lane is not None:
             self._withdraw(lane)
 
@@ -374,7 +375,6 @@ class Dispatcher:
             self._timer_wake.set()
             await self._tidy(lane)
             return
-        self._telemetry.received(len(received))
         now = self._clock.monotonic()
         if received:
             await self._take_in(plan, received, now)
@@ -401,6 +401,7 @@ class Dispatcher:
                     with anyio.CancelScope(shield=True):
                         await self._give_back(plan.lane, received)
                 raise
+            self._telemetry.received(len(found))
             received += found
             left, wait = left - limit, 0.0
             if len(found) < limit or not left:

@@ -28,7 +28,7 @@ class Signals(Protocol):
 
     def run_halted(self, run_id: str) -> None:
         """Tell the workers of this process to make no further call for a run from what they hold
-        of it. They have done so when this returns; `run_changed` is to follow."""
+        of it. This holds when it returns, and until `run_changed`, which is to follow."""
         ...
 
     def on_halt(self, give_up: Callable[[str], None]) -> None:
