@@ -22,6 +22,7 @@ _CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _ON_FRAMING = re.compile(rb"[ \t]|[^:]*(?:content-length|transfer-encoding)", re.IGNORECASE)
 _WITHOUT_CONTROLS = bytes(byte for byte in range(256) if byte == 9 or 32 <= byte != 127)
 
+_Value = bytes | bytearray
 _Field = tuple[bytes, bytes, bool]
 """The lowercase name of a field, empty for a line that is none; its value; whether the line is
 written by the book."""
@@ -36,7 +37,7 @@ class HeaderFields:
 
     __slots__ = ("_fields",)
 
-    def __init__(self, fields: dict[bytes, list[bytes]]) -> None:
+    def __init__(self, fields: dict[bytes, list[_Value]]) -> None:
         self._fields = fields
 
     def get(self, name: str, default: str) -> str:
@@ -100,8 +101,8 @@ def read_head(data: bytes, method: str) -> ResponseHead:
     if matched is None:
         raise malformed()
     status = int(matched[2])
-    fields: dict[bytes, list[bytes]] = {}
-    values: list[bytes] | None = None
+    fields: dict[bytes, list[_Value]] = {}
+    values: list[_Value] | None = None
     for line in lines[1:]:
         name, value, is_exact = _known.get(line) or _read_field(line)
         if not is_exact:
@@ -145,11 +146,15 @@ def _lines(data: bytes) -> tuple[list[bytes], bool]:
     return [lines[0], *fields], False
 
 
-def _fold(line: bytes, values: list[bytes] | None) -> list[bytes] | None:
+def _fold(line: bytes, values: list[_Value] | None) -> list[_Value] | None:
     """Join a folded line to the field before it; pass over a line that is no field."""
     if line[:1] not in (b" ", b"\t") or values is None:
         return None
-    values[-1] += b" " + line.strip(b" \t")
+    value = values[-1]
+    if not isinstance(value, bytearray):
+        # Grows in place: a head may have a hundred thousand folds.
+        value = values[-1] = bytearray(value)
+    value += b" " + line.strip(b" \t")
     return values
 
 
@@ -166,7 +171,7 @@ def _read_field(line: bytes) -> _Field:
 
 
 def _framing(
-    status: int, method: str, fields: dict[bytes, list[bytes]]
+    status: int, method: str, fields: dict[bytes, list[_Value]]
 ) -> tuple[Framing, int, bool]:
     """Return what ends the body, its length, and whether the fields agree with each other."""
     lengths = fields.get(b"content-length")
@@ -187,7 +192,7 @@ def _framing(
     return Framing.LENGTH, _length(lengths), codings is None
 
 
-def _length(values: list[bytes]) -> int:
+def _length(values: list[_Value]) -> int:
     text = values[0]
     if len(values) == 1 and text.isdigit() and len(text) < 19:
         return int(text)
@@ -202,6 +207,6 @@ def _length(values: list[bytes]) -> int:
     return length
 
 
-def _elements(values: list[bytes]) -> list[bytes]:
+def _elements(values: list[_Value]) -> list[_Value]:
     """Return the elements of a list field, in lowercase."""
     return [element.strip(b" \t").lower() for value in values for element in value.split(b",")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,19 +18,28 @@ from tests.nasty.table import DOCUMENT, document
 
 def main() -> int:
     """Run the command; the exit code."""
-    certificate = Certificate(Path(tempfile.mkdtemp()))
+    if shutil.which("curl") is None:
+        sys.stderr.write("python -m tests.nasty: install curl first\n")
+        return 1
+    with tempfile.TemporaryDirectory() as directory:
+        verdicts = _ask_all(Path(directory))
+    DOCUMENT.write_text(document(list(verdicts), verdicts), encoding="utf-8")
+    return 0
+
+
+def _ask_all(directory: Path) -> dict[str, dict[str, str]]:
+    """Return the verdicts of each peer by the full name of the answer."""
+    certificate = Certificate(directory)
     answers = list(ANSWERS.values())
-    curl, library = Curl(certificate.authority), Aiohttp(certificate.authority)
+    curl, library = Curl(directory, certificate.authority), Aiohttp(certificate.authority)
     with (
         NastyOrigin(answers) as plain,
         NastyOrigin(answers, context=certificate.server_context()) as tls,
     ):
-        verdicts = {
+        return {
             curl.version: _verdicts(curl.exchange, plain, tls),
             library.version: _verdicts(library.exchange, plain, tls),
         }
-    DOCUMENT.write_text(document(list(verdicts), verdicts), encoding="utf-8")
-    return 0
 
 
 def _verdicts(

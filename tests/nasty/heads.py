@@ -297,6 +297,7 @@ LINES = Family(
                 closed("fold by a space", sized(b"X: a", b" b")),
                 closed("fold by a tab", sized(b"X: a", b"\tb")),
                 closed("fold twice", sized(b"X: a", b" b", b" c")),
+                closed("fold 60,000 times", sized(b"X: a", *[b" b"] * 60_000)),
                 closed("fold of a length", head(b"Content-Length:", b" 17") + BODY),
                 closed("fold of a coding", head(b"Transfer-Encoding:", b" chunked") + CHUNKS),
                 closed("fold with a length", sized(b"X: a", b" Content-Length: 3")),

@@ -7,7 +7,6 @@ import os
 import socket
 import ssl
 import subprocess
-import tempfile
 import threading
 from pathlib import Path
 
@@ -74,11 +73,11 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Curl:
-    """The program on the path."""
+    """The program on the path, which writes into a directory."""
 
-    def __init__(self, authority: Path) -> None:
+    def __init__(self, directory: Path, authority: Path) -> None:
+        self._directory = directory
         self._authority = authority
-        self._directory = Path(tempfile.mkdtemp())
         self._large = self._directory / "large"
         self._large.write_bytes(b"x" * _LARGE)
         self._silent = socket.create_server(("127.0.0.1", 0))

@@ -15,6 +15,7 @@ import pytest
 import uvloop
 
 from conveyor.domain.model import TaskBody
+from conveyor.gateway import open_gateway
 from conveyor.gateway.direct import DirectGateway
 from conveyor.gateway.http import HttpGateway
 from conveyor.gateway.problems import transport_failure
@@ -24,7 +25,7 @@ from conveyor.testing.clock import FakeClock
 from conveyor.wire.client import HttpClient
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.options import ClientOptions
-from tests.nasty.answer import End, Family, Kind, Nasty
+from tests.nasty.answer import BODY, End, Family, Kind, Nasty
 from tests.nasty.certificate import Certificate
 from tests.nasty.codings import LIMIT
 from tests.nasty.corpus import ANSWERS, FAMILIES, KINDS
@@ -185,7 +186,51 @@ async def test_each_answer_cut_everywhere(client: HttpClient, origins: Origins, 
             await exchange(client, origins, answer, cut=f"-{place}")
 
 
+async def test_an_end_without_close_notify_can_be_accepted(
+    anyio_backend: object, origins: Origins
+) -> None:
+    """It alone changes: what is cut off by a length, by chunks, by a reset, stays so."""
+    options = ClientOptions(authority=origins.authority, ragged_end=True)
+    accepted = 0
+    async with aclosing(HttpClient(connections=1, options=options)) as client:
+        for answer in ANSWERS.values():
+            if not answer.is_tls:
+                continue
+            url = f"{origins.tls.url}/nasty-{_INDEX[id(answer)]}-{next(_NUMBERS)}"
+            outcome = await ask(client, url, answer)
+            if answer.trouble is TransportTrouble.RAGGED:
+                accepted += 1
+                answer = msgspec.structs.replace(answer, trouble=None)
+            check(answer, outcome)
+    assert accepted > 10
+
+
 # Through the gateways
+
+
+async def test_a_coded_body_that_is_cut_off_is_never_accepted(
+    anyio_backend: object, origins: Origins
+) -> None:
+    options = ClientOptions(authority=origins.authority, ragged_end=True)
+    gateway = open_gateway(
+        "direct",
+        FakeClock(),
+        allow_private=True,
+        connections=1,
+        retry_after_cap=1.0,
+        options=options,
+    )
+    given = {}
+    async with aclosing(gateway):
+        for name, answer in ANSWERS.items():
+            if answer.trouble is TransportTrouble.RAGGED and answer.body:
+                url = f"{origins.tls.url}/nasty-{_INDEX[id(answer)]}-{next(_NUMBERS)}"
+                given[name.partition(": ")[2]], _ = await content(gateway, url, "key", answer)
+    cut_off = {name for name in given if name.endswith("cut off")}
+    assert len(cut_off) == 3
+    assert {given[name] for name in cut_off} == {"corrupt_body"}
+    assert given["plain"] == BODY
+    assert {given[name] for name in ("gzip", "deflate", "br", "zstd")} == {BODY}
 
 
 def direct(origin: NastyOrigin, clock: FakeClock) -> tuple[Gateway, str]:
