@@ -15,7 +15,6 @@ from conveyor.client.inputs import ARGUMENT, OpenInput, SourcedTask
 from conveyor.client.output import count, printable
 from conveyor.client.progress import TransferView
 from conveyor.client.wire import InvalidTaskReply, SubmitReply
-from conveyor.domain.errors import InvalidTaskReason
 
 ONE_REQUEST_TASKS = 9_999
 BATCH_TASKS = 10_000
@@ -206,8 +205,6 @@ def _upload_explained(refusal: ServerRefused, source: OpenInput) -> ClientError:
 def _upload_line(name: str, bad: InvalidTaskReply) -> str:
     where = "" if bad.line is None else f" at line {bad.line:,}"
     parts = [name, f"record {bad.index + 1:,}{where}"]
-    if bad.reason == InvalidTaskReason.INVALID_ARGUMENT and bad.value:
-        # For an unreadable record, the value says why.
-        return ": ".join([*parts, printable(bad.value)])
-    parts += [printable(bad.value)] if bad.value else []
+    if bad.value and bad.value != bad.detail:
+        parts.append(printable(bad.value))
     return ": ".join([*parts, sentence(bad)])

@@ -131,12 +131,14 @@ class ExportReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvalidTaskReply(msgspec.Struct, frozen=True):
-    """A refused task: its index in the submitted list, the reason, and its line in the file."""
+    """A refused task: its index in the submitted list, the reason, its line in the file, and what
+    is wrong where the reason does not tell it."""
 
     index: int
     reason: str
     value: str | None = None
     line: int | None = None
+    detail: str | None = None
 
 
 class ProblemReply(msgspec.Struct, frozen=True):

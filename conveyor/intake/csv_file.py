@@ -178,7 +178,7 @@ class _Columns:
         """Return the task of one record."""
         if len(record) < self._needed:
             columns = f"too few columns: {len(record)} of {self._needed}"
-            return InvalidTask(index, InvalidTaskReason.INVALID_ARGUMENT, columns)
+            return InvalidTask(index, InvalidTaskReason.MALFORMED_URL, columns, detail=columns)
         url = record[self._url]
         if not url:
             return InvalidTask(index, InvalidTaskReason.MALFORMED_URL, "empty url cell")

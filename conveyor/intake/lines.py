@@ -242,5 +242,6 @@ def read_task(line: str, index: int, job_params: Mapping[str, str]) -> Checked:
         problem = error.detail.removeprefix("the request body ").replace(
             " line 1 column", " column"
         )
-        return InvalidTask(index, InvalidTaskReason.INVALID_ARGUMENT, shorten(problem))
+        shown = shorten(problem)
+        return InvalidTask(index, InvalidTaskReason.MALFORMED_URL, shown, detail=shown)
     return parse_task(document, index, job_params)

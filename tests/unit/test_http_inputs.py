@@ -203,6 +203,15 @@ async def test_another_content_type_is_refused_and_the_right_one_named(api: Api,
     assert (await put(api, slot, FILE)).status_code == 200
 
 
+async def test_plain_bytes_are_taken_from_clients_that_know_no_better(api: Api) -> None:
+    slot = await make(api)
+
+    response = await put(api, slot, FILE, Content_Type="application/octet-stream")
+
+    assert response.status_code == 200
+    assert await stored(api, slot) == FILE
+
+
 async def test_a_content_type_is_given_once(api: Api) -> None:
     slot = await make(api)
     url = slot["upload"]["url"]

