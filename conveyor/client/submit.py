@@ -162,9 +162,15 @@ async def submit_file(
     """Create a closed job from a file of tasks, streaming the file.
 
     All or nothing: if the file or a task in it is refused, no job is made. Raises InvalidTasks,
-    ClientError if the file shrinks meanwhile, or whatever `Api` raises.
+    ClientError if the file is too large or shrinks meanwhile, or whatever `Api` raises.
     """
     slot = await api.create_input(source.slot)
+    most = slot.upload.max_bytes
+    if most is not None and source.size > most:
+        raise ClientError(
+            f"{source.name} has {source.size:,} bytes, and the server takes {most:,}: split it, or "
+            "raise CONVEYOR_MAX_INPUT_BYTES of the server; nothing was sent"
+        )
     meter.begin(f"sending {source.short_name}", source.size)
     await api.upload(slot.upload, source.size, lambda: _pieces(source, meter))
     meter.begin(f"checking {source.short_name}")

@@ -102,11 +102,13 @@ class RerunReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UploadReply(msgspec.Struct, frozen=True):
-    """A signed address for a file, and the headers to send with it."""
+    """A signed address for a file, the headers to send with it, and the size it may have, if the
+    server says so."""
 
     url: str
     method: str = "PUT"
     headers: dict[str, str] = {}
+    max_bytes: int | None = None
 
 
 class InputReply(msgspec.Struct, frozen=True):

@@ -329,6 +329,8 @@ class UploadBody(Struct, frozen=True):
         Meta(description="Headers to send with these very values: the link is bound to them."),
     ]
     expires_at: Annotated[str, _instant("When the link ends.")]
+    # Not asked for by the contract.
+    max_bytes: Annotated[int, _count("Most bytes that a file may have.")]
 
 
 class JobInputBody(Struct, frozen=True):
