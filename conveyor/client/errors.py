@@ -33,7 +33,7 @@ def sentence(bad: InvalidTaskReply) -> str:
     if bad.detail:
         return printable(bad.detail)
     if bad.reason == InvalidTaskReason.MALFORMED_URL and not _is_web_url(bad.value or ""):
-        return _NO_WEB_URL
+        return f"{_NO_WEB_URL} (for bare hosts add --scheme https)"
     known = bad.reason in frozenset(InvalidTaskReason)
     return SENTENCES[InvalidTaskReason(bad.reason)] if known else printable(bad.reason)
 

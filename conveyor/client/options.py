@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,6 +55,18 @@ def _one_character(
     if len(text) != 1:
         raise click.BadParameter(r"must be one character, or \t")
     return text
+
+
+def _text_encoding(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> str | None:
+    if value is None:
+        return None
+    try:
+        "".encode(value)
+        return codecs.lookup(value).name
+    except (LookupError, ValueError):
+        raise click.BadParameter("is no encoding of text") from None
 
 
 def _stacked(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -110,6 +123,17 @@ file_options = _stacked(
     ),
     click.option(
         "--quote", callback=_one_character, metavar="CHAR", help='CSV: quote around fields ["].'
+    ),
+    click.option(
+        "--encoding",
+        callback=_text_encoding,
+        metavar="NAME",
+        help="Encoding of the list, such as utf-16 or cp1252 [utf-8].",
+    ),
+    click.option(
+        "--scheme",
+        type=click.Choice(["https", "http"]),
+        help="Put this before bare hosts, such as example.com/a.",
     ),
 )
 task_options = _stacked(

@@ -36,9 +36,9 @@ def test_windows_line_ends_and_a_byte_order_mark() -> None:
     ]
 
 
-def test_a_byte_order_mark_counts_only_at_the_start() -> None:
+def test_a_byte_order_mark_counts_for_nothing_where_lists_were_joined() -> None:
     (_, second) = read(b"http://a/\n\xef\xbb\xbfhttp://b/\n")
-    assert second[0] == {"url": "\ufeffhttp://b/"}
+    assert second[0] == {"url": "http://b/"}
 
 
 def test_json_tasks_pass_as_they_are() -> None:

@@ -164,7 +164,7 @@ async def test_refused_records_are_a_line_each_and_the_server_says_how_many(
     name = tmp_path / "a.csv"
     assert str(caught.value) == "100 of 120 tasks (400 invalid_argument)"
     assert len(caught.value.lines) == 20
-    problem_in_words = "URL must start with http:// or https://"
+    problem_in_words = "URL must start with http:// or https:// (for bare hosts add --scheme https)"
     assert caught.value.lines[1] == f"{name}: record 2 at line 3: x\\x1b: {problem_in_words}"
 
 
