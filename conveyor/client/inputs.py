@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from conveyor.client import workbook
 from conveyor.client.errors import ClientError
 from conveyor.client.options import CsvOptions, FileType
 from conveyor.client.output import clean, shorten
@@ -88,6 +89,10 @@ def file_input(
         raise ClientError("--scheme is for lists of URLs and CSV")
     if chosen.type is not FileType.CSV:
         return FileInput(chosen.path, chosen.type, reading=reading)
+    if _is_workbook(chosen.path) and (
+        csv_options.delimiter or csv_options.quote or reading.encoding
+    ):
+        raise ClientError("--delimiter, --quote and --encoding are for text: a workbook has none")
     if csv_options.delimiter is None and _stem(chosen.path).endswith(".tsv"):
         csv_options = CsvOptions(
             csv_options.url, csv_options.external_id, "\t", csv_options.quote, csv_options.header
@@ -116,7 +121,11 @@ def _chosen(
 
 
 def _is_sent_whole(path: str) -> bool:
-    return path.lower().endswith((*_CSV_SUFFIXES, ".gz"))
+    return path.lower().endswith((*_CSV_SUFFIXES, *workbook.SUFFIXES, ".gz"))
+
+
+def _is_workbook(path: str) -> bool:
+    return path.lower().endswith(workbook.SUFFIXES)
 
 
 def _stem(path: str) -> str:
@@ -125,7 +134,7 @@ def _stem(path: str) -> str:
 
 def _type_by_name(path: str, encoding: str | None) -> FileType | None:
     stem = _stem(path)
-    if stem.endswith(_CSV_SUFFIXES):
+    if stem.endswith((*_CSV_SUFFIXES, *workbook.SUFFIXES)):
         return FileType.CSV
     return _type_by_content(path, encoding) if stem.endswith(_LIST_SUFFIXES) else None
 
@@ -168,6 +177,8 @@ def opened(chosen: FileInput) -> Iterator[OpenInput]:
             file = files.enter_context(_open(chosen.path))
         if not file.seek(0, os.SEEK_END):
             raise ClientError(f"{chosen.name} is empty")
+        if _is_workbook(chosen.path) and chosen.type is FileType.CSV:
+            file = files.enter_context(workbook.as_csv(file, chosen.name))
         reading = chosen.reading
         if reading.encoding is not None:
             file = files.enter_context(as_utf8(file, chosen.name, reading.encoding))
@@ -276,9 +287,10 @@ def _read_argument(argument: str, reading: Reading) -> Iterator[SourcedTask]:
         yield from read_lines(sys.stdin.buffer, "standard input", reading)
         return
     if _URL.match(argument):
-        if not argument.isprintable():
+        url = argument.strip(AROUND)
+        if not url.isprintable():
             raise ClientError(f"not a URL: {clean(argument)}")
-        yield SourcedTask({"url": argument}, ARGUMENT)
+        yield SourcedTask(_parse(url, ARGUMENT, None), ARGUMENT)
         return
     name = clean(argument)
     try:

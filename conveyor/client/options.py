@@ -108,7 +108,7 @@ file_options = _stacked(
         "--type",
         "file_type",
         type=click.Choice([kind.value for kind in FileType]),
-        help="Type of the file [by its name: .csv and .tsv are CSV].",
+        help="Type of the file [by its name: .csv, .tsv and .xlsx are CSV].",
     ),
     click.option(
         "--field",

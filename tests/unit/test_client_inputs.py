@@ -80,6 +80,14 @@ def test_urls_and_files_keep_the_order_of_the_arguments(tmp_path: Path) -> None:
     assert [task.source for task in tasks] == ["argument", f"{path}:1", f"{path}:2", "argument"]
 
 
+def test_an_argument_is_read_like_a_line() -> None:
+    assert [task.body for task in read_tasks(["http://a/1\u200b ", "http://a/2 # x"])] == [
+        {"url": "http://a/1"},
+        {"url": "http://a/2"},
+    ]
+    assert "more than one URL" in refusal("http://a/, http://b/")
+
+
 def test_standard_input_is_a_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"http://a/\n")))
     (task,) = read_tasks(["-"])

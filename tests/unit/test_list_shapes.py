@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from xml.sax.saxutils import escape
 
 import pytest
 from hypothesis import example, given, settings
@@ -225,6 +228,92 @@ def test_an_external_id_is_cut_like_a_url(tmp_path: Path) -> None:
     found = submitted(f"{A}, a \n{B},\xa0\n".encode(), csv_options=options, directory=tmp_path)
 
     assert found == [TaskSpec(A, "a"), TaskSpec(B)]
+
+
+# -- workbooks --
+
+
+def workbook(path: Path, *sheets: list[list[str | int]]) -> Path:
+    """Write the parts of a workbook that readers need."""
+    kind = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    relations = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    package = "http://schemas.openxmlformats.org/package/2006/relationships"
+    numbers = range(1, len(sheets) + 1)
+    listed = "".join(f'<sheet name="S{n}" sheetId="{n}" r:id="r{n}"/>' for n in numbers)
+    targets = "".join(
+        f'<Relationship Id="r{n}" Type="{relations}/worksheet" Target="worksheets/s{n}.xml"/>'
+        for n in numbers
+    )
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(
+            "_rels/.rels",
+            f'<Relationships xmlns="{package}"><Relationship Id="r1" '
+            f'Type="{relations}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
+        )
+        file.writestr(
+            "xl/workbook.xml",
+            f'<workbook xmlns="{kind}" xmlns:r="{relations}"><sheets>{listed}</sheets></workbook>',
+        )
+        file.writestr(
+            "xl/_rels/workbook.xml.rels",
+            f'<Relationships xmlns="{package}">{targets}</Relationships>',
+        )
+        for number, rows in enumerate(sheets, start=1):
+            body = "".join(f"<row>{''.join(map(_cell, row))}</row>" for row in rows)
+            file.writestr(
+                f"xl/worksheets/s{number}.xml",
+                f'<worksheet xmlns="{kind}"><sheetData>{body}</sheetData></worksheet>',
+            )
+    return path
+
+
+def _cell(content: str | int) -> str:
+    if isinstance(content, int):
+        return f"<c><v>{content}</v></c>"
+    return f'<c t="inlineStr"><is><t xml:space="preserve">{escape(content)}</t></is></c>'
+
+
+def read_workbook(path: Path, **options: Any) -> list[TaskSpec] | str:
+    """The tasks that a workbook gets, or why it is refused."""
+    try:
+        chosen = file_input([str(path)], None, CsvOptions(**options))
+        assert chosen is not None
+        with opened(chosen) as source:
+            source.file.seek(0)
+            content = source.file.read()
+            spec = input_spec.parse_input(source.slot).csv
+    except ClientError as error:
+        return str(error)
+    assert spec is not None
+    work = ValidationRequest(
+        source=ListSource.CSV,
+        run_id=RUN,
+        csv=Csv(**{f: getattr(spec, f) for f in spec.__struct_fields__}),
+    )
+    return rows_of(answer(work, content))
+
+
+def test_a_workbook_is_read_as_csv(tmp_path: Path) -> None:
+    rows: list[list[str | int]] = [["id", "URL"], [7, f" {A} "], ["", ""], ['b"c,d', B]]
+    path = workbook(tmp_path / "list.XLSX", [], rows, [[""]])
+
+    assert urls(read_workbook(path)) == TWO
+    assert urls(read_workbook(path, url="url", header=True)) == TWO
+    named = read_workbook(workbook(tmp_path / "ids.xlsx", rows[:2]), external_id="id", header=True)
+    assert named == [TaskSpec(A, "7")]
+
+
+def test_a_workbook_that_cannot_be_read_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "list.xlsx"
+    path.write_bytes(b"PK but no zip")
+    assert "is not a workbook that can be read" in str(read_workbook(path))
+    workbook(path, [[A]], [[B]])
+    assert "has 2 sheets with content: keep the one" in str(read_workbook(path))
+    assert "a workbook has none" in str(read_workbook(path, delimiter=";"))
+    monkeypatch.setitem(sys.modules, "python_calamine", None)
+    assert "needs the extra xlsx" in str(read_workbook(path))
 
 
 # -- in every dialect, encoding and line ending --
