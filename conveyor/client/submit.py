@@ -53,7 +53,7 @@ async def submit(
         try:
             reply, _replayed = await api.submit(body, idempotency_key=key)
         except ServerRefused as refusal:
-            raise _explained(refusal, tasks) from None
+            raise explained(refusal, tasks) from None
         on_sent(len(tasks))
         return reply
     return await _submit_open(api, tasks, batches, options, key=key, on_sent=on_sent)
@@ -80,7 +80,7 @@ async def _submit_open(
             try:
                 await api.add_tasks(reply.job_id, body, idempotency_key=f"{key[:96]}.add{number}")
             except ServerRefused as refusal:
-                raise _explained(refusal, tasks[sent:]) from None
+                raise explained(refusal, tasks[sent:]) from None
             sent += len(batch)
             on_sent(sent)
         await _resume(api, reply.job_id, replayed=replayed)
@@ -128,7 +128,7 @@ def _batches(tasks: Sequence[SourcedTask]) -> Iterator[list[msgspec.Raw]]:
     yield batch
 
 
-def _explained(refusal: ServerRefused, tasks: Sequence[SourcedTask]) -> ClientError:
+def explained(refusal: ServerRefused, tasks: Sequence[SourcedTask]) -> ClientError:
     """Add to a refusal the place that each bad task was read from."""
     bad = refusal.invalid_tasks
     if not bad:
@@ -179,7 +179,7 @@ async def submit_file(
     try:
         reply, _replayed = await api.submit(body, idempotency_key=key)
     except ServerRefused as refusal:
-        raise _upload_explained(refusal, source) from None
+        raise upload_explained(refusal, source) from None
     return reply
 
 
@@ -197,7 +197,7 @@ async def _pieces(source: OpenInput, meter: TransferView) -> AsyncIterator[bytes
         meter.move(sent)
 
 
-def _upload_explained(refusal: ServerRefused, source: OpenInput) -> ClientError:
+def upload_explained(refusal: ServerRefused, source: OpenInput) -> ClientError:
     """Add to a refusal a line for each bad task; its own text says how many there are."""
     if not refusal.invalid_tasks:
         return refusal
