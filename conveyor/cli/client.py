@@ -10,7 +10,7 @@ import click
 
 from conveyor import __version__
 from conveyor.cli.admin import admin
-from conveyor.cli.commands import job_options, run_client, tasks_of
+from conveyor.cli.commands import job_options, report_error, run_client, tasks_of
 from conveyor.cli.run import run
 from conveyor.cli.server import api, run_role, worker
 from conveyor.cli.simulate import simulate
@@ -25,6 +25,8 @@ from conveyor.client.options import (
 
 if TYPE_CHECKING:
     from conveyor.client.commands import ServerTarget, Terminal
+    from conveyor.client.inputs import OpenInput
+    from conveyor.client.submit import JobOptions
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -59,6 +61,7 @@ def conveyor(context: click.Context) -> int | None:
 @click.option(
     "--idempotency-key", metavar="KEY", help="Submitting twice with one key makes one job."
 )
+@click.option("--check", is_flag=True, help="Check the tasks here, and submit nothing.")
 @server_options
 def submit(
     inputs: tuple[str, ...],
@@ -77,7 +80,10 @@ def submit(
     from conveyor.client.commands import submit_tasks
 
     with tasks_of(inputs, flags) as tasks:
+        only_checks = flags.pop("check")
         options = job_options(flags)
+        if only_checks:
+            return _checked(tasks, options)
 
         async def work(target: ServerTarget, terminal: Terminal) -> int:
             return await submit_tasks(
@@ -91,6 +97,14 @@ def submit(
             )
 
         return run_client(work, server, api_key)
+
+
+def _checked(tasks: list[Any] | OpenInput, options: JobOptions) -> int:
+    from conveyor.client.check import check_tasks
+
+    with report_error() as terminal:
+        terminal.say(check_tasks(tasks, options))
+    return 0
 
 
 @conveyor.command()

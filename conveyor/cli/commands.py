@@ -73,6 +73,7 @@ def tasks_of(inputs: tuple[str, ...], flags: dict[str, Any]) -> Iterator[list[An
     """Read or open the inputs that the arguments name; remove the file options from the flags."""
     from conveyor.client.errors import ClientError
     from conveyor.client.inputs import file_input, opened, read_tasks
+    from conveyor.client.rewriting import Reading
 
     file_type = flags.pop("file_type")
     csv = csv_options(
@@ -81,10 +82,16 @@ def tasks_of(inputs: tuple[str, ...], flags: dict[str, Any]) -> Iterator[list[An
         delimiter=flags.pop("delimiter"),
         quote=flags.pop("quote"),
     )
+    reading = Reading(encoding=flags.pop("encoding"), scheme=flags.pop("scheme"))
     with ExitStack() as files:
         try:
-            chosen = file_input(inputs, FileType(file_type) if file_type else None, csv)
-            tasks = read_tasks(inputs) if chosen is None else files.enter_context(opened(chosen))
+            kind = FileType(file_type) if file_type else None
+            chosen = file_input(inputs, kind, csv, reading)
+            tasks = (
+                read_tasks(inputs, reading)
+                if chosen is None
+                else files.enter_context(opened(chosen))
+            )
         except ClientError as error:
             raise Failure(str(error)) from None
         yield tasks

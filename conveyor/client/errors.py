@@ -25,14 +25,15 @@ SENTENCES = {
     InvalidTaskReason.METHOD_PARAM_CONFLICT: "scraper parameter cannot be used with POST",
     InvalidTaskReason.UNKNOWN_PARAM: "unknown scraper parameter",
     InvalidTaskReason.INVALID_PARAM_VALUE: "invalid value of a scraper parameter",
-    InvalidTaskReason.INVALID_ARGUMENT: "wrong type, or task too large",
 }
 
 
 def sentence(bad: InvalidTaskReply) -> str:
     """Say what is wrong with a refused task; an unknown reason is shown as its code."""
+    if bad.detail:
+        return printable(bad.detail)
     if bad.reason == InvalidTaskReason.MALFORMED_URL and not _is_web_url(bad.value or ""):
-        return _NO_WEB_URL
+        return f"{_NO_WEB_URL} (for bare hosts add --scheme https)"
     known = bad.reason in frozenset(InvalidTaskReason)
     return SENTENCES[InvalidTaskReason(bad.reason)] if known else printable(bad.reason)
 

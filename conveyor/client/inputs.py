@@ -15,22 +15,26 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import msgspec
 
+from conveyor.client import workbook
 from conveyor.client.errors import ClientError
 from conveyor.client.options import CsvOptions, FileType
 from conveyor.client.output import clean, shorten
+from conveyor.client.rewriting import GZIP, Reading, as_utf8, place_of, with_schemes
+from conveyor.domain.listed_urls import AROUND, SEPARATOR_LINE, url_of_line, with_scheme
+from conveyor.domain.text_rules import Refused
 
 LARGE = 4 * 1_024 * 1_024
 """A longer list is sent as a file instead of being read here."""
 HEADER_BYTES = 65_536
 """Bytes at the start of a CSV file that are searched for its header."""
 STANDARD_INPUT = "-"
-_GZIP = b"\x1f\x8b"
+AS_IT_IS = Reading()
 _CSV_SUFFIXES = (".csv", ".tsv")
 _LIST_SUFFIXES = (".jsonl", ".ndjson", ".txt")
 
@@ -42,6 +46,7 @@ class FileInput:
     path: str
     type: FileType
     csv: CsvOptions = CsvOptions()
+    reading: Reading = Reading()
 
     @property
     def name(self) -> str:
@@ -65,32 +70,45 @@ class OpenInput:
 
 
 def file_input(
-    arguments: Sequence[str], file_type: FileType | None, csv_options: CsvOptions
+    arguments: Sequence[str],
+    file_type: FileType | None,
+    csv_options: CsvOptions,
+    reading: Reading = AS_IT_IS,
 ) -> FileInput | None:
     """Find the file that the arguments name; None if they are lists to be read here.
 
     CSV, compressed and large files are sent whole, one to a submit. Raises ClientError if the
     arguments and options do not fit together, or a file cannot be read.
     """
-    chosen = _chosen(arguments, file_type)
+    chosen = _chosen(arguments, file_type, reading.encoding)
     if csv_options != CsvOptions() and (chosen is None or chosen.type is not FileType.CSV):
         raise ClientError("--field, --header, --delimiter and --quote are for CSV (--type csv)")
-    if chosen is None or chosen.type is not FileType.CSV:
-        return chosen
+    if chosen is None:
+        return None
+    if chosen.type is FileType.JSONL and reading.scheme is not None:
+        raise ClientError("--scheme is for lists of URLs and CSV")
+    if chosen.type is not FileType.CSV:
+        return FileInput(chosen.path, chosen.type, reading=reading)
+    if _is_workbook(chosen.path) and (
+        csv_options.delimiter or csv_options.quote or reading.encoding
+    ):
+        raise ClientError("--delimiter, --quote and --encoding are for text: a workbook has none")
     if csv_options.delimiter is None and _stem(chosen.path).endswith(".tsv"):
         csv_options = CsvOptions(
             csv_options.url, csv_options.external_id, "\t", csv_options.quote, csv_options.header
         )
-    return FileInput(chosen.path, chosen.type, csv_options)
+    return FileInput(chosen.path, chosen.type, csv_options, reading)
 
 
-def _chosen(arguments: Sequence[str], file_type: FileType | None) -> FileInput | None:
+def _chosen(
+    arguments: Sequence[str], file_type: FileType | None, encoding: str | None
+) -> FileInput | None:
     paths = [argument for argument in arguments if not _URL.match(argument)]
     if file_type is None:
         alone = [path for path in paths if _is_sent_whole(path)]
         if not alone:
-            return _large(arguments)
-        path, file_type = alone[0], _type_by_name(alone[0])
+            return _large(arguments, encoding)
+        path, file_type = alone[0], _type_by_name(alone[0], encoding)
         if file_type is None:
             raise ClientError(f"{clean(path)} does not show its type: add --type")
     elif not paths:
@@ -103,21 +121,25 @@ def _chosen(arguments: Sequence[str], file_type: FileType | None) -> FileInput |
 
 
 def _is_sent_whole(path: str) -> bool:
-    return path.lower().endswith((*_CSV_SUFFIXES, ".gz"))
+    return path.lower().endswith((*_CSV_SUFFIXES, *workbook.SUFFIXES, ".gz"))
+
+
+def _is_workbook(path: str) -> bool:
+    return path.lower().endswith(workbook.SUFFIXES)
 
 
 def _stem(path: str) -> str:
     return path.lower().removesuffix(".gz")
 
 
-def _type_by_name(path: str) -> FileType | None:
+def _type_by_name(path: str, encoding: str | None) -> FileType | None:
     stem = _stem(path)
-    if stem.endswith(_CSV_SUFFIXES):
+    if stem.endswith((*_CSV_SUFFIXES, *workbook.SUFFIXES)):
         return FileType.CSV
-    return _type_by_content(path) if stem.endswith(_LIST_SUFFIXES) else None
+    return _type_by_content(path, encoding) if stem.endswith(_LIST_SUFFIXES) else None
 
 
-def _large(arguments: Sequence[str]) -> FileInput | None:
+def _large(arguments: Sequence[str], encoding: str | None) -> FileInput | None:
     if len(arguments) != 1 or not arguments[0].lower().endswith(_LIST_SUFFIXES):
         return None
     path = arguments[0]
@@ -127,13 +149,13 @@ def _large(arguments: Sequence[str]) -> FileInput | None:
     except (OSError, ValueError):
         # Reading it later reports the error.
         return None
-    return FileInput(path, _type_by_content(path))
+    return FileInput(path, _type_by_content(path, encoding))
 
 
-def _type_by_content(path: str) -> FileType:
+def _type_by_content(path: str, encoding: str | None) -> FileType:
     """Detect JSON tasks or URLs by the first line that counts."""
     with _open(path) as file:
-        for line in _beginning(file).splitlines():
+        for line in _beginning(file, encoding).splitlines():
             if text := line.strip():
                 if text.startswith("#"):
                     continue
@@ -147,60 +169,70 @@ def opened(chosen: FileInput) -> Iterator[OpenInput]:
 
     Raises ClientError if it cannot be read.
     """
-    if chosen.path == STANDARD_INPUT:
-        with tempfile.TemporaryFile() as aside:
-            shutil.copyfileobj(sys.stdin.buffer, aside)
-            yield _ready(chosen, aside)
-    else:
-        with _open(chosen.path) as file:
-            yield _ready(chosen, file)
-
-
-def _ready(chosen: FileInput, file: BinaryIO) -> OpenInput:
-    size = file.seek(0, os.SEEK_END)
-    if not size:
-        raise ClientError(f"{chosen.name} is empty")
-    slot: dict[str, Any] = {"type": chosen.type.value}
-    if chosen.type is FileType.CSV:
-        slot["csv"] = _csv_document(chosen.csv, file)
-    return OpenInput(chosen.name, file, size, slot)
+    with ExitStack() as files:
+        if chosen.path == STANDARD_INPUT:
+            file: BinaryIO = files.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        else:
+            file = files.enter_context(_open(chosen.path))
+        if not file.seek(0, os.SEEK_END):
+            raise ClientError(f"{chosen.name} is empty")
+        if _is_workbook(chosen.path) and chosen.type is FileType.CSV:
+            file = files.enter_context(workbook.as_csv(file, chosen.name))
+        reading = chosen.reading
+        if reading.encoding is not None:
+            file = files.enter_context(as_utf8(file, chosen.name, reading.encoding))
+        slot: dict[str, Any] = {"type": chosen.type.value}
+        if chosen.type is FileType.CSV:
+            slot["csv"] = _csv_document(chosen.csv, file)
+        if reading.scheme is not None:
+            file = files.enter_context(with_schemes(file, chosen.name, reading.scheme, slot))
+        yield OpenInput(chosen.name, file, file.seek(0, os.SEEK_END), slot)
 
 
 def _csv_document(options: CsvOptions, file: BinaryIO) -> dict[str, Any]:
-    delimiter, quote = options.delimiter or ",", options.quote or '"'
+    beginning, quote = _beginning(file), options.quote or '"'
+    delimiter = options.delimiter or ","
+    told = SEPARATOR_LINE.match(beginning)
+    if told is not None:
+        beginning = beginning[told.end() :]
+        delimiter = options.delimiter or told[1]
+    columns = _first_record(beginning, delimiter, quote)
+    # By name if it has one: then the order of the columns does not matter.
+    named = next((column for column in columns if place_of("url", [column]) == 0), None)
+    # A first record that names a column url, and has no URL, is a header that was not announced.
+    header = options.header or (
+        options.url is None and named is not None and not any("://" in cell for cell in columns)
+    )
     url = options.url
     if url is None:
-        columns = _header(file, delimiter, quote) if options.header else []
-        # By name if it has one: then the order of the columns does not matter.
-        url = next((column for column in columns if column.strip().lower() == "url"), 0)
+        url = named if header and named is not None else 0
     fields = {"url": url}
     if options.external_id is not None:
         fields["external_id"] = options.external_id
-    return {"delimiter": delimiter, "quote": quote, "header": options.header, "fields": fields}
+    return {"delimiter": delimiter, "quote": quote, "header": header, "fields": fields}
 
 
-def _header(file: BinaryIO, delimiter: str, quote: str) -> list[str]:
+def _first_record(text: str, delimiter: str, quote: str) -> list[str]:
     """Read the first row; no columns if it is unreadable, which the server explains better."""
     try:
-        rows = csv.reader(
-            io.StringIO(_beginning(file), newline=""), delimiter=delimiter, quotechar=quote
-        )
-        return next(rows, [])
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quotechar=quote)
+        return next((row for row in rows if any(cell.strip(AROUND) for cell in row)), [])
     except (csv.Error, TypeError, ValueError):
         return []
 
 
-def _beginning(file: BinaryIO) -> str:
+def _beginning(file: BinaryIO, encoding: str | None = None) -> str:
     """Read the first characters of a file, decompressing it if necessary."""
     file.seek(0)
     content = file.read(HEADER_BYTES)
-    if content.startswith(_GZIP):
+    if content.startswith(GZIP):
         file.seek(0)
         try:
             content = gzip.GzipFile(fileobj=file).read(HEADER_BYTES)
         except (OSError, EOFError, zlib.error):
             content = b""
-    return content.decode("utf-8-sig", "replace")
+    return content.decode(encoding or "utf-8", "replace").removeprefix("\ufeff")
 
 
 @contextmanager
@@ -224,7 +256,6 @@ ARGUMENT = "argument"
 """Source of a URL given as an argument."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SourcedTask(msgspec.Struct, frozen=True):
@@ -234,7 +265,7 @@ class SourcedTask(msgspec.Struct, frozen=True):
     source: str
 
 
-def read_tasks(arguments: Iterable[str]) -> list[SourcedTask]:
+def read_tasks(arguments: Iterable[str], reading: Reading = AS_IT_IS) -> list[SourcedTask]:
     """Read the tasks that the arguments name, in order; `-` is standard input.
 
     Raises ClientError for an unreadable file, a line without a task, no task at all, or more than
@@ -242,7 +273,7 @@ def read_tasks(arguments: Iterable[str]) -> list[SourcedTask]:
     """
     tasks: list[SourcedTask] = []
     for argument in arguments:
-        for task in _read_argument(argument):
+        for task in _read_argument(argument, reading):
             if len(tasks) == MAX_TASKS:
                 raise ClientError(f"more than {MAX_TASKS:,} tasks: split them into several jobs")
             tasks.append(task)
@@ -251,19 +282,20 @@ def read_tasks(arguments: Iterable[str]) -> list[SourcedTask]:
     return tasks
 
 
-def _read_argument(argument: str) -> Iterator[SourcedTask]:
+def _read_argument(argument: str, reading: Reading) -> Iterator[SourcedTask]:
     if argument == "-":
-        yield from read_lines(sys.stdin.buffer, "standard input")
+        yield from read_lines(sys.stdin.buffer, "standard input", reading)
         return
     if _URL.match(argument):
-        if not argument.isprintable():
+        url = argument.strip(AROUND)
+        if not url.isprintable():
             raise ClientError(f"not a URL: {clean(argument)}")
-        yield SourcedTask({"url": argument}, ARGUMENT)
+        yield SourcedTask(_parse(url, ARGUMENT, None), ARGUMENT)
         return
     name = clean(argument)
     try:
         with open(argument, "rb") as file:
-            yield from read_lines(file, name)
+            yield from read_lines(file, name, reading)
     except FileNotFoundError:
         raise ClientError(f"no such file: {name} (a URL starts with http:// or https://)") from None
     except (OSError, ValueError) as error:
@@ -271,29 +303,51 @@ def _read_argument(argument: str) -> Iterator[SourcedTask]:
         raise ClientError(f"cannot read {name}: {reason}") from None
 
 
-def read_lines(file: BinaryIO, name: str) -> Iterator[SourcedTask]:
+def read_lines(file: BinaryIO, name: str, reading: Reading = AS_IT_IS) -> Iterator[SourcedTask]:
     """Parse one task a line: a URL, or a JSON object.
 
-    Blank lines and lines that start with # are skipped; CRLF and a byte order mark are accepted.
+    Blank lines and lines that start with # are skipped, and a note behind a URL; CRLF and a byte
+    order mark are accepted.
     """
-    for number, line in enumerate(file, start=1):
-        source = f"{name}:{number}"
-        if number == 1:
-            line = line.removeprefix(_BYTE_ORDER_MARK)
-        try:
-            text = line.decode().strip()
-        except UnicodeDecodeError:
-            raise ClientError(f"{source}: not UTF-8 text") from None
+    for number, line in enumerate(_decoded(file, name, reading.encoding), start=1):
+        text = line.strip(AROUND + "\n\f\v")
         if not text or text.startswith("#"):
             continue
-        yield SourcedTask(_parse(text, source), source)
+        source = f"{name}:{number}"
+        yield SourcedTask(_parse(text, source, reading.scheme), source)
 
 
-def _parse(text: str, source: str) -> dict[str, Any]:
+def _decoded(file: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:
+    if encoding is not None:
+        text = io.TextIOWrapper(file, encoding=encoding, newline="\n")
+        try:
+            yield from text
+        except UnicodeError:
+            raise ClientError(f"{name}: not {encoding} text: name another --encoding") from None
+        finally:
+            text.detach()
+        return
+    for number, line in enumerate(file, start=1):
+        if number == 1 and b"\0" in line:
+            raise ClientError(f"{name}: not UTF-8 text: add --encoding utf-16, or save it as UTF-8")
+        try:
+            yield line.decode()
+        except UnicodeDecodeError:
+            raise ClientError(
+                f"{name}:{number}: not UTF-8 text: add --encoding (cp1252 on Windows), or save it "
+                "as UTF-8"
+            ) from None
+
+
+def _parse(text: str, source: str, scheme: str | None) -> dict[str, Any]:
     if text.startswith("["):
         raise ClientError(f"{source}: a list; write one JSON task a line")
     if not text.startswith("{"):
-        return {"url": text}
+        try:
+            url = url_of_line(text)
+        except Refused as refused:
+            raise ClientError(f"{source}: {refused.value}: {refused.detail}") from None
+        return {"url": url if scheme is None else with_scheme(url, scheme)}
     try:
         task: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:

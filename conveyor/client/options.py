@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,6 +57,18 @@ def _one_character(
     return text
 
 
+def _text_encoding(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> str | None:
+    if value is None:
+        return None
+    try:
+        "".encode(value)
+        return codecs.lookup(value).name
+    except (LookupError, ValueError):
+        raise click.BadParameter("is no encoding of text") from None
+
+
 def _stacked(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Combine options into one decorator, in the order of the help."""
 
@@ -95,7 +108,7 @@ file_options = _stacked(
         "--type",
         "file_type",
         type=click.Choice([kind.value for kind in FileType]),
-        help="Type of the file [by its name: .csv and .tsv are CSV].",
+        help="Type of the file [by its name: .csv, .tsv and .xlsx are CSV].",
     ),
     click.option(
         "--field",
@@ -110,6 +123,17 @@ file_options = _stacked(
     ),
     click.option(
         "--quote", callback=_one_character, metavar="CHAR", help='CSV: quote around fields ["].'
+    ),
+    click.option(
+        "--encoding",
+        callback=_text_encoding,
+        metavar="NAME",
+        help="Encoding of the list, such as utf-16 or cp1252 [utf-8].",
+    ),
+    click.option(
+        "--scheme",
+        type=click.Choice(["https", "http"]),
+        help="Put this before bare hosts, such as example.com/a.",
     ),
 )
 task_options = _stacked(

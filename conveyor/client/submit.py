@@ -15,7 +15,6 @@ from conveyor.client.inputs import ARGUMENT, OpenInput, SourcedTask
 from conveyor.client.output import count, printable
 from conveyor.client.progress import TransferView
 from conveyor.client.wire import InvalidTaskReply, SubmitReply
-from conveyor.domain.errors import InvalidTaskReason
 
 ONE_REQUEST_TASKS = 9_999
 BATCH_TASKS = 10_000
@@ -54,7 +53,7 @@ async def submit(
         try:
             reply, _replayed = await api.submit(body, idempotency_key=key)
         except ServerRefused as refusal:
-            raise _explained(refusal, tasks) from None
+            raise explained(refusal, tasks) from None
         on_sent(len(tasks))
         return reply
     return await _submit_open(api, tasks, batches, options, key=key, on_sent=on_sent)
@@ -81,7 +80,7 @@ async def _submit_open(
             try:
                 await api.add_tasks(reply.job_id, body, idempotency_key=f"{key[:96]}.add{number}")
             except ServerRefused as refusal:
-                raise _explained(refusal, tasks[sent:]) from None
+                raise explained(refusal, tasks[sent:]) from None
             sent += len(batch)
             on_sent(sent)
         await _resume(api, reply.job_id, replayed=replayed)
@@ -129,7 +128,7 @@ def _batches(tasks: Sequence[SourcedTask]) -> Iterator[list[msgspec.Raw]]:
     yield batch
 
 
-def _explained(refusal: ServerRefused, tasks: Sequence[SourcedTask]) -> ClientError:
+def explained(refusal: ServerRefused, tasks: Sequence[SourcedTask]) -> ClientError:
     """Add to a refusal the place that each bad task was read from."""
     bad = refusal.invalid_tasks
     if not bad:
@@ -163,9 +162,15 @@ async def submit_file(
     """Create a closed job from a file of tasks, streaming the file.
 
     All or nothing: if the file or a task in it is refused, no job is made. Raises InvalidTasks,
-    ClientError if the file shrinks meanwhile, or whatever `Api` raises.
+    ClientError if the file is too large or shrinks meanwhile, or whatever `Api` raises.
     """
     slot = await api.create_input(source.slot)
+    most = slot.upload.max_bytes
+    if most is not None and source.size > most:
+        raise ClientError(
+            f"{source.name} has {source.size:,} bytes, and the server takes {most:,}: split it, or "
+            "raise CONVEYOR_MAX_INPUT_BYTES of the server; nothing was sent"
+        )
     meter.begin(f"sending {source.short_name}", source.size)
     await api.upload(slot.upload, source.size, lambda: _pieces(source, meter))
     meter.begin(f"checking {source.short_name}")
@@ -174,7 +179,7 @@ async def submit_file(
     try:
         reply, _replayed = await api.submit(body, idempotency_key=key)
     except ServerRefused as refusal:
-        raise _upload_explained(refusal, source) from None
+        raise upload_explained(refusal, source) from None
     return reply
 
 
@@ -192,7 +197,7 @@ async def _pieces(source: OpenInput, meter: TransferView) -> AsyncIterator[bytes
         meter.move(sent)
 
 
-def _upload_explained(refusal: ServerRefused, source: OpenInput) -> ClientError:
+def upload_explained(refusal: ServerRefused, source: OpenInput) -> ClientError:
     """Add to a refusal a line for each bad task; its own text says how many there are."""
     if not refusal.invalid_tasks:
         return refusal
@@ -206,8 +211,6 @@ def _upload_explained(refusal: ServerRefused, source: OpenInput) -> ClientError:
 def _upload_line(name: str, bad: InvalidTaskReply) -> str:
     where = "" if bad.line is None else f" at line {bad.line:,}"
     parts = [name, f"record {bad.index + 1:,}{where}"]
-    if bad.reason == InvalidTaskReason.INVALID_ARGUMENT and bad.value:
-        # For an unreadable record, the value says why.
-        return ": ".join([*parts, printable(bad.value)])
-    parts += [printable(bad.value)] if bad.value else []
+    if bad.value and bad.value != bad.detail:
+        parts.append(printable(bad.value))
     return ": ".join([*parts, sentence(bad)])

@@ -60,9 +60,8 @@ def summary(run: RunReply, seconds: float | None = None) -> str:
         line += f" ({', '.join(f'{printable(reason)} {number:,}' for reason, number in reasons)})"
     if seconds is not None:
         line += f" in {duration(seconds)}"
-    if run.failure_reason:
-        detail = f": {run.failure_detail}" if run.failure_detail else ""
-        line += f"; {printable(run.failure_reason + detail)}"
+    if why := ": ".join(filter(None, (run.failure_reason, run.failure_detail))):
+        line += f"; {printable(why)}"
     return line
 
 

@@ -102,11 +102,13 @@ class RerunReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UploadReply(msgspec.Struct, frozen=True):
-    """A signed address for a file, and the headers to send with it."""
+    """A signed address for a file, the headers to send with it, and the size it may have, if the
+    server says so."""
 
     url: str
     method: str = "PUT"
     headers: dict[str, str] = {}
+    max_bytes: int | None = None
 
 
 class InputReply(msgspec.Struct, frozen=True):
@@ -131,12 +133,14 @@ class ExportReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvalidTaskReply(msgspec.Struct, frozen=True):
-    """A refused task: its index in the submitted list, the reason, and its line in the file."""
+    """A refused task: its index in the submitted list, the reason, its line in the file, and what
+    is wrong where the reason does not tell it."""
 
     index: int
     reason: str
     value: str | None = None
     line: int | None = None
+    detail: str | None = None
 
 
 class ProblemReply(msgspec.Struct, frozen=True):

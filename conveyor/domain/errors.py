@@ -81,21 +81,23 @@ class ErrorCode(StrEnum):
 
 
 class InvalidTaskReason(StrEnum):
-    """Reasons for refusing one task of a submit."""
+    """Reasons for refusing one task of a submit; each is one that the published client names."""
 
     UNSUPPORTED_SCHEME = "unsupported_scheme"
     """The scheme is neither http nor https."""
     MALFORMED_URL = "malformed_url"
-    """It is not text or not a URL, holds a control character, begins or ends with a blank, or is an
-    empty cell of a CSV file."""
+    """It is missing, not text or not a URL, holds a control character, or begins or ends with a
+    blank; or the task is not an object, its line not JSON, its record too short."""
     MISSING_HOST = "missing_host"
     """The URL has no host, as `http:///x`."""
     URL_TOO_LONG = "url_too_long"
     """The URL is longer than 2,048 characters."""
     METADATA_TOO_LARGE = "metadata_too_large"
-    """The metadata has too many keys, or a value is too long."""
+    """The metadata has too many keys, or a value is too long; or the task is too large as a
+    whole."""
     METADATA_KEY_INVALID = "metadata_key_invalid"
-    """A key is empty, too long or holds a control character."""
+    """A key is empty, too long, holds a control character or has a value that is not text; or the
+    metadata is not an object."""
     INVALID_EXTERNAL_ID = "invalid_external_id"
     """The id is not 1 to 128 of the allowed characters."""
     UNSUPPORTED_METHOD = "unsupported_method"
@@ -111,22 +113,22 @@ class InvalidTaskReason(StrEnum):
     UNKNOWN_PARAM = "unknown_param"
     """The scraper param does not exist."""
     INVALID_PARAM_VALUE = "invalid_param_value"
-    """The param does not take this value, or `mode` stands beside a switch that it decides."""
-    INVALID_ARGUMENT = "invalid_argument"
-    """Something else has the wrong type, the task is too large, a line is not JSON, or a record has
-    too few columns."""
+    """The param does not take this value, or `mode` stands beside a switch that it decides; or the
+    params are not an object."""
 
 
 class InvalidTask(msgspec.Struct, frozen=True, omit_defaults=True):
     """One refused task: its index in the list, the reason, and the offending value, shortened.
 
-    `line` is the line of a file, from 1, on which the task's record begins.
+    `line` is the line of a file, from 1, on which the task's record begins. `detail` says what is
+    wrong where the reason does not tell it.
     """
 
     index: int
     reason: InvalidTaskReason
     value: str | None = None
     line: int | None = None
+    detail: str | None = None
 
 
 class ConveyorError(Exception):

@@ -71,6 +71,10 @@ class RunFailure(StrEnum):
     INGEST_FAILED = "ingest_failed"
 
 
+ACCOUNT_FAILURES = frozenset(RunFailure) - {RunFailure.INGEST_FAILED}
+"""The causes that answers and events name. The published client knows no others."""
+
+
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """An RFC 9457 document stored with a task: the error of one attempt."""
 

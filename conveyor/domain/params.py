@@ -19,7 +19,7 @@ MAX_HEADERS = 32
 MAX_HEADERS_BYTES = 8_192
 MAX_WAIT = 30_000
 
-_SWITCH = "true or false, in any case"
+_SWITCH = "true or false, in any case, or 1 or 0; stored as `true` or `false`"
 _TEXT = "free text"
 
 KNOWN: dict[str, str] = {
@@ -41,15 +41,22 @@ KNOWN: dict[str, str] = {
     "css_extractor": _TEXT,
     "extract": _TEXT,
     "autoparse": _SWITCH,
-    "response_type": "`markdown`, `plaintext`, `pdf`, in any case",
+    "response_type": "`markdown`, `plaintext`, `pdf`, or `html` (as without it), in any case",
     "outputs": _TEXT,
 }
 """Every param and the values it takes. Any JSON scalar is accepted, and stored as its JSON text."""
 SWITCHES = frozenset(name for name, takes in KNOWN.items() if takes == _SWITCH)
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_NOT_IN_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+NOT_IN_HEADER = r"\x00-\x08\x0a-\x1f\x7f"
+_TOKEN = re.compile(HEADER_NAME)
+_CONTROL = re.compile(f"[{NOT_IN_HEADER}]")
 _WHOLE_NUMBER = re.compile(r"([0-9]{1,5})(?:\.0)?")
+_ON_OR_OFF = {
+    **dict.fromkeys(("true", "1", "1.0"), "true"),
+    **dict.fromkeys(("false", "0", "0.0", "-0.0"), "false"),
+}
+RESPONSE_TYPES = ("html", "markdown", "plaintext", "pdf")
 _RESPONSE_FORMATS = {
     "markdown": Format.MARKDOWN,
     "plaintext": Format.PLAINTEXT,
@@ -60,13 +67,12 @@ _RESPONSE_FORMATS = {
 def normalize(raw: object) -> dict[str, str]:
     """Return params as stored: every value text, `custom_headers` canonical JSON.
 
-    Raises Refused with the offending key as its value: `unknown_param`, `invalid_param_value`, or
-    `invalid_argument` where `raw` is not an object.
+    Raises Refused with the offending key as its value: `unknown_param` or `invalid_param_value`.
     """
     if raw is None:
         return {}
     if not isinstance(raw, dict):
-        raise Refused(InvalidTaskReason.INVALID_ARGUMENT, "zenrows_params")
+        _refuse("zenrows_params", "zenrows_params must be an object")
     params: dict[str, str] = {}
     for key, value in raw.items():
         if key not in KNOWN:
@@ -136,13 +142,13 @@ def _text(key: str, value: object) -> str:
 
 
 def _checked(key: str, text: str) -> str:
-    """Return the text if the contract allows it; most params are free text for the scraper."""
+    """Return the text as stored, if the contract allows it; most params are free text."""
     if key in SWITCHES:
-        allowed = text.lower() in ("true", "false")
-    elif key == "mode":
+        return _ON_OR_OFF.get(text.lower()) or _refuse(key)
+    if key == "mode":
         allowed = text == "auto"
     elif key == "response_type":
-        allowed = text.lower() in _RESPONSE_FORMATS
+        allowed = text.isascii() and text.lower() in RESPONSE_TYPES
     elif key == "wait":
         match = _WHOLE_NUMBER.fullmatch(text)
         allowed = match is not None and int(match[1]) <= MAX_WAIT
@@ -161,7 +167,7 @@ def _headers(value: object) -> str:
         _refuse("custom_headers")
     headers = {name: _text("custom_headers", content) for name, content in value.items()}
     for name, content in headers.items():
-        if _TOKEN.fullmatch(name) is None or _NOT_IN_HEADER.search(content) is not None:
+        if _TOKEN.fullmatch(name) is None or _CONTROL.search(content) is not None:
             _refuse("custom_headers")
     canonical = _compact(headers)
     if len(canonical.encode()) > MAX_HEADERS_BYTES:
@@ -173,5 +179,5 @@ def _compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _refuse(key: str) -> NoReturn:
-    raise Refused(InvalidTaskReason.INVALID_PARAM_VALUE, key) from None
+def _refuse(key: str, detail: str | None = None) -> NoReturn:
+    raise Refused(InvalidTaskReason.INVALID_PARAM_VALUE, key, detail) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from conveyor.domain.model import Job, Run, RunStats, RunStatus
+from conveyor.domain.model import ACCOUNT_FAILURES, Job, Run, RunStats, RunStatus
 from conveyor.domain.text_rules import rfc3339
 
 SCHEMA = "1"
@@ -80,7 +80,9 @@ def build_run_event(
         run_id=run_id,
         run_sequence=1 if run is None else run.run_sequence,
         stats=None if run is None else _stats(run.stats),
-        failure_reason=None if run is None or run.failure_reason is None else run.failure_reason,
+        failure_reason=run.failure_reason
+        if run and run.failure_reason in ACCOUNT_FAILURES
+        else None,
         failure_detail=None if run is None else run.failure_detail,
     )
     if status is RunStatus.COMPLETED:

@@ -30,12 +30,13 @@ def parse_task(raw: object, index: int, job_params: Mapping[str, str]) -> TaskSp
     try:
         return _spec(raw, job_params)
     except Refused as refused:
-        return InvalidTask(index, refused.reason, refused.value)
+        return InvalidTask(index, refused.reason, refused.value, detail=refused.detail)
 
 
 def _spec(raw: object, job_params: Mapping[str, str]) -> TaskSpec:
     if not isinstance(raw, dict):
-        raise Refused(InvalidTaskReason.INVALID_ARGUMENT, text_rules.quoted(raw))
+        shown = text_rules.quoted(raw)
+        raise Refused(InvalidTaskReason.MALFORMED_URL, shown, "a task must be an object")
     url = _url(raw)
     if len(raw) == 1:
         return TaskSpec(url)
@@ -74,7 +75,7 @@ def _url(raw: dict[str, Any]) -> str:
 def _method(raw: object) -> str:
     if raw is None:
         return "GET"
-    method = raw.upper() if isinstance(raw, str) else ""
+    method = raw.upper() if isinstance(raw, str) and raw.isascii() else ""
     if method not in ("GET", "POST"):
         raise Refused(InvalidTaskReason.UNSUPPORTED_METHOD, text_rules.quoted(raw))
     return method
@@ -111,7 +112,11 @@ def _refuse_large(spec: TaskSpec) -> None:
         return
     size = len(msgspec.json.encode(spec))
     if size > MAX_ROW_BYTES:
-        raise Refused(InvalidTaskReason.INVALID_ARGUMENT, f"a task of {size} bytes")
+        raise Refused(
+            InvalidTaskReason.METADATA_TOO_LARGE,
+            f"a task of {size} bytes",
+            f"a task holds at most {MAX_ROW_BYTES} bytes in all",
+        )
 
 
 MAX_NAME = 100
@@ -131,7 +136,7 @@ class Limits(msgspec.Struct, frozen=True):
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A job to create.
 
-    `type` is regular or scheduled. `force_async` is the field `async`. The `has_…` flags and
+    `type` is regular or scheduled. `force_async` is the field `async`. `has_webhook` and
     `file_input_id` only say that the caller asked for the feature: its content is not read here.
     """
 
@@ -151,7 +156,6 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     file_input_id: str | None
     callback: Callback | None
     has_webhook: bool
-    has_schedule: bool
 
 
 class AddRequest(msgspec.Struct, frozen=True):
@@ -192,7 +196,6 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
         file_input_id=_text(fields, "file_input_id", 128),
         callback=_callback(fields),
         has_webhook=_is_present(fields, "webhook"),
-        has_schedule=_is_present(fields, "schedule"),
         specs=_specs(_submitted(fields, limits, is_open=is_open), job_params),
     )
 
@@ -281,6 +284,8 @@ def _integer(fields: dict[str, Any], name: str, bounds: tuple[int, int], *, defa
     if value is None:
         return default
     low, high = bounds
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         _refuse(name, f"must be a whole number from {low} to {high}")
     return value
@@ -338,7 +343,7 @@ def _metadata(fields: dict[str, Any]) -> dict[str, str] | None:
             f"at most {text_rules.MAX_METADATA_KEYS} keys of 1 to {text_rules.MAX_METADATA_KEY} "
             f"characters, each with text of at most {text_rules.MAX_METADATA_VALUE}"
         )
-        _refuse("metadata", f"{refused.reason} ({refused.value}): {limits}")
+        _refuse("metadata", f"{refused.detail or refused.reason} ({refused.value}): {limits}")
 
 
 def _params(fields: dict[str, Any]) -> dict[str, str]:

@@ -27,6 +27,7 @@ MAX_METADATA_KEYS = 20
 MAX_METADATA_KEY = 128
 MAX_METADATA_VALUE = 1_024
 
+_KEY_INVALID = InvalidTaskReason.METADATA_KEY_INVALID
 _EXTERNAL_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _AUTHORITY = re.compile(
@@ -37,12 +38,16 @@ _AUTHORITY = re.compile(
 
 
 class Refused(Exception):
-    """A value breaks a rule: the stable reason, and the part of the value that errors may show."""
+    """A value breaks a rule: the stable reason, the part of the value that errors may show, and a
+    detail where the reason does not tell what is wrong."""
 
-    def __init__(self, reason: InvalidTaskReason, value: str | None = None) -> None:
+    def __init__(
+        self, reason: InvalidTaskReason, value: str | None = None, detail: str | None = None
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.value = value
+        self.detail = detail
 
 
 def shorten(text: str, *, limit: int = MAX_SHOWN) -> str:
@@ -110,14 +115,15 @@ def metadata(raw: object) -> dict[str, str] | None:
     if raw is None:
         return None
     if not isinstance(raw, dict):
-        raise Refused(InvalidTaskReason.INVALID_ARGUMENT, "metadata")
+        raise Refused(_KEY_INVALID, "metadata", "metadata must be an object")
     if len(raw) > MAX_METADATA_KEYS:
         raise Refused(InvalidTaskReason.METADATA_TOO_LARGE, f"{len(raw)} keys")
     for key, value in raw.items():
         if not 0 < len(key) <= MAX_METADATA_KEY or has_control(key):
-            raise Refused(InvalidTaskReason.METADATA_KEY_INVALID, shorten(key))
+            raise Refused(_KEY_INVALID, shorten(key))
         if not isinstance(value, str):
-            raise Refused(InvalidTaskReason.INVALID_ARGUMENT, shorten(f"metadata.{key}"))
+            shown = shorten(f"metadata.{key}")
+            raise Refused(_KEY_INVALID, shown, "a value of metadata must be text")
         if len(value) > MAX_METADATA_VALUE:
             raise Refused(InvalidTaskReason.METADATA_TOO_LARGE, shorten(key))
     return raw or None

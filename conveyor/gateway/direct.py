@@ -116,17 +116,15 @@ class DirectGateway:
         hop = _first_hop(request)
         deadline = self._clock.monotonic() + request.timeout
         answer = await self._send(hop, request.timeout, tally)
-        for _ in range(MAX_REDIRECTS):
-            location = answer.headers.get("Location", "")
-            if answer.status not in _REDIRECTS or not location:
-                return answer
+        followed = 0
+        while location := _location(answer, request):
             answer.release()
+            if followed == MAX_REDIRECTS:
+                raise too_many_redirects()
+            followed += 1
             hop = _next_hop(hop, answer.status, location)
             answer = await self._send(hop, deadline - self._clock.monotonic(), tally)
-        if answer.status not in _REDIRECTS:
-            return answer
-        answer.release()
-        raise too_many_redirects()
+        return answer
 
     async def _send(self, hop: _Hop, timeout: float, tally: _Tally) -> HttpAnswer:
         if timeout <= 0:
@@ -148,6 +146,13 @@ class DirectGateway:
             raise transport_failure(error.trouble) from None
         tally.sent += answer.sent
         return answer
+
+
+def _location(answer: HttpAnswer, request: ScrapeRequest) -> str:
+    """Return where an answer leads, nothing if it is to be taken as it is."""
+    if answer.status not in _REDIRECTS or is_allowed(answer.status, request.params):
+        return ""
+    return answer.headers.get("Location", "")
 
 
 def _first_hop(request: ScrapeRequest) -> _Hop:

@@ -100,9 +100,9 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     raw-deflate and br, listed in Content-Encoding; any other word is listed and changes nothing.
     chunked: no Content-Length. truncate: cut the encoded body in half, with its true length. short:
     send fewer bytes than the length says. hang: no answer. reset: break the connection, before the
-    answer ("1") or in its body ("body"). retry_after, cost, location: those headers. account: a 402
-    with this code. code, detail: the problem document of an error status. echo: answer with the
-    request, as JSON.
+    answer ("1") or in its body ("body"). retry_after, cost, credits, location: those headers.
+    account: a 402 with this code. code, detail: the problem document of an error status. echo:
+    answer with the request, as JSON.
     """
 
     status: int = 200
@@ -121,6 +121,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     reset: str = ""
     retry_after: str = ""
     cost: str = ""
+    credits: str = ""
     location: str = ""
     account: str = ""
     code: str = ""
@@ -274,6 +275,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "reset": _word,
     "retry_after": _word,
     "cost": _word,
+    "credits": _word,
     "location": _word,
     "account": _word,
     "code": lambda text: text,
@@ -316,7 +318,7 @@ class FakeGateway:
         if script.reset and script.reset != "body":
             raise transport_failure(TransportTrouble.INTERRUPTED)
         status = 503 if before < script.flaky else 402 if script.account else script.status
-        spend = read_spend(script.cost)
+        spend = read_spend(script.cost, script.credits)
         if not 200 <= status < 300 and not is_allowed(status, request.params):
             raise self._refuse(request, script, status)
         body = echo(request) if script.echo else expected_body(request.url)
@@ -334,7 +336,7 @@ class FakeGateway:
             problem_document(script, status),
             redact=redactor(request.api_key),
             retry_after=retry_after(after, now=now, cap=cap) if after else 0.0,
-            spend=read_spend(script.cost),
+            spend=read_spend(script.cost, script.credits),
         )
 
 

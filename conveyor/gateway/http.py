@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote, urlsplit
 
+from conveyor.domain.model import Spend
 from conveyor.gateway.decode import read_content, read_document
 from conveyor.gateway.headers import (
     HttpAnswer,
@@ -24,6 +25,7 @@ from conveyor.wire.client import HttpClient
 from conveyor.wire.errors import TransportError
 
 _COST = "X-Request-Cost"
+_CREDITS = "X-Request-Credits"
 _OWN_PARAMS = frozenset({"url", "apikey", "custom_headers"})
 
 
@@ -64,9 +66,8 @@ class HttpGateway:
         asked = custom_headers(request.params)
         answer = await self._send(request, asked)
         try:
-            cost = answer.headers.get(_COST, "")
-            spend = read_spend(cost)
-            if not 200 <= answer.status < 300 and not (cost and _is_content(answer, request)):
+            spend = _spend(answer)
+            if not 200 <= answer.status < 300 and not _is_content(answer, request):
                 raise await self._refusal(answer, request, asked)
             try:
                 content = await read_content(answer, request.max_bytes)
@@ -107,13 +108,18 @@ class HttpGateway:
             document,
             redact=redactor(request.api_key, [*asked.values(), *_credentials(request.url)]),
             retry_after=retry_after(after, now=self._clock.now(), cap=self._retry_after_cap),
-            spend=read_spend(answer.headers.get(_COST, "")),
+            spend=_spend(answer),
         )
+
+
+def _is_passed_on(name: str, value: str) -> bool:
+    # The type html says what is so without it, and the API does not know the word.
+    return name not in _OWN_PARAMS and (name, value.lower()) != ("response_type", "html")
 
 
 def _query(request: ScrapeRequest, *, with_headers: bool) -> str:
     pairs = [("url", request.url), ("apikey", request.api_key)]
-    pairs += [pair for pair in request.params.items() if pair[0] not in _OWN_PARAMS]
+    pairs += [pair for pair in request.params.items() if _is_passed_on(*pair)]
     if with_headers:
         pairs.append(("custom_headers", "true"))
     try:
@@ -122,10 +128,15 @@ def _query(request: ScrapeRequest, *, with_headers: bool) -> str:
         raise malformed_url() from None
 
 
+def _spend(answer: HttpAnswer) -> Spend:
+    return read_spend(answer.headers.get(_COST, ""), answer.headers.get(_CREDITS, ""))
+
+
 def _is_content(answer: HttpAnswer, request: ScrapeRequest) -> bool:
-    """Return whether an answer that was charged for is the content of an allowed status."""
+    """Return whether an answer was charged for and is the content of an allowed status."""
+    is_charged = bool(answer.headers.get(_COST, "") or answer.headers.get(_CREDITS, ""))
     is_problem = "problem+json" in content_type(answer.headers)
-    return not is_problem and is_allowed(answer.status, request.params)
+    return is_charged and not is_problem and is_allowed(answer.status, request.params)
 
 
 def _credentials(url: str) -> list[str]:

@@ -124,7 +124,7 @@ def _target_failure(status: int) -> tuple[TaskFailure, bool]:
 
 def is_transient(status: int) -> bool:
     """Return whether another attempt may do better (429 apart)."""
-    return status in (408, 425) or status >= 500
+    return status in (408, 425) or 500 <= status <= 599
 
 
 def transient_failure(status: int) -> TaskFailure:

@@ -89,14 +89,22 @@ def refusal(
     )
 
 
-def read_spend(text: str) -> Spend:
-    """Return the spend in an `X-Request-Cost`: its cost, and that in credits, rounded up."""
+def read_spend(cost: str, credits: str = "") -> Spend:
+    """Return the spend in an `X-Request-Cost` and an `X-Request-Credits`.
+
+    Without readable credits they are the cost, rounded up.
+    """
+    spent = _amount(cost) or 0.0
+    charged = _amount(credits)
+    return Spend(math.ceil(spent if charged is None else charged), spent)
+
+
+def _amount(text: str) -> float | None:
+    """Return the number of a field; None if it is missing, or not one from 0 to the maximum."""
     if _COST.fullmatch(text) is None:
-        return Spend()
-    cost = float(text)
-    if not 0 < cost <= _MAX_COST:
-        return Spend()
-    return Spend(math.ceil(cost), cost)
+        return None
+    amount = float(text)
+    return amount if amount <= _MAX_COST else None
 
 
 def _account(status: int, code: str) -> RunFailure | None:

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from conveyor.http.auth import AnyKey, ApiKeys, authenticate, check_rate_limit
 from conveyor.http.middleware import (
     AccessLog,
+    LingeringClose,
     Origins,
     ProblemResponses,
     RequestId,
@@ -74,6 +75,7 @@ def create_app(
         middleware=[
             Middleware(RequestId, clock=clock),
             Middleware(AccessLog, clock=clock),
+            Middleware(LingeringClose),
             Middleware(ProblemResponses),
             Middleware(
                 Origins,

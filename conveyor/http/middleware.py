@@ -2,7 +2,8 @@
 
 `RequestId` gives each request one id, the caller's own if it is well-formed, and returns it in
 X-Request-ID. `AccessLog` logs one line a request without its query (links are signed there), its
-headers or its body. `ProblemResponses` turns every exception into a problem document. `Origins`
+headers or its body. `LingeringClose` lets a client hear an answer that comes before its request has
+ended. `ProblemResponses` turns every exception into a problem document. `Origins`
 refuses foreign Host names and Origins, because a web page must not drive the API: a name that
 somebody else resolves to this machine shows in Host, a page of another origin, even of another port
 of this machine, shows in Origin. No CORS header is ever sent.
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -169,6 +171,56 @@ def _unexpected(error: Exception, request_id: str) -> ConveyorError:
         },
     )
     return ConveyorError(ErrorCode.INTERNAL, "unexpected error; the server has logged it")
+
+
+MAX_UNREAD = 67_108_864
+LINGER_SECONDS = 10.0
+
+
+class LingeringClose:
+    """Middleware that reads the rest of a request before its connection is closed, and drops it.
+
+    A socket that is closed over unread bytes is reset, and the client loses the answer that came
+    early. At most MAX_UNREAD bytes are read, for LINGER_SECONDS.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        closes, is_read = False, False
+
+        async def receive_and_note() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read = not message.get("more_body", False)
+            return message
+
+        async def send_and_linger(message: Message) -> None:
+            nonlocal closes
+            if message["type"] == "http.response.start":
+                closes = Headers(raw=message["headers"]).get("Connection") == "close"
+            elif closes and not is_read and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await _drop(receive_and_note)
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        await self._app(scope, receive_and_note, send_and_linger)
+
+
+async def _drop(receive: Receive) -> None:
+    size = 0
+    with anyio.move_on_after(LINGER_SECONDS):
+        while size < MAX_UNREAD:
+            message = await receive()
+            size += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return
 
 
 class Origins:

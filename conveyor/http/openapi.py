@@ -19,6 +19,7 @@ from conveyor.http.openapi_operations import (
     Operation,
 )
 from conveyor.http.openapi_schemas import SCHEMAS, ref
+from conveyor.service.links import ANY_BYTES
 
 ANY_OPERATION = (ErrorCode.PERMISSION_DENIED, ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE)
 """Errors of any operation."""
@@ -82,7 +83,10 @@ def _described(operation: Operation) -> dict[str, Any]:
     if operation.uploads:
         described["requestBody"] = {
             "required": True,
-            "content": {media_type: {"schema": {}} for media_type in operation.uploads},
+            "content": {
+                media_type: {"schema": {"type": "string", "format": "binary"}}
+                for media_type in operation.uploads
+            },
         }
     if operation.open:
         described["security"] = []
@@ -120,8 +124,15 @@ def _success(operation: Operation) -> dict[str, Any]:
     if operation.answer is not None:
         response["content"] = {operation.media_type: {"schema": ref(operation.answer)}}
     elif operation.success == 200 and operation.media_type is not None:
-        response["content"] = {operation.media_type: {}}
+        response["content"] = _bytes(operation.media_type)
     return response
+
+
+def _bytes(media_type: str) -> dict[str, Any]:
+    """Describe a body that is not one of ours; generators of clients read the first type alone."""
+    if media_type != "*/*":
+        return {media_type: {}}
+    return {ANY_BYTES: {"schema": {"type": "string", "format": "binary"}}, media_type: {}}
 
 
 def _statuses() -> list[int]:

@@ -9,12 +9,13 @@ from conveyor.domain import input_spec
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.input_spec import InputType
 from conveyor.domain.model import JobStatus
-from conveyor.http.openapi_schemas import Schema, ref
+from conveyor.http.openapi_schemas import Schema, nullable, ref
+from conveyor.http.request import MAX_LENGTH as MAX_KEY
 from conveyor.ports.exports import ExportFormat
 from conveyor.service import results
 from conveyor.service.file_inputs import CONTENT_TYPES
 from conveyor.service.jobs import DEFAULT_PAGE, JOB_TYPES, MAX_PAGE
-from conveyor.service.links import EXPORT_PATH, UPLOAD_PATH
+from conveyor.service.links import ANY_BYTES, EXPORT_PATH, UPLOAD_PATH
 from conveyor.service.schemas import TASK_ID_PATTERN, ULID_PATTERN
 
 
@@ -51,7 +52,9 @@ PARAMETERS: dict[str, Schema] = {
     "export_id": _in_path("export_id", "An export.", ULID_PATTERN),
     "task_id": _in_path("task_id", "A task.", TASK_ID_PATTERN),
     "Cursor": _query(
-        "cursor", "Where to go on: the `next_cursor` of the page before.", {"type": "string"}
+        "cursor",
+        "Where to go on: the `next_cursor` of the page before. Empty is none.",
+        {"type": "string"},
     ),
     "Limit": _page_size(DEFAULT_PAGE, MAX_PAGE),
     "ResultLimit": _page_size(results.DEFAULT_PAGE, results.MAX_PAGE),
@@ -90,7 +93,7 @@ PARAMETERS: dict[str, Schema] = {
             "the same answer, byte for byte, with `Idempotency-Replayed: true`. While the first "
             "request runs, or with another body, the answer is 409."
         ),
-        "schema": {"type": "string", "pattern": "^[\\x21-\\x7e]{1,128}$"},
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY},
     },
 }
 
@@ -268,7 +271,7 @@ _ON_RUNS = (
     Operation(
         method="get",
         path=f"{_JOB}/runs",
-        id="listRuns",
+        id="listJobRuns",
         summary="List a job's runs, newest first",
         answer="RunsPage",
         parameters=("Limit", "Cursor"),
@@ -277,7 +280,7 @@ _ON_RUNS = (
     Operation(
         method="get",
         path=_RUN,
-        id="getRun",
+        id="getJobRun",
         summary="Read a run",
         answer="Run",
         note="A deleted run is a tombstone until it is gone.",
@@ -286,7 +289,7 @@ _ON_RUNS = (
     Operation(
         method="delete",
         path=_RUN,
-        id="deleteRun",
+        id="deleteJobRun",
         summary="Delete a run, unless a newer run draws on its bodies",
         success=202,
         note="Idempotent.",
@@ -295,20 +298,20 @@ _ON_RUNS = (
 )
 
 
-def _of_both_runs(path: str, operation_id: str, summary: str, **more: Any) -> list[Operation]:
+def _of_both_runs(path: str, verb: str, noun: str, summary: str, **more: Any) -> list[Operation]:
     """Build the same operation for the latest run and for a named one."""
     return [
         Operation(
             method="get",
             path=_JOB + path,
-            id=f"{operation_id}OfLatestRun",
+            id=f"{verb}LatestRun{noun}",
             summary=f"{summary} (latest run)",
             **more,
         ),
         Operation(
             method="get",
             path=_RUN + path,
-            id=f"{operation_id}OfRun",
+            id=f"{verb}Run{noun}",
             summary=f"{summary} (named run)",
             **more,
         ),
@@ -318,7 +321,8 @@ def _of_both_runs(path: str, operation_id: str, summary: str, **more: Any) -> li
 _ON_RESULTS = (
     *_of_both_runs(
         "/results",
-        "listResults",
+        "list",
+        "Results",
         "List results in submission order",
         answer="ResultsPage",
         parameters=("ResultStatus", "ResultLimit", "Cursor"),
@@ -326,7 +330,8 @@ _ON_RESULTS = (
     ),
     *_of_both_runs(
         "/tasks/{task_id}/content",
-        "readContent",
+        "get",
+        "TaskContent",
         "Read the body that a task brought back, in its own content type",
         media_type="*/*",
         note="422 with the task's own problem where the task failed.",
@@ -335,7 +340,8 @@ _ON_RESULTS = (
     ),
     *_of_both_runs(
         "/tasks/{task_id}/history",
-        "readHistory",
+        "get",
+        "TaskHistory",
         "Read the attempts at a task",
         answer="History",
         refusals=(ErrorCode.NOT_FOUND,),
@@ -372,15 +378,15 @@ def _reserved(method: str, path: str, operation_id: str) -> Operation:
 
 
 _RESERVED = (
-    _reserved("put", f"{_JOB}/schedule", "replaceSchedule"),
-    _reserved("post", f"{_JOB}/schedule/state", "setScheduleState"),
-    _reserved("get", f"{_JOB}/webhook", "getWebhook"),
-    _reserved("put", f"{_JOB}/webhook", "replaceWebhook"),
-    _reserved("delete", f"{_JOB}/webhook", "deleteWebhook"),
-    _reserved("get", "/v1/hmac/keys", "listKeys"),
-    _reserved("post", "/v1/hmac/keys/rotate", "rotateKey"),
-    _reserved("delete", "/v1/hmac/keys/rotate", "cancelRotation"),
-    _reserved("post", "/v1/hmac/keys/rotate/finalize", "finalizeRotation"),
+    _reserved("put", f"{_JOB}/schedule", "updateJobSchedule"),
+    _reserved("post", f"{_JOB}/schedule/state", "updateScheduleState"),
+    _reserved("get", f"{_JOB}/webhook", "getJobWebhook"),
+    _reserved("put", f"{_JOB}/webhook", "putJobWebhook"),
+    _reserved("delete", f"{_JOB}/webhook", "deleteJobWebhook"),
+    _reserved("get", "/v1/hmac/keys", "listHMACKeys"),
+    _reserved("post", "/v1/hmac/keys/rotate", "rotateHMACKey"),
+    _reserved("delete", "/v1/hmac/keys/rotate", "cancelHMACRotation"),
+    _reserved("post", "/v1/hmac/keys/rotate/finalize", "finalizeHMACKey"),
     _reserved("post", "/v1/webhook/test", "testWebhook"),
 )
 
@@ -444,27 +450,36 @@ _COLUMN: Schema = {
         {"type": "string", "minLength": 1, "maxLength": input_spec.MAX_COLUMN_NAME},
     ],
 }
+_DELIMITER = nullable(_character(r"\r\n\x00", ",", "What stands between the fields of a line."))
+_QUOTE = nullable(
+    _character(r"\r\n\x00 ", '"', "What stands around a field. Must differ from the delimiter.")
+)
+_NUMBERED: Schema = {"type": ["integer", "null"]}
 _CSV: Schema = {
     "type": "object",
     "description": "How a CSV file is read.",
     "required": ["fields"],
     "properties": {
-        "delimiter": _character(r"\r\n\x00", ",", "What stands between the fields of a line."),
-        "quote": _character(
-            r"\r\n\x00 ", '"', "What stands around a field. Must differ from the delimiter."
+        "delimiter": _DELIMITER,
+        "quote": _QUOTE,
+        "header": nullable(
+            {
+                "type": "boolean",
+                "default": False,
+                "description": "Whether the first record names the columns, and is no task.",
+            }
         ),
-        "header": {
-            "type": "boolean",
-            "default": False,
-            "description": "Whether the first record names the columns rather than being a task.",
-        },
         "fields": {
             "type": "object",
             "description": "Which columns are read; all others are passed over.",
             "required": ["url"],
-            "properties": {"url": ref("Column"), "external_id": ref("Column")},
+            "properties": {"url": ref("Column"), "external_id": nullable(ref("Column"))},
             "additionalProperties": False,
         },
+    },
+    "if": {"properties": {"header": {"const": True}}, "required": ["header"]},
+    "else": {
+        "properties": {"fields": {"properties": {"url": _NUMBERED, "external_id": _NUMBERED}}}
     },
 }
 
@@ -481,15 +496,11 @@ INPUT_SCHEMAS: dict[str, Schema] = {
                 "urls: one URL a line.",
                 enum=[kind.value for kind in InputType],
             ),
-            "csv": ref("CsvSpec"),
+            "csv": nullable(ref("CsvSpec")),
         },
-        "oneOf": [
-            {"properties": {"type": {"const": InputType.CSV.value}}, "required": ["csv"]},
-            {
-                "properties": {"type": {"enum": [InputType.JSONL.value, InputType.URLS.value]}},
-                "not": {"required": ["csv"]},
-            },
-        ],
+        "if": {"properties": {"type": {"const": InputType.CSV.value}}},
+        "then": {"properties": {"csv": {"type": "object"}}, "required": ["csv"]},
+        "else": {"properties": {"csv": {"type": "null"}}},
     },
 }
 """Schemas of file inputs."""
@@ -526,7 +537,7 @@ INPUT_OPERATIONS = (
         id="uploadJobInput",
         summary="Put a file into a slot by its signed link, in place of an earlier file",
         media_type=None,
-        uploads=tuple(CONTENT_TYPES.values()),
+        uploads=(ANY_BYTES, *CONTENT_TYPES.values()),
         parameters=("Expires", "Signature"),
         note=(
             "`permission_denied` for a link that is forged, has expired or wants "
@@ -565,7 +576,7 @@ EXPORT_OPERATIONS = (
     Operation(
         method="post",
         path=_EXPORTS,
-        id="startExport",
+        id="startResultsExport",
         summary="Ask for an archive of what a run has brought back by the time it is made",
         success=202,
         answer="ExportStarted",
@@ -575,7 +586,7 @@ EXPORT_OPERATIONS = (
     Operation(
         method="get",
         path=f"{_EXPORTS}/{{export_id}}",
-        id="getExport",
+        id="getResultsExport",
         summary="See how far an export is, and where it is fetched",
         answer="Export",
         refusals=(ErrorCode.NOT_FOUND,),

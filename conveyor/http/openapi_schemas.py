@@ -5,11 +5,12 @@ The schemas of answers are made from the structs in `conveyor.service.schemas`.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
-from conveyor.domain import params, submission
+from conveyor.domain import params, submission, urls
 from conveyor.domain.errors import InvalidTaskReason
 from conveyor.domain.submission import MAX_BODY_BYTES
 from conveyor.service import schemas
@@ -48,18 +49,34 @@ def ref(name: str) -> Schema:
     return {"$ref": _REF + name}
 
 
+def nullable(schema: Schema) -> Schema:
+    """Build a schema that takes null too, which means that the field is absent."""
+    if "$ref" in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    if "enum" in schema:
+        return {
+            **{name: value for name, value in schema.items() if name != "type"},
+            "enum": [*schema["enum"], None],
+        }
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def _any_case(*words: str) -> str:
+    """Build a pattern of words in any case; no flag of a pattern can say it."""
+    spelled = (
+        "".join(f"[{c.upper()}{c}]" if c.isalpha() else re.escape(c) for c in word)
+        for word in words
+    )
+    return f"^({'|'.join(spelled)})$"
+
+
 def _text(description: str, **more: Any) -> Schema:
     return {"type": "string", "description": description, **more}
 
 
 def _between(low: int, high: int, default: int, description: str) -> Schema:
-    return {
-        "type": "integer",
-        "minimum": low,
-        "maximum": high,
-        "default": default,
-        "description": description,
-    }
+    whole = {"minimum": low, "maximum": high, "default": default, "description": description}
+    return {"type": ["integer", "null"], **whole}
 
 
 def _object(required: str, properties: Schema, description: str) -> Schema:
@@ -76,18 +93,48 @@ def _ulid(description: str) -> Schema:
 
 
 _SCALAR: Schema = {"type": ["string", "number", "boolean"]}
-_SWITCH: Schema = {"enum": [True, False, "true", "false"]}
+_SWITCH: Schema = {
+    "anyOf": [
+        {"type": "boolean"},
+        {"type": "integer", "minimum": 0, "maximum": 1},
+        {"type": "string", "pattern": _any_case("true", "false", "1", "0")},
+    ]
+}
+_IS_ON: Schema = {
+    "anyOf": [
+        {"const": True},
+        {"const": 1},
+        {"type": "string", "pattern": _any_case("true", "1")},
+    ]
+}
 _PARAM_SCHEMAS: dict[str, Schema] = {
     **dict.fromkeys(sorted(params.KNOWN), _SCALAR),
     **dict.fromkeys(sorted(params.SWITCHES), _SWITCH),
     "mode": {"enum": ["auto"], "description": "Chooses rendering and proxy by itself."},
-    "response_type": {"enum": ["markdown", "plaintext", "pdf"]},
-    "wait": {"type": "integer", "minimum": 0, "maximum": params.MAX_WAIT},
+    "response_type": {"type": "string", "pattern": _any_case(*params.RESPONSE_TYPES)},
+    "wait": {
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": params.MAX_WAIT},
+            {"type": "string", "pattern": r"^([0-2]?[0-9]{1,4}|30000)(\.0)?$"},
+        ],
+        "description": "Milliseconds.",
+    },
     "custom_headers": {
-        "type": ["object", "string"],
+        "anyOf": [
+            {
+                "type": "object",
+                "maxProperties": params.MAX_HEADERS,
+                "propertyNames": {"pattern": f"^{params.HEADER_NAME}$"},
+                "additionalProperties": {
+                    "anyOf": [
+                        {"type": "string", "pattern": f"^[^{params.NOT_IN_HEADER}]*$"},
+                        {"type": ["number", "boolean"]},
+                    ]
+                },
+            },
+            {"type": "string", "minLength": 2, "contentMediaType": "application/json"},
+        ],
         "description": f"Header names and values, at most {params.MAX_HEADERS}, or that as JSON.",
-        "maxProperties": params.MAX_HEADERS,
-        "additionalProperties": {"type": "string"},
     },
 }
 _PARAMS: Schema = {
@@ -98,17 +145,23 @@ _PARAMS: Schema = {
     ),
     "properties": _PARAM_SCHEMAS,
     "additionalProperties": False,
+    "if": {"required": ["mode"]},
+    "then": {
+        "properties": {"js_render": {"not": _IS_ON}, "premium_proxy": {"not": _IS_ON}},
+    },
 }
 _TASK: Schema = _object(
     "url",
     {
-        "url": _text("Where to go: http or https. Comes back exactly as sent.", maxLength=2_048),
-        "external_id": msgspec.json.schema(ExternalId),
-        "metadata": ref("Metadata"),
-        "method": _text(
-            "GET or POST, in any case.",
-            pattern="^([Gg][Ee][Tt]|[Pp][Oo][Ss][Tt])$",
-            default="GET",
+        "url": _text(
+            "Where to go: http or https. Comes back exactly as sent.",
+            maxLength=urls.MAX_LENGTH,
+            pattern=r"^[Hh][Tt][Tt][Pp][Ss]?://[^/?#\\]",
+        ),
+        "external_id": nullable(msgspec.json.schema(ExternalId)),
+        "metadata": nullable(ref("Metadata")),
+        "method": nullable(
+            _text("GET or POST, in any case.", pattern=_any_case("get", "post"), default="GET")
         ),
         "body": {
             "description": (
@@ -117,15 +170,37 @@ _TASK: Schema = _object(
                 "value as JSON. Never listed again."
             )
         },
-        "zenrows_params": ref("Params"),
+        "zenrows_params": nullable(ref("Params")),
     },
     "One URL to scrape.",
-)
-_WHERE_TASKS_COME_FROM: list[Schema] = [
-    {"required": ["tasks"], "properties": {"tasks": {"minItems": 1}}},
-    {"required": ["status"], "properties": {"status": {"const": "open"}}},
-    {"required": ["file_input_id"]},
-]
+) | {
+    "if": {
+        "required": ["method"],
+        "properties": {"method": {"type": "string", "pattern": _any_case("post")}},
+    },
+    "then": {
+        "properties": {
+            "zenrows_params": {
+                "properties": {"js_render": {"not": _IS_ON}, "json_response": {"not": _IS_ON}}
+            }
+        }
+    },
+    "else": {"properties": {"body": {"type": "null"}}},
+}
+# Conditions stand in if, then and else: generators of clients make a class of the rest.
+_SOME_TASKS: Schema = {
+    "required": ["tasks"],
+    "properties": {"tasks": {"type": "array", "minItems": 1}},
+}
+_WHERE_TASKS_COME_FROM: Schema = {
+    "if": {"required": ["status"], "properties": {"status": {"const": "open"}}},
+    "then": {"properties": {"file_input_id": {"type": "null"}}},
+    "else": {
+        "if": {"required": ["file_input_id"], "properties": {"file_input_id": {"type": "string"}}},
+        "then": {"properties": {"tasks": {"maxItems": 0}}},
+        "else": _SOME_TASKS,
+    },
+}
 _LISTED_TASKS: Schema = {"type": "array", "items": ref("Task")}
 
 _REQUESTS: dict[str, Schema] = {
@@ -135,44 +210,56 @@ _REQUESTS: dict[str, Schema] = {
     "SubmitJob": _object(
         "",
         {
-            "type": _text("`scheduled` is reserved.", enum=["regular", "scheduled"]),
-            "status": _text(
-                "An open job takes further tasks until it is closed.",
-                enum=["closed", "open"],
-                default="closed",
+            "type": nullable(_text("`scheduled` is reserved.", enum=["regular", "scheduled"])),
+            "status": nullable(
+                _text(
+                    "An open job takes further tasks until it is closed.",
+                    enum=["closed", "open"],
+                    default="closed",
+                )
             ),
-            "tasks": {
-                **_LISTED_TASKS,
-                "description": "At least one, unless the job is open or a file has them.",
-            },
-            "zenrows_params": ref("Params"),
-            "external_id": msgspec.json.schema(ExternalId),
-            "name": _text("A label for people.", maxLength=submission.MAX_NAME),
-            "metadata": ref("Metadata"),
+            "tasks": nullable(
+                {
+                    **_LISTED_TASKS,
+                    "description": "At least one, unless the job is open or a file has them.",
+                }
+            ),
+            "zenrows_params": nullable(ref("Params")),
+            "external_id": nullable(msgspec.json.schema(ExternalId)),
+            "name": nullable(_text("A label for people.", maxLength=submission.MAX_NAME)),
+            "metadata": nullable(ref("Metadata")),
             "max_inflight": _between(1, 10_000, 100, "Most calls in flight at a time."),
             "priority": _between(0, 9, 5, "Two steps up double the job's share of the workers."),
             "max_attempts": _between(1, 10, 3, "Attempts at a task before it fails."),
             "result_ttl_days": _between(1, 365, 14, "Days that result bodies are kept."),
-            "callback": ref("Callback"),
-            "file_input_id": _ulid("An uploaded file with the tasks of a closed job."),
-            "async": {
-                "type": "boolean",
-                "default": False,
-                "description": "Whether the tasks may be written after the answer, which is 202.",
+            "callback": nullable(ref("Callback")),
+            "webhook": {
+                "type": ["object", "null"],
+                "description": "Reserved: not implemented yet.",
             },
+            "file_input_id": nullable(_ulid("An uploaded file with the tasks of a closed job.")),
+            "async": nullable(
+                {
+                    "type": "boolean",
+                    "default": False,
+                    "description": "Whether the tasks may be written after the answer, then 202.",
+                }
+            ),
         },
         "A job to create.",
     )
-    | {"anyOf": _WHERE_TASKS_COME_FROM},
+    | _WHERE_TASKS_COME_FROM,
     "AddTasks": _object(
         "tasks",
         {
             "tasks": {**_LISTED_TASKS, "minItems": 1},
-            "last_batch": {
-                "type": "boolean",
-                "default": False,
-                "description": "Closes the job in the same step.",
-            },
+            "last_batch": nullable(
+                {
+                    "type": "boolean",
+                    "default": False,
+                    "description": "Closes the job in the same step.",
+                }
+            ),
         },
         "Tasks to add to an open job.",
     ),
@@ -226,6 +313,7 @@ _BY_HAND: dict[str, Schema] = {
                 "minimum": 0,
                 "description": "The line of an uploaded file on which it begins, from 1.",
             },
+            "detail": _text("What is wrong, where the reason does not tell it."),
         },
         "A task that was refused.",
     ),

@@ -92,6 +92,11 @@ def text(query: QueryParams, name: str) -> str | None:
     return values[0] if values else None
 
 
+def cursor(query: QueryParams) -> str | None:
+    """Return the cursor of a list, None if it is absent or empty."""
+    return text(query, "cursor") or None
+
+
 def word(query: QueryParams, name: str, words: Collection[str]) -> str | None:
     """Return a parameter that must be one of the words, None if it is absent."""
     value = text(query, name)
@@ -237,25 +242,31 @@ HEADER = "Idempotency-Key"
 REPLAYED_HEADER = "Idempotency-Replayed"
 MAX_LENGTH = 128
 
-_KEY = re.compile(rf"[\x21-\x7e]{{1,{MAX_LENGTH}}}")
-
 
 def keyed_request(request: Request, caller_id: str, body: Body) -> KeyedRequest | None:
     """Read the Idempotency-Key header; None without one.
 
-    Raises ConveyorError(invalid_argument) for a malformed key.
+    Raises ConveyorError(invalid_argument) for a key that is empty, too long or given twice.
     """
     keys = request.headers.getlist(HEADER)
     if not keys:
         return None
-    if len(keys) > 1 or not _KEY.fullmatch(keys[0]):
+    if len(keys) > 1 or not 1 <= _characters(keys[0]) <= MAX_LENGTH:
         raise ConveyorError(
             ErrorCode.INVALID_ARGUMENT,
-            f"{HEADER}: must be 1 to {MAX_LENGTH} visible ASCII characters",
+            f"{HEADER}: must be one text of 1 to {MAX_LENGTH} characters",
         )
     target = request.url.path + "?" + request.url.query
     scope = "\n".join((caller_id, request.method, target, keys[0]))
     return KeyedRequest(hashlib.sha256(scope.encode()).hexdigest(), body.digest)
+
+
+def _characters(value: str) -> int:
+    """Count the characters of a header, whose bytes are UTF-8 or else Latin-1."""
+    try:
+        return len(value.encode("latin-1").decode())
+    except UnicodeDecodeError:
+        return len(value)
 
 
 def given_response(given: Reply) -> Response:

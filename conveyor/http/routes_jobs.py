@@ -10,6 +10,7 @@ from conveyor.http.request import (
     ConnectionGuard,
     Handler,
     RequestContext,
+    cursor,
     given_response,
     json_response,
     keyed_request,
@@ -31,7 +32,7 @@ async def list_runs(call: RequestContext) -> Response:
     page = await call.service.listing.list_runs(
         call.caller_id,
         call.job_id,
-        cursor=text(params, "cursor"),
+        cursor=cursor(params),
         limit=page_size(params, default=DEFAULT_PAGE, most=MAX_PAGE),
     )
     return json_response(page)
@@ -57,7 +58,7 @@ async def list_results(call: RequestContext) -> Response:
         call.job_id,
         call.run_id,
         status=word(params, "status", results.FILTERS) or "all",
-        cursor=text(params, "cursor"),
+        cursor=cursor(params),
         limit=page_size(params, default=results.DEFAULT_PAGE, most=results.MAX_PAGE),
     )
     return json_response(page)
@@ -110,7 +111,7 @@ async def list_jobs(call: RequestContext) -> Response:
         call.caller_id,
         status=JobStatus(status) if status is not None else None,
         job_type=word(params, "type", JOB_TYPES),
-        cursor=text(params, "cursor"),
+        cursor=cursor(params),
         limit=page_size(params, default=DEFAULT_PAGE, most=MAX_PAGE),
     )
     return json_response(page)

@@ -9,9 +9,16 @@ from itertools import accumulate, chain, islice
 from typing import NamedTuple, NoReturn
 
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
+from conveyor.domain.listed_urls import (
+    AROUND,
+    SEPARATOR_LINE,
+    is_alone,
+    separator_in_all,
+    url_of_cell,
+)
 from conveyor.domain.model import TaskSpec
 from conveyor.domain.submission import parse_task
-from conveyor.domain.text_rules import is_external_id, shorten
+from conveyor.domain.text_rules import Refused, is_external_id, shorten
 from conveyor.domain.urls import are_plain
 from conveyor.intake.frames import Csv
 from conveyor.intake.lines import Piece
@@ -56,7 +63,13 @@ class CsvRecords:
         csv.field_size_limit(MAX_RECORD)
         self._batch = Batch(1, [])
         lines = chain.from_iterable(self._files(pieces))
-        self._reader = csv.reader(lines, delimiter=delimiter, quotechar=quote, strict=True)
+        self._reader = csv.reader(
+            lines,
+            delimiter=delimiter,
+            quotechar=quote,
+            skipinitialspace=delimiter != " ",
+            strict=True,
+        )
 
     def read(self, limit: int) -> Batch:
         """Return the next records, at most `limit`, blank ones included; empty at the end of the
@@ -88,8 +101,8 @@ class CsvRecords:
 
 
 def is_blank(record: list[str]) -> bool:
-    """Return whether a record is an empty line, or holds only spaces."""
-    return not record or (len(record) == 1 and record[0].isspace())
+    """Return whether a record is an empty line, or has nothing but blanks in its cells."""
+    return not any(cell.strip(AROUND) for cell in record)
 
 
 def _refuse_long(batch: Batch) -> None:
@@ -116,6 +129,7 @@ def _problem(message: str) -> str:
     return f"is not CSV: {message}"
 
 
+USUAL_DELIMITER = ","
 BATCH_RECORDS = 1_000
 MAX_NAMES_SHOWN = 10
 
@@ -125,13 +139,17 @@ def read_csv(pieces: Iterator[Piece], spec: Csv, tasks: FileTasks) -> None:
 
     An empty cell of the external_id column means no external id. Raises ConveyorError: as FileTasks
     does; where the file is not CSV of this kind, naming the bad record and its line; where a column
-    that `spec` names is missing from the header, or there twice.
+    that `spec` names is missing from the header, or there twice; where another separator than that
+    of `spec` is in the header, or in every record.
     """
-    records = CsvRecords(pieces, delimiter=spec.delimiter, quote=spec.quote)
+    pieces, delimiter = _after_separator_line(pieces, spec.delimiter)
+    records = CsvRecords(pieces, delimiter=delimiter, quote=spec.quote)
     header = _read_header(records) if spec.header else None
     columns = _Columns(spec, header)
     try:
         while (batch := records.read(BATCH_RECORDS)).records:
+            if batch.first_line == 1:
+                _refuse_unseparated("every record", batch.records)
             specs = columns.plain_specs(batch.records)
             if specs is None:
                 _add_one_by_one(batch, columns, tasks)
@@ -142,10 +160,40 @@ def read_csv(pieces: Iterator[Piece], spec: Csv, tasks: FileTasks) -> None:
         _refuse_broken(f"record {tasks.count + before + 1}", broken)
 
 
+def _after_separator_line(pieces: Iterator[Piece], delimiter: str) -> tuple[Iterator[Piece], str]:
+    """Blank the line `sep=;` that Excel writes and reads as the first; return its separator too,
+    unless another than the usual one was asked for."""
+    first = next(pieces, None)
+    if first is None:
+        return pieces, delimiter
+    told = SEPARATOR_LINE.match(first.text)
+    if told is not None:
+        first = Piece(first.first_line, first.text[told.end() :])
+        delimiter = told[1] if delimiter == USUAL_DELIMITER else delimiter
+    return chain([first], pieces), delimiter
+
+
+def _refuse_unseparated(what: str, records: list[list[str]]) -> None:
+    """Refuse records of one column if each holds the same separator of columns."""
+    found = [record for record in records if not is_blank(record)]
+    if any(len(record) > 1 for record in found):
+        return
+    separator = separator_in_all([record[0] for record in found])
+    if separator is not None:
+        shown = shorten(separator)
+        _refuse(
+            f'{what} is one column with "{shown}" in it: name that as the delimiter '
+            f"(--delimiter '{shown}'), or send a list of URLs (--type urls) if it is part of them"
+        )
+
+
 class _Columns:
     """The positions of the url, and of the external id if any, in a record."""
 
     def __init__(self, spec: Csv, header: list[str] | None) -> None:
+        if header is not None:
+            _refuse_unseparated("the header", [header])
+        self._quote = spec.quote
         self._url = _place(spec.url, header)
         self._external_id = None
         self._needed = self._url + 1
@@ -163,7 +211,7 @@ class _Columns:
         url, external_id = self._url, self._external_id
         try:
             urls = [record[url] for record in records]
-            if not are_plain(urls):
+            if not are_plain(urls) or not is_alone(urls):
                 return None
             if external_id is None:
                 return list(map(TaskSpec, urls))
@@ -178,13 +226,16 @@ class _Columns:
         """Return the task of one record."""
         if len(record) < self._needed:
             columns = f"too few columns: {len(record)} of {self._needed}"
-            return InvalidTask(index, InvalidTaskReason.INVALID_ARGUMENT, columns)
-        url = record[self._url]
+            return InvalidTask(index, InvalidTaskReason.MALFORMED_URL, columns, detail=columns)
+        try:
+            url = url_of_cell(record[self._url], self._quote)
+        except Refused as refused:
+            return InvalidTask(index, refused.reason, refused.value, detail=refused.detail)
         if not url:
             return InvalidTask(index, InvalidTaskReason.MALFORMED_URL, "empty url cell")
         raw = {"url": url}
-        if self._external_id is not None and record[self._external_id]:
-            raw["external_id"] = record[self._external_id]
+        if self._external_id is not None and (name := record[self._external_id].strip(AROUND)):
+            raw["external_id"] = name
         return parse_task(raw, index, {})
 
 
@@ -214,14 +265,20 @@ def _place(column: int | str, header: list[str] | None) -> int:
     shown = shorten(column)
     if header is None:
         _refuse(f'the column "{shown}" is named, but the file is read without a header')
-    count = header.count(column)
-    if count == 0:
+    places = [place for place, name in enumerate(header) if name == column]
+    if not places:
+        places = [place for place, name in enumerate(header) if _folded(name) == _folded(column)]
+    if not places:
         names = [f'"{shorten(name)}"' for name in header[:MAX_NAMES_SHOWN]]
         more = ", …" if len(header) > MAX_NAMES_SHOWN else ""
         _refuse(f'the header has no column "{shown}"; it has {", ".join(names)}{more}')
-    if count > 1:
-        _refuse(f'the header has {count} columns "{shown}"')
-    return header.index(column)
+    if len(places) > 1:
+        _refuse(f'the header has {len(places)} columns "{shown}"')
+    return places[0]
+
+
+def _folded(name: str) -> str:
+    return name.strip(AROUND).casefold()
 
 
 def _refuse_broken(what: str, broken: BrokenRecord) -> NoReturn:

@@ -14,9 +14,10 @@ from typing import NamedTuple, NoReturn
 
 from conveyor.domain import strict_json, urls
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
+from conveyor.domain.listed_urls import AROUND, is_alone, url_of_line
 from conveyor.domain.model import TaskSpec
 from conveyor.domain.submission import parse_task
-from conveyor.domain.text_rules import shorten
+from conveyor.domain.text_rules import Refused, shorten
 from conveyor.intake.rows import Checked, FileTasks
 
 BLOCK_BYTES = 65_536
@@ -146,10 +147,10 @@ def _strip_byte_order_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
             break
     for mark, encoding in _MARKS:
         if start.startswith(mark):
-            _refuse_encoding(encoding)
+            _refuse_encoding(encoding, has_mark=True)
     nul = tuple(byte == 0 for byte in start[:_START_BYTES])
     if nul in _NUL_PATTERNS:
-        _refuse_encoding(_NUL_PATTERNS[nul])
+        _refuse_encoding(_NUL_PATTERNS[nul], has_mark=False)
     yield start.removeprefix(codecs.BOM_UTF8)
     yield from blocks
 
@@ -166,34 +167,37 @@ def _decode(content: bytes, first_line: int) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         line_number = first_line + content.count(_LF, 0, error.start)
-    _refuse(f"line {line_number} of the file is not UTF-8")
+    _refuse(
+        f"line {line_number} of the file is not UTF-8: save it as UTF-8, or name its encoding "
+        "(--encoding, cp1252 on Windows)"
+    )
 
 
 def _refuse_long(line: int) -> NoReturn:
     _refuse(f"line {line} of the file is longer than {MAX_LINE_BYTES:,} bytes")
 
 
-def _refuse_encoding(encoding: str) -> NoReturn:
-    _refuse(f"the file is {encoding}: save it as UTF-8")
+def _refuse_encoding(encoding: str, *, has_mark: bool) -> NoReturn:
+    name, _, order = encoding.partition(" ")
+    end = "" if has_mark else "-le" if "little" in order else "-be"
+    option = f"--encoding {name.lower()}{end}"
+    _refuse(f"the file is {encoding}: save it as UTF-8, or name its encoding ({option})")
 
 
 def _refuse(problem: str) -> NoReturn:
     raise ConveyorError(ErrorCode.INVALID_ARGUMENT, problem) from None
 
 
-BLANK = " \t\r"
-"""Characters ignored at the start and end of a line."""
-
-
 def read_urls(pieces: Iterator[Piece], tasks: FileTasks) -> None:
-    """Read one URL a line, skipping blank lines and lines that start with #.
+    """Read one URL a line, skipping blank lines and lines that start with #; a blank and # begin a
+    note behind a URL.
 
     Raises ConveyorError as FileTasks does.
     """
     for piece in pieces:
-        lines = [line.strip(BLANK) for line in piece.text.split("\n")]
+        lines = [line.strip(AROUND) for line in piece.text.split("\n")]
         found = [line for line in lines if line and line[0] != "#"]
-        if urls.are_plain(found):
+        if urls.are_plain(found) and is_alone(found):
             tasks.add(list(map(TaskSpec, found)))
         else:
             _add_one_by_one(lines, piece.first_line, tasks)
@@ -204,9 +208,16 @@ def _add_one_by_one(lines: list[str], first_line: int, tasks: FileTasks) -> None
     numbers: list[int] = []
     for number, line in enumerate(lines, start=first_line):
         if line and line[0] != "#":
-            checked.append(parse_task({"url": line}, tasks.count + len(checked), {}))
+            checked.append(_listed(line, tasks.count + len(checked)))
             numbers.append(number)
     tasks.add_checked(checked, numbers)
+
+
+def _listed(line: str, index: int) -> Checked:
+    try:
+        return parse_task({"url": url_of_line(line)}, index, {})
+    except Refused as refused:
+        return InvalidTask(index, refused.reason, refused.value, detail=refused.detail)
 
 
 # Nothing here is escaped or named twice, so it is read as the strict reader would.
@@ -224,7 +235,7 @@ def read_jsonl(pieces: Iterator[Piece], job_params: Mapping[str, str], tasks: Fi
         checked: list[Checked] = []
         numbers: list[int] = []
         for number, raw in enumerate(piece.text.split("\n"), start=piece.first_line):
-            line = raw.strip(BLANK)
+            line = raw.strip(AROUND)
             if line:
                 checked.append(read_task(line, tasks.count + len(checked), job_params))
                 numbers.append(number)
@@ -242,5 +253,6 @@ def read_task(line: str, index: int, job_params: Mapping[str, str]) -> Checked:
         problem = error.detail.removeprefix("the request body ").replace(
             " line 1 column", " column"
         )
-        return InvalidTask(index, InvalidTaskReason.INVALID_ARGUMENT, shorten(problem))
+        shown = shorten(problem)
+        return InvalidTask(index, InvalidTaskReason.MALFORMED_URL, shown, detail=shown)
     return parse_task(document, index, job_params)

@@ -168,7 +168,9 @@ class FileTasks:
     def _note(self, task: InvalidTask, line: int) -> None:
         if not self._bad:
             value = "" if task.value is None else f" ({task.value})"
-            self._first_bad = f"record {task.index + 1} at line {line}: {task.reason}{value}"
+            detail = "" if task.detail in (None, task.value) else f": {task.detail}"
+            where = f"record {task.index + 1} at line {line}"
+            self._first_bad = f"{where}: {task.reason}{value}{detail}"
         self._bad += 1
         if len(self._invalid) < MAX_LISTED:
             self._invalid.append(msgspec.structs.replace(task, line=line))

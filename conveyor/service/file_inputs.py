@@ -114,6 +114,7 @@ class FileInputs:
             url=own or ours,
             headers={"Content-Type": slot.content_type},
             expires_at=rfc3339(slot.upload_until),
+            max_bytes=self._context.options.max_input_bytes,
         )
         return JobInputBody(slot.input_id, upload, rfc3339(slot.expires_at))
 

@@ -59,8 +59,12 @@ def _sign(key: bytes, what: str, expires: int) -> str:
 UPLOAD_PATH = "/v1/job_inputs/{input_id}/content"
 
 
+ANY_BYTES = "application/octet-stream"
+"""The Content-Type of clients that know no better; every upload link takes it."""
+
+
 class UploadSigner:
-    """Makes and checks upload links. A link is good for one Content-Type."""
+    """Makes and checks upload links. A link is good for one Content-Type, and for ANY_BYTES."""
 
     def __init__(self, keys: Sequence[bytes], *, origin: str) -> None:
         self._signer = Signer(keys)
@@ -83,14 +87,14 @@ class UploadSigner:
         """Return the end of the link in milliseconds, which may be long past.
 
         Raises ConveyorError(permission_denied) for a link that is not ours, and for any
-        Content-Type but the one, out of `content_types`, that it was made for.
+        Content-Type but ANY_BYTES and the one, out of `content_types`, that it was made for.
         """
         for made_for in (content_type, *content_types):
             what = _upload(input_id, made_for)
             end = self._signer.end_of(what, expires=expires, signature=signature)
             if end is None:
                 continue
-            if made_for != content_type:
+            if content_type not in (made_for, ANY_BYTES):
                 raise _refused(f"this upload link takes a file sent as Content-Type: {made_for}")
             return end
         raise _refused("the upload link is not valid")

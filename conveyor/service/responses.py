@@ -9,6 +9,7 @@ from msgspec import UNSET
 from pydantic_core import Url
 
 from conveyor.domain.model import (
+    ACCOUNT_FAILURES,
     Event,
     Job,
     JobView,
@@ -74,7 +75,8 @@ def job_body(view: JobView) -> JobBody:
 
 def run_body(run: Run) -> RunBody:
     """Show a run on the wire."""
-    failed = run.status is RunStatus.FAILED and run.failure_reason is not None
+    failed = run.status is RunStatus.FAILED
+    reason = run.failure_reason if failed and run.failure_reason in ACCOUNT_FAILURES else None
     return RunBody(
         run_id=run.run_id,
         job_id=run.job_id,
@@ -87,7 +89,7 @@ def run_body(run: Run) -> RunBody:
         ingest_status=run.ingest.status.value if run.ingest is not None else UNSET,
         created_at=rfc3339(run.created_at),
         updated_at=rfc3339(run.updated_at),
-        failure_reason=run.failure_reason.value if failed and run.failure_reason else UNSET,
+        failure_reason=UNSET if reason is None else reason.value,
         failure_detail=present(run.failure_detail if failed else None),
     )
 

@@ -15,11 +15,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from conveyor.domain import text_rules
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import (
+    ACCOUNT_FAILURES,
     EventKind,
     Format,
     IngestStatus,
     JobStatus,
-    RunFailure,
     RunStatus,
     TaskFailure,
     TaskStatus,
@@ -144,11 +144,15 @@ class RunBody(Struct, frozen=True, kw_only=True):
     ) = UNSET
     created_at: Annotated[str, _instant("When the run was made.")]
     updated_at: Annotated[str, _instant("When it last changed.")]
-    failure_reason: Annotated[str, _words(RunFailure, "Why the whole run failed.")] | UnsetType = (
-        UNSET
-    )
+    failure_reason: (
+        Annotated[
+            str, _words(sorted(ACCOUNT_FAILURES), "The cause in the account, where it is one.")
+        ]
+        | UnsetType
+    ) = UNSET
     failure_detail: (
-        Annotated[str, Meta(description="The same in a sentence.", max_length=500)] | UnsetType
+        Annotated[str, Meta(description="Why the whole run failed, in a sentence.", max_length=500)]
+        | UnsetType
     ) = UNSET
 
 
@@ -325,6 +329,8 @@ class UploadBody(Struct, frozen=True):
         Meta(description="Headers to send with these very values: the link is bound to them."),
     ]
     expires_at: Annotated[str, _instant("When the link ends.")]
+    # Not asked for by the contract.
+    max_bytes: Annotated[int, _count("Most bytes that a file may have.")]
 
 
 class JobInputBody(Struct, frozen=True):

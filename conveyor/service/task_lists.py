@@ -38,7 +38,7 @@ def not_implemented(what: str) -> ConveyorError:
 
 def refuse_unbuilt(request: JobRequest) -> None:
     """Raise ConveyorError(not_implemented) for the first reserved feature in the request."""
-    if request.type != "regular" or request.has_schedule:
+    if request.type != "regular":
         raise not_implemented("scheduled jobs")
     if request.has_webhook:
         raise not_implemented("webhooks")

@@ -202,6 +202,8 @@ def _success(script: Behaviour, status: int, body: bytes) -> _Reply:
         headers["Content-Encoding"] = script.content_encoding
     if script.cost:
         headers["X-Request-Cost"] = script.cost
+    if script.credits:
+        headers["X-Request-Credits"] = script.credits
     is_reset = script.reset == "body"
     missing = len(wire) - len(wire) // 2 if script.short or is_reset else 0
     return _Reply(status, headers, wire, script.chunked, missing, is_reset)
@@ -213,6 +215,8 @@ def _refusal(script: Behaviour, status: int) -> _Reply:
         headers["Retry-After"] = script.retry_after
     if script.cost:
         headers["X-Request-Cost"] = script.cost
+    if script.credits:
+        headers["X-Request-Credits"] = script.credits
     if script.location:
         headers["Location"] = script.location
         headers["Set-Cookie"] = "redirected=1; Path=/"

@@ -119,7 +119,7 @@ def test_every_refused_record_is_a_line_and_nothing_is_made(
 ) -> None:
     before = conveyor(server, "jobs", "--jsonl").out
     listed = tmp_path / "bad.csv"
-    listed.write_text('name,url\n"a\nb",http://ok.test/\n,ftp://x/\n\n,\n,http://fine.test/\n')
+    listed.write_text('name,url\n"a\nb",http://ok.test/\n,ftp://x/\n\nx,\n,http://fine.test/\n')
     ran = conveyor(server, "submit", str(listed), "--header")
     assert (ran.code, ran.out) == (1, [])
     assert [line.split(": ")[:3] for line in ran.err[:2]] == [

@@ -178,9 +178,9 @@ BAD_TASKS: list[tuple[Any, str]] = [
     ({"url": None}, "malformed_url"),
     ({"url": ["http://h.invalid/"]}, "malformed_url"),
     ({}, "malformed_url"),
-    ("http://h.invalid/", "invalid_argument"),
-    (None, "invalid_argument"),
-    ([], "invalid_argument"),
+    ("http://h.invalid/", "malformed_url"),
+    (None, "malformed_url"),
+    ([], "malformed_url"),
     ({"url": GOOD, "external_id": "id\n"}, "invalid_external_id"),
     ({"url": GOOD, "external_id": "two words"}, "invalid_external_id"),
     ({"url": GOOD, "external_id": ""}, "invalid_external_id"),
@@ -190,8 +190,8 @@ BAD_TASKS: list[tuple[Any, str]] = [
     ({"url": GOOD, "metadata": {"k\n": "v"}}, "metadata_key_invalid"),
     ({"url": GOOD, "metadata": {"k": "v" * 1_025}}, "metadata_too_large"),
     ({"url": GOOD, "metadata": {f"k{n}": "" for n in range(21)}}, "metadata_too_large"),
-    ({"url": GOOD, "metadata": {"k": 1}}, "invalid_argument"),
-    ({"url": GOOD, "metadata": []}, "invalid_argument"),
+    ({"url": GOOD, "metadata": {"k": 1}}, "metadata_key_invalid"),
+    ({"url": GOOD, "metadata": []}, "metadata_key_invalid"),
     ({"url": GOOD, "method": "PUT"}, "unsupported_method"),
     ({"url": GOOD, "method": "GET\n"}, "unsupported_method"),
     ({"url": GOOD, "method": 1}, "unsupported_method"),
@@ -209,7 +209,7 @@ BAD_TASKS: list[tuple[Any, str]] = [
         {"url": GOOD, "zenrows_params": {"custom_headers": {"A": "b\r\nC: d"}}},
         "invalid_param_value",
     ),
-    ({"url": GOOD, "zenrows_params": []}, "invalid_argument"),
+    ({"url": GOOD, "zenrows_params": []}, "invalid_param_value"),
 ]
 
 

@@ -124,7 +124,7 @@ def test_bad_query_values_are_refused(caller: Caller) -> None:
     at = f"/jobs/{job['job_id']}"
     limits = ["limit=0", "limit=-1", "limit=1001", "limit=x", "limit=1.5", "limit=", "limit=%D9%A3"]
     limits += ["limit=1&limit=2", "limit=99999999999999999999", "limit=+1", "limit=1%0A"]
-    cursors = ["cursor=", "cursor=x", "cursor=%00", "cursor=%ff", f"cursor={'A' * 5_000}"]
+    cursors = ["cursor=x", "cursor=%00", "cursor=%ff", f"cursor={'A' * 5_000}"]
     cursors += ["cursor=a&cursor=b", "cursor=LTE", "cursor=%F0%9F%98%80"]
     statuses = ["status=odd", "status=", "status=SUCCESSFUL", "status=failed&status=all"]
     asked = {

@@ -215,7 +215,9 @@ async def test_a_refused_argument_is_named_by_itself() -> None:
     async with asked(problem(400, "invalid_argument", invalid_tasks=bad)) as (api, _, _pace):
         with pytest.raises(InvalidTasks) as caught:
             await submit(api, [SourcedTask({"url": "example.com"}, ARGUMENT)], JobOptions())
-    assert caught.value.lines == ["example.com: URL must start with http:// or https://"]
+    assert caught.value.lines == [
+        "example.com: URL must start with http:// or https:// (for bare hosts add --scheme https)"
+    ]
 
 
 @pytest.mark.slow

@@ -36,9 +36,9 @@ def test_windows_line_ends_and_a_byte_order_mark() -> None:
     ]
 
 
-def test_a_byte_order_mark_counts_only_at_the_start() -> None:
+def test_a_byte_order_mark_counts_for_nothing_where_lists_were_joined() -> None:
     (_, second) = read(b"http://a/\n\xef\xbb\xbfhttp://b/\n")
-    assert second[0] == {"url": "\ufeffhttp://b/"}
+    assert second[0] == {"url": "http://b/"}
 
 
 def test_json_tasks_pass_as_they_are() -> None:
@@ -78,6 +78,14 @@ def test_urls_and_files_keep_the_order_of_the_arguments(tmp_path: Path) -> None:
         "FTP://d/",
     ]
     assert [task.source for task in tasks] == ["argument", f"{path}:1", f"{path}:2", "argument"]
+
+
+def test_an_argument_is_read_like_a_line() -> None:
+    assert [task.body for task in read_tasks(["http://a/1\u200b ", "http://a/2 # x"])] == [
+        {"url": "http://a/1"},
+        {"url": "http://a/2"},
+    ]
+    assert "more than one URL" in refusal("http://a/, http://b/")
 
 
 def test_standard_input_is_a_file_too(monkeypatch: pytest.MonkeyPatch) -> None:

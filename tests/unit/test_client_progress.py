@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 
 from conveyor.client.progress import FREE_COLUMNS, BarView, LineView, describe, view_for
@@ -246,3 +247,5 @@ def test_a_summary_names_the_reasons_and_what_was_not_done() -> None:
         "insufficient_credits: pay\\x07"
     )
     assert not ended.succeeded
+    without = msgspec.structs.replace(ended, failure_reason=None)
+    assert summary(without, 61).endswith(" in 1 min 1 s; pay\\x07")

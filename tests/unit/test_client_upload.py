@@ -49,6 +49,23 @@ def slot_answer(server: Script) -> Answer:
     return ok({"file_input_id": SLOT_ID, "upload": upload, "expires_at": "2026-01-01T00:00:00Z"})
 
 
+@pytest.mark.parametrize(("most", "fits"), [(29, False), (30, True), (None, True)])
+async def test_a_file_over_the_limit_of_the_server_is_not_sent(
+    tmp_path: Path, most: int | None, fits: bool
+) -> None:
+    with source(tmp_path / "a.csv", b"id,url\n" + b"a,http://a.test/1234567") as file:
+        async with asked(ok({})) as (api, server, _):
+            upload = {"url": f"{server.origin}/slot", "max_bytes": most}
+            slot = ok({"file_input_id": SLOT_ID, "upload": upload})
+            server.answers[:] = [slot, STORED, accepted()]
+            if fits:
+                await submit_file(api, file, JobOptions(), Steps())
+            else:
+                with pytest.raises(ClientError, match="30 bytes, and the server takes 29: split"):
+                    await submit_file(api, file, JobOptions(), Steps())
+    assert len(server.told) == (3 if fits else 1)
+
+
 def accepted(tasks: int = 2) -> Answer:
     run = {**RUN, "ingest_status": "pending"}
     return ok({"job_id": "J", "latest_run": run, "accepted_tasks": tasks})
@@ -147,7 +164,7 @@ async def test_refused_records_are_a_line_each_and_the_server_says_how_many(
     name = tmp_path / "a.csv"
     assert str(caught.value) == "100 of 120 tasks (400 invalid_argument)"
     assert len(caught.value.lines) == 20
-    problem_in_words = "URL must start with http:// or https://"
+    problem_in_words = "URL must start with http:// or https:// (for bare hosts add --scheme https)"
     assert caught.value.lines[1] == f"{name}: record 2 at line 3: x\\x1b: {problem_in_words}"
 
 

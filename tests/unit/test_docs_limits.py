@@ -10,7 +10,7 @@ from conveyor.domain.submission import MAX_BODY_BYTES, MAX_ROW_BYTES
 from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.gateway import decode, headers, problems
 from conveyor.handlers import delete
-from conveyor.http import malformed
+from conveyor.http import malformed, middleware
 from conveyor.http.auth import LONGEST
 from conveyor.http.request import MAX_LENGTH
 from conveyor.intake import frames, lines
@@ -46,6 +46,10 @@ JOB = submission.parse_job({"tasks": [{"url": "http://a.test/"}]}, submission.Li
 
 LIMITS: dict[str, tuple[int, ...]] = {
     "request body": (DEFAULTS.max_request_bytes,),
+    "request after an early answer, read and dropped": (
+        middleware.MAX_UNREAD,
+        int(middleware.LINGER_SECONDS),
+    ),
     "head of a request (one more socket read may pass)": (malformed.MAX_HEAD,),
     "time for the head of a request, and until the first one of a connection begins": (
         int(malformed.HEAD_SECONDS),

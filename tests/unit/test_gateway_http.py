@@ -265,6 +265,41 @@ def test_reading_the_cost(text: str, spend: Spend) -> None:
     assert read_spend(text) == spend
 
 
+@pytest.mark.parametrize(
+    ("cost", "credits", "spend"),
+    [
+        ("0.0028", "25", Spend(25, 0.0028)),
+        ("", "25", Spend(25, 0.0)),
+        ("0.5", "0", Spend(0, 0.5)),
+        ("2.5", "1.2", Spend(2, 2.5)),
+        ("2.5", "many", Spend(3, 2.5)),
+        ("2.5", "-1", Spend(3, 2.5)),
+        ("nan", "1e99", Spend()),
+    ],
+)
+def test_reading_the_credits(cost: str, credits: str, spend: Spend) -> None:
+    assert read_spend(cost, credits) == spend
+
+
+async def test_credits_are_counted_as_given_with_a_page_and_an_error(gateway: HttpGateway) -> None:
+    page = await success(gateway, ask(cost="0.0028", credits=25))
+    failed = await failure(gateway, ask(status=422, cost="0.0028", credits=5))
+    allowed = {"allowed_status_codes": "404"}
+    listed = await success(gateway, ask(status=404, credits=1), params=allowed)
+
+    assert (page.spend, failed.spend) == (Spend(25, 0.0028), Spend(5, 0.0028))
+    assert listed.spend == Spend(1, 0.0)
+
+
+async def test_the_response_type_html_is_not_passed_on(gateway: HttpGateway) -> None:
+    asked = {"response_type": "HTML", "wait": "5"}
+    plain = await echoed(gateway, ask(echo=1), params=asked)
+    other = await echoed(gateway, ask(echo=1), params={"response_type": "pdf"})
+
+    assert plain["params"] == {"wait": "5"}
+    assert other["params"] == {"response_type": "pdf"}
+
+
 async def test_a_success_has_its_spend_and_type(gateway: HttpGateway) -> None:
     given_ = await success(gateway, ask(cost="0.25", type="application/json"))
     assert (given_.spend, given_.content_type) == (Spend(1, 0.25), "application/json")

@@ -139,7 +139,6 @@ async def test_a_submit_that_asks_for_something_reserved(api: Api) -> None:
     asked: list[dict[str, object]] = [
         {"type": "scheduled"},
         {"type": "scheduled", "schedule": schedule},
-        {"schedule": schedule},
         {"webhook": {"url": "https://hook.test/", "signature": False}},
     ]
     for fields in asked:
@@ -153,6 +152,17 @@ async def test_reserved_fields_that_ask_for_nothing_are_taken(api: Api) -> None:
     nothing = {"async": False, "schedule": None, "webhook": None, "file_input_id": None}
 
     assert (await api.client.post("/v1/jobs", json={**TASKS, **nothing})).status_code == 201
+
+
+@pytest.mark.parametrize("schedule", [{"rate": {"every": 1, "unit": "day"}}, {}, "daily", 5])
+async def test_the_schedule_of_a_regular_job_is_ignored(api: Api, schedule: object) -> None:
+    for fields in ({"schedule": schedule}, {"type": "regular", "schedule": schedule}):
+        response = await api.client.post("/v1/jobs", json={**TASKS, **fields})
+
+        assert response.status_code == 201
+        assert (
+            "schedule" not in (await api.client.get(f"/v1/jobs/{response.json()['job_id']}")).json()
+        )
 
 
 async def test_large_submits_come_later_and_larger_ones_are_refused(tmp_path: Path) -> None:

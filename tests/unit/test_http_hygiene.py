@@ -13,6 +13,7 @@ import pytest
 from starlette.types import Message
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.http import middleware
 from conveyor.http.app import V1_ROUTES
 from tests.unit.http_api import KEY, Api, open_api, problem_of
 
@@ -108,7 +109,11 @@ async def test_a_body_over_the_limit_is_refused(api: Api, announced: bool) -> No
     assert over.headers["Connection"] == "close"
 
 
-async def test_a_body_over_the_limit_is_not_read_to_its_end(api: Api) -> None:
+@pytest.mark.parametrize("unread", [0, 10_000])
+async def test_a_body_over_the_limit_is_not_read_to_its_end(
+    api: Api, monkeypatch: pytest.MonkeyPatch, unread: int
+) -> None:
+    monkeypatch.setattr(middleware, "MAX_UNREAD", unread)
     read = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -120,7 +125,7 @@ async def test_a_body_over_the_limit_is_not_read_to_its_end(api: Api) -> None:
     response = await api.client.post("/v1/jobs", content=endless(), headers=JSON)
 
     problem_of(response, status=413, code="payload_too_large")
-    assert read == 3
+    assert read == 3 + unread // 500
 
 
 async def test_an_unauthenticated_body_is_not_read(api: Api) -> None:

@@ -12,6 +12,7 @@ import pytest
 from starlette.types import Message
 from zenrows.batch.models import CreateJobInputResponse
 
+from conveyor.http import middleware
 from conveyor.ports.inputs import CsvSpec, InputType
 from tests.unit.http_api import ORIGIN, Api, open_api, problem_of
 from tests.unit.input_slots import (
@@ -131,7 +132,10 @@ async def test_a_file_is_bounded_by_its_own_limit(api: Api) -> None:
     problem_of(response, status=413, code="payload_too_large")
 
 
-async def test_an_announced_excess_is_refused_unread(api: Api) -> None:
+async def test_an_announced_excess_is_refused_unread(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "MAX_UNREAD", 0)
     slot = await make(api)
     await put(api, slot, FILE)
     read = 0
@@ -150,7 +154,10 @@ async def test_an_announced_excess_is_refused_unread(api: Api) -> None:
     assert await stored(api, slot) == FILE
 
 
-async def test_an_unannounced_excess_is_read_no_further(api: Api) -> None:
+async def test_an_unannounced_excess_is_read_no_further(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "MAX_UNREAD", 0)
     slot = await make(api)
     await put(api, slot, FILE)
     read = 0
@@ -201,6 +208,15 @@ async def test_another_content_type_is_refused_and_the_right_one_named(api: Api,
     assert problem["detail"] == "this upload link takes a file sent as Content-Type: text/csv"
     assert await stored(api, slot) is None
     assert (await put(api, slot, FILE)).status_code == 200
+
+
+async def test_plain_bytes_are_taken_from_clients_that_know_no_better(api: Api) -> None:
+    slot = await make(api)
+
+    response = await put(api, slot, FILE, Content_Type="application/octet-stream")
+
+    assert response.status_code == 200
+    assert await stored(api, slot) == FILE
 
 
 async def test_a_content_type_is_given_once(api: Api) -> None:

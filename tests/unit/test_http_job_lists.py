@@ -68,7 +68,6 @@ BAD_PAGES = (
     "limit=",
     "limit=5&limit=6",
     "limit=%D9%A1",
-    "cursor=",
     "cursor=AAAA",
     "cursor=%FF%00",
     "cursor=" + "A" * 5_000,

@@ -117,7 +117,6 @@ BAD_QUERIES = (
     "status=pending",
     "status=",
     "status=all&status=failed",
-    "cursor=",
     "cursor=nonsense",
     "cursor=" + "0" * 25,
     "cursor=%00",
@@ -131,6 +130,15 @@ async def test_bad_query_values_are_refused(api: Api) -> None:
         response = await api.client.get(f"/v1/jobs/{job['job_id']}/results?{query}")
 
         problem_of(response, status=400, code="invalid_argument")
+
+
+async def test_an_empty_cursor_is_none(api: Api) -> None:
+    job = await api.submit(1)
+    path = f"/v1/jobs/{job['job_id']}"
+
+    for list_path in ("/v1/jobs", f"{path}/runs", f"{path}/results"):
+        page = await api.client.get(list_path, params={"cursor": "", "limit": "1"})
+        assert page.json() == (await api.client.get(list_path, params={"limit": "1"})).json()
 
 
 async def test_a_cursor_works_only_where_it_was_made(api: Api) -> None:

@@ -163,10 +163,11 @@ def test_bad_rows_are_listed_with_index_reason_value_and_line() -> None:
         "5 of 7 tasks in the file are invalid; nothing was created; the first is record 3 at line "
         "5: malformed_url (x\\ny)"
     )
+    short = "too few columns: 1 of 2"
     assert refusal.invalid_tasks == (
         InvalidTask(2, InvalidTaskReason.MALFORMED_URL, "x\\ny", 5),
         InvalidTask(3, InvalidTaskReason.MALFORMED_URL, "empty url cell", 7),
-        InvalidTask(4, InvalidTaskReason.INVALID_ARGUMENT, "too few columns: 1 of 2", 8),
+        InvalidTask(4, InvalidTaskReason.MALFORMED_URL, short, 8, short),
         InvalidTask(5, InvalidTaskReason.UNSUPPORTED_SCHEME, "ftp://***@h/", 9),
         InvalidTask(6, InvalidTaskReason.INVALID_EXTERNAL_ID, "e f", 10),
     )

@@ -46,14 +46,18 @@ def test_every_kind_is_read_in_steps_of_every_size(work: ValidationRequest, cont
                 assert accepted(work, packed, step=step) == TWO
 
 
+NO_UTF8 = (
+    "of the file is not UTF-8: save it as UTF-8, or name its encoding (--encoding, cp1252 on "
+    "Windows)"
+)
+
+
 @EVERY_KIND
 @pytest.mark.parametrize(
     ("encoding", "name"),
     [
-        ("utf-16", "UTF-16 (little-endian)"),
         ("utf-16-le", "UTF-16 (little-endian)"),
         ("utf-16-be", "UTF-16 (big-endian)"),
-        ("utf-32", "UTF-32 (little-endian)"),
         ("utf-32-le", "UTF-32 (little-endian)"),
         ("utf-32-be", "UTF-32 (big-endian)"),
     ],
@@ -62,12 +66,18 @@ def test_other_encodings_are_named(
     work: ValidationRequest, content: str, encoding: str, name: str
 ) -> None:
     plain = content.encode(encoding)
-    big_endian_mark = ("\ufeff" + content).encode(encoding)
-    for file in (plain, big_endian_mark, gzip.compress(plain)):
+    marked = ("\ufeff" + content).encode(encoding)
+    for file, option in (
+        (plain, encoding),
+        (marked, encoding[:6]),
+        (gzip.compress(plain), encoding),
+    ):
         for step in (1, 65_536):
             refusal = refused(work, file, step=step)
             assert refusal.code is ErrorCode.INVALID_ARGUMENT
-            assert refusal.detail == f"the file is {name}: save it as UTF-8"
+            assert refusal.detail == (
+                f"the file is {name}: save it as UTF-8, or name its encoding (--encoding {option})"
+            )
 
 
 @EVERY_KIND
@@ -78,12 +88,12 @@ def test_bytes_that_are_no_text_are_told_with_their_line(
     for step in (5, 65_536):
         assert (
             refused(work, content.encode() + b"\nhttp://\xff/\n", step=step).detail
-            == "line 4 of the file is not UTF-8"
+            == f"line 4 {NO_UTF8}"
         )
         nul = many + content.encode()[:9] + b"\0" + many
         expected = "line 10001 of the file holds a NUL byte"
         assert refused(work, nul, step=max(step, 1_000)).detail == expected
-    assert refused(work, content.encode() + b"\xc3").detail == "line 3 of the file is not UTF-8"
+    assert refused(work, content.encode() + b"\xc3").detail == f"line 3 {NO_UTF8}"
 
 
 @EVERY_KIND
@@ -157,11 +167,12 @@ def test_a_list_of_urls() -> None:
     assert accepted(URLS_WORK, content.encode()) == TWO
     refusal = refused(URLS_WORK, f"{A}\n\n# x\nnot a url\n{B}\n{A},{B} c\nh:x\n".encode())
     assert refusal.detail == (
-        "2 of 5 tasks in the file are invalid; nothing was created; the first is record 2 at line "
+        "3 of 5 tasks in the file are invalid; nothing was created; the first is record 2 at line "
         "4: malformed_url (not a url)"
     )
     assert [(task.index, task.reason) for task in refusal.invalid_tasks] == [
         (1, InvalidTaskReason.MALFORMED_URL),
+        (3, InvalidTaskReason.MALFORMED_URL),
         (4, InvalidTaskReason.UNSUPPORTED_SCHEME),
     ]
 
@@ -190,18 +201,18 @@ def test_json_lines_hold_every_field_of_a_task() -> None:
 @pytest.mark.parametrize(
     ("line", "reason", "value"),
     [
-        ('{"url":', "invalid_argument", "is not JSON: Expecting value at column 8"),
-        ("[1]", "invalid_argument", "array"),
-        (A, "invalid_argument", "is not JSON: Expecting value at column 1"),
+        ('{"url":', "malformed_url", "is not JSON: Expecting value at column 8"),
+        ("[1]", "malformed_url", "array"),
+        (A, "malformed_url", "is not JSON: Expecting value at column 1"),
         (
             f'{{"url":"{A}","url":"{A}"}}',
-            "invalid_argument",
+            "malformed_url",
             'names the key "url" twice in one object',
         ),
-        (f'{{"url":"{A}","x":NaN}}', "invalid_argument", "holds NaN, which is not a JSON number"),
+        (f'{{"url":"{A}","x":NaN}}', "malformed_url", "holds NaN, which is not a JSON number"),
         (
             f'{{"url":"{A}"}} {{"url":"{A}"}}',
-            "invalid_argument",
+            "malformed_url",
             "is not JSON: Extra data at column 29",
         ),
         ("{}", "malformed_url", None),
@@ -213,11 +224,14 @@ def test_json_lines_hold_every_field_of_a_task() -> None:
 def test_a_bad_json_line(line: str, reason: str, value: str | None) -> None:
     refusal = refused(JSONL_WORK, f'{{"url":"{A}"}}\n\n{line}\n'.encode())
     shown = "" if value is None else f" ({value})"
+    shown += ": a task must be an object" if value == "array" else ""
     assert refusal.detail == (
         f"1 of 2 tasks in the file are invalid; nothing was created; the first is record 2 at line "
         f"3: {reason}{shown}"
     )
-    assert refusal.invalid_tasks == (InvalidTask(1, InvalidTaskReason(reason), value, line=3),)
+    [bad] = refusal.invalid_tasks
+    assert (bad.index, bad.reason, bad.value, bad.line) == (1, reason, value, 3)
+    assert bad.detail in (None, value, "a task must be an object")
 
 
 def test_json_lines_meet_the_params_of_their_job() -> None:

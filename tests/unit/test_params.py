@@ -71,7 +71,7 @@ def test_absent_and_empty() -> None:
 
 @pytest.mark.parametrize("raw", [[], "a", 1, True])
 def test_params_that_are_no_object(raw: object) -> None:
-    assert refusal(raw) == (Reason.INVALID_ARGUMENT, "zenrows_params")
+    assert refusal(raw) == (Reason.INVALID_PARAM_VALUE, "zenrows_params")
 
 
 @pytest.mark.parametrize("key", ["url", "apikey", "screenshot", "JS_RENDER", "", "js_render "])
@@ -89,9 +89,12 @@ def test_a_long_unknown_key_is_shortened_and_escaped() -> None:
 
 @pytest.mark.parametrize("key", sorted(params.SWITCHES))
 def test_switches(key: str) -> None:
-    for value in (True, False, "true", "false", "True", "FALSE"):
-        assert params.normalize({key: value})
-    for refused in (1, 0, "1", "yes", "on", "", " true"):
+    for on in (True, 1, 1.0, "1", "true", "True", "TRUE"):
+        assert params.normalize({key: on}) == {key: "true"}
+    for off in (False, 0, 0.0, "0", "false", "False"):
+        assert params.normalize({key: off}) == {key: "false"}
+    refused: object
+    for refused in (2, -1, 0.5, "yes", "on", "", " true", "01", "١", None, [], {}):
         assert refusal({key: refused}) == (Reason.INVALID_PARAM_VALUE, key)
 
 
@@ -101,8 +104,8 @@ def test_switches(key: str) -> None:
         ("mode", ["auto"], ["AUTO", "manual", "", True]),
         (
             "response_type",
-            ["markdown", "plaintext", "pdf", "PDF"],
-            ["html", "png", "", "markdown\n"],
+            ["markdown", "plaintext", "pdf", "PDF", "html", "HTML"],
+            ["png", "", "markdown\n", "mar\u212adown"],
         ),
         ("wait", [0, 30_000, "5000", 500.0], [30_001, -1, 0.5, "", "5s", "5\n", "٥", True]),
     ],
@@ -210,6 +213,8 @@ def test_the_task_wins_key_by_key() -> None:
         ({"response_type": "plaintext", "css_extractor": "{}"}, Format.PLAINTEXT),
         ({"response_type": "pdf", "json_response": "true"}, Format.PDF),
         ({"response_type": "PDF"}, Format.PDF),
+        ({"response_type": "html"}, Format.HTML),
+        ({"response_type": "HTML", "autoparse": "true"}, Format.JSON),
         ({"autoparse": "true"}, Format.JSON),
         ({"autoparse": "True"}, Format.JSON),
         ({"autoparse": "false"}, Format.HTML),

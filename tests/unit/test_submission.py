@@ -46,7 +46,6 @@ def test_defaults() -> None:
         file_input_id=None,
         callback=None,
         has_webhook=False,
-        has_schedule=False,
     )
 
 
@@ -88,7 +87,6 @@ def test_every_field() -> None:
         file_input_id="01ARZ3NDEKTSV4RRFFQ69G5FAV",
         callback=Callback("t"),
         has_webhook=True,
-        has_schedule=True,
     )
 
 
@@ -110,6 +108,10 @@ def test_a_task_token_is_shown_nowhere() -> None:
     assert "s3cret" not in repr(request)
     error = refusal({"tasks": [TASK], "callback": {"task_token": token + token}})
     assert "s3cret" not in error.detail
+
+
+def test_a_whole_number_is_one_however_it_is_written() -> None:
+    assert job(max_inflight=5.0) == job(max_inflight=5)
 
 
 def test_null_is_absent_and_unknown_fields_are_ignored() -> None:
@@ -181,7 +183,8 @@ def test_a_document_that_is_no_object(document: object) -> None:
         ("max_inflight", 0),
         ("max_inflight", 10_001),
         ("max_inflight", "5"),
-        ("max_inflight", 5.0),
+        ("max_inflight", 5.5),
+        ("max_inflight", 1e300),
         ("max_inflight", True),
         ("priority", -1),
         ("priority", 10),
@@ -193,7 +196,6 @@ def test_a_document_that_is_no_object(document: object) -> None:
         ("async", "true"),
         ("file_input_id", 5),
         ("webhook", "https://a/"),
-        ("schedule", []),
         ("callback", "token"),
         ("tasks", {}),
         ("tasks", "https://a/"),
@@ -231,7 +233,7 @@ def test_every_bad_task_is_listed_and_none_is_kept() -> None:
     ]
     assert [bad.reason for bad in error.invalid_tasks[:3]] == [
         Reason.UNSUPPORTED_SCHEME,
-        Reason.INVALID_ARGUMENT,
+        Reason.MALFORMED_URL,
         Reason.UNSUPPORTED_METHOD,
     ]
     for bad in error.invalid_tasks[:3]:

@@ -80,7 +80,7 @@ def test_the_url_is_kept_exactly(url: str) -> None:
     ],
 )
 def test_what_is_no_object(raw: object, value: str) -> None:
-    expected = InvalidTask(3, Reason.INVALID_ARGUMENT, value)
+    expected = InvalidTask(3, Reason.MALFORMED_URL, value, detail="a task must be an object")
     assert parse_task(raw, 3, {}) == expected
 
 
@@ -156,11 +156,11 @@ def test_the_bounds_of_metadata() -> None:
         ({"": "v"}, Reason.METADATA_KEY_INVALID, ""),
         ({"k" * 129: "v"}, Reason.METADATA_KEY_INVALID, "k" * 119 + "…"),
         ({"a\nb": "v"}, Reason.METADATA_KEY_INVALID, "a\\nb"),
-        ({"k": 5}, Reason.INVALID_ARGUMENT, "metadata.k"),
-        ({"k": None}, Reason.INVALID_ARGUMENT, "metadata.k"),
-        ({"k": {"a": "b"}}, Reason.INVALID_ARGUMENT, "metadata.k"),
-        ([], Reason.INVALID_ARGUMENT, "metadata"),
-        ("k", Reason.INVALID_ARGUMENT, "metadata"),
+        ({"k": 5}, Reason.METADATA_KEY_INVALID, "metadata.k"),
+        ({"k": None}, Reason.METADATA_KEY_INVALID, "metadata.k"),
+        ({"k": {"a": "b"}}, Reason.METADATA_KEY_INVALID, "metadata.k"),
+        ([], Reason.METADATA_KEY_INVALID, "metadata"),
+        ("k", Reason.METADATA_KEY_INVALID, "metadata"),
     ],
 )
 def test_metadata_refused(metadata: object, reason: Reason, value: str) -> None:
@@ -236,7 +236,7 @@ def test_a_body_needs_post(body: object) -> None:
         ({"nope": "secret"}, Reason.UNKNOWN_PARAM, "nope"),
         ({"wait": "secret"}, Reason.INVALID_PARAM_VALUE, "wait"),
         ({"wait": None}, Reason.INVALID_PARAM_VALUE, "wait"),
-        ([], Reason.INVALID_ARGUMENT, "zenrows_params"),
+        ([], Reason.INVALID_PARAM_VALUE, "zenrows_params"),
     ],
 )
 def test_params_refused_show_the_key_alone(raw: object, reason: Reason, value: str) -> None:
@@ -273,7 +273,7 @@ def test_a_task_is_bounded_as_a_whole() -> None:
     heavy = {"wait_for": "x" * 32_000}
     accepted(metadata=wide)
     reason, value = refused(method="POST", metadata=wide, zenrows_params=heavy, body="y" * 16_000)
-    assert reason is Reason.INVALID_ARGUMENT
+    assert reason is Reason.METADATA_TOO_LARGE
     assert value is not None
     assert value.startswith("a task of 13")
 

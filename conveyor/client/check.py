@@ -1,0 +1,76 @@
+"""Check tasks on this machine, by the rules of a server of this version, and submit nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from conveyor.client.errors import ServerRefused
+from conveyor.client.inputs import OpenInput, SourcedTask
+from conveyor.client.output import count
+from conveyor.client.submit import JobOptions, explained, job_fields, upload_explained
+from conveyor.client.wire import InvalidTaskReply
+from conveyor.domain.errors import ConveyorError, InvalidTask
+from conveyor.domain.submission import Limits, parse_job
+from conveyor.intake.child import BLOCK_BYTES, read_file
+from conveyor.intake.frames import Csv, ListSource, ValidationRequest
+
+_ANY = 2**62
+_NO_LIMITS = Limits(max_inline_tasks=_ANY, max_add_tasks=_ANY, max_open_job_tasks=_ANY)
+_RUN_ID = "00000000000000000000000000"
+
+
+def check_tasks(tasks: Sequence[SourcedTask] | OpenInput, options: JobOptions) -> str:
+    """Check tasks, or a file of tasks, as a submit would; return a line that says how many.
+
+    The limits of a server are not known here. Raises InvalidTasks, or ClientError.
+    """
+    if isinstance(tasks, OpenInput):
+        number = _check_file(tasks, options)
+    else:
+        number = _check_list(tasks, options)
+    return f"{count(number, 'task')}, none refused; nothing was submitted"
+
+
+def _check_list(tasks: Sequence[SourcedTask], options: JobOptions) -> int:
+    document = {**job_fields(options), "tasks": [task.body for task in tasks]}
+    try:
+        return len(parse_job(document, _NO_LIMITS).specs)
+    except ConveyorError as error:
+        raise explained(_refused(error), tasks) from None
+
+
+def _check_file(source: OpenInput, options: JobOptions) -> int:
+    slot = source.slot
+    csv = None
+    if "csv" in slot:
+        spec = {name: value for name, value in slot["csv"].items() if name != "fields"}
+        csv = Csv(**spec, **slot["csv"]["fields"])
+    try:
+        job = parse_job({**job_fields(options), "status": "open"}, _NO_LIMITS)
+        work = ValidationRequest(
+            source=ListSource(slot["type"]),
+            run_id=_RUN_ID,
+            job_params=job.params,
+            csv=csv,
+            max_rows=_ANY,
+            max_bytes=_ANY,
+        )
+        return read_file(_blocks(source), work, lambda _chunk: None).rows
+    except ConveyorError as error:
+        raise upload_explained(_refused(error), source) from None
+
+
+def _blocks(source: OpenInput) -> Iterator[bytes]:
+    source.file.seek(0)
+    while block := source.file.read(BLOCK_BYTES):
+        yield block
+
+
+def _refused(error: ConveyorError) -> ServerRefused:
+    """Return what a server would answer."""
+    tasks = tuple(map(_reply, error.invalid_tasks))
+    return ServerRefused(error.detail, code=error.code.value, status=400, invalid_tasks=tasks)
+
+
+def _reply(bad: InvalidTask) -> InvalidTaskReply:
+    return InvalidTaskReply(bad.index, bad.reason.value, bad.value, bad.line, bad.detail)
