@@ -19,6 +19,7 @@ from conveyor.client.submit import PIECE_BYTES
 from conveyor.clock import SystemClock
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_cli import CLIENT, Ran
+from tests.patient import SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -65,7 +66,9 @@ def test_a_plain_client_hears_it_and_the_connection_is_closed(
     pieces = (b"x" * 65_536 for _ in range(LARGE // 65_536))
     content: bytes | Iterator[bytes] = b"x" * LARGE if announced else pieces
 
-    answer = httpx.put(str(link.url), content=content, headers={"Content-Type": "text/csv"})
+    answer = httpx.put(
+        str(link.url), content=content, headers={"Content-Type": "text/csv"}, timeout=SECONDS
+    )
 
     assert answer.status_code == 413
     assert answer.headers["Connection"] == "close"
