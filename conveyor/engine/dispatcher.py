@@ -101,10 +101,7 @@ class Dispatcher:
         self._renewals = Heartbeat(self._returns, tasks=task_handler, control=control_handler)
         self._stages = task_handler if isinstance(task_handler, StagedHandler) else None
         at_once = 1 if self._stages is None else self._stages.claims_at_once
-        self._claims_ahead = at_once > 1
-        self._worth_claiming = min(at_once, options.slots) // 2
-        self._low = self._worth_claiming // 4
-        self._pace = Pace(options.slots)
+        self._pace = Pace(options.slots, claims_at_once=at_once)
         self._finisher = Finisher(self._finish, most=options.slots, at_once=at_once)
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
         self.queue_missing: Callable[[str], None] = lambda _run_id: None
@@ -292,7 +289,7 @@ class Dispatcher:
                     continue
             else:
                 now = self._clock.monotonic()
-                plan = self._planner.plan(now, self._allowance(now))
+                plan = self._planner.plan(now, self._pace.allowance(now))
                 if plan is None:
                     await self._park()
                     woken = True
@@ -321,19 +318,15 @@ class Dispatcher:
             return True
         if not self._ready or self._calling >= self._slots:
             return False
-        return not (self._finisher.is_full and self._allowance(self._clock.monotonic()))
-
-    def _allowance(self, now: float) -> int:
-        """Return how many claims may wait for a slot."""
-        return self._pace.allowance(now) if self._claims_ahead else 0
+        return not (self._finisher.is_full and self._pace.allowance(self._clock.monotonic()))
 
     def _look_ahead(self) -> None:
         """Receive and claim beside the slots what they will soon need, many at a time."""
-        if not self._claims_ahead or len(self._ready) > self._low:
+        if not self._pace.claims_ahead or len(self._ready) > self._pace.low:
             return
         now = self._clock.monotonic()
-        ahead = self._allowance(now)
-        if ahead and self._planner.room(ahead) >= self._worth_claiming:
+        ahead = self._pace.allowance(now)
+        if ahead and self._planner.room(ahead) >= self._pace.worth_claiming:
             plan = self._planner.plan(now, ahead)
             if isinstance(plan, Start):
                 self._ready.append(InHand(plan.lane, plan.delivery, now))
@@ -422,7 +415,7 @@ class Dispatcher:
         messages = [InHand(lane, delivery, now) for delivery in received[: plan.count]]
         beyond = received[plan.count :]
         lane.buffer.extend((delivery, now) for delivery in beyond)
-        if self._claims_ahead and not lane.is_control:
+        if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)
         for _ in beyond:

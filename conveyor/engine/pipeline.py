@@ -49,15 +49,20 @@ class Pace:
 
     A call counts if it took at most half of AHEAD_SPAN and ended within its last half, so that it
     also began within it. Where calls take longer, no claim waits: a run that comes now is not held
-    up by what was claimed before.
+    up by what was claimed before. None waits either where one operation claims one task.
+
+    `worth_claiming` messages are enough for an operation, once no more than `low` are left.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, claims_at_once: int) -> None:
+        self.claims_ahead = claims_at_once > 1
+        self.worth_claiming = min(claims_at_once, slots) // 2
+        self.low = self.worth_claiming // 4
         self._ends: deque[float] = deque(maxlen=slots)
 
     def ended(self, began: float, now: float) -> None:
         """Note that a call ended."""
-        if now - began <= AHEAD_SPAN / 2:
+        if self.claims_ahead and now - began <= AHEAD_SPAN / 2:
             self._ends.append(now)
 
     def allowance(self, now: float) -> int:

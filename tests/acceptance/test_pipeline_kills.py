@@ -86,7 +86,8 @@ def is_there(step: Step, data: Path, gateway: GatewayServer) -> Callable[[], boo
         called = calls == (IN_FLIGHT if step.called else 0)
         over = gateway.hits.in_flight == (0 if step.answered else IN_FLIGHT)
         stored = bool(body_files(data)) is step.stored
-        return (in_hand and called and (over or not step.called) and stored) or None
+        settled = bool(ended) is step.settled
+        return (in_hand and called and (over or not step.called) and stored and settled) or None
 
     return look
 

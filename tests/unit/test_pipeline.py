@@ -208,7 +208,7 @@ async def test_claims_go_back_when_calls_become_slow() -> None:
 
 
 def test_only_calls_that_began_and_ended_just_now_let_claims_wait() -> None:
-    pace = Pace(slots=3)
+    pace = Pace(slots=3, claims_at_once=10)
     pace.ended(began=0.0, now=1.0)
     assert pace.allowance(1.0) == 0
     for number in range(5):
