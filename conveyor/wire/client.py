@@ -123,9 +123,7 @@ class HttpClient:
         """
         origin, target = split_url(url)
         request = write_request(method, target, origin.authority, headers, body)
-        opened = self._opened
-        if opened is None:
-            opened = self._opened = self._open()
+        opened = self._opened or self._open()
         deadline = opened.loop.time() + timeout
         idle_for = KEEP_ALIVE if repeatable else FRESH_SECONDS
         connection = opened.pool.take(origin, idle_for=idle_for)
@@ -184,7 +182,9 @@ class HttpClient:
     def _open(self) -> _Opened:
         resolver = Resolver(self._lookup, self._admits)
         connector = Connector(resolver, self._admits, self._options)
-        return _Opened(Pool(self._connections), connector, ReadBuffer(self._connections))
+        opened = _Opened(Pool(self._connections), connector, ReadBuffer(self._connections))
+        self._opened = opened
+        return opened
 
 
 def _brought_all(awaited: asyncio.Future[ResponseReader]) -> bool:
