@@ -532,20 +532,33 @@ class Dispatcher:
 
     async def _handled(self, message: InHand, scope: anyio.CancelScope) -> Outcome | Held:
         """Run a handler. One that breaks costs its own message a pause, and never the worker."""
-        lane, delivery = message.lane, message.delivery
-        self._working[delivery.receipt] = message
+        lane = message.lane
+        self._working[message.delivery.receipt] = message
         lane.scopes.add(scope)
         try:
-            return await retry_in_place(
-                partial(self._try, message),
-                self._clock,
-                receives=delivery.receive_count,
-                keeps=lambda: not (lane.is_control or self._stopping),
-                away=partial(self._rest, lane),
-                tries=message.tries,
-            )
+            # Nearly always the first try is the last one: nothing is prepared for another.
+            if not message.tries:
+                try:
+                    return await self._try(message)
+                except Exception as error:
+                    failure = error
+                return await self._retried(message, failure)
+            return await self._retried(message, None)
         finally:
             lane.scopes.discard(scope)
+
+    async def _retried(self, message: InHand, failure: Exception | None) -> Outcome | Held:
+        """Run a handler again, after its failure or after that of a settlement."""
+        lane = message.lane
+        return await retry_in_place(
+            partial(self._try, message),
+            self._clock,
+            receives=message.delivery.receive_count,
+            keeps=lambda: not (lane.is_control or self._stopping),
+            away=partial(self._rest, lane),
+            tries=message.tries,
+            failure=failure,
+        )
 
     async def _try(self, message: InHand) -> Outcome | Held:
         lane, delivery = message.lane, message.delivery
