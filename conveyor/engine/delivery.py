@@ -215,20 +215,24 @@ async def retry_in_place(
     keeps: Callable[[], bool],
     away: Callable[[], None],
     tries: int = 0,
+    failure: Exception | None = None,
 ) -> T | Outcome:
     """Retry a handler in place while a dependency is down and `keeps` returns True; return its
-    result. It was tried `tries` times before.
+    result. It was tried `tries` times before, and once more if that ended in a `failure`.
 
     Hide the message, for longer the more `receives` it has, if the handler broke, or if each try
     costs a call of the gateway. `away` is called each time that a dependency is down.
     """
     for number in itertools.count(tries + 1):
-        try:
-            return await work()
-        except Exception as error:
-            pause = pause_in_place(error, number, keeps=keeps, away=away)
+        if failure is None:
+            try:
+                return await work()
+            except Exception as error:
+                failure = error
+        pause = pause_in_place(failure, number, keeps=keeps, away=away)
         if pause is None:
             return Outcome(hide_for=HIDING.delay(receives))
+        failure = None
         await clock.sleep(pause)
     raise AssertionError("unreachable")
 

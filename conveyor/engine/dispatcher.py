@@ -74,6 +74,13 @@ class DispatchOptions:
 _log = logging.getLogger("conveyor.engine")
 
 
+def _stages_of(handler: Handler) -> tuple[StagedHandler | None, int]:
+    """Return the stages of a handler, if it has some, and how many tasks it claims at once."""
+    if isinstance(handler, StagedHandler):
+        return handler, handler.claims_at_once
+    return None, 1
+
+
 class Dispatcher:
     """One worker's loop over its lanes."""
 
@@ -99,10 +106,11 @@ class Dispatcher:
         self._polling = options.polling
         self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
         self._renewals = Heartbeat(self._returns, tasks=task_handler, control=control_handler)
-        self._stages = task_handler if isinstance(task_handler, StagedHandler) else None
-        at_once = 1 if self._stages is None else self._stages.claims_at_once
+        self._stages, at_once = _stages_of(task_handler)
         self._pace = Pace(options.slots, claims_at_once=at_once)
-        self._finisher = Finisher(self._finish, most=options.slots, at_once=at_once)
+        self._finisher = Finisher(
+            self._finish, self._leave_slot, most=options.slots, at_once=at_once
+        )
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
         self.queue_missing: Callable[[str], None] = lambda _run_id: None
         self._planner = Planner(
@@ -309,16 +317,10 @@ class Dispatcher:
             await anyio.lowlevel.checkpoint()
 
     def _may_take(self) -> bool:
-        """Return whether a slot may take a message that is ready.
-
-        Where calls are short, none begins while the finisher has no room for its answer: the slot
-        would only wait there.
-        """
+        """Return whether there is a message that is ready, and a slot for it."""
         if self._ready_control:
             return True
-        if not self._ready or self._calling >= self._slots:
-            return False
-        return not (self._finisher.is_full and self._pace.allowance(self._clock.monotonic()))
+        return bool(self._ready) and self._calling < self._slots
 
     def _look_ahead(self) -> None:
         """Receive and claim beside the slots what they will soon need, many at a time."""
@@ -468,18 +470,10 @@ class Dispatcher:
 
     async def _work(self, message: InHand, scope: anyio.CancelScope) -> None:
         """Work a message in a slot: all of it, or up to an answer that is left to the finisher."""
-        if message.lane.is_control:
-            await self._work_up(message, scope)
-            return
-        self._calling += 1
-        try:
-            self._look_ahead()
-            await self._work_up(message, scope)
-        finally:
-            self._calling -= 1
-
-    async def _work_up(self, message: InHand, scope: anyio.CancelScope) -> None:
         lane, delivery = message.lane, message.delivery
+        if not lane.is_control:
+            self._calling += 1
+            self._look_ahead()
         try:
             if not lane.is_control and not message.permit:
                 admitted = await self._policy.admit(lane, delivery)
@@ -509,19 +503,18 @@ class Dispatcher:
             raise
         finally:
             if message.held is None:
+                if not lane.is_control:
+                    self._calling -= 1
                 await self._free(message)
         if message.held is not None:
-            await self._hand_over(message)
+            self._pace.ended(message.began, self._clock.monotonic())
+            self._finisher.hand_over(message)
 
-    async def _hand_over(self, message: InHand) -> None:
-        """Leave an answer to the finisher, and the slot to others."""
-        lane = message.lane
-        self._pace.ended(message.began, self._clock.monotonic())
-        try:
-            await self._finisher.hand_over(message)
-        finally:
-            message.has_slot = False
-            self._planner.leave_slot(lane)
+    def _leave_slot(self, message: InHand) -> None:
+        """Leave the slot of an answer to others."""
+        message.has_slot = False
+        self._calling -= 1
+        self._planner.leave_slot(message.lane)
 
     async def _free(self, message: InHand) -> None:
         """Have a message in hand no longer."""
@@ -539,20 +532,33 @@ class Dispatcher:
 
     async def _handled(self, message: InHand, scope: anyio.CancelScope) -> Outcome | Held:
         """Run a handler. One that breaks costs its own message a pause, and never the worker."""
-        lane, delivery = message.lane, message.delivery
-        self._working[delivery.receipt] = message
+        lane = message.lane
+        self._working[message.delivery.receipt] = message
         lane.scopes.add(scope)
         try:
-            return await retry_in_place(
-                partial(self._try, message),
-                self._clock,
-                receives=delivery.receive_count,
-                keeps=lambda: not (lane.is_control or self._stopping),
-                away=partial(self._rest, lane),
-                tries=message.tries,
-            )
+            # Nearly always the first try is the last one: nothing is prepared for another.
+            if not message.tries:
+                try:
+                    return await self._try(message)
+                except Exception as error:
+                    failure = error
+                return await self._retried(message, failure)
+            return await self._retried(message, None)
         finally:
             lane.scopes.discard(scope)
+
+    async def _retried(self, message: InHand, failure: Exception | None) -> Outcome | Held:
+        """Run a handler again, after its failure or after that of a settlement."""
+        lane = message.lane
+        return await retry_in_place(
+            partial(self._try, message),
+            self._clock,
+            receives=message.delivery.receive_count,
+            keeps=lambda: not (lane.is_control or self._stopping),
+            away=partial(self._rest, lane),
+            tries=message.tries,
+            failure=failure,
+        )
 
     async def _try(self, message: InHand) -> Outcome | Held:
         lane, delivery = message.lane, message.delivery

@@ -78,48 +78,34 @@ class Finisher:
 
     With `at_once` above 1, `finish` takes whatever waits, one batch after the other; otherwise each
     message goes its own way, because one settlement may take long. At most `most` messages are with
-    it: then slots wait. What was handed over is finished, whatever is cancelled.
+    it: a further answer keeps its slot until there is room, and `leave_slot` is called then. What
+    was handed over is finished, whatever is cancelled.
     """
 
     def __init__(
-        self, finish: Callable[[list[InHand]], Awaitable[None]], *, most: int, at_once: int
+        self,
+        finish: Callable[[list[InHand]], Awaitable[None]],
+        leave_slot: Callable[[InHand], None],
+        *,
+        most: int,
+        at_once: int,
     ) -> None:
         self._finish = finish
-        self._most = most
+        self._leave_slot = leave_slot
+        self._room = most
         self._at_once = at_once
+        self._without_room: deque[InHand] = deque()
         self._waiting: list[InHand] = []
-        self._unfinished = 0
         self._some = anyio.Event()
-        self._without_room: deque[anyio.Event] = deque()
         self._group: TaskGroup | None = None
         self._stopped = False
 
-    @property
-    def is_full(self) -> bool:
-        """True if a message that is handed over now has to wait for room."""
-        return self._unfinished >= self._most
-
-    async def hand_over(self, message: InHand) -> None:
-        """Hand a message over; wait until there is room for it."""
-        try:
-            while self._unfinished >= self._most:
-                await self._wait_for_room()
-        finally:
-            self._unfinished += 1
-            if self._at_once == 1 and self._group is not None:
-                self._group.start_soon(self._take, [message])
-            else:
-                self._waiting.append(message)
-                self._some.set()
-
-    async def _wait_for_room(self) -> None:
-        event = anyio.Event()
-        self._without_room.append(event)
-        try:
-            await event.wait()
-        finally:
-            if not event.is_set():
-                self._without_room.remove(event)
+    def hand_over(self, message: InHand) -> None:
+        """Take an answer over from its slot."""
+        if self._room:
+            self._take_in(message)
+        else:
+            self._without_room.append(message)
 
     def stop(self) -> None:
         """Let `run` return once nothing waits."""
@@ -139,6 +125,15 @@ class Finisher:
                 with anyio.CancelScope(shield=True):
                     await self._take_waiting()
 
+    def _take_in(self, message: InHand) -> None:
+        self._room -= 1
+        self._leave_slot(message)
+        if self._at_once == 1 and self._group is not None:
+            self._group.start_soon(self._take, [message])
+        else:
+            self._waiting.append(message)
+            self._some.set()
+
     async def _take_waiting(self) -> None:
         while self._waiting:
             # Let the slots that have room now answer first: a larger batch costs less a message.
@@ -151,6 +146,6 @@ class Finisher:
             with anyio.CancelScope(shield=True):
                 await self._finish(batch)
         finally:
-            self._unfinished -= len(batch)
-            for _ in range(min(len(batch), len(self._without_room))):
-                self._without_room.popleft().set()
+            self._room += len(batch)
+            while self._room and self._without_room:
+                self._take_in(self._without_room.popleft())
