@@ -101,6 +101,7 @@ class AckBatcher:
         self._waiting: dict[str, list[str]] = {}
         self._calls: Counter[str] = Counter()
         self._call_ended = anyio.Event()
+        self._finishing = 0
         self._some = anyio.Event()
         self._stopped = False
 
@@ -119,8 +120,12 @@ class AckBatcher:
         Return when no call that acknowledges messages of this queue is under way.
         """
         await self._delete(queue, [*self._waiting.pop(queue, ()), receipt])
-        while self._calls[queue]:
-            await self._call_ended.wait()
+        self._finishing += 1
+        try:
+            while self._calls[queue]:
+                await self._call_ended.wait()
+        finally:
+            self._finishing -= 1
 
     def stop(self) -> None:
         """Let `run` return once nothing waits."""
@@ -152,8 +157,9 @@ class AckBatcher:
             self._calls[queue] -= 1
             if not self._calls[queue]:
                 del self._calls[queue]
-            ended, self._call_ended = self._call_ended, anyio.Event()
-            ended.set()
+            if self._finishing:
+                ended, self._call_ended = self._call_ended, anyio.Event()
+                ended.set()
 
 
 class Heartbeat:

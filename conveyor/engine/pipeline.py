@@ -40,6 +40,9 @@ class InHand:
 
 AHEAD_SPAN = 0.1
 """Seconds: as many claims may wait for a slot as calls began and ended within the last so many."""
+GATHERING = 6
+"""Turns of the event loop for which answers gather before the next batch. An idle loop passes them
+at once."""
 AHEAD_AGE = 0.5
 """Most seconds that a claim waits for a slot, in case calls have become slow meanwhile."""
 
@@ -136,8 +139,9 @@ class Finisher:
 
     async def _take_waiting(self) -> None:
         while self._waiting:
-            # Let the slots that have room now answer first: a larger batch costs less a message.
-            await anyio.lowlevel.checkpoint()
+            # Let further calls end first: a larger batch costs less a message.
+            for _ in range(GATHERING):
+                await anyio.lowlevel.checkpoint()
             batch, self._waiting = self._waiting, []
             await self._take(batch)
 

@@ -7,7 +7,6 @@ closes it.
 from __future__ import annotations
 
 import asyncio
-import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import cast
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.head import malformed
 from conveyor.wire.origin import Origin
+from conveyor.wire.readiness import Readiness
 from conveyor.wire.response import Ending, ResponseReader
 from conveyor.wire.tls import TlsSession
 
@@ -58,7 +58,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_is_paused",
         "_loop",
         "_on_lost",
-        "_poll",
+        "_readiness",
         "_reader",
         "_timer",
         "_timer_at",
@@ -88,8 +88,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
+        self._readiness = Readiness(sock.fileno())
         self._transport: asyncio.Transport
         self._tls: TlsSession | None = None
         self._reader: ResponseReader | None = None
@@ -158,7 +157,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._reader is None
             and not self._transport.is_closing()
             and self.error is None
-            and not self._poll.poll(0)
+            and self._readiness.is_silent()
         )
 
     def abort(self) -> None:
