@@ -15,8 +15,8 @@ from typing import cast
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.head import malformed
 from conveyor.wire.origin import Origin
-from conveyor.wire.readiness import Readiness
 from conveyor.wire.response import Ending, ResponseReader
+from conveyor.wire.socket_input import SocketInput
 from conveyor.wire.tls import TlsSession
 
 MOST_READ = 65_536
@@ -58,7 +58,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_is_paused",
         "_loop",
         "_on_lost",
-        "_readiness",
+        "_input",
         "_reader",
         "_timer",
         "_timer_at",
@@ -88,7 +88,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
-        self._readiness = Readiness(sock.fileno())
+        self._input = SocketInput(sock.fileno())
         self._transport: asyncio.Transport
         self._tls: TlsSession | None = None
         self._reader: ResponseReader | None = None
@@ -157,7 +157,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._reader is None
             and not self._transport.is_closing()
             and self.error is None
-            and self._readiness.is_silent()
+            and self._input.is_silent()
         )
 
     def abort(self) -> None:

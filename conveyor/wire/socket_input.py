@@ -24,7 +24,7 @@ _poll = ctypes.PyDLL(None).poll
 _ONE, _AT_ONCE = ctypes.c_ulong(1), ctypes.c_int(0)
 
 
-class Readiness:
+class SocketInput:
     """One socket to ask about. The descriptor must be open whenever it is asked."""
 
     __slots__ = ("_entry",)
