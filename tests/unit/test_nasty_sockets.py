@@ -32,6 +32,9 @@ from tests.nasty.corpus import ANSWERS, FAMILIES, KINDS
 from tests.nasty.origin import NastyOrigin, page_body
 from tests.patient import SECONDS
 
+# Some hundred exchanges over sockets on two event loops: `test_nasty_protocol` is for each change.
+pytestmark = pytest.mark.slow
+
 LATE_SECONDS = 0.1
 """The patience of a caller whose answer comes too late."""
 SHORT, LONG, SOME = 150, 2_000, 30
