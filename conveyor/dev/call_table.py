@@ -19,8 +19,8 @@ from pathlib import Path
 from conveyor.domain.ids import TASK_ID_LENGTH, is_task_id, is_ulid
 from conveyor.ports.pipeline import CallLedger
 
-ENTRIES = 4_096
-"""Calls begun and not settled that the table has room for: two for each slot are needed."""
+ENTRIES = 20_480
+"""Calls begun and not settled that the table has room for: two for each of the most slots."""
 
 _MARK = b"conveyor calls 1\n"
 _LIFE = slice(len(_MARK), len(_MARK) + TASK_ID_LENGTH)
@@ -50,8 +50,9 @@ def read_begun(path: Path) -> BegunCalls | None:
         if len(data) != _SIZE or not data.startswith(_MARK) or data[_OVERFLOWN]:
             return None
         life = data[_LIFE].decode("ascii")
-        entries = (data[at : at + _ENTRY] for at in range(_HEADER, _SIZE, _ENTRY))
-        claims = frozenset(_read(entry) for entry in entries if entry[_BEGUN])
+        begun = enumerate(data[_HEADER + _BEGUN :: _ENTRY])
+        places = (_HEADER + index * _ENTRY for index, mark in begun if mark)
+        claims = frozenset(_read(data[at : at + _ENTRY]) for at in places)
     except (OSError, ValueError):
         return None
     return BegunCalls(life, claims) if is_ulid(life) else None
@@ -72,18 +73,19 @@ class CallTable(CallLedger):
         self._life = life
         self._map = _create(path, life)
         # The last one freed is used next, so that few pages are touched.
-        self._free = list(range(_HEADER, _SIZE, _ENTRY))[::-1]
+        self._free: list[int] = []
+        self._fresh = iter(range(_HEADER, _SIZE, _ENTRY))
 
     @property
     def life(self) -> str:
         return self._life
 
     def begin(self, run_id: str, task_id: str, claim_number: int) -> int:
-        if not self._free:
+        at = self._free.pop() if self._free else next(self._fresh, -1)
+        if at < 0:
             # The boot after this one must not take this claim for one that only waited.
             self._map[_OVERFLOWN] = 1
             return -1
-        at = self._free.pop()
         number = claim_number.to_bytes(8, "little")
         self._map[at : at + _NUMBER.stop] = run_id.encode() + task_id.encode() + number
         self._map[at + _BEGUN] = 1
