@@ -589,13 +589,15 @@ class Dispatcher:
             results = [error] * len(messages)
         for message, result in zip(messages, results, strict=True):
             message.held = None
-            try:
-                if isinstance(result, Exception) and self._tries_again(message, result):
+            if isinstance(result, Exception):
+                if self._tries_again(message, result):
                     continue
-                if isinstance(result, Exception):
-                    result = Outcome(hide_for=HIDING.delay(message.delivery.receive_count))
-                await self._conclude(message, result)
-                await self._free(message)
+                result = Outcome(hide_for=HIDING.delay(message.delivery.receive_count))
+            try:
+                try:
+                    await self._conclude(message, result)
+                finally:
+                    await self._free(message)
             except Exception as error:
                 log_failure(_log, "an answer could not be dealt with", error)
         self._wake_one()
