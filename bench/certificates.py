@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,15 +27,17 @@ class Certificates:
     key: Path
 
 
-def write_certificates(directory: Path) -> Certificates:
-    """Make an authority and a certificate for ADDRESS and localhost, and write them as files."""
+def write_certificates(
+    directory: Path, hosts: Sequence[str] = ("localhost", ADDRESS)
+) -> Certificates:
+    """Make an authority and a certificate for some names and addresses, and write them as files."""
     files = Certificates(
         directory / "authority.pem", directory / "server.pem", directory / "server.key"
     )
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    issuer = _name("Authority of a benchmark")
+    issuer = _name("Authority of a loopback server")
     authority = _authority(issuer, authority_key)
-    server = _server(issuer, authority_key, server_key.public_key())
+    server = _server(issuer, authority_key, server_key.public_key(), hosts)
     files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     files.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
     files.key.write_bytes(
@@ -70,12 +73,15 @@ def _authority(issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.Certi
 
 
 def _server(
-    issuer: x509.Name, signer: ec.EllipticCurvePrivateKey, public: ec.EllipticCurvePublicKey
+    issuer: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
+    public: ec.EllipticCurvePublicKey,
+    hosts: Sequence[str],
 ) -> x509.Certificate:
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(ADDRESS))]
+    names = [_place(host) for host in hosts]
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return (
-        _begun(_name("localhost"), issuer, public)
+        _begun(_name(hosts[0]), issuer, public)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -101,3 +107,10 @@ def _begun(
 
 def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _place(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -22,7 +22,7 @@ _PIECE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How lists are read: the encoding of their text, UTF-8 by default, and the scheme to put
+    """Options of reading lists: the encoding of their text, UTF-8 by default, and the scheme to put
     before bare hosts, if any."""
 
     encoding: str | None = None

@@ -36,8 +36,8 @@ _SIZE = _HEADER + ENTRIES * _ENTRY
 
 @dataclass(frozen=True, slots=True)
 class BegunCalls:
-    """What a ledger left: its life, and the claims whose calls had begun, as (run_id, task_id,
-    claim_number)."""
+    """The contents of an earlier ledger: its life, and the claims whose calls had begun, as
+    (run_id, task_id, claim_number)."""
 
     life: str
     claims: frozenset[tuple[str, str, int]]

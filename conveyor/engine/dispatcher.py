@@ -332,6 +332,8 @@ class Dispatcher:
             plan = self._planner.plan(now, ahead)
             if isinstance(plan, Start):
                 self._ready.append(InHand(plan.lane, plan.delivery, now))
+                if plan.refill is not None:
+                    self._spawn(partial(self._ask, plan.refill))
             elif plan is not None:
                 self._spawn(partial(self._ask, plan))
 

@@ -54,7 +54,7 @@ class HeaderFields:
 
 
 class Framing(Enum):
-    """What shows where a body ends."""
+    """The mark of a body's end."""
 
     NO_BODY = "no body"
     LENGTH = "its announced length"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,8 @@ Lookup = Callable[[str, int], Awaitable[list[str]]]
 addresses."""
 Admits = Callable[[str], bool]
 """Return whether an IP address may be touched."""
+
+_log = logging.getLogger("conveyor.wire")
 
 AT_A_TIME = 64
 _REMEMBERED, _SECONDS = 1_024, 10.0
@@ -78,7 +81,11 @@ class Resolver:
             if not task.cancelled() or (caller is not None and caller.cancelling()):
                 raise
             addresses = []  # the look-up was given up, not its caller
-        except Exception:  # whatever a look-up raises, the name has no address
+        except (OSError, UnicodeError):
+            addresses = []
+        except Exception as error:
+            # A fault of the look-up must not break its caller, nor pass unseen.
+            _log.error("a look-up broke: %s", type(error).__name__)
             addresses = []
         if not addresses:
             raise TransportError(TransportTrouble.UNRESOLVED)

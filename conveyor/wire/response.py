@@ -15,7 +15,7 @@ _START = b"HTTP/1."
 
 
 class Ending(Enum):
-    """How the sender's side of a connection ended."""
+    """The end of the sender's side of a connection."""
 
     CLEAN = auto()
     """FIN; over TLS, close_notify."""

@@ -68,10 +68,14 @@ async def test_a_server_that_has_left_already_is_noticed_at_once(
     scheme: str, options: ClientOptions, trouble: TransportTrouble
 ) -> None:
     lost: list[HttpConnection] = []
+    gone = asyncio.Event()
+
+    def lose(connection: HttpConnection) -> None:
+        lost.append(connection)
+        gone.set()
+
     ours = left_socket()
-    connection = HttpConnection(
-        read_origin(scheme, "localhost"), ours, ReadBuffer(1), on_lost=lost.append
-    )
+    connection = HttpConnection(read_origin(scheme, "localhost"), ours, ReadBuffer(1), on_lost=lose)
     connector = Connector(Resolver(None, None), None, options)
     began = asyncio.get_running_loop().time()
 
@@ -80,7 +84,8 @@ async def test_a_server_that_has_left_already_is_noticed_at_once(
 
     assert caught.value.trouble is trouble
     assert asyncio.get_running_loop().time() - began < SECONDS / 2
-    await asyncio.sleep(0.01)
+    async with asyncio.timeout(SECONDS / 2):
+        await gone.wait()
     assert lost == [connection]
 
 
@@ -108,13 +113,16 @@ async def test_closing_ends_every_call_wherever_it_is(turns: int) -> None:
 
 
 async def test_closing_gives_up_look_ups_and_their_callers_alone_are_told() -> None:
+    asked = asyncio.Event()
+
     async def lookup(_host: str, _port: int) -> list[str]:
-        await asyncio.sleep(2 * SECONDS)
+        asked.set()
+        await asyncio.Event().wait()
         return []
 
     client = HttpClient(connections=1, lookup=lookup)
     call = asyncio.create_task(get(client, "http://slow.test/"))
-    await asyncio.sleep(0.01)
+    await asked.wait()
     await client.aclose()
 
     with pytest.raises(TransportError):

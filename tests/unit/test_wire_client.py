@@ -341,8 +341,11 @@ async def test_a_body_that_nobody_takes_is_received_up_to_a_bound(client: HttpCl
 
     async with raw_server(serve) as server:
         large = await get(client, server.url())
-        for _ in range(50):
-            await asyncio.sleep(0.001)
+        for _ in range(100_000):
+            if large._connection._is_paused:
+                break
+            await asyncio.sleep(0)
+        assert large._connection._is_paused
         assert 0 < large._reader.buffered <= MOST_HELD
         pieces = [len(piece) async for piece in large.pieces()]
     assert (sum(pieces), max(pieces) <= MOST_HELD) == (size, True)
