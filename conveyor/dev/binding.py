@@ -106,6 +106,7 @@ async def open_binding(
         exports=store.exports,
         sweeping=store.sweeping,
         outbox=store.outbox,
+        signing_keys=store.signing_keys,
         callbacks=FileCallbacks(directory.callbacks, clock),
         queues=queues,
         blobs=blobs,

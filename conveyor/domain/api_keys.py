@@ -40,33 +40,54 @@ class UnsealError(Exception):
     """No secret opens a sealed key, or the key belongs to another caller."""
 
 
-class KeySealer:
-    """Seals API keys with AES-256-GCM under the first root secret; opens them under any.
+class Sealer:
+    """Seals secrets of one purpose with AES-256-GCM under the first root secret; opens them under
+    any.
 
-    A sealed key is bound to its caller: copied to another caller's job, it does not open.
+    A sealed secret is bound to its owner: copied to another owner's record, it does not open.
     """
 
-    def __init__(self, root_secrets: Sequence[bytes]) -> None:
+    def __init__(self, root_secrets: Sequence[bytes], label: str) -> None:
         if not root_secrets:
             raise ValueError("at least one root secret is needed")
-        self._ciphers = [AESGCM(derive_key(secret, "sealing")) for secret in root_secrets]
+        self._ciphers = [AESGCM(derive_key(secret, label)) for secret in root_secrets]
 
-    def seal(self, api_key: str, *, caller: str, nonce: bytes) -> bytes:
-        """Encrypt a key. `nonce` is NONCE_LENGTH unpredictable bytes, never used twice."""
+    def seal(self, secret: bytes, *, owner: str, nonce: bytes) -> bytes:
+        """Encrypt a secret. `nonce` is NONCE_LENGTH unpredictable bytes, never used twice."""
         if len(nonce) != NONCE_LENGTH:
             raise ValueError(f"a nonce has {NONCE_LENGTH} bytes")
-        return nonce + self._ciphers[0].encrypt(nonce, api_key.encode(), caller.encode())
+        return nonce + self._ciphers[0].encrypt(nonce, secret, owner.encode())
 
-    def unseal(self, job: Job) -> str:
-        """Decrypt the API key that a job was submitted with. Raises UnsealError."""
-        nonce, box = job.sealed_key[:NONCE_LENGTH], job.sealed_key[NONCE_LENGTH:]
+    def open(self, sealed: bytes, *, owner: str) -> bytes | None:
+        """Decrypt a secret; return None if it is another owner's, or no root secret opens it."""
+        nonce, box = sealed[:NONCE_LENGTH], sealed[NONCE_LENGTH:]
         if len(nonce) == NONCE_LENGTH:
             for cipher in self._ciphers:
                 try:
-                    return cipher.decrypt(nonce, box, job.caller.encode()).decode()
+                    return cipher.decrypt(nonce, box, owner.encode())
                 except InvalidTag:
                     continue
-        raise UnsealError(f"the key of job {job.job_id} cannot be opened with the present secrets")
+        return None
+
+
+class KeySealer:
+    """Seals callers' API keys, each bound to its caller."""
+
+    def __init__(self, root_secrets: Sequence[bytes]) -> None:
+        self._sealer = Sealer(root_secrets, "sealing")
+
+    def seal(self, api_key: str, *, caller: str, nonce: bytes) -> bytes:
+        """Encrypt a key. `nonce` is NONCE_LENGTH unpredictable bytes, never used twice."""
+        return self._sealer.seal(api_key.encode(), owner=caller, nonce=nonce)
+
+    def unseal(self, job: Job) -> str:
+        """Decrypt the API key that a job was submitted with. Raises UnsealError."""
+        api_key = self._sealer.open(job.sealed_key, owner=job.caller)
+        if api_key is None:
+            raise UnsealError(
+                f"the key of job {job.job_id} cannot be opened with the present secrets"
+            )
+        return api_key.decode()
 
 
 MAX_API_KEY_LENGTH = 512

@@ -66,6 +66,10 @@ class ErrorCode(StrEnum):
     """No file was uploaded to the file input."""
     FILE_INPUT_UNSUPPORTED_FOR_JOB_TYPE = "file_input_unsupported_for_job_type"
     """An open or scheduled job cannot take its tasks from a file input."""
+    CANDIDATE_PENDING = "candidate_pending"
+    """Both signing keys exist; finalize or cancel the rotation first."""
+    NO_CANDIDATE = "no_candidate"
+    """There is no candidate that could become the active signing key."""
     METHOD_NOT_ALLOWED = "method_not_allowed"
     """The path takes other methods; `Allow` names them."""
     PAYLOAD_TOO_LARGE = "payload_too_large"
@@ -166,3 +170,17 @@ def not_found(what: str) -> ConveyorError:
     """Build the answer for a thing that does not exist or is another caller's: both look the
     same."""
     return ConveyorError(ErrorCode.NOT_FOUND, f"no such {what}")
+
+
+def candidate_pending() -> ConveyorError:
+    """Make the error for a third signing key."""
+    return ConveyorError(
+        ErrorCode.CANDIDATE_PENDING, "a rotation is under way: finalize it or cancel it first"
+    )
+
+
+def no_candidate() -> ConveyorError:
+    """Make the error for a rotation that cannot be finalized."""
+    return ConveyorError(
+        ErrorCode.NO_CANDIDATE, "no rotation is under way: there is no candidate to promote"
+    )

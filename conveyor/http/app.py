@@ -26,6 +26,7 @@ from conveyor.http.request import BodyLimits, Handler, RequestContext, receive_u
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
 from conveyor.http.routes_server import UNBUILT_ROUTES, server_routes
+from conveyor.http.routes_signing import SIGNING_ROUTES
 from conveyor.ports.clock import Clock
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.service import links
@@ -37,6 +38,7 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
     **RUN_ROUTES,
     **INPUT_ROUTES,
     **EXPORT_ROUTES,
+    **SIGNING_ROUTES,
     **UNBUILT_ROUTES,
 }
 """Handlers of each method, for every path that needs a key."""

@@ -364,6 +364,43 @@ _ON_RESULTS = (
 )
 
 
+_ON_KEYS = (
+    Operation(
+        method="get",
+        path="/v1/hmac/keys",
+        id="listHMACKeys",
+        summary="List your signing keys, without their secrets",
+        answer="HMACKeyList",
+    ),
+    Operation(
+        method="post",
+        path="/v1/hmac/keys/rotate",
+        id="rotateHMACKey",
+        summary="Make your first signing key, or a candidate beside the active one",
+        success=201,
+        answer="HMACKeyCreated",
+        note="`secret` is in this answer alone.",
+        refusals=(ErrorCode.CANDIDATE_PENDING,),
+    ),
+    Operation(
+        method="delete",
+        path="/v1/hmac/keys/rotate",
+        id="cancelHMACRotation",
+        summary="Remove the candidate, if there is one",
+        success=204,
+        media_type=None,
+    ),
+    Operation(
+        method="post",
+        path="/v1/hmac/keys/rotate/finalize",
+        id="finalizeHMACKey",
+        summary="Let the candidate take the place of the active key",
+        answer="HMACKeyFinalized",
+        refusals=(ErrorCode.NO_CANDIDATE,),
+    ),
+)
+
+
 def _reserved(method: str, path: str, operation_id: str) -> Operation:
     return Operation(
         method=method,
@@ -383,10 +420,6 @@ _RESERVED = (
     _reserved("get", f"{_JOB}/webhook", "getJobWebhook"),
     _reserved("put", f"{_JOB}/webhook", "putJobWebhook"),
     _reserved("delete", f"{_JOB}/webhook", "deleteJobWebhook"),
-    _reserved("get", "/v1/hmac/keys", "listHMACKeys"),
-    _reserved("post", "/v1/hmac/keys/rotate", "rotateHMACKey"),
-    _reserved("delete", "/v1/hmac/keys/rotate", "cancelHMACRotation"),
-    _reserved("post", "/v1/hmac/keys/rotate/finalize", "finalizeHMACKey"),
     _reserved("post", "/v1/webhook/test", "testWebhook"),
 )
 
@@ -431,7 +464,7 @@ _ON_SERVER = (
     ),
 )
 
-OPERATIONS = _ON_JOBS + _ON_RUNS + _ON_RESULTS + _RESERVED + _ON_SERVER
+OPERATIONS = _ON_JOBS + _ON_RUNS + _ON_RESULTS + _ON_KEYS + _RESERVED + _ON_SERVER
 """Operations of jobs, runs, results and the server itself; HEAD works wherever GET does."""
 
 

@@ -38,6 +38,10 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "JobInput": schemas.JobInputBody,
     "ExportStarted": schemas.StartExportBody,
     "Export": schemas.ExportBody,
+    "HMACKeyMeta": schemas.SigningKeyBody,
+    "HMACKeyList": schemas.SigningKeysBody,
+    "HMACKeyCreated": schemas.NewSigningKeyBody,
+    "HMACKeyFinalized": schemas.FinalizedKeyBody,
 }
 """Struct of each answer, by the name of its schema in the document."""
 

@@ -34,6 +34,8 @@ PROBLEMS: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.IDEMPOTENCY_KEY_CONFLICT: (409, "The idempotency key is taken"),
     ErrorCode.TASK_NOT_READY: (409, "The task has not ended"),
     ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED: (409, "Too late for a partial rerun"),
+    ErrorCode.CANDIDATE_PENDING: (409, "A rotation is under way"),
+    ErrorCode.NO_CANDIDATE: (409, "No rotation is under way"),
     ErrorCode.RESULT_EXPIRED: (410, "The result has expired"),
     ErrorCode.PAYLOAD_TOO_LARGE: (413, "The request body is too large"),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: (415, "Unsupported media type"),

@@ -35,7 +35,6 @@ def _reserved(what: str) -> Handler:
     return refuse
 
 
-_keys = _reserved("signing keys")
 _schedules = _reserved("schedules")
 _webhooks = _reserved("webhooks")
 
@@ -43,9 +42,6 @@ UNBUILT_ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/jobs/{job_id}/schedule": {"PUT": _schedules},
     "/v1/jobs/{job_id}/schedule/state": {"POST": _schedules},
     "/v1/jobs/{job_id}/webhook": {"GET": _webhooks, "PUT": _webhooks, "DELETE": _webhooks},
-    "/v1/hmac/keys": {"GET": _keys},
-    "/v1/hmac/keys/rotate": {"POST": _keys, "DELETE": _keys},
-    "/v1/hmac/keys/rotate/finalize": {"POST": _keys},
     "/v1/webhook/test": {"POST": _webhooks},
 }
 

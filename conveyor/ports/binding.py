@@ -24,6 +24,7 @@ from conveyor.ports.permits import Permits
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import ApiRuns, Idempotency, JobReader, JobWriter, WorkerRuns
+from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskClaims, TaskReader, UnfinishedTasks
 
 
@@ -69,6 +70,7 @@ class Binding:
     exports: Exports
     sweeping: Sweeping
     outbox: Outbox
+    signing_keys: SigningKeys
     callbacks: Callbacks
     queues: Queues
     blobs: Blobs

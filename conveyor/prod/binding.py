@@ -107,6 +107,7 @@ async def open_binding(
             exports=store.exports,
             sweeping=store.sweeping,
             outbox=store.outbox,
+            signing_keys=store.signing_keys,
             callbacks=StepFunctionsCallbacks(aws),
             queues=_queues(aws, table, store, options, clock),
             blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),

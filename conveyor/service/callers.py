@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from conveyor.domain.api_keys import KeySealer, derive_key, is_valid_key
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.signatures import SigningKeySealer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -28,6 +29,7 @@ class Keyring:
     uploads: tuple[bytes, ...]
     exports: tuple[bytes, ...]
     sealer: KeySealer
+    signing: SigningKeySealer
 
 
 def derive_keyring(root_secrets: Sequence[bytes], sealing: Sequence[bytes] = ()) -> Keyring:
@@ -40,6 +42,7 @@ def derive_keyring(root_secrets: Sequence[bytes], sealing: Sequence[bytes] = ())
         uploads=tuple(derive_key(secret, "uploads") for secret in root_secrets),
         exports=tuple(derive_key(secret, "exports") for secret in root_secrets),
         sealer=KeySealer([*sealing, *root_secrets]),
+        signing=SigningKeySealer([*sealing, *root_secrets]),
     )
 
 

@@ -15,6 +15,7 @@ from conveyor.ports.exports import ExportRequests
 from conveyor.ports.inputs import InputSlots
 from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import ApiRuns, Idempotency
+from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskReader, UnfinishedTasks
 from conveyor.service.callers import Keyring
 
@@ -75,6 +76,9 @@ class ApiPorts(Protocol):
 
     @property
     def exports(self) -> ExportRequests: ...
+
+    @property
+    def signing_keys(self) -> SigningKeys: ...
 
     @property
     def blobs(self) -> Blobs: ...

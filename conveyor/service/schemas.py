@@ -399,3 +399,36 @@ def export_body(export: Export, *, download_url: str | None) -> ExportBody:
         created_at=rfc3339(export.created_at),
         expires_at=rfc3339(export.expires_at),
     )
+
+
+Kid = Annotated[str, _ulid("The id of the key; deliveries name the key that signed them by it.")]
+MadeAt = Annotated[str, _instant("When the key was made.")]
+
+
+class SigningKeyBody(Struct, frozen=True):
+    """A signing key, without its secret."""
+
+    kid: Kid
+    created_at: MadeAt
+
+
+class SigningKeysBody(Struct, frozen=True):
+    """Your signing keys: the one that signs, and the one that a rotation has staged."""
+
+    active: SigningKeyBody | UnsetType = UNSET
+    candidate: SigningKeyBody | UnsetType = UNSET
+
+
+class NewSigningKeyBody(Struct, frozen=True):
+    """A new signing key. No other answer holds its secret."""
+
+    kid: Kid
+    secret: Annotated[str, _text("32 bytes in base64. Keep it: it is never shown again.")]
+    created_at: MadeAt
+
+
+class FinalizedKeyBody(Struct, frozen=True):
+    """The key that signs from now on."""
+
+    active_kid: Kid
+    created_at: MadeAt

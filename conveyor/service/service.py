@@ -14,6 +14,7 @@ from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
+from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
 
 
@@ -22,7 +23,7 @@ class Service:
 
     `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
-    makes archives of results.
+    makes archives of results, `rotations` changes signing keys.
     """
 
     def __init__(self, ports: ApiPorts, options: ServiceOptions, clock: Clock) -> None:
@@ -65,6 +66,7 @@ class Service:
         self.inputs = FileInputs(context, uploads)
         downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
         self.exports = RunExports(context, downloads, notifier)
+        self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""

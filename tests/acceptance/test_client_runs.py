@@ -163,6 +163,23 @@ def test_a_run_that_another_draws_on_cannot_be_deleted(client: ZenRowsBatchClien
     assert list(job.runs()) == []
 
 
+def test_signing_keys_are_rotated(client: ZenRowsBatchClient) -> None:
+    first, second = client.rotate_hmac_key(), client.rotate_hmac_key()
+    keys = client.list_hmac_keys()
+    assert keys.active is not None
+    assert keys.candidate is not None
+    assert (keys.active.kid, keys.candidate.kid) == (first.kid, second.kid)
+    refused(Code.CANDIDATE_PENDING, 409, client.rotate_hmac_key)
+
+    client.cancel_hmac_rotation()
+    refused(Code.NO_CANDIDATE, 409, client.finalize_hmac_key)
+    third = client.rotate_hmac_key()
+
+    assert client.finalize_hmac_key().active_kid == third.kid
+    keys = client.list_hmac_keys()
+    assert (keys.active and keys.active.kid, keys.candidate) == (third.kid, None)
+
+
 def test_what_is_not_built_yet_says_so(client: ZenRowsBatchClient) -> None:
     job = client.submit_open()
     hook = WebhookDict(url="https://hooks.test/x", signature=False)
@@ -174,10 +191,6 @@ def test_what_is_not_built_yet_says_so(client: ZenRowsBatchClient) -> None:
         lambda: client.get_job_webhook(job.job_id),
         lambda: client.delete_job_webhook(job.job_id),
         lambda: client.test_webhook(hook),
-        client.list_hmac_keys,
-        client.rotate_hmac_key,
-        client.finalize_hmac_key,
-        client.cancel_hmac_rotation,
         job.schedule.pause,
         lambda: job.schedule.update(daily),
     ):

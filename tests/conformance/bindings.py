@@ -12,6 +12,7 @@ from conveyor.ports.binding import Exports, Ingestion, Inputs, Jobs, Runs, Tasks
 from conveyor.ports.maintenance import Sweeping
 from conveyor.ports.outbox import Outbox
 from conveyor.ports.records import Idempotency
+from conveyor.ports.signing_keys import SigningKeys
 from tests.conformance.production_store import open_production
 
 
@@ -44,6 +45,9 @@ class Store(Protocol):
 
     @property
     def outbox(self) -> Outbox: ...
+
+    @property
+    def signing_keys(self) -> SigningKeys: ...
 
     async def aclose(self) -> None: ...
 

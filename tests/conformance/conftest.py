@@ -10,6 +10,7 @@ import pytest
 from conveyor.ports.binding import Exports, Inputs, Jobs, Runs, Tasks
 from conveyor.ports.outbox import Outbox
 from conveyor.ports.records import Idempotency
+from conveyor.ports.signing_keys import SigningKeys
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import BINDINGS, BindingKind, Store
 from tests.conformance.world import World
@@ -84,6 +85,12 @@ def exports(store: Store) -> Exports:
 def outbox(store: Store) -> Outbox:
     """Its notices."""
     return store.outbox
+
+
+@pytest.fixture
+def signing_keys(store: Store) -> SigningKeys:
+    """Its signing keys."""
+    return store.signing_keys
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ class OwnStore:
         self.exports = store.exports
         self.sweeping = store.sweeping
         self.outbox = store.outbox
+        self.signing_keys = store.signing_keys
         self._store = store
         self._release = release
 

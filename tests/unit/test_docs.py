@@ -140,6 +140,10 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "JobInput": schemas.JobInputBody,
     "ExportStarted": schemas.StartExportBody,
     "Export": schemas.ExportBody,
+    "HMACKeyMeta": schemas.SigningKeyBody,
+    "HMACKeyList": schemas.SigningKeysBody,
+    "HMACKeyCreated": schemas.NewSigningKeyBody,
+    "HMACKeyFinalized": schemas.FinalizedKeyBody,
 }
 
 

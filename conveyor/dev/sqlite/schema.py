@@ -208,7 +208,20 @@ TABLES = (
     """,
 )
 
-STEPS = (TABLES,)
+SIGNING_KEYS = (
+    """
+    CREATE TABLE signing_keys ( -- one row a key that signs the events of a caller
+        caller TEXT NOT NULL, -- keyed hash of the API key that made it
+        slot TEXT NOT NULL, -- active or candidate
+        kid TEXT NOT NULL, -- ULID
+        created_at INTEGER NOT NULL, -- when it was made
+        sealed BLOB NOT NULL, -- the secret, encrypted
+        PRIMARY KEY (caller, slot)
+    ) WITHOUT ROWID
+    """,
+)
+
+STEPS = (TABLES, SIGNING_KEYS)
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 
 

@@ -18,6 +18,7 @@ from conveyor.dev.sqlite.outbox import SqliteOutbox
 from conveyor.dev.sqlite.rows import index_of
 from conveyor.dev.sqlite.runs import SqliteRuns
 from conveyor.dev.sqlite.schema import migrate
+from conveyor.dev.sqlite.signing_keys import SqliteSigningKeys
 from conveyor.dev.sqlite.states import find_place
 from conveyor.dev.sqlite.sweeping import SqliteSweeping
 from conveyor.dev.sqlite.tasks import SqliteTasks
@@ -44,6 +45,7 @@ class SqliteStore:
     exports: SqliteExports
     sweeping: SqliteSweeping
     outbox: SqliteOutbox
+    signing_keys: SqliteSigningKeys
 
     @property
     def rows_read(self) -> int:
@@ -165,4 +167,5 @@ async def open_store(path: Path, *, now: int, max_readers: int = 2) -> SqliteSto
         exports=SqliteExports(database),
         sweeping=SqliteSweeping(database),
         outbox=SqliteOutbox(database),
+        signing_keys=SqliteSigningKeys(database),
     )

@@ -155,6 +155,11 @@ def notice_key(run_id: str) -> Key:
     return Key(f"Notice#{run_id}", "Notice")
 
 
+def signing_key(caller: str) -> Key:
+    """Key of a caller's signing keys, both slots in one item."""
+    return Key(f"Signing#{caller}", "Keys")
+
+
 def permits_key(job_id: str) -> Key:
     """Key of a job's permit ledger, if DynamoDB keeps it."""
     return Key(f"Permits#{job_id}", "Permits")

@@ -15,6 +15,7 @@ from conveyor.prod.dynamodb.jobs import DynamoJobs
 from conveyor.prod.dynamodb.outbox import DynamoOutbox
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoRuns
+from conveyor.prod.dynamodb.signing_keys import DynamoSigningKeys
 from conveyor.prod.dynamodb.sweeping import DynamoSweeping
 from conveyor.prod.dynamodb.tasks import DynamoTasks
 
@@ -36,6 +37,7 @@ class DynamoStore:
     exports: DynamoExports
     sweeping: DynamoSweeping
     outbox: DynamoOutbox
+    signing_keys: DynamoSigningKeys
 
     @property
     def rows_read(self) -> int:
@@ -81,4 +83,5 @@ async def open_store(
         exports=DynamoExports(records),
         sweeping=DynamoSweeping(records),
         outbox=DynamoOutbox(records),
+        signing_keys=DynamoSigningKeys(client),
     )
