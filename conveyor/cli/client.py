@@ -25,6 +25,7 @@ from conveyor.client.options import (
 
 if TYPE_CHECKING:
     from conveyor.client.commands import ServerTarget, Terminal
+    from conveyor.client.directory import Destination
     from conveyor.client.inputs import OpenInput
     from conveyor.client.submit import JobOptions
 
@@ -66,7 +67,7 @@ def conveyor(context: click.Context) -> int | None:
 def submit(
     inputs: tuple[str, ...],
     watch: bool,
-    out: Path | None,
+    out: Destination | None,
     idempotency_key: str | None,
     server: str | None,
     api_key: str | None,
@@ -122,7 +123,7 @@ def _checked(tasks: list[Any] | OpenInput, options: JobOptions) -> int:
     "--format",
     "form",
     type=click.Choice(["zip", "jsonl", "csv", "parquet"]),
-    help="Format [by the name of FILE, else zip].",
+    help="Format [by the ending of FILE; zip where it has none].",
 )
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @server_options
@@ -136,12 +137,17 @@ def export(
     api_key: str | None,
 ) -> int:
     """Export the results of a run of JOB into one file: a zip of bodies, or a table of rows."""
-    from conveyor.client.export import FORMS, export_job
+    from conveyor.client.export import export_job, form_of
 
     to_stdout = str(out) == "-"
     if to_stdout and sys.stdout.isatty():
         raise click.UsageError("cannot write an export to a terminal: name a file, or redirect it")
-    chosen = form or FORMS.get(out.suffix.lower(), "zip")
+    chosen = form or ("zip" if to_stdout else form_of(out))
+    if chosen is None:
+        raise click.UsageError(
+            f"no export is a {out.suffix}: name FILE .zip, .jsonl, .ndjson, .csv or .parquet, or "
+            "choose its --format"
+        )
 
     async def work(target: ServerTarget, terminal: Terminal) -> int:
         return await export_job(
@@ -161,7 +167,7 @@ def export(
 @click.argument("job")
 @out_option
 @server_options
-def watch(job: str, out: Path | None, server: str | None, api_key: str | None) -> int:
+def watch(job: str, out: Destination | None, server: str | None, api_key: str | None) -> int:
     """Follow the latest run of JOB to its end."""
     from conveyor.client.commands import watch_job
 
@@ -179,7 +185,7 @@ def watch(job: str, out: Path | None, server: str | None, api_key: str | None) -
 def results(
     job: str,
     jsonl: bool,
-    out: Path | None,
+    out: Destination | None,
     status: str | None,
     server: str | None,
     api_key: str | None,
@@ -250,7 +256,7 @@ def rerun(
     job: str,
     failed: bool,
     watch: bool,
-    out: Path | None,
+    out: Destination | None,
     server: str | None,
     api_key: str | None,
 ) -> int:

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conveyor.cli.commands import job_options, reason, report_error, target_of, tasks_of, unfit
-from conveyor.client.options import Directory, file_options, gateway_options, task_options
+from conveyor.client.options import (
+    Directory,
+    file_options,
+    gateway_options,
+    own_out_option,
+    task_options,
+)
 from conveyor.client.program import INTERRUPTED, Failure, Interruption
 
 if TYPE_CHECKING:
+    from conveyor.client.directory import Destination
     from conveyor.client.inputs import OpenInput
     from conveyor.client.submit import JobOptions
     from conveyor.settings import Settings
@@ -19,14 +26,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE|-|URL...")
-@click.option(
-    "-o",
-    "--out",
-    type=Directory(path_type=Path, file_okay=False),
-    required=True,
-    metavar="DIR",
-    help="Write the result bodies into DIR.",
-)
+@own_out_option
 @file_options
 @task_options
 @gateway_options
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 )
 def run(
     inputs: tuple[str, ...],
-    out: Path,
+    out: Destination,
     data_dir: Path | None,
     api_key: str | None,
     **flags: Any,
@@ -70,20 +70,19 @@ def _whole_job(
     tasks: list[Any] | OpenInput,
     options: JobOptions,
     *,
-    out: Path,
+    out: Destination,
     data_dir: Path | None,
     api_key: str | None,
 ) -> int:
     from conveyor.client.commands import JobSession
-    from conveyor.client.download import prepare
     from conveyor.domain.errors import ConveyorError
     from conveyor.roles.run import run_once
 
     with report_error() as terminal:
-        prepare(out)
+        out.prepare()
         job = JobSession(target_of(None, api_key, lasts=False), terminal, tasks, options, out=out)
         try:
-            code = run_once(settings, job, data_dir=data_dir, beside=out)
+            code = run_once(settings, job, data_dir=data_dir, beside=out.path)
         except (ConveyorError, ExceptionGroup) as error:
             raise Failure(reason(error)) from None
     if code == INTERRUPTED:

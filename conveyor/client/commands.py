@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 
 from conveyor.client.api import Api, ClientClock, connect
-from conveyor.client.download import download, prepare
+from conveyor.client.directory import Destination
+from conveyor.client.download import Downloads, download
 from conveyor.client.errors import ClientError, ServerRefused
 from conveyor.client.inputs import OpenInput, SourcedTask
+from conveyor.client.listing import FailureGroups, ResultTable
 from conveyor.client.output import (
     clean,
     clean_json,
@@ -28,11 +30,13 @@ from conveyor.client.output import (
 from conveyor.client.program import FAILED, INCOMPLETE, SUCCEEDED
 from conveyor.client.progress import describe, meter_for, view_for
 from conveyor.client.submit import JobOptions, submit, submit_file
-from conveyor.client.watch import failure_line, follow, latest_run, summary
-from conveyor.client.wire import JobReply, ResultRow, RunReply, SubmitReply
+from conveyor.client.watch import follow, latest_run, summary
+from conveyor.client.wire import JobReply, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
+from conveyor.domain.export_rows import MANIFEST
 
-SHOWN_FAILURES = 5
+GROUPED_FAILURES = 10_000
+"""Failed tasks that are read for their reasons at the end of a run."""
 JOBS_HEADER = f"{'job':<26}  {'created, UTC':<19}  {'state':<10}  tasks, name"
 
 
@@ -52,9 +56,12 @@ class ServerTarget(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Target({printable(self.server)})"
 
-    def command(self, *words: str, out: Path | str | None = None) -> str:
+    def command(self, *words: str, out: Destination | None = None) -> str:
         """Build a command for the same server, to show to the user."""
-        return command(*words, server=self.named, out=out)
+        if out is None:
+            return command(*words, server=self.named)
+        forced = ("--force",) if out.force else ()
+        return command(*words, *forced, server=self.named, out=out.path)
 
 
 class Following(msgspec.Struct, frozen=True):
@@ -65,7 +72,7 @@ class Following(msgspec.Struct, frozen=True):
     """
 
     words: tuple[str, ...]
-    out: Path | None = None
+    out: Destination | None = None
     status: str | None = None
 
 
@@ -92,13 +99,15 @@ async def submit_tasks(
     *,
     idempotency_key: str | None = None,
     watch: bool = False,
-    out: Path | None = None,
+    out: Destination | None = None,
 ) -> int:
     """Create a job from tasks or from a file of tasks.
 
     With `watch` or `out`, follow it to its end; with `out`, download its results too.
     """
-    _prepare(out)
+    if out is not None:
+        # With a key the job may be the one whose results are there.
+        out.prepare() if idempotency_key is None else out.try_out()
     async with connect(target.server, target.api_key, target.pace) as api:
         reply = await make_job(api, terminal, tasks, options, idempotency_key=idempotency_key)
         if not watch and out is None:
@@ -133,9 +142,10 @@ async def make_job(
     return reply
 
 
-async def watch_job(target: ServerTarget, terminal: Terminal, job_id: str, out: Path | None) -> int:
+async def watch_job(
+    target: ServerTarget, terminal: Terminal, job_id: str, out: Destination | None
+) -> int:
     """Follow the latest run of a job to its end."""
-    _prepare(out)
     async with connect(target.server, target.api_key, target.pace) as api:
         with about(job_id):
             run = await latest_run(api, job_id)
@@ -149,10 +159,11 @@ async def rerun_job(
     *,
     status: str | None,
     watch: bool,
-    out: Path | None,
+    out: Destination | None,
 ) -> int:
     """Run a job again: all tasks, or those in `status`."""
-    _prepare(out)
+    if out is not None:
+        out.prepare(job_id)
     async with connect(target.server, target.api_key, target.pace) as api:
         key = target.pace.token(16).hex()
         with about(job_id):
@@ -163,12 +174,6 @@ async def rerun_job(
         if not watch and out is None:
             return SUCCEEDED
         return await follow_to_end(api, target, terminal, reply.latest_run, _watching(job_id, out))
-
-
-def _prepare(out: Path | None) -> None:
-    # Check now rather than at the end of a run that may take hours.
-    if out is not None:
-        prepare(out)
 
 
 @contextmanager
@@ -186,7 +191,7 @@ def about(job_id: str) -> Iterator[None]:
         raise ClientError(f"job {shown}: {refusal}") from None
 
 
-def _watching(job_id: str, out: Path | None) -> Following:
+def _watching(job_id: str, out: Destination | None) -> Following:
     return Following(words=("watch", job_id), out=out)
 
 
@@ -194,6 +199,9 @@ async def follow_to_end(
     api: Api, target: ServerTarget, terminal: Terminal, run: RunReply, end: Following
 ) -> int:
     """Watch a run until it ends, print its summary, download if asked; return the exit code."""
+    if end.out is not None:
+        # Now rather than at the end of a run that may take hours.
+        end.out.prepare(run.job_id)
     back = target.command(*end.words, out=end.out)
     terminal.farewell = f"interrupted; the job goes on. Come back with: {back}"
     started = api.pace.monotonic()
@@ -201,7 +209,7 @@ async def follow_to_end(
     run = await follow(api, run, view_for(sys.stdout, target.named))
     seconds = api.pace.monotonic() - started if was_live else None
     terminal.say(summary(run, seconds))
-    await _warn_of_failures(api, target, terminal, run)
+    await _warn_of_failures(api, target, terminal, run, end.out)
     if end.out is None:
         return _exit_code(run)
     return await _bring(api, target, terminal, run, end)
@@ -213,20 +221,24 @@ def _exit_code(run: RunReply, status: str | None = None) -> int:
 
 
 async def _warn_of_failures(
-    api: Api, target: ServerTarget, terminal: Terminal, run: RunReply
+    api: Api, target: ServerTarget, terminal: Terminal, run: RunReply, out: Destination | None
 ) -> None:
     if run.stats.failed == 0:
         return
-    shown = 0
+    groups = FailureGroups(own_server=not target.lasts)
     async for row, _raw in api.results(run.job_id, run_id=run.run_id, status="failed"):
-        if shown == SHOWN_FAILURES:
+        groups.add(row)
+        if groups.tasks == GROUPED_FAILURES:
             break
-        terminal.warn(failure_line(row))
-        shown += 1
-    if run.stats.failed > shown and not target.lasts:
-        terminal.warn(f"and {run.stats.failed - shown:,} more")
-    elif run.stats.failed > shown:
+    lines = groups.lines()
+    for line in lines:
+        terminal.warn(line)
+    if rest := run.stats.failed - groups.tasks:
+        terminal.warn(f"failed: {rest:,} more")
+    if run.stats.failed > len(lines):
         listing = target.command("results", run.job_id, "--status", "failed")
+        if out is not None:
+            listing = clean(str(out.path / MANIFEST))
         terminal.warn(f"all of them: {listing}")
 
 
@@ -238,11 +250,16 @@ async def _bring(
     words = ("results", *end.words[1:])
     again = target.command(*words, out=end.out)
     terminal.farewell = f"interrupted. For the results: {again}"
-    done = await download(api, run.job_id, end.out, run_id=run.run_id, status=end.status)
-    for problem in done.problems:
-        terminal.warn(f"not downloaded: {problem}")
-    terminal.say(f"{count(done.files, 'file')} in {clean(str(end.out))}")
+    with meter_for(sys.stderr, api.pace) as meter:
+        done = await download(api, run, end.out, meter, status=end.status)
+    _tell_of_files(terminal, done, end.out)
     return FAILED if done.problems else _exit_code(run, end.status)
+
+
+def _tell_of_files(terminal: Terminal, done: Downloads, out: Destination) -> None:
+    for note in [*done.notes, *(f"not downloaded: {problem}" for problem in done.problems)]:
+        terminal.warn(note)
+    terminal.say(f"{count(done.files, 'file')} in {clean(str(out.path))}")
 
 
 async def show_results(
@@ -250,19 +267,30 @@ async def show_results(
 ) -> int:
     """List the rows of the latest run as they are now."""
     all_succeeded = True
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    table = ResultTable(print, width)
+    groups = FailureGroups(own_server=not target.lasts)
     async with connect(target.server, target.api_key, target.pace) as api:
         with about(job_id):
             async for row, raw in api.results(job_id, status=status):
                 all_succeeded = all_succeeded and row.succeeded
-                print(_json_line(raw) if jsonl else _row_line(row))
+                if jsonl:
+                    print(_json_line(raw))
+                    continue
+                table.add(row)
+                if row.status == "failed":
+                    groups.add(row)
+    if not jsonl and not table.end():
+        terminal.warn("no such tasks")
+    for line in groups.lines():
+        terminal.warn(line)
     return SUCCEEDED if all_succeeded else INCOMPLETE
 
 
 async def fetch_results(
-    target: ServerTarget, terminal: Terminal, job_id: str, *, out: Path, status: str | None
+    target: ServerTarget, terminal: Terminal, job_id: str, *, out: Destination, status: str | None
 ) -> int:
     """Download the bodies of the latest run into a directory, once the run has ended."""
-    _prepare(out)
     only = () if status is None else ("--status", status)
     end = Following(words=("results", job_id, *only), out=out, status=status)
     async with connect(target.server, target.api_key, target.pace) as api:
@@ -276,12 +304,6 @@ async def fetch_results(
 def _json_line(raw: bytes) -> str:
     compact = msgspec.json.format(raw, indent=-1)
     return clean_json(mask_credentials(compact.decode()))
-
-
-def _row_line(row: ResultRow) -> str:
-    name = printable(row.external_id or row.task_id)
-    line = f"{printable(row.status):<10}  {name:<26}  {printable(row.url)}"
-    return f"{line}  {printable(row.error.code)}" if row.error else line
 
 
 async def list_jobs(
@@ -358,7 +380,7 @@ class JobSession:
         tasks: Sequence[SourcedTask] | OpenInput,
         options: JobOptions,
         *,
-        out: Path,
+        out: Destination,
     ) -> None:
         self.farewell = "interrupted before anything was done"
         self._target = target
@@ -380,17 +402,18 @@ class JobSession:
         """Stop the run and download the results so far."""
         if self._run is None:
             return
-        self.farewell = f"interrupted; only a part of the results is in {clean(str(self._out))}"
+        self.farewell = (
+            f"interrupted; only a part of the results is in {clean(str(self._out.path))}"
+        )
         self._terminal.warn(
             "stopping and saving the results so far; interrupt again to quit at once"
         )
         async with connect(server, self._target.api_key, self._target.pace) as api:
             run = await self._stopped(api, self._run)
             self._terminal.say(summary(run))
-            done = await download(api, run.job_id, self._out, run_id=run.run_id)
-        for problem in done.problems:
-            self._terminal.warn(f"not downloaded: {problem}")
-        self._terminal.say(f"{count(done.files, 'file')} in {clean(str(self._out))}")
+            with meter_for(sys.stderr, api.pace) as meter:
+                done = await download(api, run, self._out, meter)
+        _tell_of_files(self._terminal, done, self._out)
         self.farewell = "interrupted; the results so far are kept"
 
     async def _stopped(self, api: Api, run: RunReply) -> RunReply:

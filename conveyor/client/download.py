@@ -1,225 +1,269 @@
-"""Download result bodies into a directory: several at a time, each streamed into its own file.
-
-File names are portable, unique, and never lead out of the directory.
-"""
+"""Fetch the bodies of a run into a directory: many through one export, few one by one."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+import zipfile
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import BinaryIO
+from typing import IO
 
 import anyio
 import httpx
+import msgspec
+from anyio import to_thread
+from anyio.lowlevel import checkpoint
 from tenacity import retry_if_exception_type
 
 from conveyor.client.api import CONNECTIONS, Api, retrying
-from conveyor.client.errors import ClientError
-from conveyor.client.output import clean
-from conveyor.client.wire import ResultRow
-
-MAX_NAME = 120
-
-_FORMATS = {
-    "html": ".html",
-    "json": ".json",
-    "markdown": ".md",
-    "plaintext": ".txt",
-    "pdf": ".pdf",
-}
-_MEDIA_TYPES = {
-    "application/json": ".json",
-    "application/pdf": ".pdf",
-    "application/xml": ".xml",
-    "image/gif": ".gif",
-    "image/jpeg": ".jpg",
-    "image/png": ".png",
-    "image/svg+xml": ".svg",
-    "image/webp": ".webp",
-    "text/css": ".css",
-    "text/csv": ".csv",
-    "text/markdown": ".md",
-    "text/plain": ".txt",
-    "text/xml": ".xml",
-}
-_EXTENSIONS = frozenset({".htm", *_FORMATS.values(), *_MEDIA_TYPES.values()})
-_UNPORTABLE = re.compile(r"[^A-Za-z0-9._-]")
-_RESERVED = frozenset(
-    {"con", "prn", "aux", "nul", "clock$", "conin$", "conout$"}
-    | {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
+from conveyor.client.directory import (
+    Destination,
+    ManifestRow,
+    ResultDirectory,
+    extension,
+    unwritable,
+    writing_into,
 )
-
-
-def extension(result_format: str | None, content_type: str) -> str:
-    """Choose the extension for a body, with its dot.
-
-    The format decides, except for `html`: the server calls any plain fetch `html`, so there the
-    Content-Type decides.
-    """
-    media_type = content_type.partition(";")[0].strip().lower()
-    if result_format in (None, "html"):
-        return _MEDIA_TYPES.get(media_type, ".html")
-    return _FORMATS.get(result_format or "", ".bin")
-
-
-def portable(text: str) -> str:
-    """Turn a text into a file name that every common file system accepts.
-
-    The name has ASCII letters, digits, `.`, `_` and `-` only, no dot at either end, no leading
-    hyphen, and is not reserved by Windows. It is at most 120 characters long; a longer one is cut
-    and ends in a part of its hash.
-    """
-    name = _UNPORTABLE.sub("_", text).strip(".")
-    if name.startswith("-") or name.partition(".")[0].lower() in _RESERVED:
-        name = f"_{name}"
-    if len(name) > MAX_NAME:
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        name = f"{name[: MAX_NAME - 9]}-{digest}"
-    return name or "_"
-
-
-class FileNames:
-    """Hands out file names that stay unique on file systems that ignore case."""
-
-    def __init__(self) -> None:
-        self._claimed: dict[str, int] = {}
-        self._given: dict[str, int] = {}
-
-    def claim(self, text: str) -> str:
-        """Claim a name for a text before its extension is known, numbered from 2 if it is taken."""
-        return _apart(*_split(portable(text)), self._claimed)
-
-    def give(self, claimed: str, suffix: str) -> str:
-        """Complete a claimed name with its extension, without doubling one that it already has."""
-        base, known = _split(claimed)
-        same = known.lower() == suffix
-        return _apart(base if same else claimed, suffix, self._given)
-
-
-def _split(name: str) -> tuple[str, str]:
-    base, dot, suffix = name.rpartition(".")
-    known = bool(base) and f".{suffix.lower()}" in _EXTENSIONS
-    return (base, dot + suffix) if known else (name, "")
-
-
-def _apart(base: str, suffix: str, taken: dict[str, int]) -> str:
-    """Find a free name; `taken` maps each name to the next number to try."""
-    wanted = (base + suffix).lower()
-    name = base + suffix
-    number = taken.get(wanted, 2)
-    while name.lower() in taken:
-        name = f"{base}-{number}{suffix}"
-        number += 1
-    taken[wanted] = number
-    taken.setdefault(name.lower(), 2)
-    return name
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path`, and rename it to `path` once it is complete.
-
-    On an error the temporary file is removed; an existing file at `path` stays until the rename.
-    """
-    aside = path.with_name(f".{path.name}.part")
-    aside.unlink(missing_ok=True)
-    try:
-        with aside.open("xb") as file:
-            yield file
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-
+from conveyor.client.errors import ClientError, ServerUnreachable
+from conveyor.client.output import clean, mask_credentials, printable
+from conveyor.client.progress import TransferView
+from conveyor.client.watch import GROWTH, PATIENCE
+from conveyor.client.wire import FETCHED, ExportReply, ResultRow, RunReply
+from conveyor.domain.export_rows import MANIFEST, ExportRow
+from conveyor.domain.model import Problem
 
 ATTEMPTS = 3
+FIRST_INTERVAL = 0.1
+LAST_INTERVAL = 2.0
+EXPORTED_FILES = 500
+"""As many missing files come through an export, whose one transfer is faster by far."""
+EXPORT_START = 30.0
+"""Seconds that such an export may wait for another one."""
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
 class Downloads:
-    """Counts the files written, and holds a line for each body that could not be downloaded."""
+    """Counts the files that are there. Holds a line for each body that could not be downloaded, and
+    for whatever else the user should know."""
 
     files: int = 0
     unsuccessful_tasks: int = 0
     problems: list[str] = field(default_factory=list)
-
-
-def prepare(directory: Path) -> None:
-    """Make a directory and check that files can be written into it. Raises ClientError."""
-    try:
-        _make(directory)
-        with TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise _unwritable(directory, error) from None
+    notes: list[str] = field(default_factory=list)
 
 
 async def download(
-    api: Api, job_id: str, directory: Path, *, run_id: str | None = None, status: str | None = None
+    api: Api,
+    run: RunReply,
+    destination: Destination,
+    meter: TransferView,
+    *,
+    status: str | None = None,
 ) -> Downloads:
-    """Write the body of every successful task of a run into `directory`, creating it.
+    """Bring a directory up to date with an ended run: the body of every successful task, a
+    manifest and an index. Files of this run that are there already are not fetched again.
 
-    Files are named by external id, else by task id, and replace existing ones. Raises ClientError
-    if the directory cannot be written.
+    Raises ClientError if the directory holds other results, or cannot be written.
     """
-    run = _Downloader(api, directory)
-    try:
-        _make(directory)
-        async with anyio.create_task_group() as group:
-            async for row, _raw in api.results(job_id, run_id=run_id, status=status):
-                if not row.succeeded:
-                    run.done.unsuccessful_tasks += 1
-                elif row.result_url is None:
-                    run.done.problems.append(f"{clean(row.task_id)}: the result has expired")
-                else:
-                    name = run.names.claim(row.external_id or row.task_id)
-                    await run.slots.acquire()
-                    group.start_soon(run.fetch, name, row, row.result_url)
-    except OSError as error:
-        raise _unwritable(directory, error) from None
-    except BaseExceptionGroup as errors:
-        raise _plain(directory, errors) from None
-    return run.done
+    with ResultDirectory(destination, run.job_id) as directory:
+        work = _Download(api, run, directory, meter, status)
+        missing = run.stats.successful - directory.count_of(run.run_id)
+        if status in ("failed", "processing") or missing < EXPORTED_FILES:
+            await work.fetch_each()
+        else:
+            async with work.exported(destination.path) as archive:
+                await (work.fetch_each() if archive is None else work.unpack(archive))
+        work.done.notes.extend(directory.moved)
+    return work.done
 
 
-class _Downloader:
-    """State shared by the transfers of one download."""
+class _Download:
+    """The state of one download."""
 
-    def __init__(self, api: Api, directory: Path) -> None:
-        self.slots = anyio.Semaphore(CONNECTIONS)
-        self.names = FileNames()
+    def __init__(
+        self,
+        api: Api,
+        run: RunReply,
+        directory: ResultDirectory,
+        meter: TransferView,
+        status: str | None,
+    ) -> None:
         self.done = Downloads()
         self._api = api
+        self._run = run
         self._directory = directory
+        self._meter = meter
+        self._status = status
+        self._slots = anyio.Semaphore(CONNECTIONS)
 
-    async def fetch(self, claimed: str, row: ResultRow, url: str) -> None:
+    async def fetch_each(self) -> None:
+        """Fetch each body by its link, several at a time."""
+        self._meter.begin("fetching", self._run.stats.successful, unit="files")
+        path = self._directory.path
+        try:
+            async with anyio.create_task_group() as group:
+                async for reply, _raw in self._api.results(
+                    self._run.job_id, run_id=self._run.run_id, status=self._status
+                ):
+                    row = self._row(reply)
+                    runs = (self._run.run_id, reply.source_run_id)
+                    if reply.succeeded and self._kept(row, *runs):
+                        continue
+                    if reply.result_url is None:
+                        self._list_without_body(row)
+                        continue
+                    claimed = self._directory.claim(row.external_id, row.task_id)
+                    await self._slots.acquire()
+                    group.start_soon(self._fetch, claimed, row, reply.result_url)
+        except OSError as error:
+            raise unwritable(path, error) from None
+        except BaseExceptionGroup as errors:
+            raise _plain(path, errors) from None
+
+    @asynccontextmanager
+    async def exported(self, path: Path) -> AsyncIterator[zipfile.ZipFile | None]:
+        """Fetch the run as one archive; None where there is none to be had."""
+        with tempfile.TemporaryFile(dir=path) as file:
+            archive = None
+            try:
+                export = await export_run(
+                    self._api, self._run, "zip", self._meter, start_within=EXPORT_START
+                )
+                await transfer_export(
+                    self._api, self._run, export, partial(_emptied, file), self._meter
+                )
+                archive = await to_thread.run_sync(zipfile.ZipFile, file)
+            except ServerUnreachable:
+                raise
+            except (ClientError, OSError, zipfile.BadZipFile) as error:
+                reason = clean(str(error))
+                self.done.notes.append(f"no export to be had, so one by one: {reason}")
+            yield archive
+
+    async def unpack(self, archive: zipfile.ZipFile) -> None:
+        """Take each body out of the archive."""
+        self._meter.begin("writing", self._run.stats.successful, unit="files")
+        with writing_into(self._directory.path), archive.open(MANIFEST) as lines:
+            for line in lines:
+                await checkpoint()
+                exported = _export_rows.decode(line)
+                row = self._listed(exported)
+                if self._status == "successful" and row.status not in FETCHED:
+                    continue
+                if row.status in FETCHED and self._kept(row, self._run.run_id):
+                    continue
+                if exported.file is None:
+                    self._list_without_body(row)
+                    continue
+                try:
+                    await self._extract(archive, exported.file, row)
+                except (KeyError, zipfile.BadZipFile, zlib.error, EOFError):
+                    self._list_without_body(row, "the export is damaged")
+
+    async def _extract(self, archive: zipfile.ZipFile, member: str, row: ManifestRow) -> None:
+        claimed = self._directory.claim(row.external_id, row.task_id)
+        suffix = extension(row.type, row.content_type or "")
+        with (
+            archive.open(member) as pieces,
+            self._directory.body(claimed, suffix, row.task_id) as new,
+        ):
+            while piece := pieces.read(PIECE_BYTES):
+                new.file.write(piece)
+                await checkpoint()
+        self._add(row, new.name, row.size or 0, row.content_type)
+
+    async def _fetch(self, claimed: str, row: ManifestRow, url: str) -> None:
         """Download one body, retrying a broken transfer; release the slot at the end."""
         broken = retry_if_exception_type(httpx.TransportError)
         try:
             await retrying(self._api.pace, ATTEMPTS, broken)(self._transfer, claimed, row, url)
-            self.done.files += 1
         except (ClientError, httpx.RequestError) as error:
             reason = clean(str(error)) or type(error).__name__
-            self.done.problems.append(f"{clean(row.task_id)}: {reason}")
+            self._list_without_body(row, reason)
         finally:
-            self.slots.release()
+            self._slots.release()
 
-    async def _transfer(self, claimed: str, row: ResultRow, url: str) -> None:
+    async def _transfer(self, claimed: str, row: ManifestRow, url: str) -> None:
+        size = 0
         async with self._api.download(url) as response:
-            suffix = extension(row.type, response.headers.get("Content-Type", ""))
-            with replacing(self._directory / self.names.give(claimed, suffix)) as file:
+            content_type = response.headers.get("Content-Type", "")
+            suffix = extension(row.type, content_type)
+            with self._directory.body(claimed, suffix, row.task_id) as new:
                 async for chunk in response.aiter_raw():
-                    file.write(chunk)
+                    new.file.write(chunk)
+                    size += len(chunk)
+        self._add(row, new.name, size, content_type)
+
+    def _kept(self, row: ManifestRow, *run_ids: str | None) -> bool:
+        """List a row whose file is there; return whether it is."""
+        held = self._directory.held(row.task_id, *run_ids)
+        if held is None:
+            return False
+        # Past its retention at the server, but not here.
+        row = msgspec.structs.replace(row, status="successful")
+        self._add(row, held.name, held.size, held.content_type)
+        return True
+
+    def _list_without_body(self, row: ManifestRow, problem: str | None = None) -> None:
+        """List a row that brought no body now; a file of an earlier run stays, with that run."""
+        if row.status not in FETCHED:
+            self.done.unsuccessful_tasks += 1
+        else:
+            reason = problem or "the result has expired"
+            self.done.problems.append(f"{clean(row.task_id)}: {reason}")
+        held = self._directory.held(row.task_id)
+        if held is not None:
+            row = msgspec.structs.replace(
+                row,
+                run_id=held.run_id,
+                file=held.name,
+                size=held.size,
+                content_type=held.content_type,
+            )
+        self._directory.add(row)
+
+    def _add(self, row: ManifestRow, name: str, size: int, content_type: str | None) -> None:
+        self._directory.add(
+            msgspec.structs.replace(row, file=name, size=size, content_type=content_type)
+        )
+        self.done.files += 1
+        self._meter.move(self.done.files)
+
+    def _row(self, reply: ResultRow) -> ManifestRow:
+        error = reply.error
+        return ManifestRow(
+            job_id=self._run.job_id,
+            run_id=self._run.run_id,
+            task_id=reply.task_id,
+            external_id=reply.external_id,
+            url=mask_credentials(reply.url),
+            status=reply.status,
+            type=reply.type,
+            error=None
+            if error is None
+            else Problem(error.code, error.title, error.status, detail=error.detail),
+            metadata=reply.metadata,
+        )
+
+    def _listed(self, row: ExportRow) -> ManifestRow:
+        fields = msgspec.structs.asdict(row)
+        fields.update(url=mask_credentials(row.url), file=None)
+        return ManifestRow(job_id=self._run.job_id, run_id=self._run.run_id, **fields)
 
 
-def _make(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
+_export_rows = msgspec.json.Decoder(ExportRow)
+
+
+@contextmanager
+def _emptied(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    file.seek(0)
+    file.truncate()
+    yield file
 
 
 def _plain(directory: Path, errors: BaseExceptionGroup) -> BaseException:
@@ -228,10 +272,80 @@ def _plain(directory: Path, errors: BaseExceptionGroup) -> BaseException:
         if isinstance(error, ClientError):
             return error
         if isinstance(error, OSError):
-            return _unwritable(directory, error)
+            return unwritable(directory, error)
     return errors
 
 
-def _unwritable(directory: Path, error: OSError) -> ClientError:
-    reason = error.strerror or type(error).__name__
-    return ClientError(f"cannot write into {clean(str(directory))}: {reason}")
+async def export_run(
+    api: Api, run: RunReply, form: str, meter: TransferView, *, start_within: float | None = None
+) -> ExportReply:
+    """Start an export and wait until it is completed.
+
+    Raises ClientError with the server's reason if it fails, or does not begin in time.
+    """
+    export = await api.start_export(run.job_id, run.run_id, form=form)
+    meter.begin("making the export")
+    interval = FIRST_INTERVAL
+    asked_at = answered_at = api.pace.monotonic()
+    while export.live:
+        late = start_within is not None and api.pace.monotonic() - asked_at > start_within
+        if late and export.status == "pending":
+            raise ClientError("the server is busy with other exports")
+        await api.pace.sleep(interval)
+        interval = min(interval * GROWTH, LAST_INTERVAL)
+        meter.move()
+        try:
+            export = await api.export(run.job_id, run.run_id, export.export_id)
+        except ServerUnreachable:
+            if api.pace.monotonic() - answered_at > PATIENCE:
+                raise
+            continue
+        answered_at = api.pace.monotonic()
+    if export.status != "completed":
+        raise ClientError(f"the export failed: {printable(export.error or export.status)}")
+    return export
+
+
+async def transfer_export(
+    api: Api,
+    run: RunReply,
+    export: ExportReply,
+    opened: Callable[[], AbstractContextManager[IO[bytes]]],
+    meter: TransferView,
+    *,
+    attempts: int = ATTEMPTS,
+) -> int:
+    """Download a completed export into the file that each call of `opened` gives empty; return the
+    number of bytes.
+
+    A broken transfer starts again. Raises ClientError if the download fails.
+    """
+
+    async def attempt() -> int:
+        # The link expires before the export; each look gives a fresh one.
+        fresh = await api.export(run.job_id, run.run_id, export.export_id)
+        if fresh.download_url is None:
+            raise ClientError("the export is completed, but has no link")
+        with opened() as file:
+            return await _copy(api, fresh.download_url, file, meter)
+
+    try:
+        done: int = await retrying(api.pace, attempts, retry_if_exception_type(httpx.RequestError))(
+            attempt
+        )
+    except httpx.RequestError as error:
+        reason = clean(str(error)) or type(error).__name__
+        raise ClientError(f"export download failed: {reason}") from None
+    return done
+
+
+async def _copy(api: Api, url: str, file: IO[bytes], meter: TransferView) -> int:
+    done = 0
+    async with api.download(url) as response:
+        length = response.headers.get("Content-Length", "")
+        meter.begin("downloading", int(length) if length.isdecimal() else None)
+        async for chunk in response.aiter_raw():
+            file.write(chunk)
+            done += len(chunk)
+            meter.move(done)
+    return done

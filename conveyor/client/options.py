@@ -6,8 +6,9 @@ import codecs
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -91,12 +92,39 @@ server_options = _stacked(
     ),
     api_key_option,
 )
-out_option = click.option(
-    "--out",
-    type=Directory(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Write the result bodies into DIR, once the run has ended.",
+
+
+def _out_option(*names: str, required: bool, text: str) -> Callable[[Command], Command]:
+    """Build the option for a directory of results, with `--force`; both become one `out`."""
+    directory = click.option(
+        *names,
+        type=Directory(path_type=Path, file_okay=False),
+        required=required,
+        metavar="DIR",
+        help=text,
+    )
+    replaces = click.option(
+        "--force", is_flag=True, help="Replace the results of another job, and other files, in DIR."
+    )
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def joined(*args: Any, out: Path | None, force: bool, **rest: Any) -> Any:
+            from conveyor.client.directory import Destination
+
+            if force and out is None:
+                raise click.UsageError("--force needs --out")
+            return command(*args, out=None if out is None else Destination(out, force), **rest)
+
+        return cast(Command, directory(replaces(joined)))
+
+    return decorate
+
+
+out_option = _out_option(
+    "--out", required=False, text="Write the result bodies into DIR, once the run has ended."
 )
+own_out_option = _out_option("-o", "--out", required=True, text="Write the result bodies into DIR.")
 watch_option = click.option("--watch", is_flag=True, help="Follow the run to its end.")
 status_option = click.option(
     "--status",

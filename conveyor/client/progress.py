@@ -73,12 +73,13 @@ class TransferView(Protocol):
         /,
     ) -> None: ...
 
-    def begin(self, step: str, total: int | None = None) -> None:
-        """Start a step; `total` is its size in bytes, None for a step that moves no bytes."""
+    def begin(self, step: str, total: int | None = None, *, unit: str | None = None) -> None:
+        """Start a step; `total` is its size in bytes, or in `unit` if there is one, None for a step
+        of unknown size."""
         ...
 
     def move(self, done: int = 0) -> None:
-        """Set the bytes done so far; without a number, show that the step still goes on."""
+        """Set the bytes or units done so far; without a number, show that the step goes on."""
         ...
 
 
@@ -194,6 +195,7 @@ class LineTransferView:
         self._begun_at = self._shown_at
         self._step = ""
         self._total: int | None = None
+        self._unit: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -207,9 +209,9 @@ class LineTransferView:
     ) -> None:
         self._stream.flush()
 
-    def begin(self, step: str, total: int | None = None) -> None:
+    def begin(self, step: str, total: int | None = None, *, unit: str | None = None) -> None:
         """Note the step; print its name if a line is due."""
-        self._step, self._total = step, total
+        self._step, self._total, self._unit = step, total, unit
         self._begun_at = self._clock.monotonic()
         self.move()
 
@@ -221,6 +223,8 @@ class LineTransferView:
         self._shown_at = now
         if self._total is None:
             progress = f"for {duration(now - self._begun_at)}"
+        elif self._unit is not None:
+            progress = f"{done:,} of {self._total:,} {self._unit}"
         else:
             progress = f"{size(done)} of {size(self._total)}"
         print(f"{self._step}: {progress}", file=self._stream, flush=True)
@@ -282,6 +286,13 @@ class TaskRateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed or 0:,.1f}/s")
+
+
+class UnitColumn(ProgressColumn):
+    """Draws how many of the units of a step are done."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.completed:,.0f}/{task.total or 0:,.0f} {task.fields['unit']}")
 
 
 def _cell() -> Column:
@@ -357,7 +368,8 @@ def _advance(progress: Progress, run: RunReply, **fields: Any) -> None:
 
 
 class BarTransferView(OneLineProgress):
-    """A bar with bytes, rate and time left; for a step without bytes, with the time it takes."""
+    """A bar with bytes or units, rate and time left; for a step of unknown size, with the time it
+    takes."""
 
     def __init__(self, stream: TextIO, clock: TransferClock) -> None:
         super().__init__(stream, get_time=clock.monotonic, transient=True)
@@ -372,14 +384,23 @@ class BarTransferView(OneLineProgress):
             [step, done],
             [done],
         ]
+        count, speed = UnitColumn(_cell()), TaskRateColumn(_cell())
+        self._counted: list[Layout] = [
+            [step, bar, count, speed, left],
+            [step, bar, count, left],
+            [step, bar, count],
+            [step, count],
+            [count],
+        ]
         self._unsized: list[Layout] = [[step, bar, taken], [step, taken]]
 
-    def begin(self, step: str, total: int | None = None) -> None:
+    def begin(self, step: str, total: int | None = None, *, unit: str | None = None) -> None:
         """Start the bar anew."""
         for task_id in self.task_ids:
             self.remove_task(task_id)
-        self.layouts = self._unsized if total is None else self._sized
-        self.add_task(step, total=total)
+        sized = self._sized if unit is None else self._counted
+        self.layouts = self._unsized if total is None else sized
+        self.add_task(step, total=total, unit=unit)
 
     def move(self, done: int = 0) -> None:
         """Move the bar."""

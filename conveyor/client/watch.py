@@ -6,7 +6,7 @@ from conveyor.client.api import Api
 from conveyor.client.errors import ClientError, ServerUnreachable
 from conveyor.client.output import count, duration, printable
 from conveyor.client.progress import ProgressView
-from conveyor.client.wire import ResultRow, RunReply
+from conveyor.client.wire import RunReply
 
 FIRST_INTERVAL = 0.05
 LAST_INTERVAL = 1.0
@@ -48,6 +48,11 @@ async def latest_run(api: Api, job_id: str) -> RunReply:
     return job.latest_run
 
 
+def _reason(word: str) -> str:
+    # The direct gateway, which has its errors too, is the server itself: to its user it is none.
+    return "no good answer" if word == "gateway_error" else printable(word)
+
+
 def summary(run: RunReply, seconds: float | None = None) -> str:
     """Summarise an ended run in one line, with the reasons of its failures."""
     stats = run.stats
@@ -57,16 +62,9 @@ def summary(run: RunReply, seconds: float | None = None) -> str:
     line = f"{printable(run.status)}: {', '.join(parts)}"
     if stats.failure_reasons:
         reasons = sorted(stats.failure_reasons.items(), key=lambda item: (-item[1], item[0]))
-        line += f" ({', '.join(f'{printable(reason)} {number:,}' for reason, number in reasons)})"
+        line += f" ({', '.join(f'{_reason(word)} {number:,}' for word, number in reasons)})"
     if seconds is not None:
         line += f" in {duration(seconds)}"
     if why := ": ".join(filter(None, (run.failure_reason, run.failure_detail))):
         line += f"; {printable(why)}"
     return line
-
-
-def failure_line(row: ResultRow) -> str:
-    """Describe a failed task in one line."""
-    error = row.error
-    reason = f"{error.code}: {error.detail or error.title}" if error else "no reason given"
-    return f"failed: {printable(row.url)}: {printable(reason)}"

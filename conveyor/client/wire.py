@@ -148,6 +148,7 @@ class ProblemReply(msgspec.Struct, frozen=True):
 
     code: str = "internal"
     title: str = ""
+    status: int = 0
     detail: str | None = None
     invalid_tasks: list[InvalidTaskReply] | None = None
 
@@ -158,6 +159,10 @@ class RefusalReply(ProblemReply, frozen=True, kw_only=True):
     code: str
 
 
+FETCHED = frozenset({"successful", "expired"})
+"""Statuses of a task that brought a body, even if it has expired since."""
+
+
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     """A task of a run. `result_url` is signed and needs no key; None if there is no body."""
 
@@ -165,14 +170,18 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     status: str
     external_id: str | None = None
+    metadata: dict[str, str] | None = None
     type: str | None = None
+    size: int | None = None
     result_url: str | None = None
     error: ProblemReply | None = None
+    source_run_id: str | None = None
+    updated_at: str = ""
 
     @property
     def succeeded(self) -> bool:
         """Tell whether the task brought a body, even if it has expired since."""
-        return self.status in ("successful", "expired")
+        return self.status in FETCHED
 
 
 class RawResultsPage(msgspec.Struct, frozen=True):

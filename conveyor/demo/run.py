@@ -14,9 +14,10 @@ from typing import Any, TextIO
 from anyio.from_thread import start_blocking_portal
 
 from conveyor.client.api import ClientClock, connect
+from conveyor.client.directory import Destination
 from conveyor.client.download import download
 from conveyor.client.inputs import SourcedTask
-from conveyor.client.progress import view_for
+from conveyor.client.progress import meter_for, view_for
 from conveyor.client.submit import JobOptions, submit
 from conveyor.client.watch import follow, summary
 from conveyor.demo.site import pages, serve_site
@@ -141,7 +142,8 @@ async def tour(
         run = await follow(api, reply.latest_run, view_for(stream or io.StringIO(), server))
         say(summary(run, pace.monotonic() - started))
         folder = directory / reply.job_id
-        done = await download(api, reply.job_id, folder, run_id=run.run_id)
+        with meter_for(stream or io.StringIO(), pace) as meter:
+            done = await download(api, run, Destination(folder), meter)
     for problem in done.problems:
         say(f"not downloaded: {problem}")
     say(f"results are in {folder}")

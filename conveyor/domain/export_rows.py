@@ -21,6 +21,9 @@ from conveyor.domain.model import Format, Problem, Task
 MANIFEST = "manifest.jsonl"
 """The name of the list of all rows; no body gets it."""
 
+INDEX = "index.html"
+"""The name of the page that lists the rows; no body gets it."""
+
 MAX_STEM = 128
 
 EXTENSIONS = {
@@ -43,7 +46,8 @@ class ArchiveNames:
 
     def __init__(self) -> None:
         self._uses = UseCounts()
-        self._uses.add(_hash(MANIFEST))
+        for name in (MANIFEST, INDEX):
+            self._uses.add(_hash(name))
 
     def name(self, task_id: str, external_id: str | None, extension: str) -> str:
         """Return the name of the next body."""
@@ -133,14 +137,16 @@ _FORMULA = frozenset("=+-@\t\r\n＝＋－＠")  # spreadsheets read the wide one
 class ExportRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One row of an export.
 
-    `status` is a task's, or `expired`. `file` is the body's name in an archive and `size` its
-    bytes; where bodies stand inside rows, `body` is the text, or base64 of the bytes.
+    `status` is a task's, or `expired`. `type` is the format of the body, `file` its name in an
+    archive and `size` its bytes; where bodies stand inside rows, `body` is the text, or base64 of
+    the bytes.
     """
 
     task_id: str
     external_id: str | None = None
     url: str
     status: str
+    type: str | None = None
     file: str | None = None
     content_type: str | None = None
     size: int | None = None
@@ -174,6 +180,7 @@ def export_row(
         external_id=task.spec.external_id,
         url=task.spec.url,
         status=status,
+        type=None if result is None else result.format.value,
         file=file,
         content_type=None if result is None else result.content_type,
         size=None if result is None else result.size,

@@ -24,9 +24,9 @@ from conveyor.gateway.http_client import (
 )
 from conveyor.gateway.problems import (
     MAX_REDIRECTS,
+    target_failure,
     target_verdict,
     too_many_redirects,
-    transport_failure,
 )
 from conveyor.gateway.targets import Target, is_public, parse_target, redirected
 from conveyor.ports.clock import Clock
@@ -128,10 +128,10 @@ class DirectGateway:
 
     async def _send(self, hop: _Hop, timeout: float, tally: _Tally) -> HttpAnswer:
         if timeout <= 0:
-            raise transport_failure(TransportTrouble.TIMEOUT)
+            raise target_failure(TransportTrouble.TIMEOUT)
         host = hop.target.host
         if not self._allow_private and _is_literal(host) and not is_public(host.strip("[]")):
-            raise transport_failure(TransportTrouble.REFUSED)
+            raise target_failure(TransportTrouble.REFUSED)
         try:
             answer = await self._client.send(
                 hop.method,
@@ -143,7 +143,7 @@ class DirectGateway:
             )
         except TransportError as error:
             tally.sent += error.sent
-            raise transport_failure(error.trouble) from None
+            raise target_failure(error.trouble) from None
         tally.sent += answer.sent
         return answer
 

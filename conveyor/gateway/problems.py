@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
+import msgspec
+
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.domain.model import Problem, TaskFailure
 from conveyor.ports.gateway import ScrapeFailed
@@ -20,6 +22,15 @@ def transport_failure(trouble: TransportTrouble) -> ScrapeFailed:
     """Return the verdict on an exchange that brought no whole answer."""
     code, title, status, failure, retryable = _TRANSPORT[trouble]
     return ScrapeFailed(Problem(code, title, status), failure, retryable=retryable)
+
+
+def target_failure(trouble: TransportTrouble) -> ScrapeFailed:
+    """Return the verdict on a direct fetch that brought no whole answer: there is no gateway that
+    could be unreachable."""
+    failed = transport_failure(trouble)
+    if trouble in _TARGET_CODES:
+        failed.problem = msgspec.structs.replace(failed.problem, code=_TARGET_CODES[trouble])
+    return failed
 
 
 _GATEWAY_ERROR = TaskFailure.GATEWAY_ERROR
@@ -101,6 +112,14 @@ _TRANSPORT: dict[TransportTrouble, tuple[str, str, int, TaskFailure, bool]] = {
         TaskFailure.TIMEOUT,
         True,
     ),
+}
+
+
+_TARGET_CODES = {
+    TransportTrouble.UNRESOLVED: "host_not_found",
+    TransportTrouble.UNREACHABLE: "connection_failed",
+    TransportTrouble.TLS: "tls_failed",
+    TransportTrouble.NO_COMMON_PROTOCOL: "no_common_protocol",
 }
 
 

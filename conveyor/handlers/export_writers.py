@@ -1,7 +1,7 @@
 """Write exports: a zip archive with a file for each body, JSON lines, or CSV.
 
-The manifest of a zip archive, with all rows, comes last. Rows arrive on the event loop; a writer
-runs in a thread.
+The index and the manifest of a zip archive, with all rows, come last. Rows arrive on the event
+loop; a writer runs in a thread.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,7 @@ from anyio import from_thread, to_thread
 
 from conveyor.domain.export_rows import (
     EXTENSIONS,
+    INDEX,
     MANIFEST,
     ArchiveNames,
     Exported,
@@ -28,6 +30,7 @@ from conveyor.domain.export_rows import (
     inline_row,
     neutral,
 )
+from conveyor.domain.result_index import IndexPage
 
 if TYPE_CHECKING:
     from stream_zip import Method
@@ -47,22 +50,24 @@ _encoder = msgspec.json.Encoder()
 def zip_pieces(rows: Iterable[Exported]) -> Generator[bytes, None, None]:
     """Yield the archive in pieces of 64 KiB, while the rows come in.
 
-    The manifest waits in a temporary file, packed. Memory holds each body's entry in the archive's
-    directory, about 250 bytes.
+    The index and the manifest wait in temporary files, packed. Memory holds each body's entry in
+    the archive's directory, about 250 bytes.
     """
     # It takes a tenth of a second of a start, and few servers make an archive.
     from stream_zip import stream_zip
 
-    with tempfile.TemporaryFile() as spool:
-        yield from stream_zip(_members(rows, spool), extended_timestamps=False)
+    with tempfile.TemporaryFile() as manifest, tempfile.TemporaryFile() as index:
+        yield from stream_zip(_members(rows, manifest, index), extended_timestamps=False)
 
 
-def _members(rows: Iterable[Exported], spool: IO[bytes]) -> Iterator[_Member]:
+def _members(rows: Iterable[Exported], manifest: IO[bytes], index: IO[bytes]) -> Iterator[_Member]:
     from stream_zip import ZIP_64, ZIP_AUTO
 
     names, deflated = ArchiveNames(), ZIP_AUTO(0, level=_LEVEL)
+    page = IndexPage()
     latest = _EARLIEST
-    with gzip.GzipFile(fileobj=spool, mode="wb", compresslevel=1) as manifest:
+    with _packed(manifest) as lines, _packed(index) as html:
+        html.write(page.head.encode())
         for row in rows:
             task, file = row.task, None
             latest = max(latest, task.updated_at)
@@ -71,11 +76,18 @@ def _members(rows: Iterable[Exported], spool: IO[bytes]) -> Iterator[_Member]:
                 file = names.name(task.task_id, task.spec.external_id, extension)
                 method = ZIP_64 if task.result.size >= _LARGE else deflated
                 yield file, _date(task.updated_at), _MODE, method, row.body
-            manifest.write(_encoder.encode(export_row(row, file=file)) + b"\n")
-    spool.seek(0)
-    with gzip.GzipFile(fileobj=spool, mode="rb") as manifest:
-        pieces = iter(lambda: manifest.read(1 << 16), b"")
-        yield MANIFEST, _date(latest), _MODE, ZIP_64, pieces
+            listed = export_row(row, file=file)
+            lines.write(_encoder.encode(listed) + b"\n")
+            html.write(page.row(listed).encode())
+        html.write(page.foot().encode())
+    for name, spool in ((INDEX, index), (MANIFEST, manifest)):
+        spool.seek(0)
+        with gzip.GzipFile(fileobj=spool, mode="rb") as unpacked:
+            yield name, _date(latest), _MODE, ZIP_64, iter(partial(unpacked.read, 1 << 16), b"")
+
+
+def _packed(spool: IO[bytes]) -> gzip.GzipFile:
+    return gzip.GzipFile(fileobj=spool, mode="wb", compresslevel=1)
 
 
 def _date(milliseconds: int) -> datetime:

@@ -145,6 +145,7 @@ def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultB
         method=spec.method if spec.method != "GET" else UNSET,
         status="expired" if expired else task.status.value,
         type=result.format.value if result is not None else UNSET,
+        size=result.size if result is not None else UNSET,
         result_url=present(result_url),
         error=problem_body(task.error) if task.error is not None else UNSET,
         source_run_id=present(task.source_run_id),

@@ -273,6 +273,7 @@ class ResultBody(Struct, frozen=True, kw_only=True, gc=False):
         ),
     ]
     type: Annotated[str, _words(Format, "The form of the body.")] | UnsetType = UNSET
+    size: Annotated[int, _count("Bytes of the body.")] | UnsetType = UNSET
     result_url: (
         Annotated[
             str,

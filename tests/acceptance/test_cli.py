@@ -40,7 +40,7 @@ def test_a_file_of_urls_is_scraped_and_brought_home(server: ConveyorServer, tmp_
     assert any(line.startswith("completed: 20 tasks, 20 ok, 0 failed") for line in ran.out)
     assert ran.out[-1] == f"20 files in {tmp_path / 'out'}"
     # Files are named by task id, which sorts in submission order.
-    files = sorted((tmp_path / "out").iterdir())
+    files = sorted((tmp_path / "out").glob("0*"))
     assert [file.read_bytes() for file in files] == [expected_body(url) for url in urls]
     assert {file.suffix for file in files} == {".html"}
 
@@ -61,6 +61,8 @@ def test_json_tasks_come_through_a_pipe_and_name_their_files(
         "_.html",
         "_NUL.html",
         "_nul-2.html",
+        "index.html",
+        "manifest.jsonl",
         "table.csv",
     ]
 
@@ -78,7 +80,9 @@ def test_a_failed_task_is_told_rerun_and_makes_the_exit_code_3(server: ConveyorS
     assert ran.err[0].startswith("failed: http://fake.test/gone?status=404: ")
 
     listed = conveyor(server, "results", ran.job_id)
-    assert (listed.code, len(listed.out)) == (3, 2)
+    assert (listed.code, len(listed.out), len(listed.err)) == (3, 3, 1)
+    assert listed.out[0].split() == ["status", "ended,", "UTC", "size", "id", "url,", "reason"]
+    assert listed.err == ran.err
     succeeded = conveyor(server, "results", ran.job_id, "--status", "successful", "--jsonl")
     assert succeeded.code == 0
     assert [json.loads(line)["url"] for line in succeeded.out] == [good]

@@ -236,6 +236,7 @@ def test_an_export_is_made_fetched_and_not_replaced(server: ConveyorServer, tmp_
         assert archive.testzip() is None
         held = {name: archive.read(name) for name in archive.namelist()}
     manifest = held.pop("manifest.jsonl").splitlines()
+    assert held.pop("index.html").startswith(b"<!doctype html>")
     assert len(manifest) == 11
     assert sorted(held.values()) == sorted(expected_body(url) for url in urls)
 
@@ -252,6 +253,11 @@ def test_an_export_is_made_fetched_and_not_replaced(server: ConveyorServer, tmp_
     piped = conveyor(server, "export", job_id, "-o", "-", "--format", "jsonl")
     assert (piped.code, piped.err) == (0, [])
     assert piped.out == table.read_text().splitlines()
+    for name in ("x.tar", "x.xlsx", "x.zip.gz"):
+        refused = conveyor(server, "export", job_id, "-o", str(tmp_path / name))
+        assert refused.code == 2
+        assert ".zip, .jsonl, .ndjson, .csv or .parquet" in refused.err[-1]
+        assert not (tmp_path / name).exists()
     unknown = conveyor(server, "export", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "-o", str(tmp_path / "no"))
     assert unknown.err == ["conveyor: no such job: 01ARZ3NDEKTSV4RRFFQ69G5FAV"]
     no_run = conveyor(server, "export", job_id, "--run", job_id, "-o", str(tmp_path / "no"))

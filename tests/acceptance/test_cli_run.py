@@ -38,8 +38,12 @@ def run(*arguments: object, given: str = "", **variables: str) -> Ran:
     )
 
 
+LISTS = {"index.html", "manifest.jsonl"}
+
+
 def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    """The names in a directory, but for the lists of its files."""
+    return sorted({path.name for path in directory.iterdir()} - LISTS)
 
 
 def children(pid: int) -> list[int]:
@@ -75,9 +79,14 @@ def test_real_pages_are_fetched_where_private_addresses_are_allowed(tmp_path: Pa
         url = site.put("/page", Page(b"a page"))
         ran = run(url, "-o", tmp_path / "out", "--allow-private")
         assert (ran.code, ran.err) == (0, [])
-        assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"a page"]
+        assert [(tmp_path / "out" / name).read_bytes() for name in names(tmp_path / "out")] == [
+            b"a page"
+        ]
         refused = run(url, "-o", tmp_path / "no")
         assert refused.code == 3
+        (line,) = refused.err
+        assert "(address_refused)" in line
+        assert line.endswith("--allow-private fetches private addresses too")
         assert site.hits["/page"] == 1
     assert names(tmp_path / "no") == []
 
@@ -86,8 +95,10 @@ def test_failed_tasks_make_the_exit_code_3_and_no_command_is_named(tmp_path: Pat
     urls = [f"http://fake.test/{number}?status=404" for number in range(7)]
     ran = run("http://fake.test/ok", *urls, "-o", tmp_path, "--gateway", "fake")
     assert ran.code == 3
-    assert len([line for line in ran.err if line.startswith("failed: ")]) == 5
-    assert ran.err[-1] == "and 2 more"
+    assert ran.err == [
+        "failed: 7 tasks: Scripted 404 (fake_404), first http://fake.test/0?status=404",
+        f"all of them: {tmp_path}/manifest.jsonl",
+    ]
     assert ran.out[-1] == f"1 file in {tmp_path}"
 
 
@@ -117,11 +128,31 @@ def test_a_data_directory_is_kept_and_can_be_served(tmp_path: Path) -> None:
     data = tmp_path / "data"
     flags = ("--gateway", "fake", "--data-dir", data)
     first = run("http://fake.test/a", "-o", tmp_path / "out", *flags)
-    second = run("-", "-o", tmp_path / "out", *flags, given='{"url": "http://fake.test/b"}\n')
+    second = run("-", "-o", tmp_path / "two", *flags, given='{"url": "http://fake.test/b"}\n')
     assert (first.code, second.code) == (0, 0)
     assert first.job_id != second.job_id
-    assert len(names(tmp_path / "out")) == 2
+    assert len(names(tmp_path / "out")) == len(names(tmp_path / "two")) == 1
     assert "conveyor.db" in names(data)
+
+
+def test_the_same_command_again_is_refused_and_by_force_replaces(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tasks = '{"url": "http://fake.test/a"}\n{"url": "http://fake.test/b", "external_id": "b"}\n'
+    first = run("-", "-o", out, "--gateway", "fake", given=tasks)
+    held = {name: (out / name).read_bytes() for name in [*names(out), *LISTS]}
+    again = run("-", "-o", out, "--gateway", "fake", given=tasks)
+    assert (again.code, again.out) == (1, [])
+    assert again.err == [
+        f"conveyor: {out} holds the results of job {first.job_id}: name another directory, or "
+        "replace them with --force"
+    ]
+    assert {name: (out / name).read_bytes() for name in [*names(out), *LISTS]} == held
+    (out / "notes.txt").write_text("mine")
+    forced = run("http://fake.test/a", "-o", out, "--gateway", "fake", "--force")
+    assert (forced.code, forced.err) == (0, [])
+    (row,) = map(json.loads, (out / "manifest.jsonl").read_text().splitlines())
+    assert row["job_id"] == forced.job_id
+    assert names(out) == sorted([row["file"], "notes.txt"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -157,6 +188,9 @@ def test_an_interrupt_keeps_what_is_done_and_leaves_nothing_else(
         "conveyor: interrupted; the results so far are kept",
     ]
     assert names(out) == [f"q{n}.html" for n in range(5)]
+    rows = list(map(json.loads, (out / "manifest.jsonl").read_text().splitlines()))
+    assert [row.get("file") for row in rows] == [*names(out), *[None] * 5]
+    assert {row["status"] for row in rows[5:]} <= {"pending", "processing"}
     eventually(
         lambda: not any(Path(f"/proc/{pid}").exists() for pid in family) or None, "all are gone"
     )

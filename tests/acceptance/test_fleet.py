@@ -20,6 +20,7 @@ from tests.acceptance.support_bindings import hits, metrics
 from tests.acceptance.support_wire import Wire, eventually, target
 from tests.patient import SECONDS, fetched
 
+LISTS = {"index.html", "manifest.jsonl"}
 pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.timeout(600)]
 
 SHARDS = 8
@@ -134,7 +135,7 @@ def test_an_export_is_downloaded_from_the_store(
     archive = tmp_path / "export.zip"
     archive.write_bytes(answer.content)
     with zipfile.ZipFile(archive) as opened:
-        bodies = {opened.read(name) for name in opened.namelist() if name != "manifest.jsonl"}
+        bodies = {opened.read(name) for name in opened.namelist() if name not in LISTS}
     assert bodies == {expected_body(url) for url in urls}
 
 

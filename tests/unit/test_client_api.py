@@ -11,8 +11,9 @@ import pytest
 from anyio import create_task_group, create_tcp_listener
 from anyio.abc import SocketAttribute, SocketStream
 
-from conveyor.client.api import ATTEMPTS, base_url, connect
-from conveyor.client.download import download, prepare
+from conveyor.client.api import ATTEMPTS, Api, base_url, connect
+from conveyor.client.directory import Destination
+from conveyor.client.download import Downloads, download
 from conveyor.client.errors import (
     ClientError,
     InvalidTasks,
@@ -21,7 +22,7 @@ from conveyor.client.errors import (
     sentence,
 )
 from conveyor.client.inputs import ARGUMENT, SourcedTask
-from conveyor.client.progress import LineView
+from conveyor.client.progress import LineTransferView, LineView
 from conveyor.client.submit import JobOptions, submit
 from conveyor.client.watch import follow
 from conveyor.client.wire import InvalidTaskReply, RunReply
@@ -244,16 +245,26 @@ async def test_watching_outlives_a_server_that_is_away_but_not_for_ever() -> Non
     assert sink.getvalue().count("trying again") == 1
 
 
+LISTS = ["index.html", "manifest.jsonl"]
+ENDED = RunReply(run_id="R", job_id="J", status="completed")
+
+
+async def downloaded(api: Api, directory: Path) -> Downloads:
+    return await download(
+        api, ENDED, Destination(directory), LineTransferView(io.StringIO(), api.pace)
+    )
+
+
 async def test_bodies_are_fetched_without_the_key_and_tried_again(tmp_path: Path) -> None:
     short: Answer = (200, {"Content-Length": "10"}, b"half")
     whole: Answer = (200, {"Content-Type": "text/csv", "Content-Encoding": "gzip"}, b"not gzip")
     async with asked(ok({})) as (api, server, pace):
         row = result_row(result_url=f"{server.origin}/blob")
         server.answers[:] = [ok({"results": [row]}), short, whole]
-        done = await download(api, "J", tmp_path)
+        done = await downloaded(api, tmp_path)
     assert (done.files, done.problems) == (1, [])
     assert (tmp_path / "T.csv").read_bytes() == b"not gzip"
-    assert names(tmp_path) == ["T.csv"]
+    assert names(tmp_path) == ["T.csv", *LISTS]
     _list, first, second = server.told
     assert "X-API-Key" not in first.headers
     assert "X-API-Key" not in second.headers
@@ -270,10 +281,10 @@ async def test_a_body_that_does_not_come_is_told_and_the_others_do(tmp_path: Pat
             result_row(task_id="file", result_url="file:///etc/passwd"),
         ]
         server.answers[:] = [ok({"results": rows}), problem(410, "result_expired")]
-        done = await download(api, "J", tmp_path)
+        done = await downloaded(api, tmp_path)
     assert (done.files, done.unsuccessful_tasks) == (0, 1)
     assert len(done.problems) == 4
-    assert names(tmp_path) == []
+    assert names(tmp_path) == LISTS
 
 
 async def test_a_directory_that_cannot_be_written_ends_the_command(tmp_path: Path) -> None:
@@ -281,26 +292,26 @@ async def test_a_directory_that_cannot_be_written_ends_the_command(tmp_path: Pat
     taken.write_text("a file")
     async with asked(ok({"results": []})) as (api, _, _pace):
         with pytest.raises(ClientError, match=f"^cannot write into {taken}: "):
-            await download(api, "J", taken)
+            await downloaded(api, taken)
 
 
 @pytest.mark.parametrize("where", ["taken", "taken/below"])
 def test_a_directory_that_cannot_be_written_is_found_beforehand(tmp_path: Path, where: str) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(ClientError, match=f"^cannot write into {tmp_path / where}: "):
-        prepare(tmp_path / where)
-    prepare(tmp_path / "new" / "one")
+        Destination(tmp_path / where).prepare()
+    Destination(tmp_path / "new" / "one").prepare()
     assert names(tmp_path / "new" / "one") == []
 
 
-async def test_a_full_directory_ends_the_command_too(tmp_path: Path) -> None:
+async def test_a_directory_of_the_name_of_a_body_stays(tmp_path: Path) -> None:
     (tmp_path / "T.html").mkdir()
     async with asked(ok({})) as (api, server, _):
         row = result_row(result_url=f"{server.origin}/x")
         server.answers[:] = [ok({"results": [row]}), (200, {}, b"body")]
-        with pytest.raises(ClientError, match="^cannot write into"):
-            await download(api, "J", tmp_path)
-    assert names(tmp_path) == ["T.html"]
+        done = await downloaded(api, tmp_path)
+    assert done.notes == ["T.html was there before: this one is T-2.html"]
+    assert names(tmp_path) == ["T-2.html", "T.html", *LISTS]
 
 
 async def test_external_ids_name_files_and_never_leave_the_directory(tmp_path: Path) -> None:
@@ -309,10 +320,19 @@ async def test_external_ids_name_files_and_never_leave_the_directory(tmp_path: P
         ids = ["../../up", "a", "A", "NUL", "..", "/abs", ""]
         rows = [result_row(external_id=name, result_url=f"{server.origin}/x") for name in ids]
         server.answers[:] = [ok({"results": rows}), (200, {"Content-Type": "text/html"}, b"body")]
-        done = await download(api, "J", directory)
+        done = await downloaded(api, directory)
     assert done.files == len(ids)
     assert names(directory) == sorted(
-        ["_.._up.html", "a.html", "A-2.html", "_NUL.html", "_.html", "_abs.html", "T.html"]
+        [
+            "_.._up.html",
+            "a.html",
+            "A-2.html",
+            "_NUL.html",
+            "_.html",
+            "_abs.html",
+            "T.html",
+            *LISTS,
+        ]
     )
     assert names(tmp_path) == ["out"]
 

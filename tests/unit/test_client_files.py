@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.client.download import MAX_NAME, FileNames, extension, portable, replacing
+from conveyor.client.directory import MAX_NAME, FileNames, extension, portable, replacing
 
 ALLOWED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 

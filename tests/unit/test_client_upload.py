@@ -32,7 +32,7 @@ class Steps:
     def __exit__(self, *_error: object) -> None:
         pass
 
-    def begin(self, step: str, total: int | None = None) -> None:
+    def begin(self, step: str, total: int | None = None, *, unit: str | None = None) -> None:
         self.seen.append((step, total))
 
     def move(self, done: int = 0) -> None:

@@ -61,6 +61,7 @@ def test_every_reason_in_the_roll_up_has_its_verdicts() -> None:
 def test_what_breaks_a_scrape_has_the_verdict_told() -> None:
     failures = [
         *map(problems.transport_failure, TransportTrouble),
+        *map(problems.target_failure, TransportTrouble),
         problems.corrupt_body(),
         problems.too_large(1),
         problems.too_many_codings(),

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow
 import pytest
 from hypothesis import given
@@ -22,8 +23,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from conveyor.domain import ids
-from conveyor.domain.export_rows import Exported, decoded, neutral
+from conveyor.domain.export_rows import Exported, decoded, export_row, neutral
 from conveyor.domain.model import Format, Problem, StoredBody, Task, TaskSpec, TaskStatus
+from conveyor.domain.result_index import MOST_ROWS, IndexPage
 from conveyor.handlers import export_parquet
 from conveyor.handlers.export_parquet import parquet_pieces
 from conveyor.handlers.export_writers import CSV_COLUMNS, csv_pieces, jsonl_pieces, zip_pieces
@@ -82,7 +84,14 @@ def test_a_zip_holds_every_body_and_tells_of_every_row() -> None:
 
     assert archive.testzip() is None
     second, sixth = ids.task_id(RUN_ID, 1), ids.task_id(RUN_ID, 5)
-    names = ["one.html", f"{second}.pdf", f"{sixth}.txt", "ONE.json", "manifest.jsonl"]
+    names = [
+        "one.html",
+        f"{second}.pdf",
+        f"{sixth}.txt",
+        "ONE.json",
+        "index.html",
+        "manifest.jsonl",
+    ]
     assert archive.namelist() == names
     assert archive.read("one.html") == "<p>é".encode()
     assert archive.read(f"{second}.pdf") == b"\xff\x00"
@@ -96,6 +105,7 @@ def test_a_zip_holds_every_body_and_tells_of_every_row() -> None:
         "external_id": "one",
         "url": "https://site.test/0",
         "status": "successful",
+        "type": "html",
         "file": "one.html",
         "content_type": "text/html; charset=utf-8",
         "size": 5,
@@ -107,9 +117,34 @@ def test_a_zip_holds_every_body_and_tells_of_every_row() -> None:
     assert set(lines[3]) == {"task_id", "url", "status"}
 
 
+def test_the_index_of_a_zip_links_its_files_without_script_or_password() -> None:
+    task = row(0, b"<p>", external_id="a-b").task
+    spec = msgspec.structs.replace(
+        task.spec, url="https://u:secret@site.test/?<script>&amp;", external_id='"><script>'
+    )
+    hostile = Exported(msgspec.structs.replace(task, spec=spec), (b"<p>",))
+    archive = zipfile.ZipFile(io.BytesIO(b"".join(zip_pieces([hostile]))))
+    page = archive.read("index.html").decode()
+    assert "<script" not in page
+    assert "secret" not in page
+    assert '<a href="____script_.html">&quot;&gt;&lt;script&gt;</a>' in page
+    assert "https://***@site.test/?&lt;script&gt;&amp;amp;" in page
+    assert "1 tasks, 1 files" not in page
+    assert "1 task, 1 file." in page
+
+
+def test_the_index_of_many_rows_is_bounded_and_says_so() -> None:
+    page = IndexPage()
+    exported = export_row(row(0, b"<p>"), file="a.html")
+    lines = [page.row(exported) for _ in range(MOST_ROWS + 1)]
+    assert lines[-2]
+    assert lines[-1] == ""
+    assert "10,001 tasks, 10,001 files; the first 10,000 are shown" in page.foot()
+
+
 def test_a_zip_of_nothing_holds_an_empty_manifest() -> None:
     archive = zipfile.ZipFile(io.BytesIO(b"".join(zip_pieces([]))))
-    assert archive.namelist() == ["manifest.jsonl"]
+    assert archive.namelist() == ["index.html", "manifest.jsonl"]
     assert archive.read("manifest.jsonl") == b""
 
 

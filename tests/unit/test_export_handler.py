@@ -78,7 +78,7 @@ async def test_bodies_that_are_lost_or_past_their_time_are_told_as_expired(api: 
 
     with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
         assert [row["status"] for row in manifest(archive)] == ["expired", "expired"]
-        assert archive.namelist() == ["manifest.jsonl"]
+        assert archive.namelist() == ["index.html", "manifest.jsonl"]
 
 
 async def test_an_inherited_body_expires_with_its_source(api: Api) -> None:

@@ -176,7 +176,7 @@ async def test_nobody_listening_is_retried(gateway: DirectGateway) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         failed = await failure(gateway, f"http://127.0.0.1:{unused.getsockname()[1]}/")
-    assert (failed.problem.code, failed.retryable) == ("gateway_unreachable", True)
+    assert (failed.problem.code, failed.retryable) == ("connection_failed", True)
     assert failed.failure is TaskFailure.GATEWAY_ERROR
 
 
@@ -186,7 +186,7 @@ async def test_a_name_that_does_not_exist_is_retried() -> None:
 
     gateway = DirectGateway(FakeClock(), lookup=lookup)
     failed = await failure(gateway, "http://nowhere.test/")
-    assert (failed.problem.code, failed.retryable) == ("gateway_unreachable", True)
+    assert (failed.problem.code, failed.retryable) == ("host_not_found", True)
     await gateway.aclose()
 
 

@@ -20,7 +20,7 @@ from conveyor.wire.resolver import Lookup
 from tests.patient import SECONDS
 
 STANDS_FOR_PUBLIC = "127.0.0.2"
-REFUSALS = {"address_refused", "malformed_url", "impossible_host", "gateway_unreachable"}
+REFUSALS = {"address_refused", "malformed_url", "impossible_host", "host_not_found"}
 """The last one is for spellings of localhost that the system's resolver does not know."""
 
 LOOPBACK = [

@@ -1,0 +1,204 @@
+"""Show results to people: a table of rows, and failures grouped by their reason, with the option
+that mends each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.cells import cell_len, set_cell_size
+
+from conveyor.client.output import count, printable, size
+from conveyor.client.wire import FETCHED, ProblemReply, ResultRow
+
+SAMPLE_ROWS = 1_000
+"""Rows that are read before the first line, to choose the columns."""
+LEAST_URL = 30
+MOST_NAME = 26
+NARROW = 60
+MOST_LONG_NAME = 16
+_GAP = "  "
+_ENDED = FETCHED | {"failed"}
+
+
+class ResultTable:
+    """Writes rows as lines under a header; on a terminal of `width` columns no line is longer.
+
+    A narrow terminal gets shorter times first, then no names, then status and URL alone.
+    """
+
+    def __init__(self, write: Callable[[str], None], width: int | None) -> None:
+        self._write = write
+        self._width = width
+        self._sample: list[ResultRow] = []
+        self._columns: list[_Column] | None = None
+
+    def add(self, row: ResultRow) -> None:
+        """Write a row, once enough are known to choose the columns."""
+        if self._columns is not None:
+            self._write(self._line(row))
+            return
+        self._sample.append(row)
+        if len(self._sample) == SAMPLE_ROWS:
+            self._begin()
+
+    def end(self) -> bool:
+        """Write what is left; return whether there was a row."""
+        if self._columns is None and self._sample:
+            self._begin()
+        return self._columns is not None
+
+    def _begin(self) -> None:
+        self._columns = self._fitting()
+        titles = [column.cell(column.title) for column in self._columns]
+        self._write(self._cut(_GAP.join([*titles, "url, reason"])))
+        for row in self._sample:
+            self._write(self._line(row))
+
+    def _fitting(self) -> list[_Column]:
+        named = max(cell_len(_name(row)) for row in self._sample)
+        by_id = any(row.external_id for row in self._sample)
+        status = _Column("status", 10, lambda row: printable(row.status))
+        size_ = _Column("size", 8, _size, right=True)
+        name = _Column("id", min(max(named, 2), MOST_NAME), _name)
+        full = [status, _Column("ended, UTC", 19, _ended), size_, name]
+        if self._width is None or self._room(full) >= LEAST_URL:
+            return full
+        if self._width < NARROW:
+            return [status]
+        short = [status, _Column("UTC", 8, lambda row: _ended(row)[11:]), size_]
+        name = _Column("id", min(name.width, MOST_LONG_NAME), _name)
+        return [*short, name] if by_id and self._room([*short, name]) >= LEAST_URL else short
+
+    def _room(self, columns: list[_Column]) -> int:
+        assert self._width is not None
+        return self._width - sum(column.width + len(_GAP) for column in columns)
+
+    def _line(self, row: ResultRow) -> str:
+        assert self._columns is not None
+        cells = [
+            column.cell(column.text(row), cut=self._width is not None) for column in self._columns
+        ]
+        url, reason = printable(row.url), printable(row.error.code) if row.error else ""
+        if self._width is not None:
+            room = max(self._room(self._columns), 1)
+            reason = _shortened(reason, room // 2)
+            url = _shortened(url, room - (cell_len(reason) + len(_GAP) if reason else 0))
+        return self._cut(_GAP.join([*cells, url, *([reason] if reason else [])]))
+
+    def _cut(self, line: str) -> str:
+        return line.rstrip() if self._width is None else _shortened(line.rstrip(), self._width)
+
+
+class _Column:
+    def __init__(
+        self, title: str, width: int, text: Callable[[ResultRow], str], *, right: bool = False
+    ) -> None:
+        self.title = title
+        self.width = width
+        self.text = text
+        self._right = right
+
+    def cell(self, text: str, *, cut: bool = True) -> str:
+        """Bring a text to the width of the column."""
+        if cut:
+            text = _shortened(text, self.width)
+        pad = " " * (self.width - cell_len(text))
+        return pad + text if self._right else text + pad
+
+
+def _name(row: ResultRow) -> str:
+    return printable(row.external_id or row.task_id)
+
+
+def _size(row: ResultRow) -> str:
+    return "" if row.size is None else size(row.size)
+
+
+def _ended(row: ResultRow) -> str:
+    return printable(row.updated_at)[:19].replace("T", " ") if row.status in _ENDED else ""
+
+
+def _shortened(text: str, width: int) -> str:
+    """Cut a text to `width` columns in its middle: the ends of URLs tell them apart."""
+    if cell_len(text) <= width:
+        return text
+    head = max(width - 1, 0) // 2
+    tail = max(width - 1, 0) - head
+    return set_cell_size(text, head) + "…"[:width] + set_cell_size(text[::-1], tail)[::-1]
+
+
+SHOWN_REASONS = 10
+
+_FIXES = {
+    "api_key_cap_reached": "raise the cap of the API key",
+    "auth_failed": "check the API key, and that its plan has the features asked for",
+    "blocked": "a scraping gateway may be let in (--gateway URL of the server)",
+    "connection_failed": "check host and port: nothing took the connection",
+    "gateway_unreachable": "check CONVEYOR_GATEWAY of the server, and whether it is up",
+    "host_not_found": "check the spelling of the host, and the resolver of the server",
+    "impossible_host": "check the spelling of the host",
+    "rate_limited": "make fewer calls at a time with --max-inflight N",
+    "result_too_large": "raise CONVEYOR_MAX_RESULT_BYTES of the server",
+    "tls_failed": "check the certificate of the host, and whether its port speaks TLS",
+    "timeout": "raise CONVEYOR_GATEWAY_TIMEOUT of the server",
+    "unauthenticated": "check the API key",
+}
+_PRIVATE = "address_refused"
+_KEPT_STATUSES = frozenset({"blocked", "bad_target", "gateway_error"})
+
+
+class FailureGroups:
+    """Counts failed tasks by reason, and remembers the first URL of each reason.
+
+    `own_server` means that the server is part of the command, and takes its options.
+    """
+
+    def __init__(self, *, own_server: bool) -> None:
+        self._own_server = own_server
+        self._groups: dict[tuple[str, str], _Group] = {}
+        self.tasks = 0
+
+    def add(self, row: ResultRow) -> None:
+        """Count a failed task."""
+        error = row.error or ProblemReply(code="no_reason", title="no reason given")
+        self.tasks += 1
+        group = self._groups.setdefault((error.code, error.title), _Group(row.url, error))
+        group.tasks += 1
+
+    def lines(self) -> list[str]:
+        """Return a line for each reason, the most frequent first."""
+        groups = sorted(self._groups.values(), key=lambda group: -group.tasks)
+        lines = [self._line(group) for group in groups[:SHOWN_REASONS]]
+        if rest := groups[SHOWN_REASONS:]:
+            tasks = sum(group.tasks for group in rest)
+            reasons = count(len(rest), "other reason")
+            lines.append(f"failed: {count(tasks, 'task')} for {reasons}")
+        return lines
+
+    def _line(self, group: _Group) -> str:
+        url, error = printable(group.url), group.error
+        reason = printable(f"{error.detail or error.title} ({error.code})")
+        if group.tasks == 1:
+            line = f"failed: {url}: {reason}"
+        else:
+            line = f"failed: {group.tasks:,} tasks: {reason}, first {url}"
+        fix = self._fix(error)
+        return f"{line}; {fix}" if fix else line
+
+    def _fix(self, error: ProblemReply) -> str | None:
+        if error.code == _PRIVATE:
+            if self._own_server:
+                return "--allow-private fetches private addresses too"
+            return "start the server with --allow-private to fetch private addresses too"
+        if error.code in _KEPT_STATUSES and 300 <= error.status <= 599:
+            keep = f"--param allowed_status_codes={error.status} keeps such pages"
+            other = _FIXES.get(error.code)
+            return f"{keep}; {other}" if other else keep
+        return _FIXES.get(error.code)
+
+
+class _Group:
+    def __init__(self, url: str, error: ProblemReply) -> None:
+        self.url = url
+        self.error = error
+        self.tasks = 0

@@ -1,0 +1,129 @@
+"""Results for people: the table at every width, and failures by their reason."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+
+from conveyor.client.listing import SAMPLE_ROWS, FailureGroups, ResultTable
+from conveyor.client.wire import ProblemReply, ResultRow
+
+LONG = "https://shop.example.com/catalogue/category/subcategory/item-000017.html?ref=1"
+
+
+def row(**fields: object) -> ResultRow:
+    values = {
+        "run_id": "R",
+        "task_id": "0000000B4353F53A912F634BE8",
+        "url": LONG,
+        "status": "successful",
+        "size": 1_234_567,
+        "updated_at": "2026-01-02T03:04:05.678Z",
+    }
+    return ResultRow(**(values | fields))  # type: ignore[arg-type]
+
+
+FAILED = row(status="failed", size=None, error=ProblemReply(code="bad_target", title="Not Found"))
+
+
+def table(width: int | None, *rows: ResultRow) -> list[str]:
+    lines: list[str] = []
+    shown = ResultTable(lines.append, width)
+    for one in rows:
+        shown.add(one)
+    assert shown.end() is bool(rows)
+    return lines
+
+
+def test_a_table_has_a_header_status_time_size_and_reason() -> None:
+    assert table(None, row(external_id="item-17"), FAILED) == [
+        "status      ended, UTC           size      id                          url, reason",
+        f"successful  2026-01-02 03:04:05    1.2 MB  item-17                     {LONG}",
+        "failed      2026-01-02 03:04:05            0000000B4353F53A912F634BE8  "
+        f"{LONG}  bad_target",
+    ]
+
+
+def test_a_narrow_terminal_has_fewer_columns_and_the_ends_of_urls() -> None:
+    assert table(80, row(), FAILED) == [
+        "status      UTC       size      url, reason",
+        "successful  03:04:05    1.2 MB  https://shop.example.co…item-000017.html?ref=1",
+        "failed      03:04:05            https://shop.exam…0017.html?ref=1  bad_target",
+    ]
+    assert table(40, FAILED) == [
+        "status      url, reason",
+        "failed      https://…l?ref=1  bad_target",
+    ]
+    assert table(80, row(external_id="x"))[1].split()[2:5] == ["1.2", "MB", "x"]
+
+
+@pytest.mark.parametrize("url", [LONG, "http://a/" + "日本" * 60, "http://a/"])
+def test_no_line_is_longer_than_the_terminal(url: str) -> None:
+    rows = [row(url=url), row(url=url, external_id="n" * 90), FAILED, row(status="an unknown word")]
+    for width in range(1, 150):
+        for line in table(width, *rows):
+            assert cell_len(line) <= width
+            assert line
+
+
+def test_what_has_not_ended_has_no_end() -> None:
+    (_, line) = table(None, row(status="processing", size=None, external_id="x"))
+    assert line.split() == ["processing", "x", LONG]
+
+
+def test_rows_are_written_while_more_come() -> None:
+    lines: list[str] = []
+    shown = ResultTable(lines.append, None)
+    for _ in range(SAMPLE_ROWS + 1):
+        shown.add(row())
+    assert len(lines) == SAMPLE_ROWS + 2
+    assert table(None) == []
+
+
+def failed(code: str, title: str, url: str = "http://a/", status: int = 0) -> ResultRow:
+    return row(url=url, status="failed", error=ProblemReply(code=code, title=title, status=status))
+
+
+def groups(*rows: ResultRow, own_server: bool = False) -> list[str]:
+    grouped = FailureGroups(own_server=own_server)
+    for one in rows:
+        grouped.add(one)
+    assert grouped.tasks == len(rows)
+    return grouped.lines()
+
+
+def test_failures_are_a_line_a_reason_the_most_frequent_first() -> None:
+    private = [failed("address_refused", "not public", f"http://10.0.0.{n}/") for n in range(200)]
+    lines = groups(failed("odd", "Odd\x1b"), *private)
+    assert lines == [
+        "failed: 200 tasks: not public (address_refused), first http://10.0.0.0/; start the server"
+        " with --allow-private to fetch private addresses too",
+        "failed: http://a/: Odd\\x1b (odd)",
+    ]
+    assert groups(*private, own_server=True)[0].endswith(
+        "; --allow-private fetches private addresses too"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        ("host_not_found", "check the spelling of the host, and the resolver of the server"),
+        ("connection_failed", "check host and port: nothing took the connection"),
+        ("tls_failed", "check the certificate of the host, and whether its port speaks TLS"),
+        ("timeout", "raise CONVEYOR_GATEWAY_TIMEOUT of the server"),
+        ("bad_target", "--param allowed_status_codes=404 keeps such pages"),
+    ],
+)
+def test_a_reason_comes_with_what_mends_it(code: str, fix: str) -> None:
+    assert groups(failed(code, "t", status=404)) == [f"failed: http://a/: t ({code}); {fix}"]
+
+
+def test_many_reasons_are_cut_and_counted() -> None:
+    lines = groups(*(failed(f"c{n}", "t") for n in range(13)), row(status="failed"))
+    assert lines[-1] == "failed: 4 tasks for 4 other reasons"
+    assert len(lines) == 11
+
+
+def test_a_password_in_a_failed_url_is_not_shown() -> None:
+    assert "secret" not in groups(failed("odd", "t", "http://u:secret@a/"))[0]
