@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
 import msgspec
 
@@ -230,7 +231,7 @@ async def _warn_of_failures(
         groups.add(row)
         if groups.tasks == GROUPED_FAILURES:
             break
-    lines = groups.lines()
+    lines = groups.lines(_width(sys.stderr))
     for line in lines:
         terminal.warn(line)
     if rest := run.stats.failed - groups.tasks:
@@ -267,8 +268,7 @@ async def show_results(
 ) -> int:
     """List the rows of the latest run as they are now."""
     all_succeeded = True
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    table = ResultTable(print, width)
+    table = ResultTable(print, _width(sys.stdout))
     groups = FailureGroups(own_server=not target.lasts)
     async with connect(target.server, target.api_key, target.pace) as api:
         with about(job_id):
@@ -282,7 +282,7 @@ async def show_results(
                     groups.add(row)
     if not jsonl and not table.end():
         terminal.warn("no such tasks")
-    for line in groups.lines():
+    for line in groups.lines(_width(sys.stderr)):
         terminal.warn(line)
     return SUCCEEDED if all_succeeded else INCOMPLETE
 
@@ -299,6 +299,11 @@ async def fetch_results(
         if run.live:
             return await follow_to_end(api, target, terminal, run, end)
         return await _bring(api, target, terminal, run, end)
+
+
+def _width(stream: TextIO) -> int | None:
+    """Return the columns of a terminal, None for anything else."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def _json_line(raw: bytes) -> str:

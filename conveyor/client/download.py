@@ -32,7 +32,7 @@ from conveyor.client.errors import ClientError, ServerUnreachable
 from conveyor.client.output import clean, mask_credentials, printable
 from conveyor.client.progress import TransferView
 from conveyor.client.watch import GROWTH, PATIENCE
-from conveyor.client.wire import FETCHED, ExportReply, ResultRow, RunReply
+from conveyor.client.wire import FETCHED, ExportReply, ProblemReply, ResultRow, RunReply
 from conveyor.domain.export_rows import MANIFEST, ExportRow
 from conveyor.domain.model import Problem
 
@@ -235,7 +235,6 @@ class _Download:
         self._meter.move(self.done.files)
 
     def _row(self, reply: ResultRow) -> ManifestRow:
-        error = reply.error
         return ManifestRow(
             job_id=self._run.job_id,
             run_id=self._run.run_id,
@@ -244,16 +243,20 @@ class _Download:
             url=mask_credentials(reply.url),
             status=reply.status,
             type=reply.type,
-            error=None
-            if error is None
-            else Problem(error.code, error.title, error.status, detail=error.detail),
+            error=_problem(reply.error),
             metadata=reply.metadata,
         )
 
     def _listed(self, row: ExportRow) -> ManifestRow:
         fields = msgspec.structs.asdict(row)
-        fields.update(url=mask_credentials(row.url), file=None)
+        fields.update(url=mask_credentials(row.url), file=None, error=_problem(row.error))
         return ManifestRow(job_id=self._run.job_id, run_id=self._run.run_id, **fields)
+
+
+def _problem(error: Problem | ProblemReply | None) -> Problem | None:
+    if error is None:
+        return None
+    return Problem(error.code, error.title, error.status, detail=error.detail)
 
 
 _export_rows = msgspec.json.Decoder(ExportRow)

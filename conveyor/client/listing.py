@@ -3,6 +3,7 @@ that mends each."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 
 from rich.cells import cell_len, set_cell_size
@@ -12,7 +13,7 @@ from conveyor.client.wire import FETCHED, ProblemReply, ResultRow
 
 SAMPLE_ROWS = 1_000
 """Rows that are read before the first line, to choose the columns."""
-LEAST_URL = 30
+LEAST_URL = 40
 MOST_NAME = 26
 NARROW = 60
 MOST_LONG_NAME = 16
@@ -23,7 +24,8 @@ _ENDED = FETCHED | {"failed"}
 class ResultTable:
     """Writes rows as lines under a header; on a terminal of `width` columns no line is longer.
 
-    A narrow terminal gets shorter times first, then no names, then status and URL alone.
+    A terminal has no room for task ids. A narrow one gets shorter times first, then no external
+    ids, then status and URL alone.
     """
 
     def __init__(self, write: Callable[[str], None], width: int | None) -> None:
@@ -60,7 +62,9 @@ class ResultTable:
         status = _Column("status", 10, lambda row: printable(row.status))
         size_ = _Column("size", 8, _size, right=True)
         name = _Column("id", min(max(named, 2), MOST_NAME), _name)
-        full = [status, _Column("ended, UTC", 19, _ended), size_, name]
+        full = [status, _Column("ended, UTC", 19, _ended), size_]
+        if by_id or self._width is None:
+            full.append(name)
         if self._width is None or self._room(full) >= LEAST_URL:
             return full
         if self._width < NARROW:
@@ -118,6 +122,17 @@ def _ended(row: ResultRow) -> str:
     return printable(row.updated_at)[:19].replace("T", " ") if row.status in _ENDED else ""
 
 
+def _wrapped(line: str, width: int) -> str:
+    # A URL is left whole, to be copied; the terminal breaks it if it must.
+    return textwrap.fill(
+        line,
+        max(width, len(_GAP) + 1),
+        subsequent_indent=_GAP,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def _shortened(text: str, width: int) -> str:
     """Cut a text to `width` columns in its middle: the ends of URLs tell them apart."""
     if cell_len(text) <= width:
@@ -165,15 +180,16 @@ class FailureGroups:
         group = self._groups.setdefault((error.code, error.title), _Group(row.url, error))
         group.tasks += 1
 
-    def lines(self) -> list[str]:
-        """Return a line for each reason, the most frequent first."""
+    def lines(self, width: int | None = None) -> list[str]:
+        """Return a line for each reason, the most frequent first; on a terminal of `width` columns
+        longer ones are wrapped between words."""
         groups = sorted(self._groups.values(), key=lambda group: -group.tasks)
         lines = [self._line(group) for group in groups[:SHOWN_REASONS]]
         if rest := groups[SHOWN_REASONS:]:
             tasks = sum(group.tasks for group in rest)
             reasons = count(len(rest), "other reason")
             lines.append(f"failed: {count(tasks, 'task')} for {reasons}")
-        return lines
+        return lines if width is None else [_wrapped(line, width) for line in lines]
 
     def _line(self, group: _Group) -> str:
         url, error = printable(group.url), group.error

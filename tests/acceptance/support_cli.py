@@ -22,14 +22,16 @@ CLIENT = [sys.executable, "-m", "conveyor"]
 SERVER = [sys.executable, "-c", "from conveyor.cli import dev_main; dev_main()"]
 JOB_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 
+PROGRESS = re.compile(r"(fetching|writing|downloading|making the export|sending .*|checking .*): ")
+
 
 class Ran:
-    """The exit code and output of a command."""
+    """The exit code and output of a command, but for the progress of what takes longer than 3 s."""
 
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.code = done.returncode
         self.out = done.stdout.splitlines()
-        self.err = done.stderr.splitlines()
+        self.err = [line for line in done.stderr.splitlines() if not PROGRESS.match(line)]
 
     @property
     def job_id(self) -> str:

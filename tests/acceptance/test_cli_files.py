@@ -33,7 +33,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConveyorServer]
 
 
 def bodies(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    held = {path.name: path.read_bytes() for path in directory.iterdir()}
+    del held["index.html"], held["manifest.jsonl"]
+    return held
 
 
 def rows(server: ConveyorServer, ran: Ran) -> list[str]:
@@ -262,6 +264,47 @@ def test_an_export_is_made_fetched_and_not_replaced(server: ConveyorServer, tmp_
     assert unknown.err == ["conveyor: no such job: 01ARZ3NDEKTSV4RRFFQ69G5FAV"]
     no_run = conveyor(server, "export", job_id, "--run", job_id, "-o", str(tmp_path / "no"))
     assert no_run.err == [f"conveyor: job {job_id} has no run {job_id}"]
+
+
+def test_many_bodies_come_through_one_export_and_only_once(
+    server: ConveyorServer, tmp_path: Path
+) -> None:
+    urls = [server.url(f"many/{number}") for number in range(600)]
+    listed, out = tmp_path / "l.jsonl", tmp_path / "out"
+    tasks = [{"url": url, "external_id": f"m{n}"} for n, url in enumerate(urls)]
+    tasks.append({"url": server.url("many/gone", status=404), "external_id": "gone"})
+    listed.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    ran = conveyor(server, "submit", str(listed), "--out", str(out))
+    assert (ran.code, len(ran.err)) == (3, 1)
+    assert ran.out[-1] == f"600 files in {out}"
+    assert bodies(out) == {f"m{n}.html": expected_body(url) for n, url in enumerate(urls)}
+    manifest = (out / "manifest.jsonl").read_text()
+    rows = list(map(json.loads, manifest.splitlines()))
+    assert [row["url"] for row in rows] == [task["url"] for task in tasks]
+    assert [row["status"] for row in rows] == [*["successful"] * 600, "failed"]
+    assert {row["type"] for row in rows[:-1]} == {"html"}
+    assert [row["size"] for row in rows[:-1]] == [len(expected_body(url)) for url in urls]
+
+    # Now only what is missing comes, body by body.
+    (out / "m7.html").unlink()
+    written = {path.name: path.stat().st_mtime_ns for path in out.glob("m*.html")}
+    again = conveyor(server, "results", ran.job_id, "--out", str(out))
+    assert (again.code, again.out) == (3, [f"600 files in {out}"])
+    assert {name: (out / name).stat().st_mtime_ns for name in written} == written
+    assert (out / "m7.html").read_bytes() == expected_body(urls[7])
+    assert (out / "manifest.jsonl").read_text() == manifest
+
+
+def test_bodies_come_one_by_one_where_no_export_is_to_be_had(tmp_path: Path) -> None:
+    with conveyor_server(tmp_path / "data", max_export_bytes=1_000) as limited:
+        urls = [limited.url(f"single/{number}") for number in range(500)]
+        (tmp_path / "urls.txt").write_text("\n".join(urls))
+        ran = conveyor(limited, "submit", str(tmp_path / "urls.txt"), "--out", str(tmp_path / "o"))
+    assert ran.code == 0
+    assert ran.err == [
+        "no export to be had, so one by one: the export failed: results are larger than 0 gb"
+    ]
+    assert sorted(bodies(tmp_path / "o").values()) == sorted(map(expected_body, urls))
 
 
 def test_an_export_over_the_limit_says_why(tmp_path: Path) -> None:

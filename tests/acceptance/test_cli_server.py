@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -111,7 +112,8 @@ def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) ->
         out, err = demo.communicate(timeout=60)
     assert (demo.returncode, out, err) == (0, "stopping\n", "")
     assert folder.is_relative_to(tmp_path / "data")
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == pages()
+    rows = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
+    assert {row["external_id"]: (folder / row["file"]).read_bytes() for row in rows} == pages()
 
 
 def test_a_demonstration_finds_another_port_when_its_own_is_taken(tmp_path: Path) -> None:

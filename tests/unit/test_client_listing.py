@@ -13,7 +13,6 @@ LONG = "https://shop.example.com/catalogue/category/subcategory/item-000017.html
 
 def row(**fields: object) -> ResultRow:
     values = {
-        "run_id": "R",
         "task_id": "0000000B4353F53A912F634BE8",
         "url": LONG,
         "status": "successful",
@@ -37,7 +36,7 @@ def table(width: int | None, *rows: ResultRow) -> list[str]:
 
 def test_a_table_has_a_header_status_time_size_and_reason() -> None:
     assert table(None, row(external_id="item-17"), FAILED) == [
-        "status      ended, UTC           size      id                          url, reason",
+        "status      ended, UTC               size  id                          url, reason",
         f"successful  2026-01-02 03:04:05    1.2 MB  item-17                     {LONG}",
         "failed      2026-01-02 03:04:05            0000000B4353F53A912F634BE8  "
         f"{LONG}  bad_target",
@@ -46,8 +45,8 @@ def test_a_table_has_a_header_status_time_size_and_reason() -> None:
 
 def test_a_narrow_terminal_has_fewer_columns_and_the_ends_of_urls() -> None:
     assert table(80, row(), FAILED) == [
-        "status      UTC       size      url, reason",
-        "successful  03:04:05    1.2 MB  https://shop.example.co…item-000017.html?ref=1",
+        "status      UTC           size  url, reason",
+        "successful  03:04:05    1.2 MB  https://shop.example.co…y/item-000017.html?ref=1",
         "failed      03:04:05            https://shop.exam…0017.html?ref=1  bad_target",
     ]
     assert table(40, FAILED) == [
@@ -117,6 +116,15 @@ def test_failures_are_a_line_a_reason_the_most_frequent_first() -> None:
 )
 def test_a_reason_comes_with_what_mends_it(code: str, fix: str) -> None:
     assert groups(failed(code, "t", status=404)) == [f"failed: http://a/: t ({code}); {fix}"]
+
+
+def test_a_terminal_gets_lines_that_break_between_words() -> None:
+    grouped = FailureGroups(own_server=False)
+    grouped.add(failed("connection_failed", "no connection could be made", LONG))
+    lines = grouped.lines(40)[0].splitlines()
+    assert all(len(line) <= 40 or LONG in line for line in lines)
+    assert " ".join(line.strip() for line in lines) == grouped.lines()[0]
+    assert len(lines) > 2
 
 
 def test_many_reasons_are_cut_and_counted() -> None:
