@@ -297,16 +297,15 @@ class ResultDirectory:
     @contextmanager
     def body(self, claimed: str, suffix: str, task_id: str) -> Iterator[NewBody]:
         """Open a file for a body; it appears, named, once it is whole."""
-        aside = self.path / f".{claimed}{suffix}.part"
-        aside.unlink(missing_ok=True)
+        aside = f"{self.path}/.{claimed}{suffix}.part"
         try:
-            with aside.open("xb") as file:
+            with _new_file(aside) as file:
                 new = NewBody(file)
                 yield new
             new.name = self._name(aside, claimed, suffix, task_id)
-            os.replace(aside, self.path / new.name)
+            os.replace(aside, f"{self.path}/{new.name}")
         except BaseException:
-            aside.unlink(missing_ok=True)
+            Path(aside).unlink(missing_ok=True)
             raise
 
     def add(self, row: ManifestRow) -> None:
@@ -340,7 +339,7 @@ class ResultDirectory:
                 # `prepare` has refused it unless it is to be replaced.
                 manifest.truncate(0)
 
-    def _name(self, aside: Path, claimed: str, suffix: str, task_id: str) -> str:
+    def _name(self, aside: str, claimed: str, suffix: str, task_id: str) -> str:
         """Choose the name of a whole body."""
         wanted = "".join(_completed(claimed, suffix))
         earlier = self._held.get(task_id)
@@ -400,5 +399,14 @@ def _is_name(name: str) -> bool:
     return portable(name) == name and name not in (MANIFEST, INDEX)
 
 
-def _equal(new: Path, there: Path) -> bool:
+def _new_file(path: str) -> BinaryIO:
+    """Open a new file, in place of one that a killed command left, and never through a link."""
+    try:
+        return open(path, "xb")
+    except FileExistsError:
+        os.unlink(path)
+        return open(path, "xb")
+
+
+def _equal(new: str, there: Path) -> bool:
     return there.is_file() and not there.is_symlink() and filecmp.cmp(new, there, shallow=False)
