@@ -147,6 +147,8 @@ async def watch_job(
     target: ServerTarget, terminal: Terminal, job_id: str, out: Destination | None
 ) -> int:
     """Follow the latest run of a job to its end."""
+    if out is not None:
+        out.try_out()
     async with connect(target.server, target.api_key, target.pace) as api:
         with about(job_id):
             run = await latest_run(api, job_id)
@@ -291,6 +293,7 @@ async def fetch_results(
     target: ServerTarget, terminal: Terminal, job_id: str, *, out: Destination, status: str | None
 ) -> int:
     """Download the bodies of the latest run into a directory, once the run has ended."""
+    out.try_out()
     only = () if status is None else ("--status", status)
     end = Following(words=("results", job_id, *only), out=out, status=status)
     async with connect(target.server, target.api_key, target.pace) as api:

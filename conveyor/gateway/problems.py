@@ -119,7 +119,7 @@ _TARGET_CODES = {
     TransportTrouble.UNRESOLVED: "host_not_found",
     TransportTrouble.UNREACHABLE: "connection_failed",
     TransportTrouble.TLS: "tls_failed",
-    TransportTrouble.NO_COMMON_PROTOCOL: "no_common_protocol",
+    TransportTrouble.NO_COMMON_PROTOCOL: "tls_failed",
 }
 
 

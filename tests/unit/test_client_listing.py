@@ -47,11 +47,11 @@ def test_a_narrow_terminal_has_fewer_columns_and_the_ends_of_urls() -> None:
     assert table(80, row(), FAILED) == [
         "status      UTC           size  url, reason",
         "successful  03:04:05    1.2 MB  https://shop.example.co…y/item-000017.html?ref=1",
-        "failed      03:04:05            https://shop.exam…0017.html?ref=1  bad_target",
+        "failed      03:04:05            https://shop.exam…-000017.html?ref=1  bad_target",
     ]
     assert table(40, FAILED) == [
         "status      url, reason",
-        "failed      https://…l?ref=1  bad_target",
+        "failed      https:/…ml?ref=1  bad_target",
     ]
     assert table(80, row(external_id="x"))[1].split()[2:5] == ["1.2", "MB", "x"]
 

@@ -59,7 +59,7 @@ async def test_a_run_that_is_under_way_exports_what_has_ended(api: Api) -> None:
             "processing",
             "pending",
         ]
-        assert len(archive.namelist()) == 2
+        assert len(archive.namelist()) == 3
 
 
 async def test_bodies_that_are_lost_or_past_their_time_are_told_as_expired(api: Api) -> None:

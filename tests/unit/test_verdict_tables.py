@@ -87,8 +87,9 @@ def ok(*fields: str, body: bytes = b"") -> bytes:
     return "\r\n".join(["HTTP/1.1 200 OK", *fields, "", ""]).encode() + body
 
 
+UNREACHED = "no connection to an HTTP gateway"
 TROUBLES = {
-    "no connection": Trouble(listens=False),
+    UNREACHED: Trouble(listens=False),
     "the connection broke": Trouble(b""),
     "a body cut off or reset before its end": Trouble(ok("Content-Length: 50", body=b"half")),
     "over TLS, a body that only the end of the connection ends, without close_notify": Trouble(
@@ -171,8 +172,16 @@ async def troubled(trouble: Trouble, certificate: Path) -> AsyncIterator[str]:
         listener.close()
 
 
-@pytest.mark.parametrize("kind", ["direct", "http"])
-@pytest.mark.parametrize("row", BROKEN, ids=lambda row: row[0][:24])
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (row, kind)
+        for row in BROKEN
+        for kind in ("direct", "http")
+        if (row[0], kind) != (UNREACHED, "direct")
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0][:24],
+)
 async def test_no_whole_answer(row: Row, kind: str, certificate: Path) -> None:
     trouble = TROUBLES[row[0]]
     open_client = client_opener("wire", ClientOptions(authority=certificate))
@@ -248,6 +257,16 @@ async def _lookup(host: str, port: int) -> list[str]:
     raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
 
+def _closed() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port: int = unused.getsockname()[1]
+        return port
+
+
+NAMELESS = "no address for its name"
+UNTRUSTED = "no TLS, a certificate that is not valid, or no HTTP/1.1"
 STRANGE: dict[str, Callable[[RawServer], str]] = {
     "more than 10 redirects": lambda server: asking(server, 302, fields="Location: #\r\n"),
     "a redirect that is neither http nor https": lambda server: asking(
@@ -255,15 +274,23 @@ STRANGE: dict[str, Callable[[RawServer], str]] = {
     ),
     "a name that DNS cannot hold": lambda server: f"http://{'a' * 64}.test/",
     "an address that is not public": lambda server: "http://127.0.0.1/",
+    NAMELESS: lambda server: "http://nowhere.test/",
+    "no connection: refused, no route, no reply": lambda server: f"http://127.0.0.1:{_closed()}/",
+    UNTRUSTED: lambda server: "",
 }
 
 
 @pytest.mark.parametrize("row", [row for row in DIRECT if not conditions(row[0])], ids=str)
-async def test_a_target_that_cannot_be_fetched(row: Row, server: RawServer) -> None:
+async def test_a_target_that_cannot_be_fetched(
+    row: Row, server: RawServer, certificate: Path
+) -> None:
     is_private = row[0] == "an address that is not public"
-    gateway = DirectGateway(FakeClock(), allow_private=not is_private)
+    lookup = _lookup if row[0] == NAMELESS else None
+    gateway = DirectGateway(FakeClock(), allow_private=not is_private, lookup=lookup)
 
-    failed = await failure(gateway, ScrapeRequest(STRANGE[row[0]](server), "key"))
+    async with troubled(Trouble(tls=True), certificate) as untrusted:
+        url = untrusted if row[0] == UNTRUSTED else STRANGE[row[0]](server)
+        failed = await failure(gateway, ScrapeRequest(url, "key"))
 
     assert told(failed) == row[1:]
     await gateway.aclose()
