@@ -15,6 +15,7 @@ from conveyor.bootstrap.loop import (
     gateway_of,
     root_secrets,
     service_options,
+    webhooks_of,
 )
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
@@ -64,7 +65,10 @@ async def open_dev(
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
     worker = build_worker(binding.ports, scraper, settings, clock, telemetry=telemetry)
-    service = Service(binding.ports, service_options(settings, origin, older), clock)
+    webhooks = webhooks_of(settings, clock, loopback=True)
+    service = Service(
+        binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
+    )
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
     app = create_app(
@@ -86,6 +90,7 @@ async def open_dev(
     async def close() -> None:
         if gateway is None:
             await scraper.aclose()
+        await webhooks.aclose()
         await binding.ports.aclose()
 
     serving = protocol(clock, head_seconds=settings.head_timeout)

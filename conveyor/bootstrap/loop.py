@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 
 from conveyor.domain.api_keys import KeySealer, secret_bytes
@@ -16,6 +17,7 @@ from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Backlog, Telemetry
 from conveyor.engine.worker import Ticker, Worker
 from conveyor.gateway import open_gateway
+from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.control import ControlHandler
 from conveyor.handlers.delete import DeleteHandler
 from conveyor.handlers.export import ExportHandler
@@ -41,6 +43,7 @@ from conveyor.ports.queues import (
 )
 from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
+from conveyor.ports.webhooks import Webhooks
 from conveyor.records.job_templates import JobTemplates
 from conveyor.service.context import ServiceOptions
 from conveyor.settings import InvalidSetting, Settings
@@ -82,7 +85,7 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
 
 def _client_options(settings: Settings) -> ClientOptions:
     options = ClientOptions(
-        authority=_authority(settings.ca_file),
+        authority=_authority(settings.ca_file, "CONVEYOR_CA_FILE"),
         ragged_end=settings.ragged_end == "accept",
         proxy=_proxy(settings.gateway_proxy),
     )
@@ -100,7 +103,21 @@ def _proxy(url: str) -> Proxy | None:
         raise InvalidSetting("CONVEYOR_GATEWAY_PROXY", problem) from None
 
 
-def _authority(ca_file: str) -> Path | None:
+def webhooks_of(settings: Settings, clock: Clock, *, loopback: bool = False) -> Webhooks:
+    """Make what posts events; with `loopback`, to this machine and over plain http too. Raises
+    InvalidSetting for a file of authorities that cannot be used."""
+    names, networks = set(), []
+    for entry in filter(None, map(str.strip, settings.webhook_private.split(","))):
+        try:
+            networks.append(ip_network(entry))
+        except ValueError:
+            names.add(entry.lower())
+    rules = WebhookRules(names=frozenset(names), networks=tuple(networks), loopback=loopback)
+    authority = _authority(settings.webhook_ca_file, "CONVEYOR_WEBHOOK_CA_FILE")
+    return WebhookSender(clock, rules, authority=authority)
+
+
+def _authority(ca_file: str, variable: str) -> Path | None:
     if not ca_file:
         return None
     from conveyor.wire.tls import client_context
@@ -109,7 +126,7 @@ def _authority(ca_file: str) -> Path | None:
         client_context(Path(ca_file))
     except OSError:  # ssl.SSLError is one
         problem = "must name a PEM file of certificates that can be read"
-        raise InvalidSetting("CONVEYOR_CA_FILE", problem) from None
+        raise InvalidSetting(variable, problem) from None
     return Path(ca_file)
 
 

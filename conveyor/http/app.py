@@ -27,6 +27,7 @@ from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_downloa
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
 from conveyor.http.routes_server import UNBUILT_ROUTES, server_routes
 from conveyor.http.routes_signing import SIGNING_ROUTES
+from conveyor.http.routes_webhooks import WEBHOOK_ROUTES
 from conveyor.ports.clock import Clock
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.service import links
@@ -39,6 +40,7 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
     **INPUT_ROUTES,
     **EXPORT_ROUTES,
     **SIGNING_ROUTES,
+    **WEBHOOK_ROUTES,
     **UNBUILT_ROUTES,
 }
 """Handlers of each method, for every path that needs a key."""

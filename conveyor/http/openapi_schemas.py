@@ -13,6 +13,7 @@ import msgspec
 from conveyor.domain import params, submission, urls
 from conveyor.domain.errors import InvalidTaskReason
 from conveyor.domain.submission import MAX_BODY_BYTES
+from conveyor.domain.webhooks import MOST_WEBHOOK_URL
 from conveyor.service import schemas
 from conveyor.service.schemas import ULID_PATTERN, ExternalId, Metadata
 
@@ -42,6 +43,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "HMACKeyList": schemas.SigningKeysBody,
     "HMACKeyCreated": schemas.NewSigningKeyBody,
     "HMACKeyFinalized": schemas.FinalizedKeyBody,
+    "TestWebhookResponse": schemas.WebhookTestBody,
 }
 """Struct of each answer, by the name of its schema in the document."""
 
@@ -253,6 +255,22 @@ _REQUESTS: dict[str, Schema] = {
         "A job to create.",
     )
     | _WHERE_TASKS_COME_FROM,
+    "TestWebhookRequest": _object(
+        "url",
+        {
+            "url": _text(
+                "An https URL, without user, password and fragment.", maxLength=MOST_WEBHOOK_URL
+            ),
+            "signature": nullable(
+                {
+                    "type": "boolean",
+                    "default": False,
+                    "description": "Whether to sign the event with your active key.",
+                }
+            ),
+        },
+        "A receiver of events.",
+    ),
     "AddTasks": _object(
         "tasks",
         {

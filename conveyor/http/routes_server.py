@@ -42,7 +42,6 @@ UNBUILT_ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/jobs/{job_id}/schedule": {"PUT": _schedules},
     "/v1/jobs/{job_id}/schedule/state": {"POST": _schedules},
     "/v1/jobs/{job_id}/webhook": {"GET": _webhooks, "PUT": _webhooks, "DELETE": _webhooks},
-    "/v1/webhook/test": {"POST": _webhooks},
 }
 
 

@@ -432,3 +432,24 @@ class FinalizedKeyBody(Struct, frozen=True):
 
     active_kid: Kid
     created_at: MadeAt
+
+
+class WebhookTestBody(Struct, frozen=True):
+    """What came of a test event. The answer is 200 whatever the receiver did."""
+
+    delivered: Annotated[bool, _text("Whether the receiver answered with a 2xx status.")]
+    event_id: Annotated[str, _ulid("The id of the event, another one each time.")]
+    elapsed_ms: Annotated[int, _count("Milliseconds that the request took.")]
+    status_code: Annotated[int, _count("The status of the receiver's answer, if one came.")] | (
+        UnsetType
+    ) = UNSET
+    error: (
+        Annotated[
+            str,
+            _text(
+                "Why it was not delivered: `http_4xx:404`, `http_5xx:503`, `http_3xx:302`, "
+                "`timeout` or `transport_error:…`."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from conveyor.domain.submission import Limits
 from conveyor.ports.clock import Clock
+from conveyor.ports.webhooks import Webhooks
+from conveyor.records.signed_events import EventSigner
 from conveyor.service.callers import Caller, derive_keyring, identify
 from conveyor.service.context import ApiPorts, Context, ServiceOptions
 from conveyor.service.exports import RunExports
@@ -16,6 +18,7 @@ from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
+from conveyor.service.webhooks import WebhookTests
 
 
 class Service:
@@ -23,10 +26,12 @@ class Service:
 
     `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
-    makes archives of results, `rotations` changes signing keys.
+    makes archives of results, `rotations` changes signing keys, `webhook_tests` tests receivers.
     """
 
-    def __init__(self, ports: ApiPorts, options: ServiceOptions, clock: Clock) -> None:
+    def __init__(
+        self, ports: ApiPorts, options: ServiceOptions, clock: Clock, *, webhooks: Webhooks
+    ) -> None:
         self.options = options
         self._keyring = derive_keyring(
             [ports.root_secret, *options.older_secrets], ports.sealing_secrets
@@ -67,6 +72,8 @@ class Service:
         downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
         self.exports = RunExports(context, downloads, notifier)
         self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
+        signer = EventSigner(ports.signing_keys, self._keyring.signing, clock)
+        self.webhook_tests = WebhookTests(webhooks, signer, clock)
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""

@@ -18,6 +18,7 @@ from conveyor.settings.validators import (
     gateway,
     lasting,
     name,
+    networks,
     not_empty,
     one_of,
     origin,
@@ -52,6 +53,8 @@ class Settings:
     ca_file: str = ""
     allow_private: bool = False
     public_url: str = ""
+    webhook_private: str = ""
+    webhook_ca_file: str = ""
     allowed_hosts: str = ""
     secret: str = field(default="", repr=False)
     log_level: str = "info"
@@ -217,6 +220,20 @@ SETTINGS: tuple[Setting, ...] = (
         "URL",
         "origin of signed links, if not the bound address",
         origin,
+        used_by=SERVERS,
+    ),
+    Setting(
+        "webhook_private",
+        "comma list",
+        "receivers of events inside one's own network: host names, and networks such as "
+        "`10.0.0.0/8`; in production never loopback, link-local addresses or those of metadata",
+        networks,
+        used_by=SERVERS,
+    ),
+    Setting(
+        "webhook_ca_file",
+        "path",
+        "a PEM file of certificate authorities that receivers of events have, beside the system's",
         used_by=SERVERS,
     ),
     Setting(

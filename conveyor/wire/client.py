@@ -182,7 +182,9 @@ class HttpClient:
     def _open(self) -> _Opened:
         resolver = Resolver(self._lookup, self._admits)
         connector = Connector(resolver, self._admits, self._options)
-        opened = _Opened(Pool(self._connections), connector, ReadBuffer(self._connections))
+        opened = _Opened(
+            Pool(self._connections), connector, ReadBuffer(self._connections, self._options.held)
+        )
         self._opened = opened
         return opened
 

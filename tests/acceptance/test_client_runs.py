@@ -190,7 +190,6 @@ def test_what_is_not_built_yet_says_so(client: ZenRowsBatchClient) -> None:
         lambda: client.put_job_webhook(job.job_id, hook),
         lambda: client.get_job_webhook(job.job_id),
         lambda: client.delete_job_webhook(job.job_id),
-        lambda: client.test_webhook(hook),
         job.schedule.pause,
         lambda: job.schedule.update(daily),
     ):

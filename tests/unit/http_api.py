@@ -39,6 +39,7 @@ from conveyor.records.blob_keys import result_key
 from conveyor.service import Service, ServiceOptions
 from conveyor.settings.validators import MOST_SHARDS
 from conveyor.testing.clock import FakeClock
+from tests.webhooks import loopback_webhooks
 
 ORIGIN = "http://127.0.0.1:9000"
 KEY = "key-of-alice"
@@ -160,7 +161,12 @@ async def open_api(
     clock = FakeClock()
     dev = await open_binding(directory, clock)
     options.setdefault("public_origin", ORIGIN)
-    service = Service(dev.ports, ServiceOptions(**options), clock)
+    service = Service(
+        dev.ports,
+        ServiceOptions(**options),
+        clock,
+        webhooks=loopback_webhooks(clock),
+    )
     registry = CollectorRegistry()
     Counter("conveyor_things", "Things.", registry=registry).inc(3)
     ready = [True]

@@ -144,6 +144,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "HMACKeyList": schemas.SigningKeysBody,
     "HMACKeyCreated": schemas.NewSigningKeyBody,
     "HMACKeyFinalized": schemas.FinalizedKeyBody,
+    "TestWebhookResponse": schemas.WebhookTestBody,
 }
 
 
