@@ -41,8 +41,10 @@ async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
 
 
 async def latest_run(api: Api, job_id: str) -> RunReply:
-    """Read the latest run of a job. Raises ClientError if there is none."""
+    """Read the latest run of a job. Raises ClientError if there is none, or the job is deleted."""
     job = await api.job(job_id)
+    if job.status == "deleted":
+        raise ClientError(f"job {printable(job_id)} is deleted")
     if job.latest_run is None:
         raise ClientError(f"job {printable(job_id)} has no run")
     return job.latest_run

@@ -225,7 +225,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A job and its latest run that is not deleted, read at one instant."""
+    """A job and its latest run, read at one instant. A deleted run counts in a deleted job
+    alone."""
 
     job: Job
     latest_run: Run | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from zenrows.batch import BatchAPIError, ZenRowsBatchClient
@@ -148,6 +149,16 @@ def test_deleting_a_run_and_a_job(client: ZenRowsBatchClient, server: Serving) -
     assert eventually(gone, "the job is gone").code == Code.NOT_FOUND
     refused(Code.NOT_FOUND, 404, job.delete)
     assert bodies(server, job.job_id) == []
+
+
+def test_a_wait_for_a_run_ends_when_its_job_is_deleted(client: ZenRowsBatchClient) -> None:
+    job = client.submit_open()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(job.run.wait, timeout=30, poll_interval=0.05)
+        job.delete()
+        ended = waiting.result()
+    assert ended.status is RunStatus.DELETED
+    assert job.run.load().status is RunStatus.DELETED
 
 
 def test_a_run_that_another_draws_on_cannot_be_deleted(client: ZenRowsBatchClient) -> None:

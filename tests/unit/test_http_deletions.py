@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from zenrows.batch.models import Run
+from zenrows.batch.models import Job, Run
 
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage
 from tests.unit.http_api import Api, open_api, problem_of
@@ -32,7 +32,10 @@ async def test_a_deleted_job_is_a_tombstone_and_then_gone(api: Api) -> None:
     deleted = await api.client.delete(path)
 
     assert (deleted.status_code, deleted.content) == (202, b"")
-    assert (await api.client.get(path)).json()["status"] == "deleted"
+    shown = (await api.client.get(path)).json()
+    assert shown["status"] == shown["latest_run"]["status"] == "deleted"
+    assert Job.model_validate(shown).latest_run == Run.model_validate(shown["latest_run"])
+    assert (await api.client.get("/v1/jobs?status=deleted")).json()["jobs"] == [shown]
     assert (await api.client.delete(path)).status_code == 202
     assert job["job_id"] not in (await api.client.get("/v1/jobs")).text
     for method, rest in [

@@ -114,8 +114,12 @@ def _of(table: str, columns: str) -> str:
 
 SELECT_VIEW = f"""
     SELECT {_of("jobs", JOB_COLUMNS)}, {_of("runs", RUN_COLUMNS)}
-    FROM jobs LEFT JOIN runs ON runs.run_id = jobs.latest_run_id AND runs.status <> 'deleted'
+    FROM jobs LEFT JOIN runs ON runs.run_id = iif(jobs.status = 'deleted',
+        (SELECT run_id FROM runs WHERE job_id = jobs.job_id ORDER BY run_sequence DESC LIMIT 1),
+        jobs.latest_run_id)
+    AND (jobs.status = 'deleted' OR runs.status <> 'deleted')
 """
+"""A deleted job has the newest run that is left of it."""
 SELECT_JOB = f"SELECT {JOB_COLUMNS} FROM jobs"
 SELECT_RUN = f"SELECT {_of('runs', RUN_COLUMNS)} FROM runs"
 
