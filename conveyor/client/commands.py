@@ -281,6 +281,9 @@ def _json_line(raw: bytes) -> str:
 def _row_line(row: ResultRow) -> str:
     name = printable(row.external_id or row.task_id)
     line = f"{printable(row.status):<10}  {name:<26}  {printable(row.url)}"
+    if row.waiting:
+        until = printable(row.waiting.until)[:19].replace("T", " ")
+        line = f"{line}  {printable(row.waiting.reason)}, waits until {until} UTC"
     return f"{line}  {printable(row.error.code)}" if row.error else line
 
 

@@ -158,6 +158,13 @@ class RefusalReply(ProblemReply, frozen=True, kw_only=True):
     code: str
 
 
+class WaitReply(msgspec.Struct, frozen=True):
+    """Why a pending task is left alone, and until when."""
+
+    reason: str
+    until: str
+
+
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     """A task of a run. `result_url` is signed and needs no key; None if there is no body."""
 
@@ -168,6 +175,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     type: str | None = None
     result_url: str | None = None
     error: ProblemReply | None = None
+    waiting: WaitReply | None = None
 
     @property
     def succeeded(self) -> bool:

@@ -29,6 +29,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "RunStats": schemas.StatsBody,
     "Run": schemas.RunBody,
     "RunsPage": schemas.RunsPage,
+    "Wait": schemas.WaitBody,
     "Result": schemas.ResultBody,
     "ResultsPage": schemas.ResultsPage,
     "Event": schemas.EventBody,

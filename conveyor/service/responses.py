@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from pydantic_core import Url
 
 from conveyor.domain.model import (
@@ -36,6 +36,7 @@ from conveyor.service.schemas import (
     SpendBody,
     StatsBody,
     SubmitBody,
+    WaitBody,
     present,
 )
 
@@ -132,7 +133,15 @@ def made_run(view: JobView) -> Run:
     return view.latest_run
 
 
-def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultBody:
+def wait_body(task: Task, run: Run, *, now: int) -> WaitBody | UnsetType:
+    """Show why a task of a run waits, and until when."""
+    reason = task.wait_at(now) if run.status in LIVE_RUN_STATES else None
+    return UNSET if reason is None else WaitBody(reason.value, rfc3339(task.not_before))
+
+
+def result_body(
+    task: Task, *, expired: bool, result_url: str | None, waiting: WaitBody | UnsetType
+) -> ResultBody:
     """Show a task as a row of a list of results."""
     spec = task.spec
     result = task.result
@@ -144,6 +153,7 @@ def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultB
         metadata=present(spec.metadata),
         method=spec.method if spec.method != "GET" else UNSET,
         status="expired" if expired else task.status.value,
+        waiting=waiting,
         type=result.format.value if result is not None else UNSET,
         result_url=present(result_url),
         error=problem_body(task.error) if task.error is not None else UNSET,
@@ -153,7 +163,7 @@ def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultB
     )
 
 
-def history_body(events: list[Event]) -> HistoryBody:
+def history_body(events: list[Event], waiting: WaitBody | UnsetType) -> HistoryBody:
     """Build the history of a task."""
     return HistoryBody(
         [
@@ -167,7 +177,8 @@ def history_body(events: list[Event]) -> HistoryBody:
                 spend=_spend_body(event.spend),
             )
             for event in events
-        ]
+        ],
+        waiting,
     )
 
 

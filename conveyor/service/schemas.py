@@ -23,6 +23,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskFailure,
     TaskStatus,
+    WaitReason,
 )
 from conveyor.domain.submission import MAX_TASK_TOKEN
 from conveyor.domain.text_rules import rfc3339
@@ -255,6 +256,22 @@ class ProblemBody(Struct, frozen=True, kw_only=True):
     )
 
 
+class WaitBody(Struct, frozen=True):
+    """Why a pending task is left alone for now."""
+
+    reason: Annotated[
+        str,
+        _words(
+            WaitReason,
+            "`backoff` is the pause after a failed attempt, `retry_after` the one that its answer "
+            "asked for, `host_retry_after` the one that another answer of its host asked for, "
+            "`load_refusal` the one of a gateway under load. `outage`: something that its work "
+            "needs is away.",
+        ),
+    ]
+    until: Annotated[str, _instant("When it may be worked again.")]
+
+
 class ResultBody(Struct, frozen=True, kw_only=True, gc=False):
     """One task of a run, and what became of it."""
 
@@ -272,6 +289,7 @@ class ResultBody(Struct, frozen=True, kw_only=True, gc=False):
             "`expired` is a successful task whose body is past its retention.",
         ),
     ]
+    waiting: WaitBody | UnsetType = UNSET
     type: Annotated[str, _words(Format, "The form of the body.")] | UnsetType = UNSET
     result_url: (
         Annotated[
@@ -317,6 +335,7 @@ class HistoryBody(Struct, frozen=True):
     """What happened to a task, oldest line first."""
 
     events: list[EventBody]
+    waiting: WaitBody | UnsetType = UNSET
 
 
 class UploadBody(Struct, frozen=True):

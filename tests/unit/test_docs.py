@@ -132,6 +132,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "TasksAdded": schemas.AddTasksBody,
     "Rerun": schemas.RerunBody,
     "Problem": schemas.ProblemBody,
+    "Wait": schemas.WaitBody,
     "Result": schemas.ResultBody,
     "ResultsPage": schemas.ResultsPage,
     "Event": schemas.EventBody,

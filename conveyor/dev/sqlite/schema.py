@@ -221,7 +221,16 @@ SIGNING_KEYS = (
     """,
 )
 
-STEPS = (TABLES, SIGNING_KEYS)
+WAITS = (
+    """
+    ALTER TABLE tasks ADD COLUMN waiting TEXT -- why it waits until `not_before`; means nothing
+        -- from then on
+        DEFAULT NULL
+    """,
+)
+"""SQLite keeps the text of the column as it is written, so it must not end in a comment."""
+
+STEPS = (TABLES, SIGNING_KEYS, WAITS)
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 
 
