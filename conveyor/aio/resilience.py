@@ -18,6 +18,9 @@ FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 60.0
 """Seconds from a failure to the next trial call; the pause doubles with each failed trial."""
 
+HIDING = Backoff(2.0, 256.0)
+"""Seconds that a message is hidden after its work failed, by how often it was received."""
+
 _BACKOFF = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
 _log = logging.getLogger("conveyor.tasks")

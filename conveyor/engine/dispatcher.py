@@ -20,10 +20,9 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from conveyor.aio.concurrency import wait_or_timeout
-from conveyor.aio.resilience import log_and_continue, log_failure
+from conveyor.aio.resilience import HIDING, log_and_continue, log_failure
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.delivery import (
-    HIDING,
     AckBatcher,
     Heartbeat,
     MessageReturner,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
-from conveyor.domain.model import Problem, TaskFailure
-from conveyor.ports.gateway import ScrapeFailed
+from conveyor.domain.model import Problem, TaskFailure, WaitReason
+from conveyor.ports.gateway import Postponed, ScrapeFailed
 from conveyor.wire.errors import TransportTrouble
 
 MAX_REDIRECTS = 10
@@ -110,6 +110,14 @@ def target_verdict(status: int, *, retry_after: float) -> ScrapeFailed:
     problem = Problem(failure.value, status_title(status), status)
     after = retry_after if retryable else 0.0
     return ScrapeFailed(problem, failure, retryable=retryable, retry_after=after)
+
+
+def host_pause(seconds: float) -> Postponed:
+    """Return the verdict on a fetch from a host that asked, in another answer, to be left alone."""
+    failure = TaskFailure.RATE_LIMITED
+    problem = Problem(failure.value, "the host asked for a pause", 429)
+    reason = WaitReason.HOST_RETRY_AFTER
+    return Postponed(problem, failure, retry_after=seconds, waiting=reason)
 
 
 def _target_failure(status: int) -> tuple[TaskFailure, bool]:

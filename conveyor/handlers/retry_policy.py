@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from conveyor.domain.backoff import Backoff
-from conveyor.domain.model import Event, EventKind, Job, Problem, Spend, Task, TaskFailure
-from conveyor.domain.task_rules import Failed, Retry
+from conveyor.domain.model import (
+    Event,
+    EventKind,
+    Job,
+    Problem,
+    Spend,
+    Task,
+    TaskFailure,
+    WaitReason,
+)
+from conveyor.domain.task_rules import Deferred, Failed, Retry
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import ScrapeFailed
+from conveyor.ports.gateway import Postponed, ScrapeFailed
 
 RECORDED = 32
 """Receives of a task whose refusals for load go into its history: a refusal that lasts for a day
@@ -25,18 +36,20 @@ class RetryPolicy:
 
     def decide(
         self, failure: ScrapeFailed, task: Task, job: Job, *, event: Event, receives: int
-    ) -> Failed | Retry:
+    ) -> Failed | Retry | Deferred:
         """Decide what a scrape without a body means for its task.
 
         An attempt that counts is the last one if the job allows no more. One that does not count (a
-        gateway's 429) is bounded by a deadline instead, from the task's creation. There may be
-        hundreds of these until then: those of later receives are not recorded, unless they cost
-        something.
+        gateway's 429, a call that is postponed) is bounded by a deadline instead, from the task's
+        creation. There may be hundreds of these until then: those of later receives are not
+        recorded, unless they cost something.
         """
         now = self._clock.now()
         final = Failed(event, failure.problem, failure.failure)
         if not failure.retryable:
             return final
+        if isinstance(failure, Postponed):
+            return final if self._too_late(task, now) else _postponed(failure, event, now, receives)
         if failure.burns_attempt:
             if event.attempt >= job.max_attempts:
                 return final
@@ -47,7 +60,11 @@ class RetryPolicy:
             step = receives
         delay = self._delay(failure, step)
         recorded = failure.burns_attempt or receives <= RECORDED or event.spend != Spend()
-        return Retry(event, now + int(delay * 1000), failure.burns_attempt, recorded)
+        waiting = WaitReason.LOAD_REFUSAL
+        if failure.burns_attempt:
+            is_asked = failure.retry_after >= delay
+            waiting = WaitReason.RETRY_AFTER if is_asked else WaitReason.BACKOFF
+        return Retry(event, now + int(delay * 1000), failure.burns_attempt, recorded, waiting)
 
     def pause(self, failure: ScrapeFailed, task: Task, call: int) -> float | None:
         """Return the seconds to wait after `call` calls that were refused for load, or None past
@@ -61,6 +78,15 @@ class RetryPolicy:
 
     def _delay(self, failure: ScrapeFailed, step: int) -> float:
         return max(self._backoff.spread(step, self._clock.random()), failure.retry_after)
+
+
+def _postponed(failure: Postponed, event: Event, now: int, receives: int) -> Retry | Deferred:
+    """Put a task off; redirects that led to a postponed call go into the history."""
+    not_before = now + ceil(failure.retry_after * 1000)  # sooner, it would be postponed again
+    if not failure.sent:
+        return Deferred(not_before, failure.waiting)
+    recorded = receives <= RECORDED
+    return Retry(event, not_before, burns_attempt=False, recorded=recorded, waiting=failure.waiting)
 
 
 def internal_failure() -> ScrapeFailed:

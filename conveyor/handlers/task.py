@@ -15,13 +15,13 @@ from functools import partial
 import anyio
 import msgspec
 
-from conveyor.aio.resilience import CircuitBreaker, log_and_continue, log_failure
+from conveyor.aio.resilience import HIDING, CircuitBreaker, log_and_continue, log_failure
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.model import Event, StoredBody, Task
+from conveyor.domain.model import Event, StoredBody, Task, WaitReason
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.domain.task_rules import Failed, Released, Retry, Settlement, Succeeded
+from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
@@ -30,7 +30,7 @@ from conveyor.handlers.retry_policy import (
 )
 from conveyor.ports.blobs import BlobWriter, BodyRefused, Content
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
+from conveyor.ports.gateway import Gateway, Postponed, ScrapeFailed, ScrapeRequest
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
     Held,
@@ -268,11 +268,19 @@ class TaskHandler(StagedHandler):
         tasks = [one for one in held if isinstance(one, ClaimedTask)]
         for one in tasks:
             self._observer.claim_undone()
-            one.settlement = Released()
+            one.settlement = self._given_back(one)
         for one, settled in zip(tasks, await self._settle_all(tasks), strict=True):
             if isinstance(settled, Exception):
                 log_failure(_log, "a claim was not undone", settled)
             self._forget(one, ended=isinstance(settled, Settled))
+
+    def _given_back(self, held: ClaimedTask) -> Released | Deferred:
+        """Decide how a claim goes back: a row whose body was lost says why its message is hidden
+        for so long."""
+        if not isinstance(held.error, ResultLost):
+            return Released()
+        pause = HIDING.delay(held.receives)
+        return Deferred(self._clock.now() + round(pause * 1000), WaitReason.OUTAGE)
 
     async def _give_up(self, held: ClaimedTask) -> None:
         """Give a claim back after an error or a cancellation, so that nobody has to wait until it
@@ -353,7 +361,7 @@ class TaskHandler(StagedHandler):
             try:
                 return await self._scrape(held, template)
             except ScrapeFailed as failure:
-                if failure.burns_attempt:
+                if failure.burns_attempt or isinstance(failure, Postponed):
                     raise
                 throttled()
                 pause = self._retry_policy.pause(failure, task, call)
@@ -411,7 +419,7 @@ class TaskHandler(StagedHandler):
         _log.exception("an attempt failed unexpectedly", extra={"task_id": held.task.task_id})
         return internal_failure()
 
-    def _verdict(self, held: ClaimedTask, failure: ScrapeFailed) -> Failed | Retry:
+    def _verdict(self, held: ClaimedTask, failure: ScrapeFailed) -> Failed | Retry | Deferred:
         """Decide what a failure means, and count the call."""
         assert held.template is not None  # no call is made without one
         verdict = self._retry_policy.decide(
@@ -421,7 +429,8 @@ class TaskHandler(StagedHandler):
             event=self._event(held, failure),
             receives=held.receives,
         )
-        self._observer.gateway_called("retry" if isinstance(verdict, Retry) else "failed")
+        if not isinstance(verdict, Deferred):
+            self._observer.gateway_called("retry" if isinstance(verdict, Retry) else "failed")
         return verdict
 
     async def _refused(self, held: ClaimedTask, failure: ScrapeFailed) -> Outcome:
@@ -459,7 +468,10 @@ class TaskHandler(StagedHandler):
         try:
             size = await self._blobs.put(held.blob_key, content)
         except ConveyorError as error:
-            raise self._unkept(error) from error
+            meaning = self._unkept(error)
+            if isinstance(meaning, ResultLost):
+                held.error = meaning
+            raise meaning from error
         self._breaker.succeeded()
         return size
 
@@ -573,7 +585,9 @@ class TaskHandler(StagedHandler):
             return self._ended(run_id, task_id, "failed", settled)
         if isinstance(settlement, Released) or settled.run_status not in LIVE_RUN_STATES:
             return ACKNOWLEDGE
-        return Outcome(hide_for=max(0.0, (settlement.not_before - self._clock.now()) / 1000))
+        # Not for longer than was meant, if the clock was set back meanwhile.
+        now = max(self._clock.now(), held.started_at)
+        return Outcome(hide_for=max(0.0, (settlement.not_before - now) / 1000))
 
     def _ended(self, run_id: str, task_id: str, state: str, settled: Settled) -> Outcome:
         if settled.applied:

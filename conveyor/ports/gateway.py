@@ -7,7 +7,14 @@ from typing import Protocol
 
 import msgspec
 
-from conveyor.domain.model import Problem, RunFailure, Spend, TaskBody, TaskFailure
+from conveyor.domain.model import (
+    Problem,
+    RunFailure,
+    Spend,
+    TaskBody,
+    TaskFailure,
+    WaitReason,
+)
 from conveyor.ports.blobs import Content
 
 
@@ -69,6 +76,29 @@ class ScrapeFailed(Exception):
         self.account = account
         self.spend = spend if spend is not None else Spend()
         self.sent = 1
+
+
+class Postponed(ScrapeFailed):
+    """A call that is not made yet, because its target or way is to be left alone for `retry_after`
+    seconds.
+
+    `waiting` says why. No attempt is used up, and the job does not slow down. `sent` counts the
+    redirects that led here. A task that is postponed past its deadline fails with `problem`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        failure: TaskFailure,
+        *,
+        retry_after: float,
+        waiting: WaitReason,
+    ) -> None:
+        super().__init__(
+            problem, failure, retryable=True, retry_after=retry_after, burns_attempt=False
+        )
+        self.waiting = waiting
+        self.sent = 0
 
 
 class Gateway(Protocol):

@@ -20,6 +20,7 @@ from tests.acceptance.support_cli import (
     conveyor,
     environment,
 )
+from tests.acceptance.support_wire import eventually
 
 pytestmark = pytest.mark.server
 
@@ -140,6 +141,26 @@ def test_a_bad_task_in_a_later_batch_leaves_no_job_and_no_scrape(
     assert f"conveyor: {listed}:10501: gopher://x/: {reason}" in ran.err
     assert "undone" not in "\n".join(conveyor(server, "jobs").out)
     assert not [url for url in server.hits.counts if "/undone/" in url]
+
+
+def test_a_task_that_waits_says_why_and_until_when(server: ConveyorServer) -> None:
+    url = server.url("waits", status=503, retry_after=600)
+    job_id = conveyor(server, "submit", url).job_id
+
+    def waiting() -> str | None:
+        [line] = conveyor(server, "results", job_id).out
+        return line if "until" in line else None
+
+    line = eventually(waiting, "the task waits")
+    assert re.search(
+        r"^pending .*  retry_after, waits until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$", line
+    )
+    [told] = conveyor(server, "results", job_id, "--jsonl").out
+    assert json.loads(told)["waiting"].keys() == {"reason", "until"}
+    assert conveyor(server, "rm", job_id).code == 0
+    watched = conveyor(server, "watch", job_id)
+    assert (watched.code, watched.out) == (1, [])
+    assert watched.err == [f"conveyor: job {job_id} is deleted"]
 
 
 def test_pause_resume_stop_and_rm(server: ConveyorServer) -> None:

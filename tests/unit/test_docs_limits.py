@@ -8,7 +8,7 @@ from conveyor.domain import input_spec, params, shards, strict_json, submission,
 from conveyor.domain.api_keys import MAX_API_KEY_LENGTH
 from conveyor.domain.submission import MAX_BODY_BYTES, MAX_ROW_BYTES
 from conveyor.engine.planner import CONTROL_SLOTS
-from conveyor.gateway import decode, headers, problems
+from conveyor.gateway import decode, direct, headers, problems
 from conveyor.handlers import delete
 from conveyor.http import malformed, middleware
 from conveyor.http.auth import LONGEST
@@ -115,6 +115,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "content codings of an answer": (problems.MAX_CODINGS,),
     "members of a gzip stream": (decode.MAX_MEMBERS,),
     "redirects of a direct fetch": (problems.MAX_REDIRECTS,),
+    "hosts whose pauses a worker remembers": (direct.MOST_PAUSED_HOSTS,),
     "head of an answer": (MAX_HEAD,),
     "bytes of an answer that are neither head nor body": (MAX_PADDING,),
     "received from all servers and not yet taken": (MOST_HELD_IN_ALL,),

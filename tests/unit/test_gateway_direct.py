@@ -90,13 +90,16 @@ async def test_the_verdict_on_each_status(
 ) -> None:
     failed = await failure(gateway, server.target(f"x?status={status}&retry_after=7"))
     assert (failed.failure, failed.retryable, failed.problem.status) == (kind, retryable, status)
-    assert failed.retry_after == (7.0 if retryable else 0.0)
+    if status in (429, 503):  # the host is left alone by others too, and taken up little by little
+        assert 7.0 <= failed.retry_after < 8.0
+    else:
+        assert failed.retry_after == (7.0 if retryable else 0.0)
     assert failed.burns_attempt
     assert failed.account is None
 
 
 async def test_retry_after_is_bounded(gateway: DirectGateway, server: GatewayServer) -> None:
-    failed = await failure(gateway, server.target("x?status=503&retry_after=86400"))
+    failed = await failure(gateway, server.target("x?status=504&retry_after=86400"))
     assert failed.retry_after == 100.0
 
 

@@ -281,7 +281,7 @@ async def test_no_statement_on_tasks_scans_a_table_or_sorts(store: SqliteStore, 
 
 
 def test_there_are_statements_to_look_at() -> None:
-    assert len(MANY_ROWS) == 11
+    assert len(MANY_ROWS) == 12
 
 
 async def test_a_page_costs_what_it_returns(store: SqliteStore, world: World) -> None:

@@ -12,9 +12,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.aio.resilience import FIRST_PAUSE
+from conveyor.aio.resilience import FIRST_PAUSE, HIDING
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import TaskStatus
+from conveyor.domain.model import TaskStatus, WaitReason
 from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler
@@ -261,6 +261,9 @@ async def test_a_body_that_cannot_be_kept_costs_one_call_and_no_attempt(
     assert isinstance(delivery.message, TaskMessage)
     [task] = await api.tasks_of(delivery.message.run_id)
     assert (task.status, task.attempts, task.claim_number) == (TaskStatus.PENDING, 0, 1)
+    assert task.wait_at(api.clock.now()) is WaitReason.OUTAGE
+    hidden_for = HIDING.delay(delivery.receive_count)
+    assert task.not_before == api.clock.now() + round(hidden_for * 1_000)
 
 
 async def test_a_trial_is_made_now_and_then_and_a_body_that_is_kept_ends_it(api: Api) -> None:
