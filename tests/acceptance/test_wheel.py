@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.disk import files_below
 from tests.patient import SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.extended]
@@ -43,7 +44,7 @@ def test_the_wheel_serves_in_an_empty_environment(tmp_path: Path) -> None:
     wheel = Path(built.stdout.strip())
     assert wheel.parent == tmp_path / "dist"
 
-    sources = [path for path in (ROOT / "conveyor").rglob("[!.]*") if path.is_file()]
+    sources = [path for path in files_below(ROOT / "conveyor") if not path.name.startswith(".")]
     assert held_by(wheel) == {
         str(path.relative_to(ROOT)) for path in sources if "__pycache__" not in path.parts
     }
