@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from conveyor.cli.commands import job_options, reason, report_error, target_of, tasks_of, unfit
-from conveyor.client.options import Directory, file_options, gateway_options, task_options
+from conveyor.client.options import (
+    Directory,
+    file_options,
+    gateway_options,
+    json_option,
+    task_options,
+)
 from conveyor.client.program import INTERRUPTED, Failure, Interruption
 
 if TYPE_CHECKING:
@@ -39,11 +45,13 @@ if TYPE_CHECKING:
 @click.option(
     "--api-key", metavar="KEY", help="API key for the gateway [ZENROWS_API_KEY, else local]."
 )
+@json_option
 def run(
     inputs: tuple[str, ...],
     out: Path,
     data_dir: Path | None,
     api_key: str | None,
+    as_json: bool,
     **flags: Any,
 ) -> int:
     """Scrape URLs, or the tasks of a file as submit takes it, into a directory, without a server.
@@ -62,7 +70,15 @@ def run(
         raise unfit(error, server_flags) from None
     with tasks_of(inputs, flags) as tasks:
         options = job_options(flags)
-        return _whole_job(settings, tasks, options, out=out, data_dir=data_dir, api_key=api_key)
+        return _whole_job(
+            settings,
+            tasks,
+            options,
+            out=out,
+            data_dir=data_dir,
+            api_key=api_key,
+            as_json=as_json,
+        )
 
 
 def _whole_job(
@@ -73,13 +89,14 @@ def _whole_job(
     out: Path,
     data_dir: Path | None,
     api_key: str | None,
+    as_json: bool,
 ) -> int:
     from conveyor.client.commands import JobSession
     from conveyor.client.download import prepare
     from conveyor.domain.errors import ConveyorError
     from conveyor.roles.run import run_once
 
-    with report_error() as terminal:
+    with report_error(as_json=as_json) as terminal:
         prepare(out)
         job = JobSession(target_of(None, api_key, lasts=False), terminal, tasks, options, out=out)
         try:

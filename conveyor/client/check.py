@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from conveyor.client.errors import ServerRefused
 from conveyor.client.inputs import OpenInput, SourcedTask
-from conveyor.client.output import count
 from conveyor.client.submit import JobOptions, explained, job_fields, upload_explained
 from conveyor.client.wire import InvalidTaskReply
 from conveyor.domain.errors import ConveyorError, InvalidTask
@@ -19,16 +18,14 @@ _NO_LIMITS = Limits(max_inline_tasks=_ANY, max_add_tasks=_ANY, max_open_job_task
 _RUN_ID = "00000000000000000000000000"
 
 
-def check_tasks(tasks: Sequence[SourcedTask] | OpenInput, options: JobOptions) -> str:
-    """Check tasks, or a file of tasks, as a submit would; return a line that says how many.
+def check_tasks(tasks: Sequence[SourcedTask] | OpenInput, options: JobOptions) -> int:
+    """Check tasks, or a file of tasks, as a submit would; return the number of tasks.
 
     The limits of a server are not known here. Raises InvalidTasks, or ClientError.
     """
     if isinstance(tasks, OpenInput):
-        number = _check_file(tasks, options)
-    else:
-        number = _check_list(tasks, options)
-    return f"{count(number, 'task')}, none refused; nothing was submitted"
+        return _check_file(tasks, options)
+    return _check_list(tasks, options)
 
 
 def _check_list(tasks: Sequence[SourcedTask], options: JobOptions) -> int:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from enum import Enum
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from conveyor.client.api import Api, ClientClock, connect
 from conveyor.client.download import download, prepare
 from conveyor.client.errors import ClientError, ServerRefused
 from conveyor.client.inputs import OpenInput, SourcedTask
+from conveyor.client.jobs import find_job, find_jobs, newest_jobs
 from conveyor.client.output import (
     clean,
     clean_json,
@@ -31,6 +33,7 @@ from conveyor.client.submit import JobOptions, submit, submit_file
 from conveyor.client.watch import failure_line, follow, latest_run, summary
 from conveyor.client.wire import JobReply, ResultRow, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
+from conveyor.domain.model import JobStatus, TaskStatus
 
 SHOWN_FAILURES = 5
 JOBS_HEADER = f"{'job':<26}  {'created, UTC':<19}  {'state':<10}  tasks, name"
@@ -52,9 +55,24 @@ class ServerTarget(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Target({printable(self.server)})"
 
+    def connect(self, terminal: Terminal) -> AbstractAsyncContextManager[Api]:
+        """Open a client of the server; the terminal tells if the server lets it wait."""
+        return connect(self.server, self.api_key, self.pace, on_slow=terminal.warn)
+
     def command(self, *words: str, out: Path | str | None = None) -> str:
         """Build a command for the same server, to show to the user."""
         return command(*words, server=self.named, out=out)
+
+
+class Printing(Enum):
+    """Content of standard output: lines for people, JSON alone, or the id of the new job alone.
+
+    Without lines for people there, these go to standard error.
+    """
+
+    TEXT = "text"
+    JSON = "json"
+    ID = "id"
 
 
 class Following(msgspec.Struct, frozen=True):
@@ -72,12 +90,24 @@ class Following(msgspec.Struct, frozen=True):
 class Terminal:
     """Prints output, and holds the line to print if the user interrupts."""
 
-    def __init__(self) -> None:
+    def __init__(self, printing: Printing = Printing.TEXT) -> None:
         self.farewell = "interrupted"
+        self.printing = printing
+        self.people = sys.stdout if printing is Printing.TEXT else sys.stderr
 
     def say(self, line: str) -> None:
-        """Print a line of the output."""
-        print(line, flush=True)
+        """Print a line of the output for people."""
+        print(line, file=self.people, flush=True)
+
+    def give(self, document: object) -> None:
+        """Print a document for programs, if they are given JSON."""
+        if self.printing is Printing.JSON:
+            print(_json_line(msgspec.json.encode(document)), flush=True)
+
+    def give_id(self, job_id: str) -> None:
+        """Print the id of a new job, if it is given alone."""
+        if self.printing is Printing.ID:
+            print(clean(job_id), flush=True)
 
     def warn(self, line: str) -> None:
         """Print a line that is not part of the output."""
@@ -99,7 +129,7 @@ async def submit_tasks(
     With `watch` or `out`, follow it to its end; with `out`, download its results too.
     """
     _prepare(out)
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
         reply = await make_job(api, terminal, tasks, options, idempotency_key=idempotency_key)
         if not watch and out is None:
             return SUCCEEDED
@@ -130,13 +160,16 @@ async def make_job(
 
         reply = await submit(api, tasks, options, idempotency_key=idempotency_key, on_sent=sent)
     terminal.say(f"job {clean(reply.job_id)}: {count(reply.accepted_tasks, 'task')} accepted")
+    terminal.give(reply)
+    terminal.give_id(reply.job_id)
     return reply
 
 
 async def watch_job(target: ServerTarget, terminal: Terminal, job_id: str, out: Path | None) -> int:
     """Follow the latest run of a job to its end."""
     _prepare(out)
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
         with about(job_id):
             run = await latest_run(api, job_id)
         return await follow_to_end(api, target, terminal, run, _watching(job_id, out))
@@ -147,22 +180,45 @@ async def rerun_job(
     terminal: Terminal,
     job_id: str,
     *,
-    status: str | None,
+    statuses: Sequence[TaskStatus],
     watch: bool,
     out: Path | None,
 ) -> int:
-    """Run a job again: all tasks, or those in `status`."""
+    """Run a job again: all tasks, or those in one of the states."""
     _prepare(out)
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
         key = target.pace.token(16).hex()
         with about(job_id):
-            reply = await api.rerun(job_id, status=status, idempotency_key=key)
+            before = await latest_run(api, job_id)
+            status = ",".join(statuses) or None
+            try:
+                reply = await api.rerun(job_id, status=status, idempotency_key=key)
+            except ServerRefused as refusal:
+                raise _hinted(refusal, before) from None
         kept = f", {reply.inherited_tasks:,} kept" if reply.inherited_tasks else ""
         again = count(reply.retried_tasks, "task")
         terminal.say(f"job {clean(reply.job_id)}: {again} to run again{kept}")
+        terminal.give(reply)
+        left_out = before.stats.total - reply.retried_tasks - reply.inherited_tasks
+        if left_out > 0:
+            export = target.command("export", job_id, "--run", before.run_id)
+            terminal.warn(
+                f"{count(left_out, 'task')} without a result left out (--unfinished takes them"
+                f" along); the run before still lists them: {export} -o tasks.csv"
+            )
         if not watch and out is None:
             return SUCCEEDED
         return await follow_to_end(api, target, terminal, reply.latest_run, _watching(job_id, out))
+
+
+def _hinted(refusal: ServerRefused, before: RunReply) -> ClientError:
+    """Add to a refusal the option that finds tasks, if there are some without a result."""
+    unfinished = before.stats.total - before.stats.completed
+    if refusal.code != ErrorCode.NO_MATCHING_TASKS or not unfinished:
+        return refusal
+    tasks = count(unfinished, "task")
+    return ClientError(f"{refusal}; {tasks} without a result: --unfinished runs them")
 
 
 def _prepare(out: Path | None) -> None:
@@ -198,9 +254,10 @@ async def follow_to_end(
     terminal.farewell = f"interrupted; the job goes on. Come back with: {back}"
     started = api.pace.monotonic()
     was_live = run.live
-    run = await follow(api, run, view_for(sys.stdout, target.named))
+    run = await follow(api, run, view_for(terminal.people, target.named))
     seconds = api.pace.monotonic() - started if was_live else None
     terminal.say(summary(run, seconds))
+    terminal.give(run)
     await _warn_of_failures(api, target, terminal, run)
     if end.out is None:
         return _exit_code(run)
@@ -242,6 +299,7 @@ async def _bring(
     for problem in done.problems:
         terminal.warn(f"not downloaded: {problem}")
     terminal.say(f"{count(done.files, 'file')} in {clean(str(end.out))}")
+    terminal.give({"directory": str(end.out), "files": done.files, "not_downloaded": done.problems})
     return FAILED if done.problems else _exit_code(run, end.status)
 
 
@@ -250,7 +308,8 @@ async def show_results(
 ) -> int:
     """List the rows of the latest run as they are now."""
     all_succeeded = True
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
         with about(job_id):
             async for row, raw in api.results(job_id, status=status):
                 all_succeeded = all_succeeded and row.succeeded
@@ -264,8 +323,9 @@ async def fetch_results(
     """Download the bodies of the latest run into a directory, once the run has ended."""
     _prepare(out)
     only = () if status is None else ("--status", status)
-    end = Following(words=("results", job_id, *only), out=out, status=status)
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
+        end = Following(words=("results", job_id, *only), out=out, status=status)
         with about(job_id):
             run = await latest_run(api, job_id)
         if run.live:
@@ -291,9 +351,9 @@ async def list_jobs(
     target: ServerTarget, terminal: Terminal, *, limit: int, status: str | None, jsonl: bool
 ) -> int:
     """List jobs, newest first."""
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
         shown = 0
-        async for job in _jobs(api, limit, status):
+        async for job in newest_jobs(api, limit, status=status):
             if not shown and not jsonl:
                 print(JOBS_HEADER)
             print(clean_json(msgspec.json.encode(job).decode()) if jsonl else _job_line(job))
@@ -301,18 +361,6 @@ async def list_jobs(
     if not shown and not jsonl:
         terminal.warn("no jobs yet: conveyor submit URL")
     return SUCCEEDED
-
-
-async def _jobs(api: Api, limit: int, status: str | None) -> AsyncIterator[JobReply]:
-    cursor = None
-    while limit > 0:
-        page = await api.jobs(limit=min(limit, 100), status=status, cursor=cursor)
-        for job in page.jobs[:limit]:
-            yield job
-        limit -= len(page.jobs)
-        cursor = page.next_cursor
-        if not cursor:
-            return
 
 
 def _job_line(job: JobReply) -> str:
@@ -326,25 +374,50 @@ def _job_line(job: JobReply) -> str:
 
 
 async def change_runs(
-    target: ServerTarget, terminal: Terminal, job_ids: Sequence[str], verb: str
+    target: ServerTarget, terminal: Terminal, jobs: Sequence[str], verb: str
 ) -> int:
     """Stop, pause or resume the latest run of each job, in order, until the server refuses one."""
-    async with connect(target.server, target.api_key, target.pace) as api:
-        for job_id in job_ids:
+    async with target.connect(terminal) as api:
+        for job_id in await find_jobs(api, jobs):
             with about(job_id):
                 run = await api.change_run(job_id, verb)
             done = f"{run.stats.completed:,}/{run.stats.total:,} done"
             terminal.say(f"job {printable(job_id)}: {describe(run)}, {done}")
+            terminal.give(run)
     return SUCCEEDED
 
 
-async def remove_jobs(target: ServerTarget, terminal: Terminal, job_ids: Sequence[str]) -> int:
-    """Delete jobs with all their runs and results."""
-    async with connect(target.server, target.api_key, target.pace) as api:
-        for job_id in job_ids:
+async def read_jobs(
+    target: ServerTarget, terminal: Terminal, jobs: Sequence[str]
+) -> list[JobReply]:
+    """Read the jobs that the texts name. Raises ClientError if there is none of that name."""
+    async with target.connect(terminal) as api:
+        return [await _existing(api, job_id) for job_id in await find_jobs(api, jobs)]
+
+
+async def _existing(api: Api, job_id: str) -> JobReply:
+    with about(job_id):
+        job = await api.job(job_id)
+    if job.status == JobStatus.DELETED:
+        # The server shows it until everything of it is removed.
+        raise ClientError(f"no such job: {printable(job_id)}")
+    return job
+
+
+def removal(jobs: Sequence[JobReply]) -> str:
+    """Name the jobs to delete, one a line."""
+    return "\n".join(["Delete with all results:", *map(_job_line, jobs)])
+
+
+async def remove_jobs(target: ServerTarget, terminal: Terminal, jobs: Sequence[str]) -> int:
+    """Delete jobs with all their runs and results, in order, until one is not there."""
+    async with target.connect(terminal) as api:
+        for job_id in await find_jobs(api, jobs):
+            await _existing(api, job_id)
             with about(job_id):
                 await api.delete_job(job_id)
             terminal.say(f"job {printable(job_id)}: deleted")
+            terminal.give({"job_id": job_id, "deleted": True})
     return SUCCEEDED
 
 
@@ -390,6 +463,7 @@ class JobSession:
         async with connect(server, self._target.api_key, self._target.pace) as api:
             run = await self._stopped(api, self._run)
             self._terminal.say(summary(run))
+            self._terminal.give(run)
             done = await download(api, run.job_id, self._out, run_id=run.run_id)
         for problem in done.problems:
             self._terminal.warn(f"not downloaded: {problem}")

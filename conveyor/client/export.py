@@ -12,10 +12,11 @@ from typing import BinaryIO
 import httpx
 from tenacity import retry_if_exception_type
 
-from conveyor.client.api import Api, connect, retrying
+from conveyor.client.api import Api, retrying
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.download import prepare, replacing
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
+from conveyor.client.jobs import find_job
 from conveyor.client.output import clean, printable, size
 from conveyor.client.program import SUCCEEDED
 from conveyor.client.progress import TransferView, describe, meter_for
@@ -46,7 +47,8 @@ async def export_job(
     """
     if out is not None:
         _see_that_it_can_be_written(out, force=force)
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
         with about(job_id):
             run = await (_run(api, job_id, run_id) if run_id else latest_run(api, job_id))
             if run.live:
@@ -59,6 +61,15 @@ async def export_job(
                 done = await fetch_export(api, run, export, out, meter, force=force)
     if out is not None:
         terminal.say(f"{size(done)} in {clean(str(out))}")
+        terminal.give(
+            {
+                "job_id": job_id,
+                "run_id": run.run_id,
+                "format": form,
+                "file": str(out),
+                "bytes": done,
+            }
+        )
     return SUCCEEDED
 
 

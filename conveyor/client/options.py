@@ -91,6 +91,12 @@ server_options = _stacked(
     ),
     api_key_option,
 )
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON objects, one a line; lines for people go to standard error.",
+)
 out_option = click.option(
     "--out",
     type=Directory(path_type=Path, file_okay=False),

@@ -61,6 +61,12 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == RunStatus.COMPLETED.value
 
     @property
+    def cut_short(self) -> bool:
+        """Tell whether the run was stopped, or failed, before every task was done."""
+        ends = (RunStatus.STOPPED.value, RunStatus.FAILED.value)
+        return self.status in ends and self.stats.completed < self.stats.total
+
+    @property
     def succeeded(self) -> bool:
         """Tell whether the run ended and every task succeeded."""
         return self.completed and self.stats.successful == self.stats.total

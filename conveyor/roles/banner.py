@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import sys
+import sysconfig
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,16 +23,30 @@ _QUERY = re.compile(r"[?#].*", re.DOTALL)
 def banner(info: ServerInfo, settings: Settings) -> list[str]:
     """Return at most eight labelled lines; each rule that is looser than in production has one."""
     private = "local" if LOOPBACK.fullmatch(settings.host) else "THE NETWORK"
+    found = path_line(sysconfig.get_path("scripts"))
     lines = [
         ("API", info.api),
         ("data", f"{os.path.abspath(info.data_dir)} (kept)"),
         ("gateway", _gateway(info.gateway)),
         ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),
+        *([("command", f"{found}  # finds conveyor")] if found else []),
         ("relaxed", f"any API key is accepted, on {settings.host} ({private})"),
     ]
     if settings.allow_private:
         lines.append(("relaxed", "private and loopback addresses are fetched"))
     return [f"{label:<9}{text}" for label, text in lines]
+
+
+def path_line(scripts: str) -> str | None:
+    """Return the line for a shell that finds `conveyor` in this directory of programs.
+
+    None if a shell finds it already, or if it is not there.
+    """
+    program = os.path.join(scripts, "conveyor")
+    found = shutil.which("conveyor")
+    if not os.path.exists(program) or (found is not None and os.path.samefile(found, program)):
+        return None
+    return f'export PATH={shlex.quote(scripts)}:"$PATH"'
 
 
 def json_line(info: ServerInfo) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from conveyor.settings.environment import (
+    COMPLETION_VARIABLE,
     InvalidSetting,
     client_environment,
+    completion_asked,
     from_environment,
     load,
     role_named,
@@ -13,6 +15,7 @@ from conveyor.settings.environment import (
 from conveyor.settings.table import PREFIX, ROLES, SETTINGS, Setting, Settings
 
 __all__ = [
+    "COMPLETION_VARIABLE",
     "PREFIX",
     "ROLES",
     "SETTINGS",
@@ -20,6 +23,7 @@ __all__ = [
     "Setting",
     "Settings",
     "client_environment",
+    "completion_asked",
     "from_environment",
     "load",
     "role_named",

@@ -14,6 +14,7 @@ from conveyor.settings.table import PREFIX, SETTINGS, Setting, Settings
 MOST = 1_000_000_000_000
 """The upper bound of every setting, whatever its unit."""
 CLIENT_VARIABLE = f"{PREFIX}URL"
+COMPLETION_VARIABLE = f"_{PREFIX}COMPLETE"
 TESTS_PREFIX = f"{PREFIX}TEST_"
 
 
@@ -32,6 +33,11 @@ def from_environment(*, production: bool = False, **overrides: Any) -> Settings:
 def role_named() -> str:
     """Return the value of CONVEYOR_ROLE, unchecked."""
     return os.environ.get("CONVEYOR_ROLE", "")
+
+
+def completion_asked() -> str:
+    """Return what a script of shell completion asks the command line for, if one does."""
+    return os.environ.get(COMPLETION_VARIABLE, "")
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:

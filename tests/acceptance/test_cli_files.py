@@ -62,9 +62,9 @@ def test_a_csv_file_is_sent_scraped_and_brought_home(
     for field in fields:
         flags += ["--field", field]
     ran = conveyor(server, "submit", listed, *flags)
-    assert (ran.code, ran.err) == (0, [])
-    assert ran.out[0] == f"job {ran.job_id}: 20 tasks accepted"
-    assert any(line.startswith("completed: 20 tasks, 20 ok, 0 failed") for line in ran.out)
+    assert (ran.code, ran.out) == (0, [ran.job_id])
+    assert ran.err[0] == f"job {ran.job_id}: 20 tasks accepted"
+    assert any(line.startswith("completed: 20 tasks, 20 ok, 0 failed") for line in ran.err)
     assert bodies(tmp_path / "out") == {
         f"p{number}.html": expected_body(url) for number, url in enumerate(urls)
     }
@@ -78,11 +78,11 @@ def test_a_large_csv_file_is_followed_while_its_rows_are_written(
     ran = conveyor(
         server, "submit", str(tmp_path / "large.csv"), "--header", "--watch", "--max-inflight", "99"
     )
-    assert (ran.code, ran.err) == (0, [])
-    assert ran.out[0] == f"job {ran.job_id}: 1,500 tasks accepted"
-    assert ran.out[1].startswith("ingesting: ")
-    assert "/1,500 done" in ran.out[1]
-    assert ran.out[-1].startswith("completed: 1,500 tasks, 1,500 ok, 0 failed")
+    assert (ran.code, ran.out) == (0, [ran.job_id])
+    assert ran.err[0] == f"job {ran.job_id}: 1,500 tasks accepted"
+    assert ran.err[1].startswith("ingesting: ")
+    assert "/1,500 done" in ran.err[1]
+    assert ran.err[-1].startswith("completed: 1,500 tasks, 1,500 ok, 0 failed")
     assert rows(server, ran) == urls
 
 
@@ -99,7 +99,7 @@ def test_lists_can_be_sent_whole_compressed_and_through_a_pipe(
         conveyor(server, "submit", str(packed), "--watch"),
         conveyor(server, "submit", "-", "--type", kind, "--watch", given=text),
     ):
-        assert (ran.code, ran.err) == (0, [])
+        assert (ran.code, ran.out) == (0, [ran.job_id])
         assert rows(server, ran) == urls
 
 
@@ -109,8 +109,8 @@ def test_a_list_of_more_than_4_mib_is_sent_whole(server: ConveyorServer, tmp_pat
     listed.write_text("# a comment\n" + "\n".join(urls))
     assert listed.stat().st_size > 4 * 1_024 * 1_024
     ran = conveyor(server, "submit", str(listed), "--max-inflight", "1")
-    assert (ran.code, ran.err) == (0, [])
-    assert ran.out == [f"job {ran.job_id}: 2,200 tasks accepted"]
+    assert (ran.code, ran.out) == (0, [ran.job_id])
+    assert ran.err == [f"job {ran.job_id}: 2,200 tasks accepted"]
     conveyor(server, "rm", ran.job_id)
 
 

@@ -11,7 +11,7 @@ import pytest
 from anyio import create_task_group, create_tcp_listener
 from anyio.abc import SocketAttribute, SocketStream
 
-from conveyor.client.api import ATTEMPTS, base_url, connect
+from conveyor.client.api import ATTEMPTS, Patience, base_url, connect
 from conveyor.client.download import download, prepare
 from conveyor.client.errors import (
     ClientError,
@@ -326,3 +326,35 @@ async def test_a_link_that_leads_nowhere_is_told_with_its_host() -> None:
         with pytest.raises(httpx.TransportError, match=r"^127\.0\.0\.1:1: "):
             async with api.download("http://127.0.0.1:1/body?signature=s3cret") as _response:
                 pass
+
+
+async def test_a_server_that_hangs_is_told_and_then_given_up() -> None:
+    told: list[str] = []
+    patience = Patience(tell=0.05, give_up=0.5)
+    listener = await create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    async with listener, create_task_group() as group:
+        group.start_soon(listener.serve, _say_nothing)
+        address = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/v1"
+        pace = Pace()
+        async with connect(address, KEY, pace, patience=patience, on_slow=told.append) as api:
+            with pytest.raises(ServerUnreachable) as caught:
+                await api.job("J")
+        group.cancel_scope.cancel()
+    assert told == [f"{address} has not answered for 0.05 s; waiting up to 0.5 s"]
+    assert str(caught.value) == f"{address} does not answer: gave up after 0.5 s"
+    # Another try would hang as long.
+    assert pace.slept == []
+
+
+async def _say_nothing(stream: SocketStream) -> None:
+    async with stream:
+        while await stream.receive():
+            pass
+
+
+async def test_a_server_that_answers_in_time_is_not_complained_of() -> None:
+    told: list[str] = []
+    with scripted(ok({"job_id": "J", "status": "open"})) as server:
+        async with connect(server.origin, KEY, Pace(), on_slow=told.append) as api:
+            await api.job("J")
+    assert told == []
