@@ -6,7 +6,7 @@ import msgspec
 from starlette.responses import Response
 
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask
-from conveyor.service.responses import PROBLEM_TYPE
+from conveyor.service.responses import PROBLEM_TYPE, encode
 
 MEDIA_TYPE = "application/problem+json"
 INSTANCE_PREFIX = "urn:conveyor:request:"
@@ -81,6 +81,4 @@ def problem_response(error: ConveyorError, *, request_id: str) -> Response:
     if error.code is ErrorCode.PAYLOAD_TOO_LARGE:
         # The rest of the body will not be read, so the connection cannot be reused.
         headers["Connection"] = "close"
-    return Response(
-        msgspec.json.encode(document), status_code=status, headers=headers, media_type=MEDIA_TYPE
-    )
+    return Response(encode(document), status_code=status, headers=headers, media_type=MEDIA_TYPE)

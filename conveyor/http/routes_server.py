@@ -89,7 +89,7 @@ def _metrics(registry: CollectorRegistry) -> Endpoint:
 
 
 def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    return Response(body + b"\n", media_type="application/json")
 
 
 PATHS = ("/healthz", "/readyz", "/metrics")

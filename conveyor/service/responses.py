@@ -47,8 +47,8 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(body: msgspec.Struct) -> bytes:
-    """Encode an answer as JSON."""
-    return _encoder.encode(body)
+    """Encode an answer as JSON, with a line feed behind it for the sake of terminals."""
+    return _encoder.encode(body) + b"\n"
 
 
 def job_body(view: JobView) -> JobBody:

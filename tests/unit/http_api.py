@@ -244,6 +244,9 @@ async def check_described(response: httpx.Response) -> None:
         for known, pattern in _PATTERNS.items()
         if pattern.fullmatch(path) and method in DOCUMENT["paths"][known]
     ]
+    is_problem = response.headers.get("Content-Type") == "application/problem+json"
+    if is_problem and response.request.method != "HEAD":
+        assert (await response.aread()).endswith(b"}\n"), "no line feed ends the problem"
     if not operations or response.status_code in (405, 413):
         return
     described = operations[0][method]["responses"].get(str(response.status_code))
@@ -259,6 +262,7 @@ async def check_described(response: httpx.Response) -> None:
     assert media_type in content or "*/*" in content, f"{path}: {media_type}"
     schema = content.get(media_type, {}).get("schema")
     if schema and "$ref" in schema and response.request.method != "HEAD":
+        assert body.endswith(b"}\n"), "no line feed ends the answer"
         _validator(schema["$ref"]).validate(json.loads(body))
 
 

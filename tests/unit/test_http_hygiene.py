@@ -239,6 +239,15 @@ async def test_readiness_follows_the_server_and_life_does_not(api: Api) -> None:
     assert (await api.bare.get("/healthz")).json() == {"status": "alive"}
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json", "/v1/jobs", "/v1/no"])
+async def test_a_line_feed_that_the_length_counts_ends_every_document(api: Api, path: str) -> None:
+    got, head = await api.client.get(path), await api.client.head(path)
+
+    assert got.content.endswith(b"}\n")
+    assert int(got.headers["Content-Length"]) == len(got.content)
+    assert int(head.headers["Content-Length"]) == len(got.content)
+
+
 async def test_metrics_are_those_of_the_registry(api: Api) -> None:
     response = await api.bare.get("/metrics")
 

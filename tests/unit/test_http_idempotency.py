@@ -43,6 +43,7 @@ async def test_a_repeat_gets_the_same_bytes_though_the_job_moved_on(api: Api) ->
 
     assert (first.status_code, again.status_code) == (201, 201)
     assert again.content == first.content
+    assert again.content.endswith(b"}\n")
     assert again.headers["Content-Type"] == first.headers["Content-Type"]
     assert again.headers["Idempotency-Replayed"] == "true"
     assert "Idempotency-Replayed" not in first.headers
