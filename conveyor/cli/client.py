@@ -122,9 +122,12 @@ def _checked(tasks: list[Any] | OpenInput, options: JobOptions, *, as_json: bool
     from conveyor.client.output import count
 
     with report_error(as_json=as_json) as terminal:
-        number = check_tasks(tasks, options)
-        terminal.say(f"{count(number, 'task')}, none refused; nothing was submitted")
-        terminal.give({"checked_tasks": number})
+        number, skipped, lines = check_tasks(tasks, options)
+        for line in lines:
+            terminal.warn(line)
+        refused = f"{skipped:,}" if skipped else "none"
+        terminal.say(f"{count(number, 'task')}, {refused} refused; nothing was submitted")
+        terminal.give({"checked_tasks": number, "skipped_tasks": skipped})
     return 0
 
 

@@ -90,7 +90,7 @@ def tasks_of(inputs: tuple[str, ...], flags: dict[str, Any]) -> Iterator[list[An
         delimiter=flags.pop("delimiter"),
         quote=flags.pop("quote"),
     )
-    reading = Reading(encoding=flags.pop("encoding"), scheme=flags.pop("scheme"))
+    reading = Reading(flags.pop("encoding"), flags.pop("scheme"), flags["skip_invalid"])
     with ExitStack() as files:
         try:
             kind = FileType(file_type) if file_type else None

@@ -24,6 +24,7 @@ from tenacity import (
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import printable
 from conveyor.client.wire import (
+    AddReply,
     ExportReply,
     InputReply,
     JobReply,
@@ -235,10 +236,11 @@ class Api:
 
     async def add_tasks(
         self, job_id: str, body: Mapping[str, Any], *, idempotency_key: str
-    ) -> None:
+    ) -> AddReply:
         """Add tasks to an open job."""
         path = f"/jobs/{_quoted(job_id)}/tasks"
-        await self._send("POST", path, body=body, idempotency_key=idempotency_key)
+        response = await self._send("POST", path, body=body, idempotency_key=idempotency_key)
+        return self._decode(response, AddReply)
 
     async def jobs(self, *, limit: int, status: str | None, cursor: str | None) -> JobsReply:
         """Read one page of jobs, newest first; `limit` is 1 to 100."""

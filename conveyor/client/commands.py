@@ -29,7 +29,16 @@ from conveyor.client.output import (
 )
 from conveyor.client.program import FAILED, INCOMPLETE, SUCCEEDED
 from conveyor.client.progress import describe, meter_for, view_for
-from conveyor.client.submit import JobOptions, submit, submit_file
+from conveyor.client.submit import (
+    JobOptions,
+    line_of,
+    record_line,
+    sifted,
+    skipped_lines,
+    submit,
+    submit_file,
+    warning_lines,
+)
 from conveyor.client.watch import failure_line, follow, latest_run, summary
 from conveyor.client.wire import JobReply, ResultRow, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
@@ -146,20 +155,29 @@ async def make_job(
     *,
     idempotency_key: str | None = None,
 ) -> SubmitReply:
-    """Create a job and print its id."""
+    """Create a job; print its id, what was left out, and what was ignored."""
     terminal.farewell = "interrupted before the job was whole"
     if isinstance(tasks, OpenInput):
         with meter_for(sys.stderr, api.pace) as meter:
             reply = await submit_file(api, tasks, options, meter, idempotency_key=idempotency_key)
+        lines = [record_line(tasks.name, bad) for bad in reply.invalid_tasks]
+        skipped = reply.skipped_tasks
     else:
-        whole = len(tasks)
+        tasks, lines = sifted(tasks, options)
+        skipped, whole = len(lines), len(tasks)
 
         def sent(number: int) -> None:
             if number < whole:
                 terminal.warn(f"{number:,} of {whole:,} tasks sent")
 
         reply = await submit(api, tasks, options, idempotency_key=idempotency_key, on_sent=sent)
-    terminal.say(f"job {clean(reply.job_id)}: {count(reply.accepted_tasks, 'task')} accepted")
+        lines += [line_of(bad, tasks) for bad in reply.invalid_tasks]
+        skipped += reply.skipped_tasks
+    for line in (*skipped_lines(lines, skipped), *warning_lines(reply.warnings)):
+        terminal.warn(line)
+    left_out = f", {skipped:,} skipped" if skipped else ""
+    accepted = count(reply.accepted_tasks, "task")
+    terminal.say(f"job {clean(reply.job_id)}: {accepted} accepted{left_out}")
     terminal.give(reply)
     terminal.give_id(reply.job_id)
     return reply

@@ -259,10 +259,14 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class SourcedTask(msgspec.Struct, frozen=True):
-    """A task for the server, and the place it was read from: `urls.txt:3`, or ARGUMENT."""
+    """A task for the server, and the place it was read from: `urls.txt:3`, or ARGUMENT.
+
+    A line that could not be read, and is to be left out, has a `problem` instead of a body.
+    """
 
     body: dict[str, Any]
     source: str
+    problem: str | None = None
 
 
 def read_tasks(arguments: Iterable[str], reading: Reading = AS_IT_IS) -> list[SourcedTask]:
@@ -307,14 +311,20 @@ def read_lines(file: BinaryIO, name: str, reading: Reading = AS_IT_IS) -> Iterat
     """Parse one task a line: a URL, or a JSON object.
 
     Blank lines and lines that start with # are skipped, and a note behind a URL; CRLF and a byte
-    order mark are accepted.
+    order mark are accepted. Raises ClientError for a line without a task, unless such lines are to
+    be left out.
     """
     for number, line in enumerate(_decoded(file, name, reading.encoding), start=1):
         text = line.strip(AROUND + "\n\f\v")
         if not text or text.startswith("#"):
             continue
         source = f"{name}:{number}"
-        yield SourcedTask(_parse(text, source, reading.scheme), source)
+        try:
+            yield SourcedTask(_parse(text, source, reading.scheme), source)
+        except ClientError as error:
+            if not reading.skip_invalid:
+                raise
+            yield SourcedTask({}, source, str(error))
 
 
 def _decoded(file: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:

@@ -141,6 +141,9 @@ file_options = _stacked(
         type=click.Choice(["https", "http"]),
         help="Put this before bare hosts, such as example.com/a.",
     ),
+    click.option(
+        "--skip-invalid", is_flag=True, help="Leave out bad tasks, name them, take the others."
+    ),
 )
 task_options = _stacked(
     click.option("--param", "params", multiple=True, metavar="K=V", help="Scraper parameter."),

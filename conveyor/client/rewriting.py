@@ -22,11 +22,12 @@ _PIECE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Options of reading lists: the encoding of their text, UTF-8 by default, and the scheme to put
-    before bare hosts, if any."""
+    """Options of reading lists: the encoding of their text, UTF-8 by default, the scheme to put
+    before bare hosts, if any, and whether bad tasks are left out."""
 
     encoding: str | None = None
     scheme: str | None = None
+    skip_invalid: bool = False
 
 
 @contextmanager

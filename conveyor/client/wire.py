@@ -90,12 +90,33 @@ class JobsReply(msgspec.Struct, frozen=True):
     next_cursor: str | None = None
 
 
+class InvalidTaskReply(msgspec.Struct, frozen=True):
+    """A refused task: its index in the submitted list, the reason, its line in the file, and what
+    is wrong where the reason does not tell it."""
+
+    index: int
+    reason: str
+    value: str | None = None
+    line: int | None = None
+    detail: str | None = None
+
+
+class AddReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an addition of tasks."""
+
+    warnings: tuple[str, ...] = ()
+
+
 class SubmitReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a submit."""
+    """The answer to a submit: also the number of bad tasks left out, the first of them, and
+    warnings."""
 
     job_id: str
     latest_run: RunReply
     accepted_tasks: int
+    skipped_tasks: int = 0
+    invalid_tasks: tuple[InvalidTaskReply, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class RerunReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,17 +157,6 @@ class ExportReply(msgspec.Struct, frozen=True, kw_only=True):
     def live(self) -> bool:
         """Tell whether the export is still being made."""
         return self.status in ("pending", "running")
-
-
-class InvalidTaskReply(msgspec.Struct, frozen=True):
-    """A refused task: its index in the submitted list, the reason, its line in the file, and what
-    is wrong where the reason does not tell it."""
-
-    index: int
-    reason: str
-    value: str | None = None
-    line: int | None = None
-    detail: str | None = None
 
 
 class ProblemReply(msgspec.Struct, frozen=True):

@@ -210,6 +210,14 @@ _WHERE_TASKS_COME_FROM: Schema = {
 }
 _LISTED_TASKS: Schema = {"type": "array", "items": ref("Task")}
 
+_SKIP_INVALID = nullable(
+    {
+        "type": "boolean",
+        "default": False,
+        "description": "Leaves bad tasks out and names them, as long as one is good.",
+    }
+)
+
 _REQUESTS: dict[str, Schema] = {
     "Metadata": msgspec.json.schema(Metadata),
     "Params": _PARAMS,
@@ -252,6 +260,7 @@ _REQUESTS: dict[str, Schema] = {
                     "description": "Whether the tasks may be written after the answer, then 202.",
                 }
             ),
+            "skip_invalid": _SKIP_INVALID,
         },
         "A job to create.",
     )
@@ -283,6 +292,7 @@ _REQUESTS: dict[str, Schema] = {
                     "description": "Closes the job in the same step.",
                 }
             ),
+            "skip_invalid": _SKIP_INVALID,
         },
         "Tasks to add to an open job.",
     ),
@@ -292,6 +302,7 @@ _REQUESTS: dict[str, Schema] = {
 def _answers() -> dict[str, Schema]:
     _, components = msgspec.json.schema_components(ANSWERS.values(), ref_template=_REF + "{name}")
     names = {struct.__name__: name for name, struct in ANSWERS.items()}
+    names["InvalidTask"] = "InvalidTask"
     found = {name: _renamed(components[struct.__name__], names) for name, struct in ANSWERS.items()}
     # Only the problem of a whole request names tasks, the problem of a single task does not.
     found["Problem"]["properties"]["invalid_tasks"] = {

@@ -16,6 +16,7 @@ from conveyor.domain import strict_json, urls
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
 from conveyor.domain.listed_urls import AROUND, is_alone, url_of_line
 from conveyor.domain.model import TaskSpec
+from conveyor.domain.remarks import TASK_FIELDS, UnknownFields
 from conveyor.domain.submission import parse_task
 from conveyor.domain.text_rules import Refused, shorten
 from conveyor.intake.rows import Checked, FileTasks
@@ -237,13 +238,17 @@ def read_jsonl(pieces: Iterator[Piece], job_params: Mapping[str, str], tasks: Fi
         for number, raw in enumerate(piece.text.split("\n"), start=piece.first_line):
             line = raw.strip(AROUND)
             if line:
-                checked.append(read_task(line, tasks.count + len(checked), job_params))
+                index = tasks.count + len(checked)
+                checked.append(read_task(line, index, job_params, tasks.unknown, number))
                 numbers.append(number)
         tasks.add_checked(checked, numbers)
 
 
-def read_task(line: str, index: int, job_params: Mapping[str, str]) -> Checked:
-    """Parse the line of the task at `index` of a file."""
+def read_task(
+    line: str, index: int, job_params: Mapping[str, str], unknown: UnknownFields, number: int
+) -> Checked:
+    """Parse the line `number`, of the task at `index` of a file; note the fields unknown to a
+    task."""
     simple = _SIMPLE_TASK.fullmatch(line)
     if simple is not None and urls.check(simple[1]) is None:
         return TaskSpec(simple[1], simple[2])
@@ -255,4 +260,6 @@ def read_task(line: str, index: int, job_params: Mapping[str, str]) -> Checked:
         )
         shown = shorten(problem)
         return InvalidTask(index, InvalidTaskReason.MALFORMED_URL, shown, detail=shown)
+    if isinstance(document, dict) and not document.keys() <= TASK_FIELDS:
+        unknown.note(document, TASK_FIELDS, of="a task", where=f"on line {number}")
     return parse_task(document, index, job_params)

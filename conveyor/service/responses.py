@@ -20,6 +20,7 @@ from conveyor.domain.model import (
     Spend,
     Task,
 )
+from conveyor.domain.remarks import NO_REMARKS, Remarks
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.records import Appended, Rerun
@@ -95,22 +96,30 @@ def run_body(run: Run) -> RunBody:
     )
 
 
-def submit_body(job: Job, run: Run | None, *, accepted: int) -> SubmitBody:
+def submit_body(
+    job: Job, run: Run | None, *, accepted: int, remarks: Remarks = NO_REMARKS
+) -> SubmitBody:
     """Build the answer to a submit."""
     return SubmitBody(
         job_id=job.job_id,
         status=job.status.value,
         latest_run=run_body(run) if run is not None else UNSET,
         accepted_tasks=accepted,
+        skipped_tasks=remarks.skipped or UNSET,
+        invalid_tasks=remarks.invalid_tasks or UNSET,
+        warnings=remarks.warnings or UNSET,
     )
 
 
-def add_tasks_body(appended: Appended) -> AddTasksBody:
+def add_tasks_body(appended: Appended, remarks: Remarks) -> AddTasksBody:
     """Build the answer to an addition of tasks."""
     return AddTasksBody(
         accepted_tasks=appended.accepted,
         job_status=appended.view.job.status.value,
         latest_run=run_body(made_run(appended.view)),
+        skipped_tasks=remarks.skipped or UNSET,
+        invalid_tasks=remarks.invalid_tasks or UNSET,
+        warnings=remarks.warnings or UNSET,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from conveyor.domain import text_rules
-from conveyor.domain.errors import ErrorCode
+from conveyor.domain.errors import ErrorCode, InvalidTask
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
     EventKind,
@@ -25,6 +25,7 @@ from conveyor.domain.model import (
     TaskStatus,
     WaitReason,
 )
+from conveyor.domain.remarks import MAX_LISTED
 from conveyor.domain.submission import MAX_TASK_TOKEN
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
@@ -209,6 +210,18 @@ class RunsPage(Struct, frozen=True):
     next_cursor: NextCursor | UnsetType = UNSET
 
 
+SkippedTasks = (
+    Annotated[int, _count("How many bad tasks were left out, as asked.", least=1)] | UnsetType
+)
+LeftOut = (
+    Annotated[
+        tuple[InvalidTask, ...], _text(f"The first {MAX_LISTED} bad tasks that were left out.")
+    ]
+    | UnsetType
+)
+Warnings = Annotated[tuple[str, ...], _text("What was ignored: names of fields.")] | UnsetType
+
+
 class SubmitBody(Struct, frozen=True, kw_only=True):
     """What a submit made."""
 
@@ -216,6 +229,9 @@ class SubmitBody(Struct, frozen=True, kw_only=True):
     status: Annotated[str, _words(JobStatus, "Open or closed, as asked.")]
     latest_run: RunBody | UnsetType = UNSET
     accepted_tasks: Annotated[int, _count("How many tasks were written.")]
+    skipped_tasks: SkippedTasks = UNSET
+    invalid_tasks: LeftOut = UNSET
+    warnings: Warnings = UNSET
 
 
 class AddTasksBody(Struct, frozen=True, kw_only=True):
@@ -224,6 +240,9 @@ class AddTasksBody(Struct, frozen=True, kw_only=True):
     accepted_tasks: Annotated[int, _count("How many tasks were written.")]
     job_status: Annotated[str, _words(JobStatus, "Closed after a last batch.")]
     latest_run: RunBody
+    skipped_tasks: SkippedTasks = UNSET
+    invalid_tasks: LeftOut = UNSET
+    warnings: Warnings = UNSET
 
 
 class RerunBody(Struct, frozen=True, kw_only=True):
@@ -358,6 +377,7 @@ class JobInputBody(Struct, frozen=True):
     file_input_id: Annotated[str, _ulid("What a submit names the file by.")]
     upload: UploadBody
     expires_at: Annotated[str, _instant("When the slot and its file are removed.")]
+    warnings: Warnings = UNSET
 
 
 ExportId = Annotated[str, _ulid("What the export is polled by.")]

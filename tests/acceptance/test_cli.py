@@ -111,6 +111,42 @@ def test_every_refused_task_is_named_by_its_line_and_nothing_is_made(
     assert conveyor(server, "jobs", "--jsonl").out == before
 
 
+@pytest.mark.parametrize("number", [3, 11_000])
+def test_bad_tasks_are_left_out_and_told_where_that_is_asked_for(
+    server: ConveyorServer, tmp_path: Path, number: int
+) -> None:
+    listed = tmp_path / "list"
+    good = [f"http://fake.test/left/{number}/{index}" for index in range(number)]
+    bad = ["[1]", f"{good[0]}, {good[1]}", '{"url": "ftp://x/", "extid": "z"}']
+    listed.write_text("\n".join([*bad, *good]))
+
+    ran = conveyor(server, "submit", str(listed), "--skip-invalid", "--max-inflight", "1000")
+
+    assert ran.code == 0, ran.err
+    assert ran.out == [f"job {ran.job_id}: {number:,} tasks accepted, 3 skipped"]
+    left = [line for line in ran.err if not line.endswith("tasks sent")]
+    assert left[0].startswith(f"skipped {listed}:1: a list")
+    assert left[1].startswith(f"skipped {listed}:2: {good[0]}, {good[1]}: more than one URL")
+    assert left[2].startswith(f"skipped {listed}:3: ftp://x/: URL must start with")
+    rows = conveyor(server, "results", ran.job_id, "--jsonl").out
+    assert [json.loads(row)["url"] for row in rows] == good
+
+
+def test_a_field_that_nobody_reads_is_a_warning(server: ConveyorServer, tmp_path: Path) -> None:
+    listed = tmp_path / "tasks.jsonl"
+    listed.write_text('{"url": "http://fake.test/warned", "extid": "z"}\n')
+    said = [
+        'warning: "extid" is no field of a task and was ignored (at index 0): did you mean '
+        '"external_id"?'
+    ]
+
+    ran = conveyor(server, "submit", str(listed))
+    whole = conveyor(server, "submit", str(listed), "--type", "jsonl")
+
+    assert (ran.code, ran.err) == (0, said)
+    assert (whole.code, whole.err) == (0, [said[0].replace("at index 0", "on line 1")])
+
+
 def test_twelve_thousand_tasks_are_one_job(server: ConveyorServer, tmp_path: Path) -> None:
     listed = tmp_path / "many"
     listed.write_text("".join(f"http://fake.test/many/{number}\n" for number in range(12_000)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import runpy
 from pathlib import Path
@@ -155,11 +156,12 @@ def test_every_field_of_every_answer_is_described() -> None:
         for value in vars(schemas).values()
         if isinstance(value, type) and value.__module__ == schemas.__name__
     }
-    described = document()["components"]["schemas"]
+    described = copy.deepcopy(document()["components"]["schemas"])
 
     assert set(ANSWERS.values()) == answers
     # Only the problem of a request has invalid tasks, not that of a task.
-    assert {name: set(described[name]["properties"]) - {"invalid_tasks"} for name in ANSWERS} == {
+    del described["Problem"]["properties"]["invalid_tasks"]
+    assert {name: set(described[name]["properties"]) for name in ANSWERS} == {
         name: set(shape.__struct_fields__) for name, shape in ANSWERS.items()
     }
 

@@ -6,6 +6,7 @@ import re
 
 from conveyor.domain import input_spec, params, shards, strict_json, submission, text_rules, urls
 from conveyor.domain.api_keys import MAX_API_KEY_LENGTH
+from conveyor.domain.remarks import MAX_LISTED, MAX_WARNINGS
 from conveyor.domain.submission import MAX_BODY_BYTES, MAX_ROW_BYTES
 from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.gateway import decode, direct, headers, problems
@@ -15,7 +16,6 @@ from conveyor.http.auth import LONGEST
 from conveyor.http.request import MAX_LENGTH
 from conveyor.intake import frames, lines
 from conveyor.intake.csv_file import MAX_RECORD
-from conveyor.intake.rows import MAX_LISTED
 from conveyor.ports import queues
 from conveyor.prod.dynamodb.rerun import MOST_PINS
 from conveyor.prod.dynamodb.runs import MOST_RUNS
@@ -67,7 +67,8 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "document that the server checks without a child": (submit.READ_HERE,),
     "lists checked at a time": (CHILDREN,),
     "estimated time of a check": (int(DEFAULTS.max_validation_seconds),),
-    "bad tasks of a file that are listed": (MAX_LISTED,),
+    "bad tasks of a file, or left out, that are listed": (MAX_LISTED,),
+    "unknown fields that an answer names": (MAX_WARNINGS,),
     "uploaded file, also unpacked": (DEFAULTS.max_input_bytes,),
     "tasks in an uploaded file": (DEFAULTS.max_input_rows,),
     "line of a file, record of CSV": (lines.MAX_LINE_BYTES, MAX_RECORD),

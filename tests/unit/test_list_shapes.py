@@ -80,7 +80,7 @@ class Shape:
     kind: FileType = FileType.CSV
 
 
-def lines(content: str | bytes, right: list[str] | str, **reading: str) -> Shape:
+def lines(content: str | bytes, right: list[str] | str, **reading: Any) -> Shape:
     """A list with a URL on each line."""
     return Shape(content, right, reading=Reading(**reading), kind=FileType.URLS)
 
