@@ -85,7 +85,8 @@ class ErrorCode(StrEnum):
     RATE_LIMITED = "rate_limited"
     """There were too many requests; comes with `Retry-After`."""
     UNAVAILABLE = "unavailable"
-    """The store did not answer, a check was interrupted, or the server is starting or stopping."""
+    """The store did not answer, a check was interrupted, other requests fill the memory for bodies,
+    or the server is starting or stopping."""
     GATEWAY_UNREACHABLE = "gateway_unreachable"
     """The gateway could not be reached. Only problems of tasks carry it."""
 

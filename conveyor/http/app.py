@@ -22,7 +22,7 @@ from conveyor.http.middleware import (
     RequestId,
     routing_problem,
 )
-from conveyor.http.request import BodyLimits, Handler, RequestContext, receive_upload
+from conveyor.http.request import BodyLimits, BodyMemory, Handler, RequestContext, receive_upload
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
 from conveyor.http.routes_server import UNBUILT_ROUTES, server_routes
@@ -48,7 +48,7 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
-    """The limits on callers: the accepted hosts, the rate of requests and their size.
+    """The limits on callers: the accepted hosts, the rate of requests, their size and their memory.
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
@@ -57,6 +57,7 @@ class AppOptions:
 
     allowed_hosts: Collection[str]
     max_request_bytes: int = 50_331_648
+    body_memory: BodyMemory = field(default_factory=BodyMemory)
     api_keys: ApiKeys = field(default_factory=AnyKey)
     rate_limit: RateLimit | None = None
 
@@ -130,6 +131,7 @@ def _endpoint(
         caller = authenticate(request, service, options.api_keys)
         await check_rate_limit(options.rate_limit, caller.caller_id)
         handler = handlers["GET" if request.method == "HEAD" else request.method]
-        return await handler(RequestContext(request, service, caller))
+        with options.body_memory.admitted(request, caller.caller_id) as admitted:
+            return await handler(RequestContext(admitted, service, caller))
 
     return answer

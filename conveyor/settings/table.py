@@ -77,6 +77,8 @@ class Settings:
     max_interruptions: int = 10
     max_result_bytes: int = 52_428_800
     max_request_bytes: int = 50_331_648
+    max_body_memory: int = 268_435_456
+    max_caller_body_memory: int = 134_217_728
     head_timeout: float = 30.0
     max_inline_tasks: int = 100_000
     async_threshold: int = 10_000
@@ -376,6 +378,20 @@ SETTINGS: tuple[Setting, ...] = (
         "max_result_bytes", "bytes", "largest decoded result body", at_least(1), used_by=WORKERS
     ),
     Setting("max_request_bytes", "bytes", "largest request body", at_least(1_024), used_by=SERVERS),
+    Setting(
+        "max_body_memory",
+        "bytes",
+        "memory for the request bodies of all callers at a time",
+        at_least(1_024),
+        used_by=SERVERS,
+    ),
+    Setting(
+        "max_caller_body_memory",
+        "bytes",
+        "memory for the request bodies of one caller at a time",
+        at_least(1_024),
+        used_by=SERVERS,
+    ),
     Setting(
         "head_timeout",
         "seconds",

@@ -33,6 +33,7 @@ from conveyor.domain.model import (
 from conveyor.domain.task_rules import Failed, Settlement, Succeeded
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.openapi import document
+from conveyor.http.request import BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.tasks import Claimed
 from conveyor.records.blob_keys import result_key
@@ -48,6 +49,7 @@ PAGE = b"<html>\xff\x00</html>"
 PAGE_TYPE = "text/html; charset=windows-1251"
 
 DOCUMENT = document()
+AMPLE = BodyMemory()
 
 
 @dataclass
@@ -155,7 +157,11 @@ class Api:
 
 @asynccontextmanager
 async def open_api(
-    directory: Path, *, max_request_bytes: int = 50_331_648, **options: Any
+    directory: Path,
+    *,
+    max_request_bytes: int = 50_331_648,
+    body_memory: BodyMemory = AMPLE,
+    **options: Any,
 ) -> AsyncIterator[Api]:
     """An API over a fresh data directory; `options` go to the service."""
     clock = FakeClock()
@@ -178,6 +184,7 @@ async def open_api(
         options=AppOptions(
             allowed_hosts=["conveyor.test"],
             max_request_bytes=max_request_bytes,
+            body_memory=body_memory,
         ),
     )
     transport = httpx.ASGITransport(app)

@@ -13,7 +13,7 @@ from conveyor.gateway import decode, direct, headers, problems
 from conveyor.handlers import delete
 from conveyor.http import malformed, middleware
 from conveyor.http.auth import LONGEST
-from conveyor.http.request import MAX_LENGTH
+from conveyor.http.request import BODY_SPARE, MAX_LENGTH
 from conveyor.intake import frames, lines
 from conveyor.intake.csv_file import MAX_RECORD
 from conveyor.ports import queues
@@ -46,6 +46,11 @@ JOB = submission.parse_job({"tasks": [{"url": "http://a.test/"}]}, submission.Li
 
 LIMITS: dict[str, tuple[int, ...]] = {
     "request body": (DEFAULTS.max_request_bytes,),
+    "memory for request bodies, of all callers and of one": (
+        DEFAULTS.max_body_memory,
+        DEFAULTS.max_caller_body_memory,
+    ),
+    "bytes of each request body that do not count": (BODY_SPARE,),
     "request after an early answer, read and dropped": (
         middleware.MAX_UNREAD,
         int(middleware.LINGER_SECONDS),
