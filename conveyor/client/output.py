@@ -6,6 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
+from conveyor.domain.text_rules import mask_parameters
+
 _UNSAFE = (
     r"\x00-\x1f\x7f-\x9f"  # C0, DEL and C1 controls
     r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder what is read
@@ -13,14 +15,6 @@ _UNSAFE = (
 )
 _CONTROLS = re.compile(f"[{_UNSAFE}]")
 _CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:[/\\]{2,})[^/?#\\\s\"]*@")
-
-_SECRET_PARAMETERS = re.compile(
-    r"""(?P<name>[?&;\#]
-        (?: [^=&;\#\s"]*(?:api[_-]?key|token|passw(?:or)?d|secret|signature)
-          | (?:[^=&;\#\s"]*[._-])?(?:key|pwd|sig|auth)
-        )=)[^&\#\s"]+""",
-    re.IGNORECASE | re.VERBOSE,
-)
 
 
 def clean(text: str) -> str:
@@ -43,7 +37,7 @@ def printable(text: str) -> str:
 
     Masks `user:password@`, and the URL parameters named like credentials.
     """
-    return clean(_SECRET_PARAMETERS.sub(r"\g<name>***", mask_credentials(text)))
+    return clean(mask_parameters(mask_credentials(text)))
 
 
 def shorten(text: str, width: int) -> str:

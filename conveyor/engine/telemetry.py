@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from conveyor.aio.concurrency import for_each
+from conveyor.aio.log_output import lost_lines
 from conveyor.engine.lanes import Lanes
 from conveyor.ports.clock import Clock
 
@@ -132,6 +133,9 @@ METRICS: dict[str, MetricInfo] = {
     "loop_lag_seconds": MetricInfo(
         GAUGE, "Latest lag of the event loop, measured four times a second"
     ),
+    "log_lines_lost": MetricInfo(
+        COUNTER, "Log lines that were lost because nobody read them in time"
+    ),
     "aws_calls": MetricInfo(
         COUNTER,
         "Tries of calls to AWS; a condition that was not met is a refusal",
@@ -164,7 +168,7 @@ class Telemetry(Collector):
         self.tasks: dict[str, int] = {}
         self.callbacks: dict[str, int] = {}
         self._gauges: list[tuple[str, Callable[[], float]]] = []
-        self._totals: list[tuple[str, Callable[[], float]]] = []
+        self._totals: list[tuple[str, Callable[[], float]]] = [("log_lines_lost", lost_lines)]
         self._families: list[tuple[str, Read]] = []
 
     def received(self, messages: int) -> None:

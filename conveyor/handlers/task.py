@@ -22,6 +22,7 @@ from conveyor.domain.model import Event, StoredBody, Task, WaitReason
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
+from conveyor.domain.text_rules import logged_url, shorten
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
@@ -257,7 +258,7 @@ class TaskHandler(StagedHandler):
             return Outcome(hide_for=max(0.0, (claim.until - request.now) / 1000))
         if claim.run_status is not None:
             settled = Settled(True, claim.run_status)
-            return self._ended(request.run_id, request.task_id, "failed", settled)
+            return self._ended(request.run_id, request.task_id, None, settled)
         return ACKNOWLEDGE
 
     async def _release(self, request: ClaimRequest) -> None:
@@ -577,23 +578,37 @@ class TaskHandler(StagedHandler):
         run_id, task_id, settlement = held.task.run_id, held.task.task_id, held.settlement
         if isinstance(settlement, Succeeded):
             if settled.applied:
-                return self._ended(run_id, task_id, "successful", settled)
+                return self._ended(run_id, task_id, held, settled)
             # The claim was lost, or the run deleted: nothing will ever refer to this body.
             await self._blobs.delete(held.blob_key)
             return ACKNOWLEDGE
         if isinstance(settlement, Failed):
-            return self._ended(run_id, task_id, "failed", settled)
+            return self._ended(run_id, task_id, held, settled)
         if isinstance(settlement, Released) or settled.run_status not in LIVE_RUN_STATES:
             return ACKNOWLEDGE
         # Not for longer than was meant, if the clock was set back meanwhile.
         now = max(self._clock.now(), held.started_at)
         return Outcome(hide_for=max(0.0, (settlement.not_before - now) / 1000))
 
-    def _ended(self, run_id: str, task_id: str, state: str, settled: Settled) -> Outcome:
+    def _ended(
+        self, run_id: str, task_id: str, held: ClaimedTask | None, settled: Settled
+    ) -> Outcome:
+        """Count and log the end of a task; `held` is None for one interrupted too often."""
         if settled.applied:
+            is_success = held is not None and isinstance(held.settlement, Succeeded)
+            state = "successful" if is_success else "failed"
             self._observer.task_ended(state)
             if _log.isEnabledFor(logging.INFO):
-                fields = {"task_id": task_id, "run_id": run_id, "state": state}
+                event, reason = _last_attempt(held)
+                fields = {
+                    "task_id": task_id,
+                    "run_id": run_id,
+                    "state": state,
+                    "ms": event.ended_at - event.started_at if event is not None else None,
+                    "attempt": event.attempt if event is not None else None,
+                    "url": logged_url(held.task.spec.url) if held is not None else None,
+                    "reason": reason,
+                }
                 _log.info("task ended", extra=fields)
         if settled.run_status is not None and settled.run_status not in LIVE_RUN_STATES:
             return self._run_ended(run_id)
@@ -607,3 +622,13 @@ class TaskHandler(StagedHandler):
             await self._queues.drop_run(run_id)
         finally:
             self._signals.run_changed(run_id)
+
+
+def _last_attempt(held: ClaimedTask | None) -> tuple[Event | None, str | None]:
+    """Return the last attempt at a task that ended, and why the task failed, if it did."""
+    settlement = held.settlement if held is not None else None
+    if isinstance(settlement, Succeeded):
+        return settlement.event, None
+    if isinstance(settlement, Failed):
+        return settlement.event, f"{settlement.failure}: {shorten(settlement.problem.code)}"
+    return None, "interrupted"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shlex
 import shutil
 import sys
@@ -110,9 +111,18 @@ class BannerPrinter:
         self.say("stopping")
 
     def say(self, line: str) -> None:
-        """Print one readable line."""
-        if self.stream is not None:
+        """Print one readable line, unless nobody reads and the output is full: a line must not keep
+        a server from ending."""
+        if self.stream is not None and _takes_more(self.stream):
             _write(self.stream, line)
+
+
+def _takes_more(stream: TextIO) -> bool:
+    try:
+        return bool(select.select([], [stream], [], 0)[1])
+    except (OSError, ValueError):
+        # Not a file of the system's, or a closed one.
+        return True
 
 
 def _write(stream: TextIO, line: str) -> None:

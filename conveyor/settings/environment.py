@@ -69,6 +69,11 @@ def _with_suggestion(name: str, known: set[str]) -> str:
     return f"{name} (did you mean {PREFIX}{likely[0]}?)" if likely else name
 
 
+def colour_allowed() -> bool:
+    """Return whether a terminal may be coloured: not with NO_COLOR, nor if it is a dumb one."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 @dataclass(frozen=True, slots=True)
 class ClientEnvironment:
     """The command line's part of the environment: a server, and the API key for it."""

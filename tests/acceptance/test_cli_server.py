@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -131,3 +132,26 @@ def test_a_demonstration_finds_another_port_when_its_own_is_taken(tmp_path: Path
             demo.communicate(timeout=60)
     assert lines[0] == f"port {port} is taken; using a free one"
     assert demo.returncode == 0
+
+
+def test_a_log_that_nobody_reads_stops_neither_the_server_nor_its_end(tmp_path: Path) -> None:
+    port = free_port()
+    origin = f"http://127.0.0.1:{port}"
+    data = str(tmp_path / "data")
+    with subprocess.Popen(
+        [*SERVER, "--port", str(port), "--data-dir", data, "--log-level", "info"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as unread:
+        wait_for(f"{origin}/readyz")
+        # Each path stands in a line of the log; a pipe holds 65,536 bytes.
+        long = "x" * 60_000
+        with httpx.Client(timeout=SECONDS) as client:
+            for _ in range(30):
+                assert client.get(f"{origin}/v1/jobs/{long}").status_code == 401
+            metrics = client.get(f"{origin}/metrics").text
+        unread.send_signal(signal.SIGTERM)
+        assert unread.wait(SECONDS) == 0
+
+    [lost] = re.findall(r"^conveyor_log_lines_lost_total (\d+)", metrics, re.MULTILINE)
+    assert 0 < int(lost) < 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -294,3 +295,25 @@ async def test_a_store_that_refuses_one_body_alone_keeps_others(api: Api) -> Non
             await handler.handle(delivery, calm)
         assert len(gateway.calls) == calls
         await api.clock.advance(FIRST_PAUSE)
+
+
+async def test_the_end_of_a_task_is_logged_with_its_url_and_without_its_secrets(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "conveyor.tasks")
+    gateway = GatedGateway()
+    gateway.gate.set()
+    url = "https://user:hunter2@a.test/1?api_key=hunter3&page=2"
+    made = await api.client.post("/v1/jobs", json={"tasks": [{"url": url}]})
+    job = made.json()
+    [task] = await api.tasks_of(job["latest_run"]["run_id"])
+    message = TaskMessage(job["job_id"], task.run_id, task.task_id)
+
+    await handler_over(api, gateway).handle(Delivery("queue", message, "receipt", 1), calm)
+
+    [record] = [one for one in caplog.records if one.getMessage() == "task ended"]
+    fields = record.__dict__
+    assert fields["url"] == "https://***@a.test/1?api_key=***&page=2"
+    assert (fields["state"], fields["attempt"], fields["reason"]) == ("successful", 1, None)
+    assert fields["ms"] >= 0
+    assert (fields["task_id"], fields["run_id"]) == (task.task_id, task.run_id)
