@@ -22,6 +22,7 @@ from conveyor.http.middleware import (
     RequestId,
     routing_problem,
 )
+from conveyor.http.pages import page_routes
 from conveyor.http.request import BodyLimits, BodyMemory, Handler, RequestContext, receive_upload
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
@@ -117,7 +118,8 @@ def _routes(
     routes.append(Route(links.CONTENT_PATH, signed, methods=["GET"]))
     routes.append(Route(EXPORT_PATH, exported, methods=["GET"]))
     routes.append(Route(UPLOAD_PATH, uploaded, methods=["PUT"]))
-    for path, answer in server_routes(registry, ready).items():
+    pages = page_routes(service.options.public_origin, has_metrics=registry is not None)
+    for path, answer in {**server_routes(registry, ready), **pages}.items():
         routes.append(Route(path, answer, methods=["GET"]))
     return routes
 
