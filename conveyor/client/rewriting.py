@@ -90,7 +90,7 @@ def _unpacked(file: BinaryIO) -> BinaryIO:
 
 def _rewrite_lines(text: TextIO, out: TextIO, scheme: str) -> None:
     for line in text:
-        url = line.strip(AROUND + "\n")
+        url = line.strip(AROUND)
         if not url.startswith("#"):
             line = with_scheme(url, scheme) + "\n"
         out.write(line)

@@ -14,7 +14,13 @@ from typing import NamedTuple, NoReturn
 
 from conveyor.domain import strict_json, urls
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
-from conveyor.domain.listed_urls import AROUND, is_alone, url_of_line
+from conveyor.domain.listed_urls import (
+    AROUND,
+    is_alone,
+    separated,
+    separator_at_all_ends,
+    url_of_line,
+)
 from conveyor.domain.model import TaskSpec
 from conveyor.domain.remarks import TASK_FIELDS, UnknownFields
 from conveyor.domain.submission import parse_task
@@ -193,11 +199,13 @@ def read_urls(pieces: Iterator[Piece], tasks: FileTasks) -> None:
     """Read one URL a line, skipping blank lines and lines that start with #; a blank and # begin a
     note behind a URL.
 
-    Raises ConveyorError as FileTasks does.
+    Raises ConveyorError as FileTasks does, and where all lines end in the same separator.
     """
     for piece in pieces:
         lines = [line.strip(AROUND) for line in piece.text.split("\n")]
         found = [line for line in lines if line and line[0] != "#"]
+        if piece.first_line == 1 and (separator := separator_at_all_ends(found)) is not None:
+            _refuse(separated(separator))
         if urls.are_plain(found) and is_alone(found):
             tasks.add(list(map(TaskSpec, found)))
         else:
