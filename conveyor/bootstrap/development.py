@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor.bootstrap.loop import (
     Readiness,
     allowed_hosts,
+    body_memory,
     build_worker,
     gateway_of,
     root_secrets,
@@ -21,7 +22,6 @@ from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.malformed import protocol
-from conveyor.http.request import BodyMemory
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.service.service import Service
@@ -80,9 +80,7 @@ async def open_dev(
         options=AppOptions(
             allowed_hosts=allowed_hosts(settings),
             max_request_bytes=settings.max_request_bytes,
-            body_memory=BodyMemory(
-                limit=settings.max_body_memory, caller_limit=settings.max_caller_body_memory
-            ),
+            body_memory=body_memory(settings),
             rate_limit=MemoryRateLimit(
                 clock, rate=settings.rate_limit, burst=settings.rate_limit_burst
             )

@@ -26,6 +26,7 @@ from conveyor.handlers.notify import Notifier
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
+from conveyor.http.request import BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
 from conveyor.ports.clock import Clock
@@ -133,6 +134,11 @@ def _authority(ca_file: str, variable: str) -> Path | None:
 def allowed_hosts(settings: Settings) -> list[str]:
     """Return the names allowed in Host, beside loopback and the public origin."""
     return [settings.host, *filter(None, settings.allowed_hosts.split(","))]
+
+
+def body_memory(settings: Settings) -> BodyMemory:
+    """Return the bounds on the memory for request bodies."""
+    return BodyMemory(limit=settings.max_body_memory, caller_limit=settings.max_caller_body_memory)
 
 
 def root_secrets(settings: Settings) -> tuple[str, tuple[bytes, ...]]:

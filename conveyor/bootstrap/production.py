@@ -12,6 +12,7 @@ from conveyor.bootstrap.loop import (
     LoopOptions,
     Readiness,
     allowed_hosts,
+    body_memory,
     build_worker,
     gateway_of,
     root_secrets,
@@ -27,7 +28,6 @@ from conveyor.engine.worker import Worker
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.auth import ApiKeys, open_api_keys
 from conveyor.http.malformed import protocol
-from conveyor.http.request import BodyMemory
 from conveyor.http.routes_server import create_probes
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
@@ -196,9 +196,7 @@ def _app(
         options=AppOptions(
             allowed_hosts=allowed_hosts(settings),
             max_request_bytes=settings.max_request_bytes,
-            body_memory=BodyMemory(
-                limit=settings.max_body_memory, caller_limit=settings.max_caller_body_memory
-            ),
+            body_memory=body_memory(settings),
             api_keys=api_keys,
             rate_limit=binding.rate_limit,
         ),

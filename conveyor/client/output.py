@@ -6,8 +6,6 @@ import re
 import shlex
 from pathlib import Path
 
-from conveyor.domain.text_rules import mask_parameters
-
 _UNSAFE = (
     r"\x00-\x1f\x7f-\x9f"  # C0, DEL and C1 controls
     r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder what is read
@@ -37,6 +35,9 @@ def printable(text: str) -> str:
 
     Masks `user:password@`, and the URL parameters named like credentials.
     """
+    # Importing it above would make every --help load a decoder of JSON.
+    from conveyor.domain.text_rules import mask_parameters
+
     return clean(mask_parameters(mask_credentials(text)))
 
 

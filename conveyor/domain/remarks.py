@@ -98,8 +98,10 @@ def _nearest(name: str, known: frozenset[str]) -> str | None:
     # Importing it above would cost every boot a few milliseconds.
     from difflib import get_close_matches
 
-    close = get_close_matches(name.lower().replace("-", "_"), sorted(known), n=1)
-    return close[0] if close else None
+    # A common prefix would make all of them seem close.
+    ends = {one.rpartition(".")[2]: one for one in sorted(known)}
+    close = get_close_matches(name.rpartition(".")[2].lower().replace("-", "_"), ends, n=1)
+    return ends[close[0]] if close else None
 
 
 def _sentence(name: str, of: str, unknown: _Unknown) -> str:

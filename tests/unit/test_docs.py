@@ -82,13 +82,17 @@ def described_routes() -> set[tuple[str, str]]:
     return set(routes)
 
 
+PAGES = frozenset({"/", "/docs"})
+"""Pages for people; the document is for programs."""
+
+
 async def test_every_route_that_is_served_is_an_operation(app_client: httpx.AsyncClient) -> None:
     app = app_client._transport.app  # type: ignore[attr-defined]
     served = {
         (method, route.path) for route in app.routes for method in route.methods if method != "HEAD"
     }
 
-    assert described_routes() == served
+    assert described_routes() | {("GET", path) for path in PAGES} == served
 
 
 async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncClient) -> None:
