@@ -24,6 +24,7 @@ from conveyor.http.app import AppOptions, create_app
 from conveyor.http.malformed import protocol
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
+from conveyor.ports.rate_limit import RateLimit
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
@@ -53,7 +54,6 @@ async def open_dev(
     be opened.
     """
     from conveyor.dev.binding import open_binding
-    from conveyor.dev.rate_limit import MemoryRateLimit
 
     secret, older = root_secrets(settings)
     binding = await open_binding(
@@ -81,11 +81,7 @@ async def open_dev(
             allowed_hosts=allowed_hosts(settings),
             max_request_bytes=settings.max_request_bytes,
             body_memory=body_memory(settings),
-            rate_limit=MemoryRateLimit(
-                clock, rate=settings.rate_limit, burst=settings.rate_limit_burst
-            )
-            if settings.rate_limit
-            else None,
+            rate_limit=_rate_limit(settings, clock),
         ),
     )
 
@@ -97,6 +93,14 @@ async def open_dev(
 
     serving = protocol(clock, head_seconds=settings.head_timeout)
     return Runtime(app, serving, worker, binding.directory.path, readiness, close)
+
+
+def _rate_limit(settings: Settings, clock: Clock) -> RateLimit | None:
+    from conveyor.dev.rate_limit import MemoryRateLimit
+
+    if not settings.rate_limit:
+        return None
+    return MemoryRateLimit(clock, rate=settings.rate_limit, burst=settings.rate_limit_burst)
 
 
 def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service: Service) -> None:
