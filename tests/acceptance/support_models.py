@@ -38,7 +38,6 @@ MODELS: dict[tuple[str, str], type[BaseModel] | None] = {
     ("GET", f"{_RUN}/results"): models.ListResultsResponse,
     ("GET", f"{_JOB}/tasks/{_ID}/history"): models.TaskHistoryResponse,
     ("GET", f"{_RUN}/tasks/{_ID}/history"): models.TaskHistoryResponse,
-    ("POST", "/v1/webhook/test"): models.TestWebhookResponse,
     ("GET", "/v1/hmac/keys"): models.HMACKeyList,
     ("POST", "/v1/hmac/keys/rotate"): models.HMACKeyCreated,
     ("DELETE", "/v1/hmac/keys/rotate"): None,
