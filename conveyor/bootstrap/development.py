@@ -59,6 +59,7 @@ async def open_dev(
         Path(settings.data_dir),
         clock,
         secret=secret,
+        older_secrets=older,
         queue_window=settings.queue_window,
         max_receives=settings.max_receives,
     )

@@ -200,6 +200,7 @@ _REMOVALS_AT_A_TIME = 256
 _STAGED = "staged/*/*"
 _OF_RUNS = ("results/*/*/*", "exports/*/*", _STAGED)
 _INPUTS = "inputs"
+_EXPORTS = "exports/*/*/*"
 
 
 class FileBlobs(Blobs, NewBodies):
@@ -295,6 +296,11 @@ class FileBlobs(Blobs, NewBodies):
         with _DISK:
             return await to_thread.run_sync(_names, f"{self._root}/{_INPUTS}")
 
+    async def export_ids(self) -> list[tuple[str, str, str]]:
+        """List, as (job_id, run_id, export_id), the exports whose file is here."""
+        with _DISK:
+            return await to_thread.run_sync(_export_ids, self._root)
+
     async def _put_large(self, target: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
         temporary = self._temporary()
         try:
@@ -317,6 +323,17 @@ class FileBlobs(Blobs, NewBodies):
 def _runs(root: str, patterns: Iterable[str]) -> set[tuple[str, str]]:
     found = (path for pattern in patterns for path in Path(root).glob(pattern))
     return {(path.parent.name, path.name) for path in found if path.is_dir()}
+
+
+def _export_ids(root: str) -> list[tuple[str, str, str]]:
+    paths = Path(root).glob(_EXPORTS)
+    return [(path.parent.parent.name, path.parent.name, path.name) for path in paths]
+
+
+def holds_bodies(root: Path) -> bool:
+    """Tell whether there is any whole body below `root`."""
+    temporaries = root / _TEMPORARIES
+    return any(names and Path(folder) != temporaries for folder, _, names in os.walk(root))
 
 
 def _names(directory: str) -> list[str]:

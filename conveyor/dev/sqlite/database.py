@@ -55,7 +55,9 @@ class Connection(aiosqlite.Connection):
         self._thread.join()
 
 
-async def open_writer(path: Path, prepare: Callable[[sqlite3.Connection], None]) -> Connection:
+async def open_writer(
+    path: Path, prepare: Callable[[sqlite3.Connection], None], *, may_be_new: bool = True
+) -> Connection:
     """Open the connection that writes, and run `prepare` on it.
 
     Raises ConveyorError(unavailable) where the file cannot be used, and where `check_version`
@@ -63,7 +65,7 @@ async def open_writer(path: Path, prepare: Callable[[sqlite3.Connection], None])
     """
 
     def set_up(connection: sqlite3.Connection) -> None:
-        check_version(connection)
+        check_version(connection, may_be_new=may_be_new)
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}").fetchone()

@@ -178,6 +178,9 @@ class SqliteRuns(Runs):
         )
         return await self._database.read(lambda reader: reader.execute(sql, (before,)).fetchall())
 
+    async def run_exists(self, run_id: str) -> bool:
+        return await self._database.read(lambda reader: find_run(reader, run_id)) is not None
+
     async def touch_tombstone(self, run_id: str, *, now: int) -> None:
         await self._database.write(
             lambda connection: connection.execute(
