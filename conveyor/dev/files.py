@@ -247,10 +247,10 @@ class FileBlobs(Blobs, NewBodies):
             errors = [error] * len(files)
         return [_unavailable(error) if isinstance(error, OSError) else error for error in errors]
 
-    async def open(self, key: str) -> AsyncIterator[bytes] | None:
+    async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
         path = self._path(key)
         with _DISK:
-            return await to_thread.run_sync(_open_body, path)
+            return await to_thread.run_sync(_open_body, path, size)
 
     async def delete(self, key: str) -> None:
         with _DISK:
@@ -431,10 +431,13 @@ class _Body:
             os.close(descriptor)
 
 
-def _open_body(path: str) -> AsyncIterator[bytes] | None:
+def _open_body(path: str, size: int | None) -> AsyncIterator[bytes] | None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    if size is not None and os.fstat(descriptor).st_size != size:
+        os.close(descriptor)
         return None
     try:
         return _Body(descriptor)
