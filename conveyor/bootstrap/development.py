@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An assembled process: the application to serve, its protocol, the worker to run, and `aclose`
-    to call at the end."""
+    """An assembled process: the application to serve, its protocol, the worker to run, `hurry` to
+    call once it is to stop, and `aclose` to call at the end."""
 
     app: Any
     protocol: type[asyncio.Protocol]
     worker: Worker
     data_dir: Path
     readiness: Readiness
+    hurry: Callable[[], None]
     aclose: Callable[[], Awaitable[None]]
 
 
@@ -75,7 +76,7 @@ async def open_dev(
     app = create_app(
         service,
         registry=telemetry.registry(),
-        ready=readiness,
+        ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
         options=AppOptions(
             allowed_hosts=allowed_hosts(settings),
@@ -95,7 +96,15 @@ async def open_dev(
         await binding.ports.aclose()
 
     serving = protocol(clock, head_seconds=settings.head_timeout)
-    return Runtime(app, serving, worker, binding.directory.path, readiness, close)
+    return Runtime(
+        app,
+        serving,
+        worker,
+        binding.directory.path,
+        readiness,
+        hurry=binding.store.database.hurry,
+        aclose=close,
+    )
 
 
 def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service: Service) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from conveyor.dev.call_table import CallTable, read_begun
@@ -105,16 +104,17 @@ async def open_binding(
     without the records of its bodies, or where its jobs belong to another root secret.
     """
     directory = DataDirectory.open(data_dir, clock, secret=secret)
-    store, blobs = await _open_contents(directory, clock, older_secrets)
-    queues = MemoryQueues(
-        store.tasks.unfinished_after, clock, window=queue_window, max_receives=max_receives
-    )
-
-    await remove_unnamed(store, blobs)
-    await store.void_claims(clock.now(), read_begun(directory.calls))
-    # The table before is replaced only now: a boot that is killed up to here is made again.
-    calls = CallTable(directory.calls, clock.new_id())
-
+    async with AsyncExitStack() as opened:
+        opened.callback(directory.close)
+        try:
+            store, blobs, calls = await _open_contents(directory, clock, older_secrets, opened)
+            queues = MemoryQueues(
+                store.tasks.unfinished_after, clock, window=queue_window, max_receives=max_receives
+            )
+            await _take_over(store, blobs, queues)
+        except ConveyorError as error:
+            raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
+        aclose = opened.pop_all().aclose
     binding = Binding(
         jobs=store.jobs,
         runs=store.runs,
@@ -135,36 +135,27 @@ async def open_binding(
         pipeline=Pipeline(
             claims_at_once=CLAIMS_AT_ONCE, tasks=store.tasks, bodies=blobs, calls=calls
         ),
-        aclose=partial(_close, directory, store, blobs, calls),
+        aclose=aclose,
     )
-    await _take_over(store, blobs, queues)
     return DevBinding(binding, directory, store, queues)
 
 
-async def _close(
-    directory: DataDirectory, store: SqliteStore, blobs: FileBlobs, calls: CallTable
-) -> None:
-    await blobs.aclose()
-    await store.aclose()
-    calls.close()
-    directory.close()
-
-
 async def _open_contents(
-    directory: DataDirectory, clock: Clock, older_secrets: Sequence[bytes]
-) -> tuple[SqliteStore, FileBlobs]:
-    async with AsyncExitStack() as opened:
-        opened.callback(directory.close)
-        try:
-            may_be_new = not holds_bodies(directory.blobs)
-            store = await open_store(directory.database, now=clock.now(), may_be_new=may_be_new)
-            opened.push_async_callback(store.aclose)
-            await store.agree([directory.secret, *older_secrets])
-            blobs = FileBlobs(directory.blobs)
-        except ConveyorError as error:
-            raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
-        opened.pop_all()
-    return store, blobs
+    directory: DataDirectory, clock: Clock, older_secrets: Sequence[bytes], opened: AsyncExitStack
+) -> tuple[SqliteStore, FileBlobs, CallTable]:
+    """Open what is in the directory, and void what an earlier process left half done."""
+    may_be_new = not holds_bodies(directory.blobs)
+    store = await open_store(directory.database, now=clock.now(), may_be_new=may_be_new)
+    opened.push_async_callback(store.aclose)
+    await store.agree([directory.secret, *older_secrets])
+    blobs = FileBlobs(directory.blobs)
+    opened.push_async_callback(blobs.aclose)
+    await remove_unnamed(store, blobs)
+    await store.void_claims(clock.now(), read_begun(directory.calls))
+    # The table before is replaced only now: a boot that is killed up to here is made again.
+    calls = CallTable(directory.calls, clock.new_id())
+    opened.callback(calls.close)
+    return store, blobs, calls
 
 
 async def _take_over(store: SqliteStore, blobs: FileBlobs, queues: MemoryQueues) -> None:

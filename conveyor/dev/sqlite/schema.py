@@ -252,6 +252,8 @@ def check_version(connection: sqlite3.Connection, *, may_be_new: bool = True) ->
     version, application = _version(connection)
     if version == 0 and not may_be_new:
         raise without_records("empty")
+    if version < 0:
+        raise ConveyorError(ErrorCode.UNAVAILABLE, "conveyor.db is damaged (its schema's number)")
     if version > 0 and application != APPLICATION_ID:
         raise ConveyorError(
             ErrorCode.UNAVAILABLE,

@@ -232,7 +232,7 @@ async def open_store(
             readers.append(await open_reader(path))
             opened.push_async_callback(readers[-1].close)
         opened.pop_all()
-    database = Database(writer, readers)
+    database = Database(path, writer, readers)
     return SqliteStore(
         path,
         database,
