@@ -161,7 +161,6 @@ async def test_bodies_without_their_database_are_refused_and_kept(
     await first.ports.aclose()
     body = tmp_path / "blobs" / kind / "anything"
     body.parent.mkdir(parents=True, exist_ok=True)
-    body.write_bytes(b"precious")
     database, log = tmp_path / "conveyor.db", tmp_path / "conveyor.db-wal"
     database.unlink()
     if loss == "without a table":
@@ -172,6 +171,7 @@ async def test_bodies_without_their_database_are_refused_and_kept(
         database.touch()
     if loss == "empty beside its log":
         log.write_bytes(b"all that is left")
+    body.write_bytes(b"precious")
 
     for _ in range(2):
         with pytest.raises(ConveyorError) as refused:
@@ -182,6 +182,19 @@ async def test_bodies_without_their_database_are_refused_and_kept(
             assert word in refused.value.detail
     assert body.read_bytes() == b"precious"
     assert log.exists() is (loss == "empty beside its log")
+
+
+async def test_a_log_without_its_database_is_refused_and_kept(tmp_path: Path) -> None:
+    """SQLite would remove it, and with it what a killed process had committed."""
+    clock = FakeClock()
+    first = await open_binding(tmp_path, clock)
+    await first.ports.aclose()
+    (tmp_path / "conveyor.db").unlink()
+    log = tmp_path / "conveyor.db-wal"
+    log.write_bytes(b"all that is left")
+    with pytest.raises(ConveyorError, match="put conveyor.db back"):
+        await open_binding(tmp_path, clock)
+    assert log.read_bytes() == b"all that is left"
 
 
 @pytest.mark.parametrize("clock_set_back", [0, 3_600])

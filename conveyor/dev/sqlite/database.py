@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import sqlite3
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -160,18 +161,24 @@ class DatabaseFile:
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._identity = self._look()
+        self._lock = threading.Lock()
         self._told = False
 
     def is_there(self) -> bool:
         """Look whether the path still leads to the file that was opened."""
         there = self._look() == self._identity
-        if not there and not self._told:
-            _log.error(
-                "the data directory was removed or replaced while its server runs: nothing is "
-                "taken on until it is back, or the server is started again"
-            )
-        self._told = not there
+        if there is self._told:
+            self._tell(gone=not there)
         return there
+
+    def _tell(self, *, gone: bool) -> None:
+        with self._lock:  # threads of several connections look
+            if gone and not self._told:
+                _log.error(
+                    "the data directory was removed or replaced while its server runs: nothing is "
+                    "taken on until it is back, or the server is started again"
+                )
+            self._told = gone
 
     def _look(self) -> tuple[int, int] | None:
         try:

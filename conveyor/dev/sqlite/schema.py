@@ -269,11 +269,11 @@ def check_version(connection: sqlite3.Connection, *, may_be_new: bool = True) ->
 
 
 def without_records(state: str) -> ConveyorError:
-    """Build the refusal of a directory whose bodies are left without their database."""
+    """Build the refusal of a directory whose bodies, or log, are left without their database."""
     return ConveyorError(
         ErrorCode.UNAVAILABLE,
-        f"its conveyor.db is {state}, but the bodies in its blobs are there, which only the "
-        "database names; put conveyor.db back, or move the directory away to begin anew",
+        f"its conveyor.db is {state}, but its log or bodies are there, which mean nothing without "
+        "it; put conveyor.db back, or move the directory away to begin anew",
     )
 
 

@@ -84,7 +84,7 @@ class SqliteStore:
 
     def wal_size(self) -> int:
         """Measure the write-ahead log in bytes; 0 where there is no log."""
-        return _size(self.path.with_name(self.path.name + "-wal"))
+        return _size(_log_of(self.path))
 
     async def agree(self, secrets: Sequence[bytes]) -> None:
         """Note the root secrets, newest first, that jobs depend on from here on.
@@ -147,6 +147,10 @@ class SqliteStore:
     async def aclose(self) -> None:
         """Finish the queued operations and close. Later calls of any port raise unavailable."""
         await self.database.aclose()
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
 
 
 def _size(path: Path) -> int:
@@ -213,7 +217,7 @@ async def open_store(
     then leaves it as it is.
     """
     # SQLite would remove the log of an empty file: it may be all that is left of one.
-    if not may_be_new and not _size(path):
+    if not _size(path) and (not may_be_new or _size(_log_of(path))):
         raise without_records("missing or empty")
 
     def prepare(connection: sqlite3.Connection) -> None:
