@@ -52,21 +52,11 @@ async def open_dev(
     The caller closes a gateway that it passes in. Raises ConveyorError if the data directory cannot
     be opened.
     """
-    from conveyor.dev.binding import open_binding
-    from conveyor.dev.rate_limit import MemoryRateLimit
-
-    secret, older = root_secrets(settings)
-    binding = await open_binding(
-        Path(settings.data_dir),
-        clock,
-        secret=secret,
-        older_secrets=older,
-        queue_window=settings.queue_window,
-        max_receives=settings.max_receives,
-    )
+    binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
     worker = build_worker(binding.ports, scraper, settings, clock, telemetry=telemetry)
+    _, older = root_secrets(settings)
     webhooks = webhooks_of(settings, clock, loopback=True)
     service = Service(
         binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
@@ -78,15 +68,7 @@ async def open_dev(
         registry=telemetry.registry(),
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
-        options=AppOptions(
-            allowed_hosts=allowed_hosts(settings),
-            max_request_bytes=settings.max_request_bytes,
-            rate_limit=MemoryRateLimit(
-                clock, rate=settings.rate_limit, burst=settings.rate_limit_burst
-            )
-            if settings.rate_limit
-            else None,
-        ),
+        options=_app_options(settings, clock),
     )
 
     async def close() -> None:
@@ -104,6 +86,32 @@ async def open_dev(
         readiness,
         hurry=binding.store.database.hurry,
         aclose=close,
+    )
+
+
+async def _open_binding(settings: Settings, clock: Clock) -> DevBinding:
+    from conveyor.dev.binding import open_binding
+
+    secret, older = root_secrets(settings)
+    return await open_binding(
+        Path(settings.data_dir),
+        clock,
+        secret=secret,
+        older_secrets=older,
+        queue_window=settings.queue_window,
+        max_receives=settings.max_receives,
+    )
+
+
+def _app_options(settings: Settings, clock: Clock) -> AppOptions:
+    from conveyor.dev.rate_limit import MemoryRateLimit
+
+    return AppOptions(
+        allowed_hosts=allowed_hosts(settings),
+        max_request_bytes=settings.max_request_bytes,
+        rate_limit=MemoryRateLimit(clock, rate=settings.rate_limit, burst=settings.rate_limit_burst)
+        if settings.rate_limit
+        else None,
     )
 
 
