@@ -26,7 +26,6 @@ from conveyor.dev.sqlite.sweeping import SqliteSweeping
 from conveyor.dev.sqlite.tasks import SqliteTasks
 from conveyor.domain.api_keys import KeySealer, UnsealError, fingerprint
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Job
 from conveyor.records.blob_keys import lifecycle_class, result_key
 
 _LIVE = """(
@@ -166,13 +165,14 @@ def _agree(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> str:
     known: list[str] = [known for (known,) in found]
     given = [fingerprint(secret) for secret in reversed(secrets)]
     (newest,) = connection.execute("SELECT max(job_id) FROM jobs").fetchone()
-    if newest is None:
+    (signs,) = connection.execute("SELECT EXISTS (SELECT 1 FROM signing_keys)").fetchone()
+    if newest is None and not signs:
         connection.execute("DELETE FROM root_secrets")
         known = []
-    elif not (set(known) & set(given) if known else _opens(secrets, find_job(connection, newest))):
+    elif not (set(known) & set(given) if known else _opens(secrets, connection, newest)):
         raise ConveyorError(
             ErrorCode.CONFLICT,
-            "its jobs were made under another root secret; set CONVEYOR_SECRET to that one, or "
+            "what is in it was made under another root secret; set CONVEYOR_SECRET to that one, or "
             "unset it if that is the directory's own, in the file named secret",
         )
     connection.executemany(
@@ -181,9 +181,10 @@ def _agree(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> str:
     return [*known, *given][0]
 
 
-def _opens(secrets: Sequence[bytes], job: Job | None) -> bool:
+def _opens(secrets: Sequence[bytes], connection: sqlite3.Connection, job_id: str | None) -> bool:
     """Tell whether secrets open the key of a job: a file of an earlier version knows no
     fingerprint."""
+    job = None if job_id is None else find_job(connection, job_id)
     try:
         return job is None or bool(KeySealer(secrets).unseal(job))
     except UnsealError:
