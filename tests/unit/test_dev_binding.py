@@ -130,3 +130,14 @@ async def test_a_last_secret_that_names_callers_anew_is_told(
     assert "can no longer see" not in caplog.text
     await _reopen(tmp_path, clock, "old secret", "new secret")
     assert "can no longer see" in caplog.text
+
+
+async def test_signing_keys_depend_on_their_root_secret_too(tmp_path: Path) -> None:
+    clock = FakeClock()
+    await _reopen(tmp_path, clock, "one secret")
+    with closing(sqlite3.connect(tmp_path / "conveyor.db")) as database:
+        database.execute("INSERT INTO signing_keys VALUES ('caller', 'active', 'kid', 0, x'00')")
+        database.commit()
+    with pytest.raises(ConveyorError, match="another root secret"):
+        await _reopen(tmp_path, clock, "another secret")
+    await _reopen(tmp_path, clock, "one secret")
