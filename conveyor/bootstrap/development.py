@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An assembled process: the application to serve, its protocol, the worker to run, and `aclose`
-    to call at the end."""
+    """An assembled process: the application to serve, its protocol, the worker to run, `hurry` to
+    call once it is to stop, and `aclose` to call at the end."""
 
     app: Any
     protocol: type[asyncio.Protocol]
     worker: Worker
     data_dir: Path
     readiness: Readiness
+    hurry: Callable[[], None]
     aclose: Callable[[], Awaitable[None]]
 
 
@@ -53,19 +54,11 @@ async def open_dev(
     The caller closes a gateway that it passes in. Raises ConveyorError if the data directory cannot
     be opened.
     """
-    from conveyor.dev.binding import open_binding
-
-    secret, older = root_secrets(settings)
-    binding = await open_binding(
-        Path(settings.data_dir),
-        clock,
-        secret=secret,
-        queue_window=settings.queue_window,
-        max_receives=settings.max_receives,
-    )
+    binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
     worker = build_worker(binding.ports, scraper, settings, clock, telemetry=telemetry)
+    _, older = root_secrets(settings)
     webhooks = webhooks_of(settings, clock, loopback=True)
     service = Service(
         binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
@@ -75,14 +68,9 @@ async def open_dev(
     app = create_app(
         service,
         registry=telemetry.registry(),
-        ready=readiness,
+        ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
-        options=AppOptions(
-            allowed_hosts=allowed_hosts(settings),
-            max_request_bytes=settings.max_request_bytes,
-            body_memory=body_memory(settings),
-            rate_limit=_rate_limit(settings, clock),
-        ),
+        options=_app_options(settings, clock),
     )
 
     async def close() -> None:
@@ -92,7 +80,38 @@ async def open_dev(
         await binding.ports.aclose()
 
     serving = protocol(clock, head_seconds=settings.head_timeout)
-    return Runtime(app, serving, worker, binding.directory.path, readiness, close)
+    return Runtime(
+        app,
+        serving,
+        worker,
+        binding.directory.path,
+        readiness,
+        hurry=binding.store.database.hurry,
+        aclose=close,
+    )
+
+
+async def _open_binding(settings: Settings, clock: Clock) -> DevBinding:
+    from conveyor.dev.binding import open_binding
+
+    secret, older = root_secrets(settings)
+    return await open_binding(
+        Path(settings.data_dir),
+        clock,
+        secret=secret,
+        older_secrets=older,
+        queue_window=settings.queue_window,
+        max_receives=settings.max_receives,
+    )
+
+
+def _app_options(settings: Settings, clock: Clock) -> AppOptions:
+    return AppOptions(
+        allowed_hosts=allowed_hosts(settings),
+        max_request_bytes=settings.max_request_bytes,
+        body_memory=body_memory(settings),
+        rate_limit=_rate_limit(settings, clock),
+    )
 
 
 def _rate_limit(settings: Settings, clock: Clock) -> RateLimit | None:

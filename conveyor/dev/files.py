@@ -46,10 +46,11 @@ class _Job:
 
 
 class FileWriter:
-    """A thread that writes bodies to files; `temporary` returns an unused path on their file
-    system."""
+    """A thread that writes bodies to files below `root`; `temporary` returns an unused path on
+    their file system."""
 
-    def __init__(self, temporary: Callable[[], str]) -> None:
+    def __init__(self, root: str, temporary: Callable[[], str]) -> None:
+        self._root = root
         self._temporary = temporary
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -113,11 +114,11 @@ class FileWriter:
         for target, body in job.files:
             try:
                 if job.in_place:
-                    write_in_place(target, body)
+                    write_in_place(target, body, self._root)
                 else:
                     temporary = self._temporary()
                     write_file(temporary, body)
-                    move_into_place(temporary, target)
+                    move_into_place(temporary, target, self._root)
             except Exception as error:
                 job.errors.append(error)
             else:
@@ -136,16 +137,16 @@ def write_file(path: str, body: bytes) -> None:
     _write_out(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), path, body)
 
 
-def write_in_place(path: str, body: bytes) -> None:
+def write_in_place(path: str, body: bytes, root: str) -> None:
     """Write a file that only its owner can read under its own name, over what may be there, and
-    create its directory where that is missing; remove it on an error."""
+    create its directory below `root` where that is missing; remove it on an error."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     for _ in range(_MAX_TRIES):
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(path, flags, 0o600)
             break
         with contextlib.suppress(FileNotFoundError):
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            _make_directories(os.path.dirname(path), root)
     else:
         descriptor = os.open(path, flags, 0o600)
     _write_out(descriptor, path, body)
@@ -164,8 +165,16 @@ def _write_out(descriptor: int, path: str, body: bytes) -> None:
         os.close(descriptor)
 
 
-def move_into_place(temporary: str, target: str) -> None:
-    """Rename a finished file to its name, and create its directory where that is missing.
+def _make_directories(path: str, root: str) -> None:
+    """Create a directory below `root`, but not `root`: where somebody removed all data, nothing
+    appears in its place. Raises FileNotFoundError."""
+    os.stat(root)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def move_into_place(temporary: str, target: str, root: str) -> None:
+    """Rename a finished file to its name, and create its directory below `root` where that is
+    missing.
 
     Tries a few times, in case the directory is being removed at the same moment. Raises OSError,
     after removing the file, where that does not help and on any other error.
@@ -176,7 +185,7 @@ def move_into_place(temporary: str, target: str) -> None:
                 os.rename(temporary, target)
                 return
             with contextlib.suppress(FileNotFoundError):
-                os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+                _make_directories(os.path.dirname(target), root)
         os.rename(temporary, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -200,6 +209,7 @@ _REMOVALS_AT_A_TIME = 256
 _STAGED = "staged/*/*"
 _OF_RUNS = ("results/*/*/*", "exports/*/*", _STAGED)
 _INPUTS = "inputs"
+_EXPORTS = "exports/*/*/*"
 
 
 class FileBlobs(Blobs, NewBodies):
@@ -215,7 +225,7 @@ class FileBlobs(Blobs, NewBodies):
         self._root = str(root)
         self._temporaries = f"{root}/{_TEMPORARIES}"
         self._number = itertools.count(1).__next__
-        self._writer = FileWriter(self._temporary)
+        self._writer = FileWriter(self._root, self._temporary)
         with _DISK:
             os.makedirs(self._temporaries, mode=0o700, exist_ok=True)
             for leftover in os.listdir(self._temporaries):
@@ -246,10 +256,10 @@ class FileBlobs(Blobs, NewBodies):
             errors = [error] * len(files)
         return [_unavailable(error) if isinstance(error, OSError) else error for error in errors]
 
-    async def open(self, key: str) -> AsyncIterator[bytes] | None:
+    async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
         path = self._path(key)
         with _DISK:
-            return await to_thread.run_sync(_open_body, path)
+            return await to_thread.run_sync(_open_body, path, size)
 
     async def delete(self, key: str) -> None:
         with _DISK:
@@ -295,12 +305,17 @@ class FileBlobs(Blobs, NewBodies):
         with _DISK:
             return await to_thread.run_sync(_names, f"{self._root}/{_INPUTS}")
 
+    async def export_ids(self) -> list[tuple[str, str, str]]:
+        """List, as (job_id, run_id, export_id), the exports whose file is here."""
+        with _DISK:
+            return await to_thread.run_sync(_export_ids, self._root)
+
     async def _put_large(self, target: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
         temporary = self._temporary()
         try:
             size = await _write_pieces(temporary, head, rest)
             with _DISK:
-                await to_thread.run_sync(move_into_place, temporary, target)
+                await to_thread.run_sync(move_into_place, temporary, target, self._root)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(_unlink, temporary)
@@ -317,6 +332,17 @@ class FileBlobs(Blobs, NewBodies):
 def _runs(root: str, patterns: Iterable[str]) -> set[tuple[str, str]]:
     found = (path for pattern in patterns for path in Path(root).glob(pattern))
     return {(path.parent.name, path.name) for path in found if path.is_dir()}
+
+
+def _export_ids(root: str) -> list[tuple[str, str, str]]:
+    paths = Path(root).glob(_EXPORTS)
+    return [(path.parent.parent.name, path.parent.name, path.name) for path in paths]
+
+
+def holds_bodies(root: Path) -> bool:
+    """Tell whether there is any whole body below `root`."""
+    temporaries = root / _TEMPORARIES
+    return any(names and Path(folder) != temporaries for folder, _, names in os.walk(root))
 
 
 def _names(directory: str) -> list[str]:
@@ -414,10 +440,13 @@ class _Body:
             os.close(descriptor)
 
 
-def _open_body(path: str) -> AsyncIterator[bytes] | None:
+def _open_body(path: str, size: int | None) -> AsyncIterator[bytes] | None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    if size is not None and os.fstat(descriptor).st_size != size:
+        os.close(descriptor)
         return None
     try:
         return _Body(descriptor)

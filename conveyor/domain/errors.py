@@ -59,7 +59,7 @@ class ErrorCode(StrEnum):
     PARTIAL_RERUN_WINDOW_EXPIRED = "partial_rerun_window_expired"
     """The run to replay is too old."""
     RESULT_EXPIRED = "result_expired"
-    """The content is past its retention."""
+    """The content is past its retention, or its bytes are lost."""
     FILE_INPUT_NOT_FOUND = "file_input_not_found"
     """The file input does not exist, has expired, or belongs to another caller."""
     FILE_INPUT_NOT_UPLOADED = "file_input_not_uploaded"

@@ -95,8 +95,8 @@ class ClaimedTask(Held):
     """A task in work, from its claim to its settlement.
 
     `note` is that of its call in the ledger of calls. Once the gateway has answered, `settlement`
-    is to be written, and before it `body` to be stored under `blob_key`, unless it is stored
-    already. `error` says what came in the way.
+    is to be written, and before it `body` to be stored under `blob_key`, unless `stored` says that
+    it is. `error` says what came in the way.
     """
 
     task: Task
@@ -108,6 +108,7 @@ class ClaimedTask(Held):
     settlement: Settlement = Released()
     blob_key: str = ""
     body: bytes | None = None
+    stored: bool = False
     error: Exception | None = None
 
 
@@ -137,6 +138,7 @@ class TaskHandler(StagedHandler):
         self._observer = observer
         self._options = options
         self._claims: dict[tuple[str, str], int] = {}
+        self._not_undone: list[ClaimedTask] = []
         self._has_suspect = False
         self._calls = 0
         self._breaker = CircuitBreaker(clock, dependency="the result store")
@@ -181,11 +183,14 @@ class TaskHandler(StagedHandler):
         return found if outcome is None else outcome
 
     async def renew(self) -> None:
-        """Extend the claims of all tasks in work."""
+        """Extend the claims of all tasks in work, and undo those that could not be undone."""
         if self._claims:
             claims = [(run, task, number) for (run, task), number in self._claims.items()]
             until = self._clock.now() + int(self._options.visibility * 1000)
             await self._tasks.renew_claims(claims, claimed_until=until)
+        if self._not_undone:
+            again, self._not_undone = self._not_undone, []
+            await self._undo(again)
 
     # -- claims --
 
@@ -270,10 +275,26 @@ class TaskHandler(StagedHandler):
         for one in tasks:
             self._observer.claim_undone()
             one.settlement = self._given_back(one)
+        await self._undo(tasks)
+
+    async def _undo(self, tasks: Sequence[ClaimedTask]) -> None:
+        """Write that claims are undone, and remove their bodies. A claim whose call is noted in the
+        ledger is tried again with each renewal, so that no note stays for ever."""
         for one, settled in zip(tasks, await self._settle_all(tasks), strict=True):
+            undone = isinstance(settled, Settled)
+            self._forget(one, ended=undone)
             if isinstance(settled, Exception):
                 log_failure(_log, "a claim was not undone", settled)
-            self._forget(one, ended=isinstance(settled, Settled))
+                if one.note >= 0:
+                    self._not_undone.append(one)
+            elif settled.applied and one.stored:
+                # Where this did not apply, a settlement before it may have: then its row names it.
+                await self._discard(one)
+
+    async def _discard(self, held: ClaimedTask) -> None:
+        """Remove a stored body that no row will name."""
+        remove = partial(self._blobs.delete, held.blob_key)
+        await log_and_continue(_log, "a body that no row names was not removed", remove)
 
     def _given_back(self, held: ClaimedTask) -> Released | Deferred:
         """Decide how a claim goes back: a row whose body was lost says why its message is hidden
@@ -473,6 +494,7 @@ class TaskHandler(StagedHandler):
             if isinstance(meaning, ResultLost):
                 held.error = meaning
             raise meaning from error
+        held.stored = True
         self._breaker.succeeded()
         return size
 
@@ -495,6 +517,7 @@ class TaskHandler(StagedHandler):
         bodies = [(held.blob_key, held.body) for held in full if held.body is not None]
         for held, error in zip(full, await pipeline.bodies.put_new(bodies), strict=True):
             if error is None:
+                held.stored = True
                 self._breaker.succeeded()
                 continue
             meaning = self._unkept(error) if isinstance(error, ConveyorError) else error
@@ -582,6 +605,9 @@ class TaskHandler(StagedHandler):
             # The claim was lost, or the run deleted: nothing will ever refer to this body.
             await self._blobs.delete(held.blob_key)
             return ACKNOWLEDGE
+        if held.stored:
+            # What came behind the body made the attempt fail.
+            await self._discard(held)
         if isinstance(settlement, Failed):
             return self._ended(run_id, task_id, held, settled)
         if isinstance(settlement, Released) or settled.run_status not in LIVE_RUN_STATES:

@@ -67,7 +67,9 @@ def server_routes(
     async def readyz(_request: Request) -> Response:
         if not ready():
             raise ConveyorError(
-                ErrorCode.UNAVAILABLE, "the server is starting or stopping", retry_after=1
+                ErrorCode.UNAVAILABLE,
+                "the server is starting, stopping or without its store",
+                retry_after=1,
             )
         silent = {"away": list(away())} if away() else {}
         return _json(msgspec.json.encode({"status": "ready", **silent}))

@@ -56,8 +56,9 @@ class NewBodies(Protocol):
 class BlobReader(Protocol):
     """Reading of bodies, for the API, exports and ingestion."""
 
-    async def open(self, key: str) -> AsyncIterator[bytes] | None:
-        """Return a body in pieces of at most 256 KiB; None if the key has no body."""
+    async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
+        """Return a body in pieces of at most 256 KiB; None if the key has no body, or with a `size`
+        one of another number of bytes, which lost some."""
         ...
 
     async def size(self, key: str) -> int | None:

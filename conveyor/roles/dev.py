@@ -99,6 +99,7 @@ async def _serve(
         await stop.wait()
         UVICORN_LOG.setLevel(logging.CRITICAL)
         runtime.readiness.yes = False
+        runtime.hurry()
         runtime.worker.stop()
         server.should_exit = True
 

@@ -337,7 +337,9 @@ class Results:
         [end] = await self._expiry.of([task], ttl_days, horizon=now)
         if end is not None and end <= now:
             raise ConveyorError(ErrorCode.RESULT_EXPIRED, "the result is past its retention")
-        pieces = await self._context.blobs.open(result.blob_key)
+        pieces = await self._context.blobs.open(result.blob_key, size=result.size)
         if pieces is None:
-            raise not_found("result")
+            raise ConveyorError(
+                ErrorCode.RESULT_EXPIRED, "the body of the result is missing, or lost some bytes"
+            )
         return Content(pieces, result.size, result.content_type)

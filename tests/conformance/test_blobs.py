@@ -129,6 +129,17 @@ async def test_a_body_tells_its_size(bench: Bench, size: int) -> None:
     assert await bench.blobs.size(KEY) is None
 
 
+@pytest.mark.parametrize("lost", [1, PIECE, 2 * PIECE])
+async def test_a_body_that_lost_bytes_is_no_body(bench: Bench, lost: int) -> None:
+    size = 2 * PIECE
+    await bench.blobs.put(KEY, _body(size - lost))
+    assert await bench.blobs.open(KEY, size=size) is None
+    content = await bench.blobs.open(KEY, size=size - lost)
+    assert content is not None
+    assert sum([len(piece) async for piece in content]) == size - lost
+    assert await bench.blobs.open(f"{KEY}.not", size=size) is None
+
+
 class Broken(Exception):
     pass
 

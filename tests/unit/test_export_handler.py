@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import sys
 import zipfile
 from collections.abc import AsyncIterator
@@ -79,6 +81,32 @@ async def test_bodies_that_are_lost_or_past_their_time_are_told_as_expired(api: 
     with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
         assert [row["status"] for row in manifest(archive)] == ["expired", "expired"]
         assert archive.namelist() == ["manifest.jsonl"]
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "csv", "zip"])
+async def test_no_row_holds_a_part_of_a_body(api: Api, format_: str) -> None:
+    job = await api.submit(2)
+    run_id = job["latest_run"]["run_id"]
+    cut, whole = await api.tasks_of(run_id)
+    for task in (cut, whole):
+        await api.succeed(job["job_id"], run_id, task.task_id)
+    row = await api.binding.tasks.get_task(run_id, cut.task_id)
+    assert row is not None
+    assert row.result is not None
+    await api.binding.blobs.put(row.result.blob_key, PAGE[:5])
+
+    content = (await made(api, job, format=format_)).content
+    if format_ == "zip":
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            rows = manifest(archive)
+            assert len(archive.namelist()) == 2
+    elif format_ == "csv":
+        rows = list(csv.DictReader(io.StringIO(content.decode())))
+    else:
+        rows = [json.loads(line) for line in content.splitlines()]
+    assert [one["status"] for one in rows] == ["expired", "successful"]
+    assert not rows[0].get("size")
+    assert not rows[0].get("body")
 
 
 async def test_an_inherited_body_expires_with_its_source(api: Api) -> None:
