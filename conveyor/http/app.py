@@ -26,6 +26,7 @@ from conveyor.http.pages import page_routes
 from conveyor.http.request import BodyLimits, BodyMemory, Handler, RequestContext, receive_upload
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
+from conveyor.http.routes_schedules import SCHEDULE_ROUTES
 from conveyor.http.routes_server import UNBUILT_ROUTES, server_routes
 from conveyor.http.routes_signing import SIGNING_ROUTES
 from conveyor.http.routes_webhooks import WEBHOOK_ROUTES
@@ -42,6 +43,7 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
     **EXPORT_ROUTES,
     **SIGNING_ROUTES,
     **WEBHOOK_ROUTES,
+    **SCHEDULE_ROUTES,
     **UNBUILT_ROUTES,
 }
 """Handlers of each method, for every path that needs a key."""

@@ -423,6 +423,23 @@ _ON_WEBHOOKS = (
 )
 
 
+_ON_SCHEDULES = (
+    Operation(
+        method="post",
+        path="/v1/schedule/preview",
+        id="previewSchedule",
+        summary="Show the next fires of a schedule that is not saved",
+        answer="SchedulePreview",
+        body="Schedule",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ),
+    ),
+)
+
+
 def _reserved(method: str, path: str, operation_id: str) -> Operation:
     return Operation(
         method=method,
@@ -485,7 +502,16 @@ _ON_SERVER = (
     ),
 )
 
-OPERATIONS = _ON_JOBS + _ON_RUNS + _ON_RESULTS + _ON_KEYS + _ON_WEBHOOKS + _RESERVED + _ON_SERVER
+OPERATIONS = (
+    _ON_JOBS
+    + _ON_RUNS
+    + _ON_RESULTS
+    + _ON_KEYS
+    + _ON_WEBHOOKS
+    + _ON_SCHEDULES
+    + _RESERVED
+    + _ON_SERVER
+)
 """Operations of jobs, runs, results and the server itself; HEAD works wherever GET does."""
 
 

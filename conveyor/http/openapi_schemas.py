@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain import params, submission, urls
+from conveyor.domain import params, schedule, submission, urls
 from conveyor.domain.errors import InvalidTaskReason
 from conveyor.domain.submission import MAX_BODY_BYTES
 from conveyor.domain.webhooks import MOST_WEBHOOK_URL
@@ -45,6 +45,8 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "HMACKeyCreated": schemas.NewSigningKeyBody,
     "HMACKeyFinalized": schemas.FinalizedKeyBody,
     "TestWebhookResponse": schemas.WebhookTestBody,
+    "Fire": schemas.FireBody,
+    "SchedulePreview": schemas.SchedulePreviewBody,
 }
 """Struct of each answer, by the name of its schema in the document."""
 
@@ -265,6 +267,76 @@ _REQUESTS: dict[str, Schema] = {
         "A job to create.",
     )
     | _WHERE_TASKS_COME_FROM,
+    "Schedule": {
+        "type": "object",
+        "description": "Exactly one of `at`, `rate` and `calendar`; the first and the last need "
+        "`timezone`.",
+        "properties": {
+            "at": nullable(
+                _text(
+                    "One fire, at this time of the zone's clock.",
+                    pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2})?$",
+                )
+            ),
+            "rate": nullable(ref("ScheduleRate")),
+            "calendar": nullable(ref("ScheduleCalendar")),
+            "timezone": nullable(_text("A zone of IANA, such as Europe/Berlin.")),
+        },
+    },
+    "ScheduleRate": _object(
+        "every unit",
+        {
+            "every": {"type": "integer", "minimum": 1, "description": "At most 366 days in all."},
+            "unit": {"type": "string", "enum": list(schedule.UNITS)},
+        },
+        "Every so many units, counted in instants from now.",
+    ),
+    "ScheduleCalendar": _object(
+        "times_of_day cadence",
+        {
+            "times_of_day": {
+                "type": "array",
+                "minItems": 1,
+                "items": {"type": "string", "pattern": "^([01][0-9]|2[0-3]):00$"},
+                "description": "Full hours of the zone's clock.",
+            },
+            "cadence": ref("ScheduleCadence"),
+        },
+        "Some hours, on some days.",
+    ),
+    "ScheduleCadence": {
+        "type": "object",
+        "description": "Exactly one of `daily`, `weekly` and `monthly`.",
+        "properties": {
+            "daily": {"type": ["object", "null"], "description": "Every day."},
+            "weekly": nullable(
+                _object(
+                    "days",
+                    {
+                        "days": {
+                            "type": "array",
+                            "minItems": 1,
+                            "items": {"type": "string", "enum": list(schedule.WEEKDAYS)},
+                        }
+                    },
+                    "Days of the week.",
+                )
+            ),
+            "monthly": nullable(
+                _object(
+                    "days",
+                    {
+                        "days": {
+                            "type": "array",
+                            "minItems": 1,
+                            "items": {"type": "integer", "minimum": 1, "maximum": 31},
+                        }
+                    },
+                    "Days of the month; a month that lacks one passes it over.",
+                )
+            ),
+        },
+    },
     "TestWebhookRequest": _object(
         "url",
         {

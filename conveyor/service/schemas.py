@@ -492,3 +492,23 @@ class WebhookTestBody(Struct, frozen=True):
         ]
         | UnsetType
     ) = UNSET
+
+
+class FireBody(Struct, frozen=True):
+    """One fire of a schedule."""
+
+    at: Annotated[str, _instant("The instant, in UTC.")]
+    local_time: Annotated[
+        str, _instant("The same on the clock of the schedule's zone; of a rate, in UTC.")
+    ]
+    note: (
+        Annotated[str, _text("What the clock does then, if the time is missing or comes twice.")]
+        | UnsetType
+    ) = UNSET
+
+
+class SchedulePreviewBody(Struct, frozen=True):
+    """The next fires of a schedule, at most ten."""
+
+    zones_version: Annotated[str, _text("The version of the zone rules.")]
+    fires: Annotated[list[FireBody], _text("In order, each later than the one before.")]

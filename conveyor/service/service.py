@@ -16,6 +16,7 @@ from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
+from conveyor.service.schedules import Schedules
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
 from conveyor.service.webhooks import WebhookTests
@@ -26,7 +27,8 @@ class Service:
 
     `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
-    makes archives of results, `rotations` changes signing keys, `webhook_tests` tests receivers.
+    makes archives of results, `rotations` changes signing keys, `webhook_tests` tests receivers,
+    `schedules` shows when schedules fire.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Service:
         self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
         signer = EventSigner(ports.signing_keys, self._keyring.signing, clock)
         self.webhook_tests = WebhookTests(webhooks, signer, clock)
+        self.schedules = Schedules(clock)
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""

@@ -151,6 +151,8 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "HMACKeyCreated": schemas.NewSigningKeyBody,
     "HMACKeyFinalized": schemas.FinalizedKeyBody,
     "TestWebhookResponse": schemas.WebhookTestBody,
+    "Fire": schemas.FireBody,
+    "SchedulePreview": schemas.SchedulePreviewBody,
 }
 
 
