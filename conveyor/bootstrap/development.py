@@ -60,9 +60,8 @@ async def open_dev(
     worker = build_worker(binding.ports, scraper, settings, clock, telemetry=telemetry)
     _, older = root_secrets(settings)
     webhooks = webhooks_of(settings, clock, loopback=True)
-    service = Service(
-        binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
-    )
+    options = service_options(settings, origin, older)
+    service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
     app = create_app(
@@ -70,7 +69,7 @@ async def open_dev(
         registry=telemetry.registry(),
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
-        options=_app_options(settings, clock),
+        options=_app_options(settings, clock, worker),
     )
 
     async def close() -> None:
@@ -105,11 +104,12 @@ async def _open_binding(settings: Settings, clock: Clock) -> DevBinding:
     )
 
 
-def _app_options(settings: Settings, clock: Clock) -> AppOptions:
+def _app_options(settings: Settings, clock: Clock, worker: Worker) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
         max_request_bytes=settings.max_request_bytes,
         body_memory=body_memory(settings),
+        away=worker.away,
         rate_limit=_rate_limit(settings, clock),
     )
 

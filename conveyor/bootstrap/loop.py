@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 
+from conveyor.aio.outages import Outages
 from conveyor.domain.api_keys import KeySealer, secret_bytes
+from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
@@ -269,8 +271,7 @@ def assemble_worker(
 ) -> Worker:
     """Make a worker of tasks with its chores."""
     name = clock.new_id()
-    lasting = min(settings.visibility_timeout, settings.permit_lease)
-    heartbeat = min(settings.heartbeat, lasting / RENEWALS)
+    heartbeat = _heartbeat(settings)
     leases = LeaseOptions(
         holder=name,
         lease=settings.permit_lease,
@@ -279,11 +280,14 @@ def assemble_worker(
         batch=options.polling.batch,
     )
     policy = options.policy(ports.permits, clock, leases)
+    outages = Outages(clock, gateway=without_secrets(settings.gateway))
     dispatcher = Dispatcher(
         ports.queues,
         policy,
         clock,
-        task_handler=_task_handler(ports, settings, clock, worker=name, telemetry=telemetry),
+        task_handler=_task_handler(
+            ports, settings, clock, worker=name, telemetry=telemetry, outages=outages
+        ),
         control_handler=ControlHandler(chores.control),
         telemetry=telemetry,
         options=DispatchOptions(
@@ -292,16 +296,30 @@ def assemble_worker(
             max_receives=settings.max_receives,
             polling=options.polling,
             picking=options.picking(),
+            outages=outages,
         ),
     )
     ports.signals.on_halt(dispatcher.halt)
     discovery = _discovery(dispatcher, ports, settings, clock)
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("queue_depth", dispatcher.depth)
+    _measure_outages(telemetry, outages)
     tickers = list(chores.tickers)
     if options.logs_backlog:
         tickers.append(_backlog_teller(dispatcher, ports.queues, clock))
-    return Worker(dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers)
+    return Worker(
+        dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers, outages=outages
+    )
+
+
+def _heartbeat(settings: Settings) -> float:
+    lasting = min(settings.visibility_timeout, settings.permit_lease)
+    return min(settings.heartbeat, lasting / RENEWALS)
+
+
+def _measure_outages(telemetry: Telemetry, outages: Outages) -> None:
+    telemetry.gauge("away", lambda: len(outages.now()))
+    telemetry.family("outages", outages.counts)
 
 
 def _discovery(
@@ -328,6 +346,7 @@ def _task_handler(
     *,
     worker: str,
     telemetry: Telemetry,
+    outages: Outages,
 ) -> TaskHandler:
     return TaskHandler(
         TaskPorts(
@@ -338,6 +357,7 @@ def _task_handler(
             signals=ports.signals,
             gateway=ports.gateway,
             pipeline=ports.pipeline,
+            outages=outages,
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,

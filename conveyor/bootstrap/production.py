@@ -119,7 +119,7 @@ async def open_role(
     return RoleRuntime(
         app=app,
         worker=worker,
-        probes=_probes(binding, readiness, telemetry, clock),
+        probes=_probes(binding, readiness, telemetry, clock, worker),
         protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
         lag=lag,
@@ -203,13 +203,24 @@ def _app(
     )
 
 
-def _probes(binding: ProdBinding, ready: Readiness, telemetry: Telemetry, clock: Clock) -> Any:
+def _probes(
+    binding: ProdBinding,
+    ready: Readiness,
+    telemetry: Telemetry,
+    clock: Clock,
+    worker: Worker | None,
+) -> Any:
     stats = binding.stats
+
+    def away() -> list[str]:
+        found = list(stats.away(clock.monotonic()))
+        return found if worker is None else found + worker.away()
+
     return create_probes(
         telemetry.registry(),
         ready=lambda: ready() and stats.usable(clock.monotonic()),
         clock=clock,
-        away=lambda: stats.away(clock.monotonic()),
+        away=away,
     )
 
 

@@ -95,9 +95,13 @@ def _whole_job(
     from conveyor.client.download import prepare
     from conveyor.domain.errors import ConveyorError
     from conveyor.roles.run import run_once
+    from conveyor.roles.serving import fit_to_files
 
     with report_error(as_json=as_json) as terminal:
         prepare(out)
+        settings, slots = fit_to_files(settings)
+        if slots:
+            terminal.warn(f"conveyor: {slots}")
         job = JobSession(target_of(None, api_key, lasts=False), terminal, tasks, options, out=out)
         try:
             code = run_once(settings, job, data_dir=data_dir, beside=out)

@@ -15,6 +15,8 @@ GROWTH = 1.4
 PATIENCE = 30.0
 SEARCHED_PAGES = 50
 """Pages of unfinished rows that are searched for calls in flight."""
+SILENT_FOR = 10.0
+"""Seconds that a run waits for something that never answered, until that is told."""
 
 
 async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
@@ -26,10 +28,12 @@ async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
     """
     pace = api.pace
     interval = FIRST_INTERVAL
+    unheard = _Unheard(view)
     answered_at = pace.monotonic()
     calls = _CallsInFlight(api, answered_at)
     with view:
         view.show(run, answered_at)
+        unheard.look(run, answered_at)
         while run.live or await calls.may_still_count(run):
             await pace.sleep(interval)
             interval = min(interval * GROWTH, LAST_INTERVAL)
@@ -43,6 +47,7 @@ async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
                 continue
             answered_at = pace.monotonic()
             view.show(run, answered_at)
+            unheard.look(run, answered_at)
     return run
 
 
@@ -87,6 +92,30 @@ class _CallsInFlight:
             self._pages += 1
             self._cursor = page.next_cursor
         return False
+
+
+class _Unheard:
+    """Tells once, after a while, that a run waits for something that never answered: it may be
+    named wrongly, and only what answered before is waited for in silence."""
+
+    def __init__(self, view: ProgressView) -> None:
+        self._view = view
+        self._since: float | None = None
+        self._is_told = False
+
+    def look(self, run: RunReply, now: float) -> None:
+        """Look at a run as read at `now`, in seconds."""
+        outage = run.outage
+        if outage is None or not outage.never_answered or run.paused:
+            self._since = None
+            return
+        self._since = now if self._since is None else self._since
+        if now - self._since >= SILENT_FOR and not self._is_told:
+            self._is_told = True
+            self._view.warn(
+                f"warning: {printable(outage.detail)}, and it never answered since the server "
+                "started; the run waits for it"
+            )
 
 
 async def latest_run(api: Api, job_id: str) -> RunReply:

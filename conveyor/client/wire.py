@@ -23,6 +23,14 @@ class StatsReply(msgspec.Struct, frozen=True):
     failure_reasons: dict[str, int] | None = None
 
 
+class OutageReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Something shared that the work of a run waits for."""
+
+    shared: str
+    detail: str = ""
+    never_answered: bool = False
+
+
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     """A run."""
 
@@ -34,6 +42,7 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     ingest_status: str | None = None
     failure_reason: str | None = None
     failure_detail: str | None = None
+    outage: OutageReply | None = None
 
     @property
     def ingesting(self) -> bool:

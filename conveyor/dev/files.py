@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiofiles
@@ -27,11 +28,16 @@ import anyio
 from anyio import CancelScope, to_thread
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import Blobs, Content, NewBodies
+from conveyor.ports.blobs import Blobs, Content, NewBodies, NoRoom
 from conveyor.records.blob_keys import checked_key, checked_prefix
 
 _MAX_BATCH = 256
 _MAX_TRIES = 5
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_SMALL = 65_536
+"""Bytes that are written to see whether a full disk is full for every body."""
+_SEVERAL = 4
+"""Bodies of the mean size that must fit on a disk which is full for a larger one alone."""
 
 
 @dataclass(slots=True)
@@ -47,7 +53,7 @@ class _Job:
 
 class FileWriter:
     """A thread that writes bodies to files below `root`; `temporary` returns an unused path on
-    their file system."""
+    their file system. `kept` counts the bodies that were written, `kept_bytes` their bytes."""
 
     def __init__(self, root: str, temporary: Callable[[], str]) -> None:
         self._root = root
@@ -55,10 +61,11 @@ class FileWriter:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.kept = self.kept_bytes = 0
 
     async def write(self, target: str, body: bytes) -> None:
-        """Write one file, whole or not at all. Raises OSError; a cancelled write may still
-        happen."""
+        """Write one file, whole or not at all. Raises OSError; NoRoom if smaller ones fit. A
+        cancelled write may still happen."""
         [error] = await self._submit([(target, body)], in_place=False)
         if error is not None:
             raise error
@@ -120,9 +127,27 @@ class FileWriter:
                     write_file(temporary, body)
                     move_into_place(temporary, target, self._root)
             except Exception as error:
-                job.errors.append(error)
+                job.errors.append(self.refusal(error, len(body)) or error)
             else:
+                self.kept += 1
+                self.kept_bytes += len(body)
                 job.errors.append(None)
+
+    def refusal(self, error: BaseException | None, size: int) -> NoRoom | None:
+        """Return the refusal of a body of at least `size` bytes, if the disk that was full for it
+        has room for several others. A disk without is full for all, until something is removed."""
+        if not isinstance(error, OSError) or error.errno not in _FULL or size <= _SMALL:
+            return None
+        usual = self.kept_bytes // self.kept if self.kept else size // _SEVERAL
+        path = self._temporary()
+        try:
+            if _free(os.path.dirname(path)) < max(_SMALL, _SEVERAL * usual):
+                return None
+            write_file(path, bytes(_SMALL))
+            os.unlink(path)
+        except OSError:
+            return None
+        return NoRoom()
 
     @staticmethod
     def _report(batch: list[_Job]) -> None:
@@ -130,6 +155,11 @@ class FileWriter:
             # After the loop has closed nobody waits for the answer.
             with contextlib.suppress(RuntimeError):
                 batch[0].loop.call_soon_threadsafe(_settle, batch)
+
+
+def _free(directory: str) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
 
 
 def write_file(path: str, body: bytes) -> None:
@@ -316,10 +346,18 @@ class FileBlobs(Blobs, NewBodies):
             size = await _write_pieces(temporary, head, rest)
             with _DISK:
                 await to_thread.run_sync(move_into_place, temporary, target, self._root)
-        except BaseException:
+        except BaseException as error:
+            refusal = None
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(_unlink, temporary)
+                if isinstance(error, ConveyorError):
+                    look = partial(self._writer.refusal, error.__cause__, len(head))
+                    refusal = await to_thread.run_sync(look)
+            if refusal is not None:
+                raise refusal from error
             raise
+        self._writer.kept += 1
+        self._writer.kept_bytes += size
         return size
 
     def _temporary(self) -> str:

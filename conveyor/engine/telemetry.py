@@ -122,6 +122,15 @@ METRICS: dict[str, MetricInfo] = {
         "Task rows that reads gave back, without those read for a page that are not on it; "
         "read / returned is the amplification",
     ),
+    "outages": MetricInfo(
+        COUNTER,
+        "Times that work began to wait because something that all tasks share was away",
+        {"shared": ("gateway", "resolver", "network", "file descriptors")},
+        WORKERS,
+    ),
+    "away": MetricInfo(
+        GAUGE, "Shared things, the result store among them, that work waits for", served_by=WORKERS
+    ),
     "permits": MetricInfo(GAUGE, "Permits in this worker's hand", served_by=WORKERS),
     "queue_depth": MetricInfo(
         GAUGE,

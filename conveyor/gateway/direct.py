@@ -22,22 +22,26 @@ from conveyor.gateway.http_client import (
     OpenClient,
     Opened,
 )
+from conveyor.gateway.landmarks import HostStreak
 from conveyor.gateway.problems import (
     MAX_REDIRECTS,
     host_pause,
     target_verdict,
     too_many_redirects,
     transport_failure,
+    unconnected,
 )
 from conveyor.gateway.targets import Target, is_public, parse_target, redirected
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Shared, Success
 from conveyor.wire.client import HttpClient
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.resolver import Lookup
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SECRETS = ("authorization", "cookie")
+_OWN = (TransportTrouble.EXHAUSTED, TransportTrouble.UNSENDABLE, TransportTrouble.REFUSED)
+"""Troubles that come before anything goes out."""
 _SAFE = frozenset({"GET", "HEAD"})
 
 
@@ -132,6 +136,7 @@ class DirectGateway:
         self._pauses = HostPauses(clock)
         admits = None if allow_private else is_public
         self._client = open_client(connections=connections, admits=admits, lookup=lookup)
+        self._streak = HostStreak(self._client, clock)
 
     def scrape(self, request: ScrapeRequest) -> HttpCall:
         """Fetch one URL. Raises ScrapeFailed on entry, or while the content is read."""
@@ -139,6 +144,7 @@ class DirectGateway:
 
     async def aclose(self) -> None:
         """Close every connection."""
+        self._streak.forget()
         await self._client.aclose()
 
     async def _fetch(self, request: ScrapeRequest) -> Opened:
@@ -201,12 +207,27 @@ class DirectGateway:
             )
         except TransportError as error:
             tally.sent += error.sent
-            raise transport_failure(error.trouble) from None
+            raise await self._unfetched(error, host) from None
         tally.sent += answer.sent
+        self._streak.heard(host, hop.target.url)
         if answer.status in _ASK_FOR_PAUSES:
             self._pauses.begin(hop.target, self._asked(answer))
             tally.pause = self._pauses.left(hop.target)
         return answer
+
+    async def _unfetched(self, error: TransportError, host: str) -> ScrapeFailed:
+        """Return the verdict on a request without an answer. A host that refuses, and a name that
+        does not exist, are answers of a network that is there."""
+        if error.trouble in _OWN:
+            return unconnected(error, None)
+        if not error.is_connecting:
+            return unconnected(error, await self._streak.broke())
+        if error.is_answer:
+            self._streak.end()
+            return unconnected(error, None)
+        of_name = error.trouble is TransportTrouble.UNRESOLVED
+        shared = Shared.RESOLVER if of_name else Shared.NETWORK
+        return unconnected(error, await self._streak.failed(host, shared))
 
 
 def _location(answer: HttpAnswer, request: ScrapeRequest) -> str:

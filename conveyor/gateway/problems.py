@@ -9,8 +9,8 @@ from http import HTTPStatus
 
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.domain.model import Problem, TaskFailure, WaitReason
-from conveyor.ports.gateway import Postponed, ScrapeFailed
-from conveyor.wire.errors import TransportTrouble
+from conveyor.ports.gateway import Absence, Postponed, ScrapeFailed, Shared
+from conveyor.wire.errors import TransportError, TransportTrouble
 
 MAX_REDIRECTS = 10
 MAX_CODINGS = 3
@@ -19,7 +19,25 @@ MAX_CODINGS = 3
 def transport_failure(trouble: TransportTrouble) -> ScrapeFailed:
     """Return the verdict on an exchange that brought no whole answer."""
     code, title, status, failure, retryable = _TRANSPORT[trouble]
-    return ScrapeFailed(Problem(code, title, status), failure, retryable=retryable)
+    failed = ScrapeFailed(Problem(code, title, status), failure, retryable=retryable)
+    if retryable:
+        failed.absence = _BROKEN
+    return failed
+
+
+_BROKEN = Absence()
+
+
+def unconnected(error: TransportError, absence: Absence | None) -> ScrapeFailed:
+    """Return the verdict on an exchange that did not come about: a sign of `absence`, unless this
+    process itself could not begin it."""
+    failed = transport_failure(error.trouble)
+    failed.sent = error.sent
+    if error.trouble is TransportTrouble.EXHAUSTED:
+        absence = Absence(Shared.PROCESS)
+    if failed.retryable:
+        failed.absence = absence
+    return failed
 
 
 _GATEWAY_ERROR = TaskFailure.GATEWAY_ERROR
@@ -49,6 +67,13 @@ _TRANSPORT: dict[TransportTrouble, tuple[str, str, int, TaskFailure, bool]] = {
         ErrorCode.GATEWAY_UNREACHABLE.value,
         "no connection could be made",
         502,
+        _GATEWAY_ERROR,
+        True,
+    ),
+    TransportTrouble.EXHAUSTED: (
+        ErrorCode.GATEWAY_UNREACHABLE.value,
+        "this server has no file descriptor or memory left for a connection",
+        503,
         _GATEWAY_ERROR,
         True,
     ),
@@ -155,7 +180,9 @@ def bad_target(code: str, title: str) -> ScrapeFailed:
 
 def malformed_url() -> ScrapeFailed:
     """Return the failure of a URL that cannot be requested."""
-    return transport_failure(TransportTrouble.UNSENDABLE)
+    failed = transport_failure(TransportTrouble.UNSENDABLE)
+    failed.sent = 0
+    return failed
 
 
 def unsupported_scheme() -> ScrapeFailed:
@@ -193,4 +220,6 @@ def invalid_headers() -> ScrapeFailed:
     """Return the failure of `custom_headers` that cannot be sent."""
     code = InvalidTaskReason.INVALID_PARAM_VALUE.value
     problem = Problem(code, "custom_headers cannot be sent", 422)
-    return ScrapeFailed(problem, TaskFailure.OTHER)
+    failed = ScrapeFailed(problem, TaskFailure.OTHER)
+    failed.sent = 0
+    return failed

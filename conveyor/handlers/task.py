@@ -15,6 +15,7 @@ from functools import partial
 import anyio
 import msgspec
 
+from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import HIDING, CircuitBreaker, log_and_continue, log_failure
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError
@@ -27,11 +28,19 @@ from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
     internal_failure,
+    refused_body,
     unreadable_key,
 )
 from conveyor.ports.blobs import BlobWriter, BodyRefused, Content
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import Gateway, Postponed, ScrapeFailed, ScrapeRequest
+from conveyor.ports.gateway import (
+    Absence,
+    Gateway,
+    Postponed,
+    ScrapeFailed,
+    ScrapeRequest,
+    Shared,
+)
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
     Held,
@@ -55,6 +64,7 @@ from conveyor.ports.tasks import (
 )
 from conveyor.records.blob_keys import result_key
 from conveyor.records.job_templates import JobTemplate, JobTemplates
+from conveyor.wire.errors import is_shortage
 
 SUSPECT_PAUSE = 0.2
 """Seconds until a task that may kill its worker asks again whether another such task is done."""
@@ -88,6 +98,7 @@ class TaskPorts:
     signals: Signals
     gateway: Gateway
     pipeline: Pipeline | None = None
+    outages: Outages | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +152,9 @@ class TaskHandler(StagedHandler):
         self._not_undone: list[ClaimedTask] = []
         self._has_suspect = False
         self._calls = 0
+        self._outages = ports.outages or Outages(clock)
         self._breaker = CircuitBreaker(clock, dependency="the result store")
+        self._outages.tell_also(self._breaker.outage)
         life = "" if ports.pipeline is None else f"{ports.pipeline.calls.life}/"
         self._name = f"{life}{options.worker}"
 
@@ -383,7 +396,8 @@ class TaskHandler(StagedHandler):
             try:
                 return await self._scrape(held, template)
             except ScrapeFailed as failure:
-                if failure.burns_attempt or isinstance(failure, Postponed):
+                self._outages.judge(failure)
+                if failure.burns_attempt or failure.is_spared or isinstance(failure, Postponed):
                     raise
                 throttled()
                 pause = self._retry_policy.pause(failure, task, call)
@@ -411,8 +425,12 @@ class TaskHandler(StagedHandler):
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
+        if self._outages.is_shut:
+            self._outages.admit()
         try:
             async with self._gateway.scrape(request) as success:
+                if self._outages.awaits_answer:
+                    self._outages.heard()
                 content = success.content
                 if isinstance(content, bytes):
                     held.body, size = content, len(content)
@@ -420,8 +438,8 @@ class TaskHandler(StagedHandler):
                     size = await self._put(held, content)
         except (ScrapeFailed, ConveyorError):
             raise
-        except Exception:
-            raise self._unexpected(held) from None
+        except Exception as error:
+            raise self._broken_off(held, error) from None
         result = StoredBody(
             blob_key=held.blob_key,
             size=size,
@@ -437,6 +455,13 @@ class TaskHandler(StagedHandler):
         now = self._clock.now()
         return attempt_event(held.task, started_at=held.started_at, ended_at=now, failure=failure)
 
+    def _broken_off(self, held: ClaimedTask, error: Exception) -> ScrapeFailed:
+        """Return the failure of a call that an error of our own ended: no answer, and no fault of
+        the task if this process has nothing left to call with."""
+        failed = self._unexpected(held)
+        failed.absence = Absence(Shared.PROCESS) if is_shortage(error) else Absence()
+        return failed
+
     def _unexpected(self, held: ClaimedTask) -> ScrapeFailed:
         _log.exception("an attempt failed unexpectedly", extra={"task_id": held.task.task_id})
         return internal_failure()
@@ -451,7 +476,9 @@ class TaskHandler(StagedHandler):
             event=self._event(held, failure),
             receives=held.receives,
         )
-        if not isinstance(verdict, Deferred):
+        if failure.is_spared:
+            self._outages.ended(by_deadline=isinstance(verdict, Failed))
+        if not isinstance(verdict, Deferred) and (failure.sent or not failure.is_spared):
             self._observer.gateway_called("retry" if isinstance(verdict, Retry) else "failed")
         return verdict
 
@@ -505,8 +532,8 @@ class TaskHandler(StagedHandler):
             _log.error("the store refused a body", extra={"error": str(error)})
             # The store works, and would keep another body.
             self._breaker.succeeded()
-            return internal_failure()
-        self._breaker.failed()
+            return refused_body(error)
+        self._breaker.failed(error.detail)
         return ResultLost(error.code, error.detail, retry_after=error.retry_after)
 
     async def _store_all(self, pipeline: Pipeline, answered: Sequence[ClaimedTask]) -> None:

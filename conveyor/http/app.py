@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
@@ -55,7 +55,7 @@ class AppOptions:
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
-    is.
+    is. /readyz names what is `away`.
     """
 
     allowed_hosts: Collection[str]
@@ -63,6 +63,7 @@ class AppOptions:
     body_memory: BodyMemory = field(default_factory=BodyMemory)
     api_keys: ApiKeys = field(default_factory=AnyKey)
     rate_limit: RateLimit | None = None
+    away: Callable[[], Sequence[str]] = tuple
 
 
 def create_app(
@@ -121,7 +122,7 @@ def _routes(
     routes.append(Route(EXPORT_PATH, exported, methods=["GET"]))
     routes.append(Route(UPLOAD_PATH, uploaded, methods=["PUT"]))
     pages = page_routes(service.options.public_origin, has_metrics=registry is not None)
-    for path, answer in {**server_routes(registry, ready), **pages}.items():
+    for path, answer in {**server_routes(registry, ready, options.away), **pages}.items():
         routes.append(Route(path, answer, methods=["GET"]))
     return routes
 

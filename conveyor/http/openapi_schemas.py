@@ -27,6 +27,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "Rerun": schemas.RerunBody,
     "Spend": schemas.SpendBody,
     "RunStats": schemas.StatsBody,
+    "Outage": schemas.OutageBody,
     "Run": schemas.RunBody,
     "RunsPage": schemas.RunsPage,
     "Wait": schemas.WaitBody,

@@ -23,6 +23,13 @@ class BodyRefused(ConveyorError):
         self.args = (reason,)
 
 
+class NoRoom(BodyRefused):
+    """The refusal of a body that the store has no room for, though it has for smaller ones."""
+
+    def __init__(self) -> None:
+        super().__init__("no room for a body of this size")
+
+
 class BlobWriter(Protocol):
     """Writing of bodies, for workers."""
 

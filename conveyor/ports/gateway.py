@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from enum import StrEnum
 from typing import Protocol
 
 import msgspec
@@ -46,6 +47,26 @@ class Success(msgspec.Struct, frozen=True):
     sent: int = 1
 
 
+class Shared(StrEnum):
+    """What many tasks share on the way to their targets, and none of them can mend."""
+
+    GATEWAY = "gateway"
+    RESOLVER = "resolver"
+    NETWORK = "network"
+    PROCESS = "file descriptors"
+    """The descriptors, memory and threads of this process."""
+    STORE = "result store"
+
+
+class Absence(msgspec.Struct, frozen=True):
+    """The sign that something shared is away: no exchange came about.
+
+    Without `shared` it may as well be a trouble of the target alone.
+    """
+
+    shared: Shared | None = None
+
+
 class ScrapeFailed(Exception):
     """A scrape without a body, with one of three verdicts.
 
@@ -53,7 +74,8 @@ class ScrapeFailed(Exception):
     `burns_attempt` is False for an HTTP gateway's 429, which slows the job and uses up no try. If
     `account` is set, the gateway refused the account, which ends the run. Otherwise the task fails
     for good. `problem` never holds a key; `failure` is the reason in the roll-up; `sent` counts the
-    requests that went out.
+    requests that went out. `absence` is there if nobody gave a whole answer; a worker that finds
+    something shared away sets `is_spared`, and the try is none of the task's.
     """
 
     def __init__(
@@ -76,6 +98,8 @@ class ScrapeFailed(Exception):
         self.account = account
         self.spend = spend if spend is not None else Spend()
         self.sent = 1
+        self.absence: Absence | None = None
+        self.is_spared = False
 
 
 class Postponed(ScrapeFailed):

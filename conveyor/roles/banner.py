@@ -12,13 +12,13 @@ import sysconfig
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from conveyor.domain.urls import without_secrets
+
 if TYPE_CHECKING:
     from conveyor.roles.dev import ServerInfo
     from conveyor.settings import Settings
 
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
-_CREDENTIALS = re.compile(r"//[^/?#]*@")
-_QUERY = re.compile(r"[?#].*", re.DOTALL)
 
 
 def banner(info: ServerInfo, settings: Settings) -> list[str]:
@@ -35,6 +35,8 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
     ]
     if settings.allow_private:
         lines.append(("relaxed", "private and loopback addresses are fetched"))
+    if info.slots:
+        lines.append(("slots", info.slots))
     return [f"{label:<9}{text}" for label, text in lines]
 
 
@@ -58,7 +60,7 @@ def json_line(info: ServerInfo) -> str:
         "api": info.api,
         "pid": info.pid,
         "data_dir": os.path.abspath(info.data_dir),
-        "gateway": _masked(info.gateway),
+        "gateway": without_secrets(info.gateway),
     }
     return msgspec.json.encode(document).decode()
 
@@ -67,12 +69,7 @@ def _gateway(gateway: str) -> str:
     return {
         "direct": "direct: this server fetches the pages itself, without rendering",
         "fake": "fake: made-up answers, no network",
-    }.get(gateway, _masked(gateway))
-
-
-def _masked(gateway: str) -> str:
-    """Return the URL of the gateway without user, password and query, which may hold keys."""
-    return _QUERY.sub("?***", _CREDENTIALS.sub("//***@", gateway))
+    }.get(gateway, without_secrets(gateway))
 
 
 class BannerPrinter:

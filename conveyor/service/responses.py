@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic_core import Url
 
+from conveyor.aio.outages import Outage
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
     Event,
@@ -30,6 +31,7 @@ from conveyor.service.schemas import (
     EventBody,
     HistoryBody,
     JobBody,
+    OutageBody,
     ProblemBody,
     RerunBody,
     ResultBody,
@@ -52,8 +54,9 @@ def encode(body: msgspec.Struct) -> bytes:
     return _encoder.encode(body) + b"\n"
 
 
-def job_body(view: JobView) -> JobBody:
-    """Show a job on the wire, without its caller and its sealed key."""
+def job_body(view: JobView, outage: Outage | None = None) -> JobBody:
+    """Show a job on the wire, without its caller and its sealed key; `outage` is as in
+    `run_body`."""
     job = view.job
     return JobBody(
         job_id=job.job_id,
@@ -69,14 +72,14 @@ def job_body(view: JobView) -> JobBody:
         max_attempts=job.max_attempts,
         result_ttl_days=job.result_ttl_days,
         callback=CallbackBody(job.callback.task_token) if job.callback is not None else UNSET,
-        latest_run=run_body(view.latest_run) if view.latest_run is not None else UNSET,
+        latest_run=run_body(view.latest_run, outage) if view.latest_run is not None else UNSET,
         created_at=rfc3339(job.created_at),
         updated_at=rfc3339(job.updated_at),
     )
 
 
-def run_body(run: Run) -> RunBody:
-    """Show a run on the wire."""
+def run_body(run: Run, outage: Outage | None = None) -> RunBody:
+    """Show a run on the wire, and the `outage` that it waits for if it has work."""
     failed = run.status is RunStatus.FAILED
     reason = run.failure_reason if failed and run.failure_reason in ACCOUNT_FAILURES else None
     return RunBody(
@@ -93,6 +96,20 @@ def run_body(run: Run) -> RunBody:
         updated_at=rfc3339(run.updated_at),
         failure_reason=UNSET if reason is None else reason.value,
         failure_detail=present(run.failure_detail if failed else None),
+        outage=_outage_body(outage) if outage is not None and _has_work(run) else UNSET,
+    )
+
+
+def _has_work(run: Run) -> bool:
+    return run.status is RunStatus.RUNNING and not run.paused
+
+
+def _outage_body(outage: Outage) -> OutageBody:
+    return OutageBody(
+        shared=outage.shared.value,
+        detail=outage.detail,
+        since=rfc3339(outage.since),
+        never_answered=UNSET if outage.was_heard else True,
     )
 
 

@@ -29,6 +29,7 @@ from conveyor.domain.remarks import MAX_LISTED
 from conveyor.domain.submission import MAX_TASK_TOKEN
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
+from conveyor.ports.gateway import Shared
 
 ULID_PATTERN = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
 TASK_ID_PATTERN = "^[0-9A-HJKMNP-TV-Z]{26}$"
@@ -111,6 +112,18 @@ class StatsBody(Struct, frozen=True, kw_only=True):
     spend: SpendBody
 
 
+class OutageBody(Struct, frozen=True, kw_only=True):
+    """What a run waits for, because all tasks share it and it is away."""
+
+    shared: Annotated[str, _words(Shared, "What is away.")]
+    detail: Annotated[str, Meta(description="What was seen of it, in a sentence.")]
+    since: Annotated[str, _instant("When that began.")]
+    never_answered: (
+        Annotated[bool, Meta(description="There, and true, if it never answered this server.")]
+        | UnsetType
+    ) = UNSET
+
+
 class RunBody(Struct, frozen=True, kw_only=True):
     """One execution of a job."""
 
@@ -156,6 +169,7 @@ class RunBody(Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(description="Why the whole run failed, in a sentence.", max_length=500)]
         | UnsetType
     ) = UNSET
+    outage: OutageBody | UnsetType = UNSET
 
 
 class CallbackBody(Struct, frozen=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from conveyor.aio.outages import Outage
 from conveyor.domain.submission import Limits
 from conveyor.ports.clock import Clock
 from conveyor.ports.webhooks import Webhooks
@@ -22,17 +25,32 @@ from conveyor.service.submit import Additions, Submissions
 from conveyor.service.webhooks import WebhookTests
 
 
+def _limits(options: ServiceOptions) -> Limits:
+    return Limits(
+        max_inline_tasks=options.max_inline_tasks,
+        max_add_tasks=options.max_add_tasks,
+        max_open_job_tasks=options.max_open_job_tasks,
+    )
+
+
 class Service:
     """The operations of the API, grouped by subject.
 
     `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
     makes archives of results, `rotations` changes signing keys, `webhook_tests` tests receivers,
-    `schedules` shows when schedules fire.
+    `schedules` shows when schedules fire. `outages` tells what the worker of this process waits
+    for.
     """
 
     def __init__(
-        self, ports: ApiPorts, options: ServiceOptions, clock: Clock, *, webhooks: Webhooks
+        self,
+        ports: ApiPorts,
+        options: ServiceOptions,
+        clock: Clock,
+        *,
+        webhooks: Webhooks,
+        outages: Callable[[], Sequence[Outage]] = tuple,
     ) -> None:
         self.options = options
         self._keyring = derive_keyring(
@@ -48,6 +66,7 @@ class Service:
             clock=clock,
             options=options,
             keyring=self._keyring,
+            outages=outages,
         )
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
         once = IdempotentRequests(
@@ -56,11 +75,7 @@ class Service:
             claim=options.idempotency_claim,
             ttl=options.idempotency_ttl,
         )
-        limits = Limits(
-            max_inline_tasks=options.max_inline_tasks,
-            max_add_tasks=options.max_add_tasks,
-            max_open_job_tasks=options.max_open_job_tasks,
-        )
+        limits = _limits(options)
         cursors = Cursors(self._keyring.cursors)
         links = LinkSigner(self._keyring.links, origin=options.public_origin)
         self.submissions = Submissions(context, notifier=notifier, once=once, limits=limits)

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -364,20 +368,48 @@ async def test_a_disk_that_fails_is_reported_without_a_path(tmp_path: Path, size
 async def test_a_full_disk_leaves_nothing_and_recovers(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(temporary: str, _target: str) -> None:
+    def full(temporary: str, _target: str, _root: str) -> None:
         os.unlink(temporary)
         raise OSError(errno.ENOSPC, "No space left on device", temporary)
 
     async with _files(tmp_path) as bench:
         with monkeypatch.context() as patch:
             patch.setattr(files, "move_into_place", full)
-            patch.setattr(files, "move_into_place", full)
+            patch.setattr(files, "_free", lambda _directory: 0)
             with pytest.raises(ConveyorError, match="No space left on device") as caught:
                 await bench.blobs.put(KEY, _body(size))
         assert str(tmp_path) not in str(caught.value)
         assert await bench.leftovers() == []
         await bench.blobs.put(KEY, _body(size))
         assert await bench.read(KEY) == _body(size)
+
+
+def _can_mount() -> bool:
+    unshare = shutil.which("unshare")
+    command = [str(unshare), "-rm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"]
+    return unshare is not None and not subprocess.run(command, check=False).returncode
+
+
+def test_a_body_too_large_for_its_disk_is_refused_and_a_full_disk_is_away(tmp_path: Path) -> None:
+    if not _can_mount():
+        pytest.skip("needs a small disk of its own")
+    limited = [
+        "unshare", "-rm", "sh", "-c",
+        'mount -t tmpfs -o size=6m tmpfs "$1" && shift && exec "$@"', "sh", str(tmp_path),
+        sys.executable, "-m", "tests.conformance.small_disk", str(tmp_path),
+    ]  # fmt: skip
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "small": "kept",
+        "large": "NoRoom",
+        "small beside it": "kept",
+        "large piece by piece": "NoRoom",
+        "many at once": ["kept", "NoRoom"],
+        "full": "ConveyorError",
+        "large while full": "ConveyorError",
+        "leftovers": [],
+    }
 
 
 async def test_a_body_that_is_being_read_outlives_its_deletion_and_is_closed_when_dropped(

@@ -7,8 +7,10 @@ from contextlib import suppress
 
 import pytest
 
+from conveyor.aio.outages import Outage
 from conveyor.aio.resilience import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.gateway import Shared
 from conveyor.testing.clock import FakeClock
 
 HOUR = 3_600.0
@@ -73,3 +75,14 @@ async def test_a_success_makes_it_as_if_nothing_had_been() -> None:
     breaker.failed()
     await clock.advance(FIRST_PAUSE)
     assert may(breaker)
+
+
+def test_what_is_away_is_told_with_its_reason_until_it_is_back() -> None:
+    clock = FakeClock()
+    breaker = CircuitBreaker(clock, dependency="the shop")
+    assert breaker.outage() is None
+    breaker.failed("the shop: no space left")
+    breaker.failed("the shop: something else")
+    assert breaker.outage() == Outage(Shared.STORE, "the shop: no space left", clock.now())
+    breaker.succeeded()
+    assert breaker.outage() is None

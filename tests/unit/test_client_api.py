@@ -232,6 +232,23 @@ async def test_watching_is_quick_at_first_then_once_a_second() -> None:
     assert pace.slept[-1] == 1.0
 
 
+AWAY = {"shared": "gateway", "detail": "the gateway http://***@gw.test/ cannot be reached"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("never_answered", [True, False])
+async def test_what_never_answered_is_told_after_ten_seconds_and_once(never_answered: bool) -> None:
+    waiting = {**RUN, "outage": {**AWAY, "never_answered": never_answered}}
+    done = {**RUN, "status": "completed", "stats": {"total": 1, "completed": 1, "successful": 1}}
+    sink = io.StringIO()
+    async with asked(*[ok(waiting)] * 30, ok(done)) as (api, _, pace):
+        run = RunReply(run_id="R", job_id="J", status="running")
+        assert (await follow(api, run, LineView(sink))).succeeded
+    warnings = [line for line in sink.getvalue().splitlines() if line.startswith("warning:")]
+    assert len(warnings) == never_answered
+    assert all("http://***@gw.test/ cannot be reached" in line for line in warnings)
+
+
 async def test_watching_outlives_a_server_that_is_away_but_not_for_ever() -> None:
     pace = Pace()
     sink = io.StringIO()

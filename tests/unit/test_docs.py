@@ -128,6 +128,7 @@ def test_every_error_code_has_a_status_and_a_meaning() -> None:
 ANSWERS: dict[str, type[msgspec.Struct]] = {
     "Spend": schemas.SpendBody,
     "RunStats": schemas.StatsBody,
+    "Outage": schemas.OutageBody,
     "Run": schemas.RunBody,
     "Job": schemas.JobBody,
     "Callback": schemas.CallbackBody,

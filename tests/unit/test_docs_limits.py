@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from conveyor.aio.outages import TRIAL_EVERY
 from conveyor.domain import input_spec, params, shards, strict_json, submission, text_rules, urls
 from conveyor.domain.api_keys import MAX_API_KEY_LENGTH
 from conveyor.domain.remarks import MAX_LISTED, MAX_WARNINGS
 from conveyor.domain.submission import MAX_BODY_BYTES, MAX_ROW_BYTES
 from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.gateway import decode, direct, headers, problems
+from conveyor.gateway.landmarks import HOSTS
 from conveyor.handlers import delete
 from conveyor.http import malformed, middleware
 from conveyor.http.auth import LONGEST
@@ -29,6 +31,7 @@ from conveyor.prod.sqs import queues as sqs_queues
 from conveyor.prod.sqs.messages import LONGEST_HIDING
 from conveyor.prod.startup_checks import BEAT, WATCH
 from conveyor.records import expiry
+from conveyor.roles.serving import MOST_FILES
 from conveyor.service import reruns, results, submit, task_lists
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
@@ -125,7 +128,10 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "head of an answer": (MAX_HEAD,),
     "bytes of an answer that are neither head nor body": (MAX_PADDING,),
     "received from all servers and not yet taken": (MOST_HELD_IN_ALL,),
+    "hosts in a row that cannot be reached until the network counts as away": (HOSTS,),
+    "trials of a worker during an outage": (int(1 / TRIAL_EVERY),),
     "look-ups of names at a time": (AT_A_TIME,),
+    "open files of a process": (MOST_FILES[0],),
     "kept Content-Type": (headers.MAX_CONTENT_TYPE,),
     "gateway call": (int(DEFAULTS.gateway_timeout),),
     "wait of a rerun for calls in flight": (int(reruns.CLAIM_WAIT),),

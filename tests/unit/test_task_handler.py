@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,7 +20,7 @@ from conveyor.domain.model import TaskStatus, WaitReason
 from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler
-from conveyor.ports.blobs import BodyRefused
+from conveyor.ports.blobs import BodyRefused, NoRoom
 from conveyor.ports.gateway import ScrapeRequest, Success
 from conveyor.ports.handler import Outcome, ResultLost
 from conveyor.ports.queues import Delivery, TaskMessage, run_queue
@@ -237,6 +238,46 @@ async def test_a_body_that_is_refused_uses_up_attempts_until_its_task_fails(api:
     assert isinstance(delivery.message, TaskMessage)
     [task] = await api.tasks_of(delivery.message.run_id)
     assert (task.status, task.attempts) == (TaskStatus.FAILED, 3)
+
+
+class BareGateway(GatedGateway):
+    """A gateway that finds no descriptor left, where nobody expected that."""
+
+    is_bare = True
+
+    @asynccontextmanager
+    async def _answer(self, request: ScrapeRequest) -> AsyncIterator[Success]:
+        self.calls.append(request.url)
+        if self.is_bare:
+            raise OSError(errno.EMFILE, "Too many open files")
+        yield Success(b"", "")
+
+
+async def test_a_call_without_a_descriptor_is_not_charged_to_its_task(api: Api) -> None:
+    deliveries = await interrupted(api, 2, times=0)
+    gateway = BareGateway()
+    handler = handler_over(api, gateway)
+    for delivery in deliveries:
+        assert (await handler.handle(delivery, calm)).hide_for is not None
+    # The second was not called: it is no trial.
+    assert len(gateway.calls) == 1
+    assert isinstance(deliveries[0].message, TaskMessage)
+    tasks = await api.tasks_of(deliveries[0].message.run_id)
+    assert {(task.status, task.attempts) for task in tasks} == {(TaskStatus.PENDING, 0)}
+
+
+async def test_a_body_without_room_fails_its_task_and_says_so(api: Api) -> None:
+    gateway, handler, delivery = await work_unkept(api, NoRoom())
+    for _ in range(3):
+        api.clock.shift(5.0)
+        await handler.handle(delivery, calm)
+    assert len(gateway.calls) == 3
+    assert isinstance(delivery.message, TaskMessage)
+    [task] = await api.tasks_of(delivery.message.run_id)
+    assert task.status is TaskStatus.FAILED
+    assert task.error is not None
+    assert (task.error.code, task.error.status) == ("no_room", 507)
+    assert "no room for a body of this size" in task.error.title
 
 
 UNKEPT = [
