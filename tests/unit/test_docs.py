@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import re
 import runpy
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +220,25 @@ def test_a_missing_row_is_named_with_its_file() -> None:
         "SPEC.md, limits: the row for c says 3, where 4 is right",
     ]
     assert differences("SPEC.md", ["a"], {"a"}) == []
+
+
+def test_no_package_is_under_the_gpl() -> None:
+    """The programs and their tests can be handed on as the licence of this project says."""
+    pinned = (ROOT / "constraints.lock").read_text(encoding="utf-8").split()
+    packages = [line.partition("==")[0] for line in pinned]
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):  # for another version of Python, or another system
+            about = metadata(package)
+            told = about.get_all("Classifier", []) + about.get_all("License-Expression", [])
+            found[package] = [*told, (about.get("License") or "").partition("\n")[0]]
+
+    assert len(found) > 0.9 * len(packages)
+    assert not [
+        package
+        for package, told in found.items()
+        if re.search(r"\bA?GPL|GNU (Affero )?General Public", " ".join(told))
+    ]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
