@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from base64 import urlsafe_b64decode
+from base64 import b64decode, urlsafe_b64decode
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -163,6 +163,13 @@ def read_script(url: str) -> Behaviour:
     return msgspec.convert(fields, Behaviour)
 
 
+def is_understood(word: str, text: str) -> bool:
+    """Return whether a word of a query changes the answer as its text says; a URL's own words that
+    do not are passed over."""
+    read = _READERS.get(word)
+    return read is not None and read(text) is not None and (read is not _flag or text in ("0", "1"))
+
+
 def expected_body(url: str) -> bytes:
     """Return the body of a URL, before any coding: a function of the URL alone."""
     script = read_script(url) if "?" in url else PLAIN
@@ -252,10 +259,14 @@ def _codings(text: str) -> object:
 
 def _base64(text: str) -> object:
     try:
-        urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except ValueError:
         return None
     return text
+
+
+def _reset(text: str) -> object:
+    return text if text in ("", "1", "body") else None
 
 
 _READERS: dict[str, Callable[[str], object]] = {
@@ -272,7 +283,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "truncate": _flag,
     "short": _flag,
     "hang": _flag,
-    "reset": _word,
+    "reset": _reset,
     "retry_after": _word,
     "cost": _word,
     "credits": _word,
