@@ -46,11 +46,13 @@ class Hits:
     """The number of calls, and the last ones, both bounded.
 
     `counts` holds the calls of each URL, for the first `limit` different URLs; `calls` the last
-    `limit` calls; `total` counts all.
+    `limit` calls; `total` counts all. Where nobody reads them, `keeps_all` is false: then there are
+    no `calls`, and `counts` has flaky URLs alone, whose answers depend on it.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, keeps_all: bool = True) -> None:
         self.limit = limit
+        self._keeps_all = keeps_all
         self.counts: dict[str, int] = {}
         self.calls: deque[Hit] = deque(maxlen=limit)
         self.total = 0
@@ -64,9 +66,11 @@ class Hits:
         if self.in_flight > self.peak_in_flight:
             self.peak_in_flight = self.in_flight
         before = self.counts.get(url, 0)
-        if before or len(self.counts) < self.limit:
+        is_counted = self._keeps_all or ("?" in url and read_script(url).flaky > 0)
+        if is_counted and (before or len(self.counts) < self.limit):
             self.counts[url] = before + 1
-        self.calls.append(Hit(url, method, header_names, key_digest(api_key)))
+        if self._keeps_all:
+            self.calls.append(Hit(url, method, header_names, key_digest(api_key)))
         return before
 
     def leave(self) -> None:
@@ -302,13 +306,19 @@ _PLAIN_TYPE = PLAIN.content_type
 class FakeGateway:
     """The gateway port without a network.
 
-    `hits` holds the calls made, at most `hit_limit` of them; delays pass on the clock.
+    `hits` holds the calls made, at most `hit_limit` of them; without `keeps_hits` it only counts.
+    Delays pass on the clock.
     """
 
     def __init__(
-        self, clock: Clock, *, retry_after_cap: float = 3_600.0, hit_limit: int = 100_000
+        self,
+        clock: Clock,
+        *,
+        retry_after_cap: float = 3_600.0,
+        hit_limit: int = 100_000,
+        keeps_hits: bool = True,
     ) -> None:
-        self.hits = Hits(hit_limit)
+        self.hits = Hits(hit_limit, keeps_all=keeps_hits)
         self._clock = clock
         self._retry_after_cap = retry_after_cap
 
