@@ -73,11 +73,11 @@ def _gateway(gateway: str) -> str:
 
 
 class BannerPrinter:
-    """Prints the start and the end of a server, in the requested form."""
+    """Prints the start and the end of a server, in the requested form: `as_json` for programs."""
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         self._quiet = quiet
-        self._as_json = as_json
+        self.as_json = as_json
         self._is_stopping = False
 
     @property
@@ -85,7 +85,7 @@ class BannerPrinter:
         """Return the stream for readable lines: not the one of the JSON line, and none if quiet."""
         if self._quiet:
             return None
-        return sys.stderr if self._as_json else sys.stdout
+        return sys.stderr if self.as_json else sys.stdout
 
     def ready(self, info: ServerInfo, settings: Settings, *, note: str | None = None) -> None:
         """Print the note, then the banner of a server that answers now.
@@ -96,7 +96,7 @@ class BannerPrinter:
             return
         if note is not None:
             self.say(note)
-        if self._as_json:
+        if self.as_json:
             _write(sys.stdout, json_line(info))
         else:
             for line in banner(info, settings):

@@ -17,6 +17,7 @@ import pytest
 from conveyor.demo.site import pages
 from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_boot import boot
+from tests.acceptance.support_calls import Caller
 from tests.acceptance.support_cli import SERVER, dev, free_port, lines_until, said, wait_for
 from tests.patient import SECONDS, fetched
 
@@ -96,7 +97,10 @@ def test_quiet_says_nothing_at_all(tmp_path: Path) -> None:
     assert (quiet.returncode, shown) == (0, b"")
 
 
-def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_demonstration_survives_a_kill_and_keeps_serving(tmp_path: Path) -> None:
+    of_an_earlier_one = tmp_path / "data" / "demo-results" / "01M8M35RQQ8KJR00EAWY80H5WA"
+    of_an_earlier_one.mkdir(parents=True)
     with subprocess.Popen(
         [*SERVER, "--demo", "--port", "0", "--data-dir", str(tmp_path / "data")],
         stdout=subprocess.PIPE,
@@ -105,9 +109,19 @@ def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) ->
     ) as demo:
         lines = lines_until(demo.stdout, "still serving")
         assert len(lines[: lines.index("")]) <= 8
+        (killed,) = (line for line in lines if line.startswith("kill -9"))
+        done = int(killed.split(" at ")[1].partition(" of ")[0])
+        assert 0.4 * len(pages()) <= done < len(pages())
+        assert said(lines, "0 lost, 0 counted twice, with ").endswith(
+            "1 × 429 and a kill -9 on the way"
+        )
+        job_id = said(lines, "next: conveyor results ").split()[0]
         folder = Path(said(lines, "results are in "))
         origin = said(lines, "API").removesuffix("/v1")
         assert fetched(f"{origin}/readyz").status_code == 200
+        with Caller(f"{origin}/v1", "local") as caller:
+            run = caller.get(f"/jobs/{job_id}")["latest_run"]
+        assert run["stats"]["successful"] == len(pages())
         demo.send_signal(signal.SIGINT)
         out, err = demo.communicate(timeout=60)
     assert (demo.returncode, out, err) == (0, "stopping\n", "")
@@ -115,6 +129,25 @@ def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) ->
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == pages()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_demonstration_that_is_stopped_early_leaves_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        [*SERVER, "--demo", "--port", "0", "--data-dir", str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        lines_until(demo.stdout, f"{len(pages())} pages of ")
+        (server,) = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
+        demo.send_signal(number)
+        out, err = demo.communicate(timeout=60)
+    assert (demo.returncode, out.splitlines()[-1], err) == (0, "stopping", "")
+    assert not Path(f"/proc/{server}").exists()
+
+
+@pytest.mark.slow
 def test_a_demonstration_finds_another_port_when_its_own_is_taken(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
