@@ -412,6 +412,50 @@ def test_a_body_too_large_for_its_disk_is_refused_and_a_full_disk_is_away(tmp_pa
     }
 
 
+async def _put_both_ways(bench: Bench, body: bytes) -> list[Exception | None]:
+    """Put a body aside and in place; return what came in the way of each."""
+    errors: list[Exception | None] = []
+    try:
+        await bench.blobs.put("results/aside", body)
+        errors.append(None)
+    except ConveyorError as error:
+        errors.append(error)
+    assert isinstance(bench.blobs, FileBlobs)
+    return errors + await bench.blobs.put_new([("results/in-place", body)])
+
+
+async def test_a_disk_that_writes_less_than_it_was_given_is_given_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, body = os.write, _body(1_000)
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+    async with _files(tmp_path) as bench:
+        assert await _put_both_ways(bench, body) == [None, None]
+        assert [await bench.read(f"results/{name}") for name in ("aside", "in-place")] == [body] * 2
+
+
+async def test_a_body_that_the_disk_takes_in_part_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def full(file: int, data: bytes | memoryview) -> int:
+        """Take the first part of each body, and no more."""
+        if isinstance(data, memoryview):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:500])
+
+    before = len(os.listdir("/proc/self/fd"))
+    async with _files(tmp_path) as bench:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            errors = await _put_both_ways(bench, _body(1_000))
+        assert all("No space left on device" in str(error) for error in errors)
+        assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+        assert await _put_both_ways(bench, _body(1_000)) == [None, None]
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
 async def test_a_body_that_is_being_read_outlives_its_deletion_and_is_closed_when_dropped(
     tmp_path: Path,
 ) -> None:

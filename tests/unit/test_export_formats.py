@@ -238,7 +238,11 @@ def test_no_cell_of_a_csv_file_is_a_formula_and_no_text_is_lost(bodies: list[str
 
 
 @pytest.mark.parametrize(
-    "cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1"]
+    "cell",
+    [
+        *("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"),
+        *("\uff1d1", "\uff0b1", "\uff0d1", "\uff20SUM(A1)"),
+    ],
 )
 def test_what_begins_like_a_formula_gets_an_apostrophe(cell: str) -> None:
     assert neutral(cell) == "'" + cell
