@@ -216,8 +216,8 @@ class _Finder:
         if isinstance(node.value, bool):
             yield self._change(node, f"{node.value} becomes {not node.value}", str(not node.value))
         elif isinstance(node.value, int | float):
-            more = node.value + 1
-            yield self._change(node, f"{self._source(node)} becomes {more!r}", repr(more))
+            other = _other_number(node.value)
+            yield self._change(node, f"{self._source(node)} becomes {other}", repr(other))
 
     # -- text --
 
@@ -265,6 +265,14 @@ class _Finder:
     def _source(self, node: ast.expr) -> str:
         start, end = self._offsets(node)
         return self._data[start:end].decode()
+
+
+def _other_number(number: float) -> float:
+    """Return the next small number, or double a large one: one more second, or byte of a megabyte,
+    is the same to everybody."""
+    if isinstance(number, int):
+        return number + 1 if number < 10 else 2 * number
+    return 2 * number or 1.0
 
 
 def _end_of_head(node: ast.stmt) -> int:
