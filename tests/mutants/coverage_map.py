@@ -27,11 +27,20 @@ CHUNK = 12
 """Test modules that one process watches: each start of one costs seconds."""
 _LONGEST = 1_500.0
 
-OF_TEXTS = ("test_architecture", "test_bench", "test_deploy", "test_docs", "test_imports")
+OF_TEXTS = (
+    "test_architecture",
+    "test_bench",
+    "test_deploy",
+    "test_docs",
+    "test_imports",
+    "test_mutants",
+)
 """Tests that compare texts, or are about other programs: they would catch a change for its letters.
 The limits of SPEC.md are behaviour."""
 OVER_EMULATORS = ("test_admin", "test_aws", "test_dynamo", "test_s3", "test_sqs", "test_emulators")
 """Tests of adapters that are not mutated."""
+OF_THE_SIMULATION = "test_simulat"
+"""Tests that take minutes under watch, because they run the loop thousands of times."""
 
 
 def test_modules() -> list[str]:
@@ -40,7 +49,7 @@ def test_modules() -> list[str]:
     for room in ("unit", "conformance"):
         for path in sorted((ROOT / "tests" / room).glob("test_*.py")):
             of_texts = path.stem.startswith(OF_TEXTS) and path.stem != "test_docs_limits"
-            if not of_texts and not path.stem.startswith(OVER_EMULATORS):
+            if not of_texts and not path.stem.startswith((*OVER_EMULATORS, OF_THE_SIMULATION)):
                 found.append(path.relative_to(ROOT).as_posix())
     return found
 
@@ -111,7 +120,8 @@ def watch(trees: list[Tree], say: Callable[[str], None]) -> CoverageMap:
         for module, digest in digests.items()
         if index.get(module, [""])[0] != digest or not (KEPT / index[module][1]).exists()
     ]
-    chunks = [stale[at : at + CHUNK] for at in range(0, len(stale), CHUNK)]
+    size = max(1, min(CHUNK, len(stale) // len(trees)))
+    chunks = [stale[at : at + size] for at in range(0, len(stale), size)]
     free = list(trees)
     lock = threading.Lock()
 

@@ -1,10 +1,15 @@
-"""Copies of the source tree that trials change: the working tree is never touched."""
+"""Copies of the source tree that trials change: the working tree is never touched.
+
+Tests run in forks of a process that has imported the libraries already, which is most of the work
+of starting them. Conveyor and its tests are imported anew by each, from its copy.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
-import subprocess
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,16 +19,26 @@ from pathlib import Path
 from tests.architecture.source import ROOT
 
 _LEFT_OUT = shutil.ignore_patterns(
-    ".git",
-    ".venv*",
-    ".mutants",
-    ".conveyor",
-    "__pycache__",
-    ".*_cache",
-    ".hypothesis",
-    "*.egg-info",
+    ".git", ".venv*", ".mutants", ".conveyor", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info"
 )
 _ENVIRONMENTS = (".venv", ".venv-emulators")
+_LIBRARIES = [
+    "aiosqlite",
+    "click",
+    "cryptography.hazmat.primitives.ciphers.aead",
+    "httpx",
+    "hypothesis",
+    "jsonschema_rs",
+    "msgspec",
+    "prometheus_client",
+    "pytest",
+    "starlette.applications",
+    "uvloop",
+    "zenrows.batch.models",
+]
+_IMPORTED_BEFORE = "ignore:Module already imported so cannot be rewritten"
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(_LIBRARIES)
 
 
 class Tree:
@@ -46,31 +61,41 @@ class Tree:
 
     def pytest(self, arguments: Sequence[str], *, seconds: float) -> tuple[int | None, str]:
         """Run pytest over the copy; its exit code, None where it took too long, and its output."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", "--hypothesis-seed=0", *arguments],
-            cwd=self.root,
-            env={**os.environ, "PYTHONPATH": str(self.root)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        output = self.root.with_suffix(".output")
+        options = ["-q", "--hypothesis-seed=0", "-W", _IMPORTED_BEFORE, *arguments]
+        process = _PROCESSES.Process(target=_run, args=(str(self.root), str(output), options))
+        process.start()
         try:
-            output, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            _end_group(process)
-            return None, ""
-        except BaseException:
-            _end_group(process)
-            raise
-        _end_group(process)
-        return process.returncode, output
+            process.join(seconds)
+            code = process.exitcode
+        finally:
+            if process.pid is not None:
+                _end_group(process.pid)
+            process.join()
+            process.close()
+        return code, output.read_text(encoding="utf-8", errors="replace")
 
 
-def _end_group(process: subprocess.Popen[str]) -> None:
-    """End the process and the programs that its tests have left."""
+def _run(root: str, output: str, options: list[str]) -> None:
+    """Become a process that has imported libraries alone, and run pytest."""
+    os.setsid()
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = root
+    sys.path[:] = [root, *(path for path in sys.path if Path(path or root) != ROOT)]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("conveyor", "tests")]:
+        del sys.modules[name]
+    import pytest
+
+    code = pytest.main(options)
+    sys.stdout.flush()
+    # Threads that a test left, or that its mutant keeps busy, must not hold the process up.
+    os._exit(int(code))
+
+
+def _end_group(pid: int) -> None:
+    """End a process and the programs that its tests have left."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, 9)
-    process.communicate()
+        os.killpg(pid, signal.SIGKILL)

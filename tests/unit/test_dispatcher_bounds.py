@@ -3,7 +3,7 @@ messages that wait for nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -79,7 +79,7 @@ async def test_after_refusals_the_calls_rise_to_the_limit_again() -> None:
         assert world.tasks.in_flight["run-a"] < SLOTS / 4
         refuses = False
         world.tasks.peak.clear()
-        await world.clock.advance(120)
+        await world.clock.advance(45)
 
     assert world.tasks.peak["run-a"] == SLOTS
 
@@ -111,7 +111,7 @@ async def test_slots_still_wait_on_a_queue_that_was_empty_for_long() -> None:
     async with world.running():
         await world.submit("a", 1)
         receives = Receives(world)
-        await world.clock.advance(600)
+        await world.clock.advance(60)
 
     assert len(receives.seen) > 10 * SLOTS // PROBE_SHARE
     assert all(wait for _, wait, _, _ in receives.seen[-10:])
@@ -143,6 +143,27 @@ async def test_what_is_done_when_the_worker_stops_is_acknowledged() -> None:
     await world.clock.advance(100)
     for queue in ("run-a", "run-b"):
         assert await world.queues.receive(queue, limit=10, visibility=60.0) == []
+
+
+async def test_what_ends_during_a_slow_acknowledgement_is_acknowledged_at_the_stop() -> None:
+    """The call for one run is under way when a task of another ends and the worker stops."""
+    world = World(slots=SLOTS, duration=lambda one: 1.5 if one.queue == "run-b" else 1.0)
+    delete = world.queues.delete
+
+    async def slow_delete(queue: str, receipts: Sequence[str]) -> None:
+        await world.clock.sleep(1.0)
+        await delete(queue, receipts)
+
+    world.queues.delete = slow_delete  # type: ignore[method-assign]
+    async with world.running():
+        await world.submit("a", 1)
+        await world.submit("b", 1)
+        await world.clock.advance(1.6)
+        assert len(world.tasks.done) == 2
+
+    assert world.queues.depth("run-a") == world.queues.depth("run-b") == 0
+    await world.clock.advance(100)
+    assert await world.queues.receive("run-b", limit=10, visibility=60.0) == []
 
 
 # -- the buffer --

@@ -20,6 +20,8 @@ from conveyor.gateway.fake import expected_body
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.gateway_server import GatewayServer
+from tests.patient import SECONDS
+from tests.unit.wire_server import Peer, answer, raw_server
 
 
 @pytest.fixture
@@ -330,6 +332,23 @@ async def test_headers_that_cannot_be_sent_fail_the_task(
     failed = await failure(gateway, server.target("x"), params={"custom_headers": text})
     assert (failed.problem.code, failed.retryable) == ("invalid_param_value", False)
     assert server.hits.total == 0
+
+
+async def test_a_redirect_whose_body_does_not_end_holds_no_place() -> None:
+    async def serve(peer: Peer) -> None:
+        """Promise more than comes, and lead on; answer the way there."""
+        head = await peer.request()
+        if " /from " in head:
+            await peer.send(b"HTTP/1.1 302 Found\r\nLocation: /to\r\nContent-Length: 9\r\n\r\nx")
+            assert not await peer.request()
+        else:
+            await peer.send(answer(b"arrived"))
+
+    async with raw_server(serve) as server:
+        gateway = DirectGateway(FakeClock(), allow_private=True, connections=1)
+        request = ScrapeRequest(server.url("/from"), "key", timeout=SECONDS)
+        assert await body_of(gateway, request) == b"arrived"
+        await gateway.aclose()
 
 
 async def test_a_cookie_that_was_set_is_not_sent_again(
