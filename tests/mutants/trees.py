@@ -23,7 +23,10 @@ _LEFT_OUT = shutil.ignore_patterns(
 )
 _ENVIRONMENTS = (".venv", ".venv-emulators")
 _LIBRARIES = [
+    "__main__",
+    "_hypothesis_pytestplugin",
     "aiosqlite",
+    "anyio.pytest_plugin",
     "click",
     "cryptography.hazmat.primitives.ciphers.aead",
     "httpx",
@@ -32,8 +35,13 @@ _LIBRARIES = [
     "msgspec",
     "prometheus_client",
     "pytest",
+    "pytest_benchmark.plugin",
+    "pytest_timeout",
+    "schemathesis.pytest.plugin",
     "starlette.applications",
+    "trio",
     "uvloop",
+    "xdist.plugin",
     "zenrows.batch.models",
 ]
 _IMPORTED_BEFORE = "ignore:Module already imported so cannot be rewritten"

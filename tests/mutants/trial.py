@@ -15,7 +15,7 @@ from tests.mutants.trees import Tree
 
 FIRST_SECONDS = 10.0
 """Seconds of tests, as they were watched, in the first of the two runs of a mutant."""
-MOST_SECONDS = 150.0
+MOST_SECONDS = 100.0
 """The same in both."""
 FIRST_MODULES = 6
 SLOWNESS = 8

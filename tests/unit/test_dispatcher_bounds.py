@@ -30,6 +30,7 @@ class Receives:
 
     def __init__(self, world: World, *, waits: bool = True) -> None:
         self.seen: list[tuple[float, float, int, int]] = []
+        self.asked = self.brought = 0
         ask = world.queues.receive
 
         async def receive(
@@ -39,6 +40,8 @@ class Receives:
             found = await ask(
                 queue, limit=limit, visibility=visibility, wait=wait if waits else 0.0
             )
+            self.asked += 1
+            self.brought += len(found)
             if queue.startswith("run-"):
                 self.seen.append((began, wait, limit, len(found)))
                 assert len(self.seen) < 20_000, "a queue is asked without end"
@@ -126,6 +129,8 @@ async def test_a_queue_that_answers_early_with_nothing_is_asked_a_few_times_a_se
 
     late = [moment for moment, _, _, _ in receives.seen if moment > world.clock.monotonic() - 60]
     assert 0 < len(late) <= 60
+    assert world.telemetry.counts["receives"] == receives.asked
+    assert world.telemetry.counts["deliveries"] == receives.brought == 1
 
 
 # -- acknowledgements --
