@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import queue
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ RESULTS = KEPT / "results.json"
 
 def main() -> int:
     """Run the command; the exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = _options()
     mutants = drawn(every_mutant(), seed=options.seed, count=options.count)
     if options.only:
@@ -83,11 +85,18 @@ def _tried(mutants: Sequence[Mutant], jobs: int) -> Iterator[Trial]:
         with ThreadPoolExecutor(jobs) as pool:
             for tree in trees:
                 pool.submit(_work, waiting, ended, tree, seen)
-            for _ in mutants:
-                trial = ended.get()
-                if isinstance(trial, BaseException):
-                    raise trial
-                yield trial
+            try:
+                for _ in mutants:
+                    trial = ended.get()
+                    if isinstance(trial, BaseException):
+                        raise trial
+                    yield trial
+            finally:
+                # The pool waits for its threads, and each of them for its trial.
+                while not waiting.empty():
+                    waiting.get()
+                for tree in trees:
+                    tree.end()
 
 
 def _work(

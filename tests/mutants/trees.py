@@ -19,7 +19,14 @@ from pathlib import Path
 from tests.architecture.source import ROOT
 
 _LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv*", ".mutants", ".conveyor", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info"
+    ".git",
+    ".venv*",
+    ".mutants",
+    ".conveyor",
+    "__pycache__",
+    ".*_cache",
+    ".hypothesis",
+    "*.egg-info",
 )
 _ENVIRONMENTS = (".venv", ".venv-emulators")
 _LIBRARIES = [
@@ -58,6 +65,7 @@ class Tree:
         for name in _ENVIRONMENTS:
             (directory / name).symlink_to(ROOT / name)
         self._stamps = count(1_000_000_000)
+        self._running: int | None = None
 
     def write(self, path: str, text: str) -> None:
         """Write a source file. Its time is unlike any before, so that no compiled form of an
@@ -73,15 +81,22 @@ class Tree:
         options = ["-q", "--hypothesis-seed=0", "-W", _IMPORTED_BEFORE, *arguments]
         process = _PROCESSES.Process(target=_run, args=(str(self.root), str(output), options))
         process.start()
+        self._running = process.pid
         try:
             process.join(seconds)
             code = process.exitcode
         finally:
-            if process.pid is not None:
-                _end_group(process.pid)
+            self.end()
             process.join()
             process.close()
         return code, output.read_text(encoding="utf-8", errors="replace")
+
+    def end(self) -> None:
+        """End the run that is under way, and the programs that its tests have left."""
+        running, self._running = self._running, None
+        if running is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(running, signal.SIGKILL)
 
 
 def _run(root: str, output: str, options: list[str]) -> None:
@@ -101,9 +116,3 @@ def _run(root: str, output: str, options: list[str]) -> None:
     sys.stdout.flush()
     # Threads that a test left, or that its mutant keeps busy, must not hold the process up.
     os._exit(int(code))
-
-
-def _end_group(pid: int) -> None:
-    """End a process and the programs that its tests have left."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

@@ -8,7 +8,6 @@ from enum import StrEnum
 
 import msgspec
 
-from tests.architecture.source import ROOT
 from tests.mutants.changes import Mutant
 from tests.mutants.coverage_map import CoverageMap
 from tests.mutants.trees import Tree
@@ -18,7 +17,7 @@ FIRST_SECONDS = 10.0
 MOST_SECONDS = 100.0
 """The same in both."""
 FIRST_MODULES = 6
-SLOWNESS = 8
+SLOWNESS = 2
 """Times as long as it was watched that a test may take before the mutant counts as hanging."""
 START_SECONDS = 60.0
 
@@ -57,7 +56,8 @@ class Trial(msgspec.Struct, frozen=True):
 
 def try_mutant(mutant: Mutant, tree: Tree, seen: CoverageMap) -> Trial:
     """Change the tree, run the tests, and change it back."""
-    source = (ROOT / mutant.path).read_text(encoding="utf-8")
+    # The working tree may have changed since the copies were made.
+    source = (tree.root / mutant.path).read_text(encoding="utf-8")
     tests = seen.tests_of(mutant)
     outcome, by = Outcome.SURVIVED if tests else Outcome.UNTESTED, ""
     tree.write(mutant.path, mutant.apply(source))

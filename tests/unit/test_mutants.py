@@ -1,4 +1,4 @@
-"""The program that changes the core: what it changes, what it leaves alone, how it draws and counts."""
+"""The program that changes the core: its changes, its draw, its count."""
 
 from __future__ import annotations
 
