@@ -451,7 +451,7 @@ async def test_a_body_that_the_disk_takes_in_part_leaves_no_file(
             patch.setattr(os, "write", full)
             errors = await _put_both_ways(bench, _body(1_000))
         assert all("No space left on device" in str(error) for error in errors)
-        assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+        assert [names for _, _, names in os.walk(tmp_path) if names] == []
         assert await _put_both_ways(bench, _body(1_000)) == [None, None]
     assert len(os.listdir("/proc/self/fd")) <= before
 

@@ -1,5 +1,5 @@
-"""What the dispatcher must not lose over time: slots, places to wait, the way back to the limit, and
-messages that wait for nothing."""
+"""Bounds of the dispatcher over time: slots and places to wait that come back, calls that rise to the
+limit again, messages that are not kept waiting."""
 
 from __future__ import annotations
 

@@ -246,5 +246,7 @@ def test_a_document_of_too_many_containers_is_refused_before_it_is_read() -> Non
 @pytest.mark.parametrize(
     ("body", "place"), [(b'"\\ud800"', 2), (b'["\\\\", "\\udc00x"]', 9), ('"é\\udfff"'.encode(), 4)]
 )
-def test_half_a_surrogate_pair_is_told_by_its_byte_counted_from_one(body: bytes, place: int) -> None:
+def test_half_a_surrogate_pair_is_told_by_its_byte_counted_from_one(
+    body: bytes, place: int
+) -> None:
     assert refusal(body).endswith(f"surrogate pair at byte {place}")
