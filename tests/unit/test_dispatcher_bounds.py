@@ -1,5 +1,5 @@
-"""Bounds of the dispatcher over time: slots and places to wait that come back, calls that rise to the
-limit again, messages that are not kept waiting."""
+"""Bounds of the dispatcher over time: slots and places to wait come back, calls rise to the limit
+again, no message is kept waiting."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_id
-from conveyor.engine.dispatcher import CALM
+from conveyor.engine.dispatcher import CALM, ERROR_PAUSE
 from conveyor.engine.lanes import THROTTLE_FACTOR
 from conveyor.engine.planner import PROBE_SHARE
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
@@ -231,3 +232,31 @@ async def test_a_queue_that_brought_less_than_it_was_asked_is_not_asked_for_more
     assert len(for_buffer) > len(short) > 0
     for moment in short:
         assert not [later for later, *_ in for_buffer if moment < later < moment + CALM]
+
+
+# -- a store that is away --
+
+
+async def test_a_run_rests_after_a_store_was_away() -> None:
+    """One task meets the outage. The others end a moment later, and nothing takes their place."""
+    first = task_id("a", 0)
+    world = World(slots=SLOTS, duration=lambda one: 0.5 if is_first(one) else 0.7)
+    receives = Receives(world)
+
+    def is_first(delivery: Delivery) -> bool:
+        return getattr(delivery.message, "task_id", "") == first
+
+    def outcome(delivery: Delivery) -> Outcome:
+        if is_first(delivery) and world.clock.monotonic() < 1.0:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "away")
+        return ACKNOWLEDGE
+
+    world.tasks.outcome = outcome
+    async with world.running():
+        await world.submit("a", 200)
+        await world.clock.advance(10)
+
+    moments = [moment for moment, *_ in receives.seen]
+    assert not [moment for moment in moments if 0.5 < moment < 0.5 + ERROR_PAUSE]
+    assert [moment for moment in moments if 0.5 + ERROR_PAUSE <= moment < 0.6 + ERROR_PAUSE]
+    assert len(world.tasks.done) == 200

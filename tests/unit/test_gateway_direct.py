@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conveyor.domain.model import TaskBody, TaskFailure
+from conveyor.gateway.decode import SMALL
 from conveyor.gateway.direct import DirectGateway
 from conveyor.gateway.fake import expected_body
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest
@@ -332,6 +333,28 @@ async def test_headers_that_cannot_be_sent_fail_the_task(
     failed = await failure(gateway, server.target("x"), params={"custom_headers": text})
     assert (failed.problem.code, failed.retryable) == ("invalid_param_value", False)
     assert server.hits.total == 0
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize(("size", "is_whole"), [(SMALL, True), (SMALL + 1, False)])
+async def test_a_small_body_is_returned_whole_and_a_larger_one_in_pieces(
+    gateway: DirectGateway, size: int, is_whole: bool, is_chunked: bool
+) -> None:
+    body = b"x" * size
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+
+    async def serve(peer: Peer) -> None:
+        while await peer.request():
+            await peer.send(chunked % (size, body) if is_chunked else answer(body))
+
+    async with raw_server(serve) as server:
+        request = ScrapeRequest(server.url(), "key", timeout=SECONDS)
+        async with gateway.scrape(request) as success:
+            content = success.content
+            assert isinstance(content, bytes) is is_whole
+            if not isinstance(content, bytes):
+                content = b"".join([piece async for piece in content])
+    assert content == body
 
 
 async def test_a_redirect_whose_body_does_not_end_holds_no_place() -> None:
