@@ -30,26 +30,25 @@ def main() -> int:
     """Run the command; the exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = _options()
-    mutants = drawn(every_mutant(), seed=options.seed, count=options.count)
-    if options.only:
-        mutants = [mutant for mutant in mutants if options.only in mutant.path]
-    earlier = _earlier()
+    draw = drawn(every_mutant(), seed=options.seed, count=options.count)
+    trials = {trial.key: trial for trial in _earlier()}
+    known = equivalents()
+    mutants = [mutant for mutant in draw if options.only in mutant.path]
     if options.survivors:
-        caught = {trial.key for trial in earlier if trial.is_caught}
-        mutants = [mutant for mutant in mutants if mutant.key not in caught]
+        done = {trial.key for trial in trials.values() if trial.is_caught}
+        done |= {one.key for one in known}
+        mutants = [
+            mutant for mutant in mutants if mutant.key not in done or mutant.key not in trials
+        ]
     if options.list:
         for mutant in mutants:
             print(f"{mutant.path}:{mutant.lines[0]} {mutant.text}: {mutant.change}")
         return 0
-    trials = {trial.key: trial for trial in earlier}
-    for done, trial in enumerate(_tried(mutants, options.jobs), 1):
+    for number, trial in enumerate(_tried(mutants, options.jobs) if mutants else (), 1):
         trials[trial.key] = trial
         RESULTS.write_bytes(msgspec.json.encode(list(trials.values())))
-        print(f"{done}/{len(mutants)} {trial.outcome} {described(trial)} {trial.by}", flush=True)
-    wanted = {
-        mutant.key for mutant in drawn(every_mutant(), seed=options.seed, count=options.count)
-    }
-    tally = Tally([trials[key] for key in wanted if key in trials], equivalents())
+        print(f"{number}/{len(mutants)} {trial.outcome} {described(trial)} {trial.by}", flush=True)
+    tally = Tally([trials[one.key] for one in draw if one.key in trials], known)
     print(tally.summary())
     if not options.only:
         write(tally, seed=options.seed)
