@@ -19,6 +19,7 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from pyarrow import parquet
 
 from conveyor.domain import ids
@@ -225,6 +226,24 @@ def test_csv_has_bodies_inside() -> None:
     )
     assert text.startswith("task_id,external_id,")
     assert "\r\n" in text
+
+
+@pytest.mark.parametrize(
+    ("moment", "told"),
+    [
+        (1_700_000_001_500, (2023, 11, 14, 22, 13, 20)),
+        (0, (1980, 1, 1, 0, 0, 0)),
+    ],
+)
+def test_a_file_in_an_archive_is_of_the_moment_of_its_row(
+    moment: int, told: tuple[int, ...]
+) -> None:
+    """The archive counts seconds by twos, from 1980 on."""
+    made = row(0, b"<p>")
+    made = Exported(structs.replace(made.task, updated_at=moment), made.body)
+    archive = zipfile.ZipFile(io.BytesIO(b"".join(zip_pieces([made]))))
+
+    assert [info.date_time for info in archive.infolist()] == [told] * 2
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=5))

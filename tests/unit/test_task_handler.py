@@ -213,14 +213,14 @@ async def test_a_task_that_its_claims_end_is_counted_and_its_run_is_over(api: Ap
 class Unkept:
     """The blobs port, as far as a task needs it: no body can be kept."""
 
-    def __init__(self, error: ConveyorError) -> None:
+    def __init__(self, error: Exception) -> None:
         self._error = error
 
     async def put(self, _key: str, _content: object) -> int:
         raise self._error
 
 
-async def work_unkept(api: Api, error: ConveyorError) -> tuple[GatedGateway, TaskHandler, Delivery]:
+async def work_unkept(api: Api, error: Exception) -> tuple[GatedGateway, TaskHandler, Delivery]:
     """A handler whose bodies meet this error, its open gateway, and a message of a new job."""
     [delivery] = await interrupted(api, 1, times=0)
     gateway = GatedGateway()
@@ -229,8 +229,11 @@ async def work_unkept(api: Api, error: ConveyorError) -> tuple[GatedGateway, Tas
     return gateway, handler_over(dataclasses.replace(api, binding=unkept), gateway), delivery
 
 
-async def test_a_body_that_is_refused_uses_up_attempts_until_its_task_fails(api: Api) -> None:
-    gateway, handler, delivery = await work_unkept(api, BodyRefused("not permitted"))
+@pytest.mark.parametrize("error", [BodyRefused("not permitted"), RuntimeError("a bug")])
+async def test_a_body_that_is_refused_uses_up_attempts_until_its_task_fails(
+    api: Api, error: Exception
+) -> None:
+    gateway, handler, delivery = await work_unkept(api, error)
     for _ in range(9):
         api.clock.shift(5.0)
         await handler.handle(delivery, calm)
