@@ -240,6 +240,14 @@ async def test_a_prefix_is_removed_in_portions_of_a_bounded_size(bench: Bench) -
     assert [key for key in keys[::20] if await bench.read(key) is not None] == []
 
 
+async def test_no_more_bodies_of_a_prefix_are_removed_than_asked(bench: Bench) -> None:
+    keys = [result_key("JOB", "RUN", f"{number:07}ABC", 1, 30) for number in range(5)]
+    await _put_all(bench, keys)
+    assert await bench.blobs.delete_prefix(PREFIX, limit=3) == 3
+    assert sum([await bench.read(key) is not None for key in keys]) == 2
+    assert await bench.blobs.delete_prefix(PREFIX, limit=3) == 2
+
+
 async def test_a_removed_prefix_can_be_written_again(bench: Bench) -> None:
     for body in (b"one", b"two", _body(PIECE + 5)):
         await bench.blobs.put(KEY, body)

@@ -12,6 +12,7 @@ from conveyor.engine.reserve import (
     IDLE_AFTER,
     REFUSAL_CAP,
     REFUSAL_CAP_PER_WORKER,
+    SMALL_LIMIT_PATIENCE,
     JobLease,
 )
 from conveyor.ports.permits import LedgerState
@@ -120,3 +121,14 @@ def test_a_full_ledger_is_asked_more_rarely_the_more_workers_ask_it() -> None:
     assert pauses[0, 0] == REFUSAL_CAP
     assert pauses[0, 20] == pytest.approx(REFUSAL_CAP_PER_WORKER * 22)
     assert pauses[5, 20] == pytest.approx(REFUSAL_CAP_PER_WORKER * 21)
+
+
+def test_a_limit_of_two_batches_is_the_least_that_is_asked_for_often() -> None:
+    """For the mistake of another limit: below it nearly every call would be refused."""
+    longest = {}
+    for limit in (19, 20):
+        lease = JobLease("job", limit)
+        for _ in range(30):
+            lease.refused(0.0, jitter=0.5)
+        longest[limit] = lease.cool_until
+    assert longest == {19: SMALL_LIMIT_PATIENCE * REFUSAL_CAP, 20: REFUSAL_CAP}
