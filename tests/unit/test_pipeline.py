@@ -350,7 +350,7 @@ async def test_a_stop_settles_what_was_answered_and_undoes_what_was_only_claimed
 async def test_messages_whose_claims_are_cut_off_by_the_stop_go_back() -> None:
     world, work = staged_world(0.01)
 
-    async def hang(_deliveries: Sequence[Delivery]) -> list[Held | Outcome | None]:
+    async def hang(deliveries: Sequence[Delivery]) -> list[Held | Outcome | None]:
         await world.clock.sleep(1_000.0)
         raise AssertionError("the worker has long ended")
 
