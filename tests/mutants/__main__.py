@@ -21,7 +21,7 @@ from tests.mutants.trees import Tree
 from tests.mutants.trial import Trial, try_mutant
 
 SEED = 15
-COUNT = 150
+COUNT = 200
 LEAST = 0.95
 RESULTS = KEPT / "results.json"
 

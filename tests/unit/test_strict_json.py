@@ -250,3 +250,11 @@ def test_half_a_surrogate_pair_is_told_by_its_byte_counted_from_one(
     body: bytes, place: int
 ) -> None:
     assert refusal(body).endswith(f"surrogate pair at byte {place}")
+
+
+def test_two_million_objects_and_lists_are_the_most() -> None:
+    """They are counted before a document is read, so what holds so many may be no document."""
+    assert refusal(b"[]" * 1_000_000 + b"{}" * 1_000_000 + b"[").endswith(
+        "holds more than 2,000,000 objects and lists"
+    )
+    assert "2,000,000" not in refusal(b"[]" * 2_000_000)
