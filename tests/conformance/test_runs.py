@@ -142,6 +142,7 @@ async def test_a_full_rerun_starts_every_task_afresh(world: World, tasks: Tasks)
     run = await world.run(job_id)
     assert (run.run_id, run.run_sequence, run.rerun_of) == (second, 2, first)
     assert (run.status, run.next_index, run.created_at) == (RunStatus.RUNNING, 3, world.now)
+    assert run.last_batch_received
     assert (run.stats.total, run.stats.completed, run.stats.spend) == (3, 0, Spend())
     job = (await world.view(job_id)).job
     assert (job.run_count, job.latest_run_id) == (2, second)

@@ -11,10 +11,10 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.engine.dispatcher import CALM, ERROR_PAUSE
-from conveyor.engine.lanes import THROTTLE_FACTOR
+from conveyor.engine.lanes import THROTTLE_FACTOR, Lane
 from conveyor.engine.planner import PROBE_SHARE
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
-from conveyor.ports.queues import Delivery
+from conveyor.ports.queues import Delivery, TaskMessage
 from tests.unit.dispatch_world import World
 
 SLOTS = 20
@@ -260,3 +260,18 @@ async def test_a_run_rests_after_a_store_was_away() -> None:
     assert not [moment for moment in moments if 0.5 < moment < 0.5 + ERROR_PAUSE]
     assert [moment for moment in moments if 0.5 + ERROR_PAUSE <= moment < 0.6 + ERROR_PAUSE]
     assert len(world.tasks.done) == 200
+
+
+def test_a_lane_that_holds_or_expects_a_message_neither_idles_nor_only_waits() -> None:
+    """It would be forgotten, or evicted, with the message."""
+    lane = Lane(queue="run-a", run_id="a", job_id="job", limit=100, priority=5)
+    assert (lane.idle, lane.only_waits) == (True, True)
+    lane.busy, lane.probing = 1, True
+    assert (lane.idle, lane.only_waits) == (False, True)
+    lane.busy, lane.probing = 0, False
+    lane.refilling = 1
+    assert (lane.idle, lane.only_waits) == (False, False)
+    lane.refilling = 0
+    message = TaskMessage("job", "a", task_id("a", 0))
+    lane.buffer.append((Delivery("run-a", message, "receipt", 1), 0.0))
+    assert (lane.idle, lane.only_waits) == (False, False)

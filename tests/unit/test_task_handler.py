@@ -16,7 +16,7 @@ import pytest
 
 from conveyor.aio.resilience import FIRST_PAUSE, HIDING
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import TaskStatus, WaitReason
+from conveyor.domain.model import Format, TaskStatus, WaitReason
 from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler
@@ -208,6 +208,25 @@ async def test_a_task_that_its_claims_end_is_counted_and_its_run_is_over(api: Ap
     assert outcome.drop_queue is not None
     await outcome.drop_queue()
     assert api.binding.queues.depth(queue) == 0
+
+
+async def test_a_body_is_of_the_form_that_its_own_params_ask_for(api: Api) -> None:
+    tasks = [
+        {"url": "https://site.test/0"},
+        {"url": "https://site.test/1", "zenrows_params": {"response_type": "markdown"}},
+    ]
+    document = {"tasks": tasks, "zenrows_params": {"response_type": "plaintext"}}
+    job = (await api.client.post("/v1/jobs", json=document)).json()
+    run_id = job["latest_run"]["run_id"]
+    gateway = GatedGateway()
+    gateway.gate.set()
+    handler = handler_over(api, gateway)
+    for task in await api.tasks_of(run_id):
+        message = TaskMessage(job["job_id"], run_id, task.task_id)
+        await handler.handle(Delivery("queue", message, "receipt", 1), calm)
+
+    results = [task.result for task in await api.tasks_of(run_id)]
+    assert [result and result.format for result in results] == [Format.PLAINTEXT, Format.MARKDOWN]
 
 
 class Unkept:
