@@ -28,6 +28,7 @@ from conveyor.ports.blobs import Blobs, Content
 from conveyor.prod.s3.blobs import PART, S3Blobs
 from conveyor.records.blob_keys import result_key, run_prefix
 from tests.conformance.s3_bucket import empty_bucket, unfinished_uploads
+from tests.disk import files_below
 
 PREFIX = run_prefix("JOB", "RUN", 30)
 KEY = result_key("JOB", "RUN", "0000003ABCDEF", 1, 30)
@@ -459,7 +460,7 @@ async def test_a_body_that_the_disk_takes_in_part_leaves_no_file(
             patch.setattr(os, "write", full)
             errors = await _put_both_ways(bench, _body(1_000))
         assert all("No space left on device" in str(error) for error in errors)
-        assert [names for _, _, names in os.walk(tmp_path) if names] == []
+        assert list(files_below(tmp_path)) == []
         assert await _put_both_ways(bench, _body(1_000)) == [None, None]
     assert len(os.listdir("/proc/self/fd")) <= before
 

@@ -50,7 +50,7 @@ def main() -> int:
         print(f"{number}/{len(mutants)} {trial.outcome} {described(trial)} {trial.by}", flush=True)
     tally = Tally([trials[one.key] for one in draw if one.key in trials], known)
     print(tally.summary())
-    if not options.only:
+    if options.seed == SEED and not options.only:
         write(tally, seed=options.seed)
     return int(tally.ratio < LEAST)
 

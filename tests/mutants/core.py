@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tests.architecture.source import ROOT
+from tests.disk import files_below
 from tests.mutants.changes import Mutant, mutants_of
 
 ROOMS = (
@@ -53,7 +54,7 @@ def every_mutant(root: Path = ROOT) -> list[Mutant]:
     """Return every change of the core."""
     found: list[Mutant] = []
     for room in ROOMS:
-        for file in sorted((root / "conveyor" / room).rglob("*.py")):
+        for file in sorted(files_below(root / "conveyor" / room, ".py")):
             path = file.relative_to(root).as_posix()
             if path not in LEFT_OUT:
                 found += mutants_of(path, file.read_text(encoding="utf-8"))

@@ -18,6 +18,7 @@ from pathlib import Path
 from coverage import CoverageData
 
 from tests.architecture.source import ROOT
+from tests.disk import files_below
 from tests.mutants.changes import Mutant
 from tests.mutants.trees import Tree
 
@@ -113,7 +114,7 @@ def watch(trees: list[Tree], say: Callable[[str], None]) -> CoverageMap:
     KEPT.mkdir(exist_ok=True)
     index_file = KEPT / "index.json"
     index: dict[str, list[str]] = json.loads(index_file.read_text()) if index_file.exists() else {}
-    package = _digest(sorted((ROOT / "conveyor").rglob("*.py")))
+    package = _digest(sorted(files_below(ROOT / "conveyor", ".py")))
     digests = {module: package + _digest([ROOT / module]) for module in test_modules()}
     stale = [
         module
