@@ -340,11 +340,8 @@ class Dispatcher:
         ahead = self._pace.allowance(now)
         if ahead and self._planner.room(ahead) >= self._pace.worth_claiming:
             plan = self._planner.plan(now, ahead)
-            if isinstance(plan, Start):
-                self._ready.append(InHand(plan.lane, plan.delivery, now))
-                if plan.refill is not None:
-                    self._spawn(partial(self._ask, plan.refill))
-            elif plan is not None:
+            # Where tasks are claimed ahead, nothing is in a buffer that could be started.
+            if plan is not None and not isinstance(plan, Start):
                 self._spawn(partial(self._ask, plan))
 
     async def _ask(self, plan: Receive | Acquire) -> None:

@@ -86,3 +86,20 @@ def test_what_is_away_is_told_with_its_reason_until_it_is_back() -> None:
     assert breaker.outage() == Outage(Shared.STORE, "the shop: no space left", clock.now())
     breaker.succeeded()
     assert breaker.outage() is None
+
+
+async def test_an_outage_is_told_once_at_its_begin_and_once_at_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeClock()
+    breaker = CircuitBreaker(clock, dependency="the shop")
+    with caplog.at_level("INFO"):
+        for _ in range(5):
+            breaker.failed()
+            await clock.advance(LONGEST_PAUSE)
+        for _ in range(3):
+            breaker.succeeded()
+
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert caplog.messages[0].startswith("the shop is unavailable")
+    assert caplog.messages[1] == "the shop is available again"

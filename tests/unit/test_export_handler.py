@@ -16,6 +16,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.handlers.export import BUSY_PAUSE, TRIES
+from conveyor.ports.blobs import Content
 from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import DEAD_LETTER_QUEUE, ExportMessage
 from tests.unit.export_world import (
@@ -229,6 +230,38 @@ async def test_an_export_of_a_deleted_run_stops_and_leaves_nothing(api: Api, tol
     assert await blob_of(api, job, export_id) is None
     assert list((api.directory / "blobs" / "tmp").iterdir()) == []
     problem_of(await api.client.post(path_of(job)), status=404, code="not_found")
+
+
+async def test_an_export_whose_bytes_were_written_before_the_run_went_leaves_nothing(
+    api: Api,
+) -> None:
+    """The heartbeat hears of it between the last byte and the end of the write."""
+    job = await api.submit(1)
+    await api.drain(job)
+    export_id = await start(api, job)
+    written = anyio.Event()
+
+    class Slow(Gated):
+        async def put(self, key: str, content: Content) -> int:
+            """Store the bytes, and do not come back."""
+            size = await super().put(key, content)
+            written.set()
+            await anyio.sleep_forever()
+            return size
+
+    slow = Slow(api.binding.blobs)
+    slow.gate.set()
+    making = handler(api, blobs=slow)
+    delivery = await received(api)
+    async with anyio.create_task_group() as group:
+        group.start_soon(making.handle, delivery, never)
+        with anyio.fail_after(30):
+            await written.wait()
+        assert await blob_of(api, job, export_id) is not None
+        await api.client.delete(f"/v1/jobs/{job['job_id']}")
+        await making.renew()
+
+    assert await blob_of(api, job, export_id) is None
 
 
 async def test_a_heartbeat_tells_that_an_export_is_being_made(api: Api) -> None:

@@ -165,6 +165,11 @@ async def test_a_link_dies_with_its_job_and_its_run(api: Api) -> None:
 
     problem_of(await api.bare.get(str(row.result_url)), status=404, code="not_found")
     problem_of(await api.bare.get(str(other_row.result_url)), status=404, code="not_found")
+    run_id = job["latest_run"]["run_id"]
+    await api.binding.tasks.scrub_tasks(run_id, 10)
+    await api.binding.runs.purge_run(run_id)
+    await api.binding.jobs.purge_job(job["job_id"])
+    problem_of(await api.bare.get(str(row.result_url)), status=404, code="not_found")
 
 
 @pytest.mark.parametrize("left", [None, 0, 5])

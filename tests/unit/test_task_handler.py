@@ -16,7 +16,7 @@ import pytest
 
 from conveyor.aio.resilience import FIRST_PAUSE, HIDING
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import TaskStatus, WaitReason
+from conveyor.domain.model import Format, TaskStatus, WaitReason
 from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler
@@ -210,17 +210,36 @@ async def test_a_task_that_its_claims_end_is_counted_and_its_run_is_over(api: Ap
     assert api.binding.queues.depth(queue) == 0
 
 
+async def test_a_body_is_of_the_form_that_its_own_params_ask_for(api: Api) -> None:
+    tasks = [
+        {"url": "https://site.test/0"},
+        {"url": "https://site.test/1", "zenrows_params": {"response_type": "markdown"}},
+    ]
+    document = {"tasks": tasks, "zenrows_params": {"response_type": "plaintext"}}
+    job = (await api.client.post("/v1/jobs", json=document)).json()
+    run_id = job["latest_run"]["run_id"]
+    gateway = GatedGateway()
+    gateway.gate.set()
+    handler = handler_over(api, gateway)
+    for task in await api.tasks_of(run_id):
+        message = TaskMessage(job["job_id"], run_id, task.task_id)
+        await handler.handle(Delivery("queue", message, "receipt", 1), calm)
+
+    results = [task.result for task in await api.tasks_of(run_id)]
+    assert [result and result.format for result in results] == [Format.PLAINTEXT, Format.MARKDOWN]
+
+
 class Unkept:
     """The blobs port, as far as a task needs it: no body can be kept."""
 
-    def __init__(self, error: ConveyorError) -> None:
+    def __init__(self, error: Exception) -> None:
         self._error = error
 
     async def put(self, _key: str, _content: object) -> int:
         raise self._error
 
 
-async def work_unkept(api: Api, error: ConveyorError) -> tuple[GatedGateway, TaskHandler, Delivery]:
+async def work_unkept(api: Api, error: Exception) -> tuple[GatedGateway, TaskHandler, Delivery]:
     """A handler whose bodies meet this error, its open gateway, and a message of a new job."""
     [delivery] = await interrupted(api, 1, times=0)
     gateway = GatedGateway()
@@ -229,8 +248,11 @@ async def work_unkept(api: Api, error: ConveyorError) -> tuple[GatedGateway, Tas
     return gateway, handler_over(dataclasses.replace(api, binding=unkept), gateway), delivery
 
 
-async def test_a_body_that_is_refused_uses_up_attempts_until_its_task_fails(api: Api) -> None:
-    gateway, handler, delivery = await work_unkept(api, BodyRefused("not permitted"))
+@pytest.mark.parametrize("error", [BodyRefused("not permitted"), RuntimeError("a bug")])
+async def test_a_body_that_is_refused_uses_up_attempts_until_its_task_fails(
+    api: Api, error: Exception
+) -> None:
+    gateway, handler, delivery = await work_unkept(api, error)
     for _ in range(9):
         api.clock.shift(5.0)
         await handler.handle(delivery, calm)
