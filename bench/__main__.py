@@ -46,6 +46,7 @@ def main() -> int:
         tasks=arguments.tasks,
         only=tuple(filter(None, arguments.only.split(","))),
         speed=arguments.speed,
+        minutes=arguments.minutes,
         worked=arguments.worked,
         place=arguments.on,
     )

@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     rows: tuple[str, ...] = ()
     """The names that --only takes."""
     extra: tuple[str, ...] = ()
-    """Further options by name: against, on, speed, worked."""
+    """Further options by name: against, minutes, on, speed, worked."""
 
 
 SCENARIOS = {
@@ -90,6 +90,18 @@ SCENARIOS = {
         tasks=100_000,
         rows=("one every 2 s", "all at once"),
         extra=("speed",),
+    ),
+    "idle": Entry(
+        "What does a server use whose tasks wait behind a cap of 5?",
+        repeats=5,
+        tasks=10_000,
+        rows=("nothing queued", "calls of 60 s", "calls of 1 s", "calls of 0.2 s"),
+    ),
+    "soak": Entry(
+        "Where does resident memory settle under a steady mix of all that callers do?",
+        tasks=200,
+        rows=("as it is", "two arenas"),
+        extra=("minutes",),
     ),
     "gateway_engine": Entry(
         "What does an HTTP client cost, plain and over TLS, against aiohttp?",
@@ -175,6 +187,7 @@ def scenario_parser(name: str) -> argparse.ArgumentParser:
         only="",
         against=None,
         speed=1.0,
+        minutes=10.0,
         worked=2_000,
         on="",
     )
@@ -226,6 +239,10 @@ def _add_extra(parser: argparse.ArgumentParser, extra: tuple[str, ...]) -> None:
     if "speed" in extra:
         parser.add_argument(
             "--speed", type=float, metavar="X", default=1.0, help="divide all delays by X [1]"
+        )
+    if "minutes" in extra:
+        parser.add_argument(
+            "--minutes", type=float, metavar="M", default=10.0, help="how long to soak [10]"
         )
     if "worked" in extra:
         parser.add_argument(
@@ -310,7 +327,7 @@ def overview() -> str:
     ]
     lines += textwrap.wrap(
         "scripts/bench NAME --help lists the options of one. Nothing is installed for help; the "
-        "first run installs what the benchmarks need, about 830 MB. bench/README.md says what each "
+        "first run installs what the benchmarks need, about 700 MB. bench/README.md says what each "
         "measures and how rounds are judged.",
         WIDTH,
     )

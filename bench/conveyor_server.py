@@ -24,8 +24,42 @@ IDLE_SECONDS = 1.0
 PROGRAM = Path(sys.executable).parent / "conveyor-dev"
 
 
-class ConveyorServer:
-    """One server over one data directory; `ready_seconds` is from its start to `readyz` = 200.
+class ApiConnection:
+    """A kept connection to a server, for one thread."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = http.client.HTTPConnection(address, timeout=120)
+        self._last_used = 0.0
+
+    def send(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Send one request; return status and body of the answer."""
+        if time.perf_counter() - self._last_used > IDLE_SECONDS:
+            self._connection.close()  # the server may be closing it this very moment
+        headers = {"X-API-Key": API_KEY}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        self._connection.request(method, path, body, headers)
+        answer = self._connection.getresponse()
+        content = answer.read()
+        self._last_used = time.perf_counter()
+        return answer.status, content
+
+    def call(self, method: str, path: str, body: bytes | None = None) -> Any:
+        """Send one request below /v1; return the decoded answer, None for an empty one. Raises
+        RuntimeError unless it is 2xx."""
+        status, answer = self.send(method, f"/v1{path}", body)
+        if not 200 <= status < 300:
+            raise RuntimeError(f"{method} {path}: {status} {answer[:300]!r}")
+        return json.loads(answer) if answer else None
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.close()
+
+
+class ConveyorServer(ApiConnection):
+    """One server over one data directory, and a connection to it; `ready_seconds` is from its start
+    to `readyz` = 200.
 
     `code` is the version of Conveyor that it runs; None is the installed one.
     """
@@ -35,6 +69,7 @@ class ConveyorServer:
         data_dir: Path,
         *options: str,
         settings: Mapping[str, int] | None = None,
+        environment: Mapping[str, str] | None = None,
         code: Code | None = None,
     ) -> None:
         for name in [name for name in os.environ if name.startswith("CONVEYOR_")]:
@@ -58,13 +93,13 @@ class ConveyorServer:
                     f"CONVEYOR_{name.upper()}": str(value)
                     for name, value in (settings or {}).items()
                 },
+                **(environment or {}),
                 **({} if code is None else code.environment),
             },
             stdout=subprocess.PIPE,
         )
         self.address = self._read_address()
-        self._connection = http.client.HTTPConnection(self.address, timeout=120)
-        self._last_used = 0.0
+        super().__init__(self.address)
         wait_until(self._is_ready, seconds=READY_SECONDS, pause=0.002)
         self.ready_seconds = time.perf_counter() - started
 
@@ -82,27 +117,6 @@ class ConveyorServer:
 
     def _is_ready(self) -> bool:
         return self.send("GET", "/readyz")[0] == 200
-
-    def send(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """Send one request on the kept connection; return status and body of the answer."""
-        if time.perf_counter() - self._last_used > IDLE_SECONDS:
-            self._connection.close()  # the server may be closing it this very moment
-        headers = {"X-API-Key": API_KEY}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        self._connection.request(method, path, body, headers)
-        answer = self._connection.getresponse()
-        content = answer.read()
-        self._last_used = time.perf_counter()
-        return answer.status, content
-
-    def call(self, method: str, path: str, body: bytes | None = None) -> Any:
-        """Send one request below /v1; return the decoded answer. Raises RuntimeError unless it is
-        2xx."""
-        status, answer = self.send(method, f"/v1{path}", body)
-        if not 200 <= status < 300:
-            raise RuntimeError(f"{method} {path}: {status} {answer[:300]!r}")
-        return json.loads(answer)
 
     def paused_job(self) -> str:
         """Create an open job without tasks whose run is paused; return its id."""
@@ -133,7 +147,7 @@ class ConveyorServer:
 
     def stop(self) -> None:
         """End the server."""
-        self._connection.close()
+        self.close()
         self.child.stop()
         if self.child.process.stdout is not None:
             self.child.process.stdout.close()

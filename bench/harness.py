@@ -60,6 +60,7 @@ class Options:
     tasks: int
     only: tuple[str, ...] = ()
     speed: float = 1.0
+    minutes: float = 10.0
     worked: int = 2_000
     place: str = ""
     discards: bool = False

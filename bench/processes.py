@@ -72,6 +72,14 @@ def thread_seconds(pid: int) -> dict[int, float]:
     return seconds
 
 
+def used_between(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    """Return the CPU seconds that threads used between two readings of `thread_seconds`.
+
+    Of a thread that ended meanwhile the last moments are not known, and not counted.
+    """
+    return sum(seconds - before.get(thread, 0.0) for thread, seconds in after.items())
+
+
 def memory(pid: int, field: str) -> int:
     """Return a field of /proc/PID/status in bytes: VmHWM is the peak, VmRSS the present resident
     size."""

@@ -16,3 +16,9 @@ def files_below(directory: Path, suffix: str = "") -> Iterator[Path]:
     """
     for folder, _, names in os.walk(directory):
         yield from (Path(folder, name) for name in names if name.endswith(suffix))
+
+
+def body_files(data_dir: Path) -> list[Path]:
+    """Every file of a body below a data directory."""
+    temporaries = data_dir / "blobs" / "tmp"
+    return [path for path in files_below(data_dir / "blobs") if temporaries not in path.parents]

@@ -9,14 +9,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from conveyor.aio.outages import Outage
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Shared
 from conveyor.ports.handler import UNEXPECTED_LOGGER
 
 FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 60.0
 """Seconds from a failure to the next trial call; the pause doubles with each failed trial."""
+
+HIDING = Backoff(2.0, 256.0)
+"""Seconds that a message is hidden after its work failed, by how often it was received."""
 
 _BACKOFF = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
@@ -33,6 +38,8 @@ class CircuitBreaker:
         self._clock = clock
         self._dependency = dependency
         self._failures = 0
+        self._since = 0
+        self._why = ""
         self._open_until = 0.0
         self._has_trial = False
 
@@ -65,7 +72,13 @@ class CircuitBreaker:
             self._failures = 0
             _log.info("%s is available again", self._dependency)
 
-    def failed(self) -> None:
+    def outage(self) -> Outage | None:
+        """Return since when the dependency is away, and why, if it is."""
+        if not self._failures:
+            return None
+        return Outage(Shared.STORE, self._why or self._dependency, self._since)
+
+    def failed(self, why: str = "") -> None:
         """Note that the dependency failed: let no work pass but trial calls.
 
         Ignore calls that were under way at the first failure and fail during the pause.
@@ -74,6 +87,7 @@ class CircuitBreaker:
         if self._failures and now < self._open_until:
             return
         if not self._failures:
+            self._since, self._why = self._clock.now(), why
             _log.error(
                 "%s is unavailable: work that needs it is paused, except for trials",
                 self._dependency,

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from conveyor.bootstrap.loop import (
     Readiness,
     allowed_hosts,
+    body_memory,
     build_worker,
     gateway_of,
     root_secrets,
     service_options,
+    webhooks_of,
 )
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
@@ -22,6 +24,7 @@ from conveyor.http.app import AppOptions, create_app
 from conveyor.http.malformed import protocol
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
+from conveyor.ports.rate_limit import RateLimit
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
@@ -31,14 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An assembled process: the application to serve, its protocol, the worker to run, and `aclose`
-    to call at the end."""
+    """An assembled process: the application to serve, its protocol, the worker to run, `hurry` to
+    call once it is to stop, and `aclose` to call at the end."""
 
     app: Any
     protocol: type[asyncio.Protocol]
     worker: Worker
     data_dir: Path
     readiness: Readiness
+    hurry: Callable[[], None]
     aclose: Callable[[], Awaitable[None]]
 
 
@@ -50,46 +54,72 @@ async def open_dev(
     The caller closes a gateway that it passes in. Raises ConveyorError if the data directory cannot
     be opened.
     """
-    from conveyor.dev.binding import open_binding
-    from conveyor.dev.rate_limit import MemoryRateLimit
-
-    secret, older = root_secrets(settings)
-    binding = await open_binding(
-        Path(settings.data_dir),
-        clock,
-        secret=secret,
-        queue_window=settings.queue_window,
-        max_receives=settings.max_receives,
-    )
+    binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
     worker = build_worker(binding.ports, scraper, settings, clock, telemetry=telemetry)
-    service = Service(binding.ports, service_options(settings, origin, older), clock)
+    _, older = root_secrets(settings)
+    webhooks = webhooks_of(settings, clock, loopback=True)
+    options = service_options(settings, origin, older)
+    service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
     app = create_app(
         service,
         registry=telemetry.registry(),
-        ready=readiness,
+        ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
-        options=AppOptions(
-            allowed_hosts=allowed_hosts(settings),
-            max_request_bytes=settings.max_request_bytes,
-            rate_limit=MemoryRateLimit(
-                clock, rate=settings.rate_limit, burst=settings.rate_limit_burst
-            )
-            if settings.rate_limit
-            else None,
-        ),
+        options=_app_options(settings, clock, worker),
     )
 
     async def close() -> None:
         if gateway is None:
             await scraper.aclose()
+        await webhooks.aclose()
         await binding.ports.aclose()
 
     serving = protocol(clock, head_seconds=settings.head_timeout)
-    return Runtime(app, serving, worker, binding.directory.path, readiness, close)
+    return Runtime(
+        app,
+        serving,
+        worker,
+        binding.directory.path,
+        readiness,
+        hurry=binding.store.database.hurry,
+        aclose=close,
+    )
+
+
+async def _open_binding(settings: Settings, clock: Clock) -> DevBinding:
+    from conveyor.dev.binding import open_binding
+
+    secret, older = root_secrets(settings)
+    return await open_binding(
+        Path(settings.data_dir),
+        clock,
+        secret=secret,
+        older_secrets=older,
+        queue_window=settings.queue_window,
+        max_receives=settings.max_receives,
+    )
+
+
+def _app_options(settings: Settings, clock: Clock, worker: Worker) -> AppOptions:
+    return AppOptions(
+        allowed_hosts=allowed_hosts(settings),
+        max_request_bytes=settings.max_request_bytes,
+        body_memory=body_memory(settings),
+        away=worker.away,
+        rate_limit=_rate_limit(settings, clock),
+    )
+
+
+def _rate_limit(settings: Settings, clock: Clock) -> RateLimit | None:
+    from conveyor.dev.rate_limit import MemoryRateLimit
+
+    if not settings.rate_limit:
+        return None
+    return MemoryRateLimit(clock, rate=settings.rate_limit, burst=settings.rate_limit_burst)
 
 
 def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service: Service) -> None:

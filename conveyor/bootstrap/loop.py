@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 
+from conveyor.aio.outages import Outages
 from conveyor.domain.api_keys import KeySealer, secret_bytes
+from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
@@ -16,6 +19,7 @@ from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Backlog, Telemetry
 from conveyor.engine.worker import Ticker, Worker
 from conveyor.gateway import open_gateway
+from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.control import ControlHandler
 from conveyor.handlers.delete import DeleteHandler
 from conveyor.handlers.export import ExportHandler
@@ -24,6 +28,7 @@ from conveyor.handlers.notify import Notifier
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
+from conveyor.http.request import BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
 from conveyor.ports.clock import Clock
@@ -41,6 +46,7 @@ from conveyor.ports.queues import (
 )
 from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
+from conveyor.ports.webhooks import Webhooks
 from conveyor.records.job_templates import JobTemplates
 from conveyor.service.context import ServiceOptions
 from conveyor.settings import InvalidSetting, Settings
@@ -82,7 +88,7 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
 
 def _client_options(settings: Settings) -> ClientOptions:
     options = ClientOptions(
-        authority=_authority(settings.ca_file),
+        authority=_authority(settings.ca_file, "CONVEYOR_CA_FILE"),
         ragged_end=settings.ragged_end == "accept",
         proxy=_proxy(settings.gateway_proxy),
     )
@@ -100,7 +106,21 @@ def _proxy(url: str) -> Proxy | None:
         raise InvalidSetting("CONVEYOR_GATEWAY_PROXY", problem) from None
 
 
-def _authority(ca_file: str) -> Path | None:
+def webhooks_of(settings: Settings, clock: Clock, *, loopback: bool = False) -> Webhooks:
+    """Make what posts events; with `loopback`, to this machine and over plain http too. Raises
+    InvalidSetting for a file of authorities that cannot be used."""
+    names, networks = set(), []
+    for entry in filter(None, map(str.strip, settings.webhook_private.split(","))):
+        try:
+            networks.append(ip_network(entry))
+        except ValueError:
+            names.add(entry.lower())
+    rules = WebhookRules(names=frozenset(names), networks=tuple(networks), loopback=loopback)
+    authority = _authority(settings.webhook_ca_file, "CONVEYOR_WEBHOOK_CA_FILE")
+    return WebhookSender(clock, rules, authority=authority)
+
+
+def _authority(ca_file: str, variable: str) -> Path | None:
     if not ca_file:
         return None
     from conveyor.wire.tls import client_context
@@ -109,13 +129,18 @@ def _authority(ca_file: str) -> Path | None:
         client_context(Path(ca_file))
     except OSError:  # ssl.SSLError is one
         problem = "must name a PEM file of certificates that can be read"
-        raise InvalidSetting("CONVEYOR_CA_FILE", problem) from None
+        raise InvalidSetting(variable, problem) from None
     return Path(ca_file)
 
 
 def allowed_hosts(settings: Settings) -> list[str]:
     """Return the names allowed in Host, beside loopback and the public origin."""
     return [settings.host, *filter(None, settings.allowed_hosts.split(","))]
+
+
+def body_memory(settings: Settings) -> BodyMemory:
+    """Return the bounds on the memory for request bodies."""
+    return BodyMemory(limit=settings.max_body_memory, caller_limit=settings.max_caller_body_memory)
 
 
 def root_secrets(settings: Settings) -> tuple[str, tuple[bytes, ...]]:
@@ -246,8 +271,7 @@ def assemble_worker(
 ) -> Worker:
     """Make a worker of tasks with its chores."""
     name = clock.new_id()
-    lasting = min(settings.visibility_timeout, settings.permit_lease)
-    heartbeat = min(settings.heartbeat, lasting / RENEWALS)
+    heartbeat = _heartbeat(settings)
     leases = LeaseOptions(
         holder=name,
         lease=settings.permit_lease,
@@ -256,11 +280,14 @@ def assemble_worker(
         batch=options.polling.batch,
     )
     policy = options.policy(ports.permits, clock, leases)
+    outages = Outages(clock, gateway=without_secrets(settings.gateway))
     dispatcher = Dispatcher(
         ports.queues,
         policy,
         clock,
-        task_handler=_task_handler(ports, settings, clock, worker=name, telemetry=telemetry),
+        task_handler=_task_handler(
+            ports, settings, clock, worker=name, telemetry=telemetry, outages=outages
+        ),
         control_handler=ControlHandler(chores.control),
         telemetry=telemetry,
         options=DispatchOptions(
@@ -269,16 +296,30 @@ def assemble_worker(
             max_receives=settings.max_receives,
             polling=options.polling,
             picking=options.picking(),
+            outages=outages,
         ),
     )
     ports.signals.on_halt(dispatcher.halt)
     discovery = _discovery(dispatcher, ports, settings, clock)
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("queue_depth", dispatcher.depth)
+    _measure_outages(telemetry, outages)
     tickers = list(chores.tickers)
     if options.logs_backlog:
         tickers.append(_backlog_teller(dispatcher, ports.queues, clock))
-    return Worker(dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers)
+    return Worker(
+        dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers, outages=outages
+    )
+
+
+def _heartbeat(settings: Settings) -> float:
+    lasting = min(settings.visibility_timeout, settings.permit_lease)
+    return min(settings.heartbeat, lasting / RENEWALS)
+
+
+def _measure_outages(telemetry: Telemetry, outages: Outages) -> None:
+    telemetry.gauge("away", lambda: len(outages.now()))
+    telemetry.family("outages", outages.counts)
 
 
 def _discovery(
@@ -305,6 +346,7 @@ def _task_handler(
     *,
     worker: str,
     telemetry: Telemetry,
+    outages: Outages,
 ) -> TaskHandler:
     return TaskHandler(
         TaskPorts(
@@ -315,6 +357,7 @@ def _task_handler(
             signals=ports.signals,
             gateway=ports.gateway,
             pipeline=ports.pipeline,
+            outages=outages,
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,

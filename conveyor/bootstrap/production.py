@@ -12,10 +12,12 @@ from conveyor.bootstrap.loop import (
     LoopOptions,
     Readiness,
     allowed_hosts,
+    body_memory,
     build_worker,
     gateway_of,
     root_secrets,
     service_options,
+    webhooks_of,
 )
 from conveyor.domain.api_keys import secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -29,6 +31,7 @@ from conveyor.http.malformed import protocol
 from conveyor.http.routes_server import create_probes
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
+from conveyor.ports.webhooks import Webhooks
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
@@ -100,33 +103,39 @@ async def open_role(
     works = api_keys is None
     binding = await open_binding(_options(settings), clock, works=works, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
-    scraper, worker, app = gateway, None, None
+    scraper, worker, app, webhooks = gateway, None, None, None
     if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
         worker = _worker(binding, scraper, settings, clock, telemetry=telemetry, policy=policy)
     else:
         _, older = root_secrets(settings)
-        service = Service(binding.ports, service_options(settings, origin, older), clock)
+        webhooks = webhooks_of(settings, clock)
+        service = Service(
+            binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
+        )
         results = service.results
         _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
         app = _app(binding, settings, clock, service=service, api_keys=api_keys, ready=readiness)
     return RoleRuntime(
         app=app,
         worker=worker,
-        probes=_probes(binding, readiness, telemetry, clock),
+        probes=_probes(binding, readiness, telemetry, clock, worker),
         protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
         lag=lag,
         agree=binding.agree,
         agree_every=binding.agree_every,
-        aclose=_closing(binding, scraper if scraper is not gateway else None),
+        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks),
     )
 
 
-def _closing(binding: ProdBinding, gateway: Gateway | None) -> Callable[[], Awaitable[None]]:
+def _closing(
+    binding: ProdBinding, *clients: Gateway | Webhooks | None
+) -> Callable[[], Awaitable[None]]:
     async def close() -> None:
-        if gateway is not None:
-            await gateway.aclose()
+        for client in clients:
+            if client is not None:
+                await client.aclose()
         await binding.ports.aclose()
 
     return close
@@ -187,19 +196,31 @@ def _app(
         options=AppOptions(
             allowed_hosts=allowed_hosts(settings),
             max_request_bytes=settings.max_request_bytes,
+            body_memory=body_memory(settings),
             api_keys=api_keys,
             rate_limit=binding.rate_limit,
         ),
     )
 
 
-def _probes(binding: ProdBinding, ready: Readiness, telemetry: Telemetry, clock: Clock) -> Any:
+def _probes(
+    binding: ProdBinding,
+    ready: Readiness,
+    telemetry: Telemetry,
+    clock: Clock,
+    worker: Worker | None,
+) -> Any:
     stats = binding.stats
+
+    def away() -> list[str]:
+        found = list(stats.away(clock.monotonic()))
+        return found if worker is None else found + worker.away()
+
     return create_probes(
         telemetry.registry(),
         ready=lambda: ready() and stats.usable(clock.monotonic()),
         clock=clock,
-        away=lambda: stats.away(clock.monotonic()),
+        away=away,
     )
 
 

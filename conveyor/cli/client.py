@@ -11,23 +11,36 @@ import click
 from conveyor import __version__
 from conveyor.cli.admin import admin
 from conveyor.cli.commands import job_options, report_error, run_client, tasks_of
+from conveyor.cli.completion import complete, completion, suggest_jobs
 from conveyor.cli.run import run
-from conveyor.cli.server import api, run_role, worker
+from conveyor.cli.server import api, conveyor_dev, run_role, worker
 from conveyor.cli.simulate import simulate
 from conveyor.client.options import (
     file_options,
+    json_option,
     out_option,
     server_options,
     status_option,
     task_options,
     watch_option,
 )
+from conveyor.client.program import Failure, Interruption
 
 if TYPE_CHECKING:
     from conveyor.client.commands import ServerTarget, Terminal
     from conveyor.client.directory import Destination
     from conveyor.client.inputs import OpenInput
     from conveyor.client.submit import JobOptions
+    from conveyor.client.wire import JobReply
+
+
+job_argument = click.argument("job", shell_complete=suggest_jobs)
+jobs_argument = click.argument(
+    "jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=suggest_jobs
+)
+rows_option = click.option(
+    "--json", "--jsonl", "as_json", is_flag=True, help="One JSON object a line."
+)
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,14 +49,17 @@ if TYPE_CHECKING:
 def conveyor(context: click.Context) -> int | None:
     """Submit scraping jobs to a Conveyor server, follow them, fetch their results.
 
-    Without a command, run the role that CONVEYOR_ROLE names, if any.
+    JOB is the id of a job, the beginning of one, or last for the newest. Without a command, run the
+    role that CONVEYOR_ROLE names, if any.
 
     Exit codes: 0 every task succeeded, 1 error, 2 usage, 3 some task did not succeed, 130
     interrupted.
     """
     if context.invoked_subcommand is None:
-        from conveyor.settings import role_named
+        from conveyor.settings import completion_asked, role_named
 
+        if asked := completion_asked():
+            return complete(conveyor, asked)
         if role := role_named():
             return run_role(role)
         click.echo(context.get_help())
@@ -63,28 +79,30 @@ def conveyor(context: click.Context) -> int | None:
     "--idempotency-key", metavar="KEY", help="Submitting twice with one key makes one job."
 )
 @click.option("--check", is_flag=True, help="Check the tasks here, and submit nothing.")
+@json_option
 @server_options
 def submit(
     inputs: tuple[str, ...],
     watch: bool,
     out: Destination | None,
     idempotency_key: str | None,
-    server: str | None,
-    api_key: str | None,
     **flags: Any,
 ) -> int:
     """Submit URLs, files with one URL or one JSON task a line, or a CSV file.
 
     Blank lines and lines that start with # are skipped; - reads standard input. A CSV file, a .gz
     file and a list of more than 4 MiB are uploaded whole: submit each by itself.
+
+    Standard output that is no terminal gets the id of the job alone.
     """
     from conveyor.client.commands import submit_tasks
 
+    common = {name: flags.pop(name) for name in ("server", "api_key", "as_json")}
     with tasks_of(inputs, flags) as tasks:
         only_checks = flags.pop("check")
         options = job_options(flags)
         if only_checks:
-            return _checked(tasks, options)
+            return _checked(tasks, options, as_json=common["as_json"])
 
         async def work(target: ServerTarget, terminal: Terminal) -> int:
             return await submit_tasks(
@@ -97,19 +115,25 @@ def submit(
                 out=out,
             )
 
-        return run_client(work, server, api_key)
+        return run_client(work, id_alone=not sys.stdout.isatty(), **common)
 
 
-def _checked(tasks: list[Any] | OpenInput, options: JobOptions) -> int:
+def _checked(tasks: list[Any] | OpenInput, options: JobOptions, *, as_json: bool) -> int:
     from conveyor.client.check import check_tasks
+    from conveyor.client.output import count
 
-    with report_error() as terminal:
-        terminal.say(check_tasks(tasks, options))
+    with report_error(as_json=as_json) as terminal:
+        number, skipped, lines = check_tasks(tasks, options)
+        for line in lines:
+            terminal.warn(line)
+        refused = f"{skipped:,}" if skipped else "none"
+        terminal.say(f"{count(number, 'task')}, {refused} refused; nothing was submitted")
+        terminal.give({"checked_tasks": number, "skipped_tasks": skipped})
     return 0
 
 
 @conveyor.command()
-@click.argument("job")
+@job_argument
 @click.option("--run", "run_id", metavar="RUN", help="A run of JOB [the latest].")
 @click.option(
     "-o",
@@ -126,6 +150,7 @@ def _checked(tasks: list[Any] | OpenInput, options: JobOptions) -> int:
     help="Format [by the ending of FILE; zip where it has none].",
 )
 @click.option("--force", is_flag=True, help="Replace FILE.")
+@json_option
 @server_options
 def export(
     job: str,
@@ -133,8 +158,7 @@ def export(
     out: Path,
     form: str | None,
     force: bool,
-    server: str | None,
-    api_key: str | None,
+    **common: Any,
 ) -> int:
     """Export the results of a run of JOB into one file: a zip of bodies, or a table of rows."""
     from conveyor.client.export import export_job, form_of
@@ -142,6 +166,8 @@ def export(
     to_stdout = str(out) == "-"
     if to_stdout and sys.stdout.isatty():
         raise click.UsageError("cannot write an export to a terminal: name a file, or redirect it")
+    if to_stdout and common["as_json"]:
+        raise click.UsageError("standard output gets the export: --json needs a file")
     chosen = form or ("zip" if to_stdout else form_of(out))
     if chosen is None:
         raise click.UsageError(
@@ -160,35 +186,32 @@ def export(
             force=force,
         )
 
-    return run_client(work, server, api_key)
+    return run_client(work, **common)
 
 
 @conveyor.command()
-@click.argument("job")
+@job_argument
 @out_option
+@json_option
 @server_options
-def watch(job: str, out: Destination | None, server: str | None, api_key: str | None) -> int:
+def watch(job: str, out: Destination | None, **common: Any) -> int:
     """Follow the latest run of JOB to its end."""
     from conveyor.client.commands import watch_job
 
-    return run_client(
-        lambda target, terminal: watch_job(target, terminal, job, out), server, api_key
-    )
+    return run_client(lambda target, terminal: watch_job(target, terminal, job, out), **common)
 
 
 @conveyor.command()
-@click.argument("job")
-@click.option("--jsonl", is_flag=True, help="One JSON object a line.")
+@job_argument
+@rows_option
 @out_option
 @status_option
 @server_options
 def results(
     job: str,
-    jsonl: bool,
     out: Destination | None,
     status: str | None,
-    server: str | None,
-    api_key: str | None,
+    **common: Any,
 ) -> int:
     """List the results of the latest run of JOB, or download their bodies into a directory.
 
@@ -196,46 +219,41 @@ def results(
     """
     from conveyor.client.commands import fetch_results, show_results
 
-    if jsonl and out is not None:
-        raise click.UsageError("--jsonl lists rows and --out fetches bodies: choose one")
-
     async def work(target: ServerTarget, terminal: Terminal) -> int:
         if out is not None:
             return await fetch_results(target, terminal, job, out=out, status=status)
-        return await show_results(target, terminal, job, jsonl=jsonl, status=status)
+        return await show_results(target, terminal, job, jsonl=common["as_json"], status=status)
 
-    return run_client(work, server, api_key)
+    return run_client(work, **common)
 
 
 @conveyor.command()
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--status", type=click.Choice(["open", "closed"]), help="Only these jobs.")
-@click.option("--jsonl", is_flag=True, help="One JSON object a line.")
+@rows_option
 @server_options
-def jobs(
-    limit: int, status: str | None, jsonl: bool, server: str | None, api_key: str | None
-) -> int:
+def jobs(limit: int, status: str | None, **common: Any) -> int:
     """List jobs, newest first; times are UTC."""
     from conveyor.client.commands import list_jobs
 
     return run_client(
         lambda target, terminal: list_jobs(
-            target, terminal, limit=limit, status=status, jsonl=jsonl
+            target, terminal, limit=limit, status=status, jsonl=common["as_json"]
         ),
-        server,
-        api_key,
+        **common,
     )
 
 
 def _add_run_command(verb: str, help_text: str) -> None:
     @conveyor.command(verb, help=help_text)
-    @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+    @jobs_argument
+    @json_option
     @server_options
-    def command(jobs: tuple[str, ...], server: str | None, api_key: str | None) -> int:
+    def command(jobs: tuple[str, ...], **common: Any) -> int:
         from conveyor.client.commands import change_runs
 
         return run_client(
-            lambda target, terminal: change_runs(target, terminal, jobs, verb), server, api_key
+            lambda target, terminal: change_runs(target, terminal, jobs, verb), **common
         )
 
 
@@ -245,43 +263,74 @@ _add_run_command("resume", "Resume each paused JOB.")
 
 
 @conveyor.command()
-@click.argument("job")
+@job_argument
+@click.option("--failed", is_flag=True, help="Only the tasks that failed; keep the other results.")
 @click.option(
-    "--failed", is_flag=True, help="Only the tasks that failed; keep the results of the others."
+    "--unfinished",
+    is_flag=True,
+    help="Only the tasks without a result, such as after a stop; with --failed, both.",
 )
 @watch_option
 @out_option
+@json_option
 @server_options
 def rerun(
     job: str,
     failed: bool,
+    unfinished: bool,
     watch: bool,
     out: Destination | None,
-    server: str | None,
-    api_key: str | None,
+    **common: Any,
 ) -> int:
     """Run JOB again."""
     from conveyor.client.commands import rerun_job
+    from conveyor.domain.model import TaskStatus
 
-    status = "failed" if failed else None
+    statuses = [TaskStatus.FAILED] if failed else []
+    if unfinished:
+        statuses += [TaskStatus.PENDING, TaskStatus.PROCESSING]
     return run_client(
         lambda target, terminal: rerun_job(
-            target, terminal, job, status=status, watch=watch, out=out
+            target, terminal, job, statuses=statuses, watch=watch, out=out
         ),
-        server,
-        api_key,
+        **common,
     )
 
 
 @conveyor.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@jobs_argument
+@click.option("--yes", is_flag=True, help="Do not ask on a terminal.")
+@json_option
 @server_options
-def rm(jobs: tuple[str, ...], server: str | None, api_key: str | None) -> int:
+def rm(jobs: tuple[str, ...], yes: bool, **common: Any) -> int:
     """Delete each JOB with its runs and results."""
     from conveyor.client.commands import remove_jobs
 
-    return run_client(lambda target, terminal: remove_jobs(target, terminal, jobs), server, api_key)
+    chosen = jobs if yes or not sys.stdin.isatty() else _confirmed(jobs, common)
+    return run_client(lambda target, terminal: remove_jobs(target, terminal, chosen), **common)
 
 
-for command in (run, simulate, api, worker, admin):
+def _confirmed(jobs: tuple[str, ...], common: dict[str, Any]) -> list[str]:
+    """Ask whether to delete the jobs, outside an event loop, which would swallow an interrupt."""
+    from conveyor.client.commands import read_jobs, removal
+
+    found: list[JobReply] = []
+
+    async def look(target: ServerTarget, terminal: Terminal) -> int:
+        found.extend(await read_jobs(target, terminal, jobs))
+        return 0
+
+    run_client(look, **common)
+    try:
+        is_sure = click.confirm(f"{removal(found)}\nSure?", err=True)
+    except click.Abort:
+        click.echo(err=True)  # the cursor is still behind the question
+        raise Interruption("interrupted; nothing was deleted") from None
+    if not is_sure:
+        raise Failure("nothing was deleted")
+    return [job.job_id for job in found]
+
+
+for command in (run, simulate, api, worker, admin, completion):
     conveyor.add_command(command)
+conveyor.add_command(conveyor_dev, "dev")

@@ -20,12 +20,19 @@ if TYPE_CHECKING:
 Work = Callable[["ServerTarget", "Terminal"], Awaitable[int]]
 
 
-def run_client(work: Work, server: str | None, api_key: str | None) -> int:
+def run_client(
+    work: Work,
+    *,
+    server: str | None,
+    api_key: str | None,
+    as_json: bool,
+    id_alone: bool = False,
+) -> int:
     """Run a client command on its own event loop."""
     import anyio
 
     target = target_of(server, api_key)
-    with report_error() as terminal:
+    with report_error(as_json=as_json, id_alone=id_alone) as terminal:
         return anyio.run(_awaited, work, target, terminal)
 
 
@@ -50,12 +57,13 @@ def target_of(server: str | None, api_key: str | None, *, lasts: bool = True) ->
 
 
 @contextmanager
-def report_error() -> Iterator[Terminal]:
+def report_error(*, as_json: bool = False, id_alone: bool = False) -> Iterator[Terminal]:
     """Build a terminal for a command that prints each error as one line."""
-    from conveyor.client.commands import Terminal
+    from conveyor.client.commands import Printing, Terminal
     from conveyor.client.errors import ClientError, InvalidTasks
 
-    terminal = Terminal()
+    alone = Printing.ID if id_alone else Printing.TEXT
+    terminal = Terminal(Printing.JSON if as_json else alone)
     try:
         yield terminal
     except InvalidTasks as error:
@@ -82,7 +90,7 @@ def tasks_of(inputs: tuple[str, ...], flags: dict[str, Any]) -> Iterator[list[An
         delimiter=flags.pop("delimiter"),
         quote=flags.pop("quote"),
     )
-    reading = Reading(encoding=flags.pop("encoding"), scheme=flags.pop("scheme"))
+    reading = Reading(flags.pop("encoding"), flags.pop("scheme"), flags["skip_invalid"])
     with ExitStack() as files:
         try:
             kind = FileType(file_type) if file_type else None

@@ -12,6 +12,7 @@ from conveyor.client.options import (
     Directory,
     file_options,
     gateway_options,
+    json_option,
     own_out_option,
     task_options,
 )
@@ -39,11 +40,13 @@ if TYPE_CHECKING:
 @click.option(
     "--api-key", metavar="KEY", help="API key for the gateway [ZENROWS_API_KEY, else local]."
 )
+@json_option
 def run(
     inputs: tuple[str, ...],
     out: Destination,
     data_dir: Path | None,
     api_key: str | None,
+    as_json: bool,
     **flags: Any,
 ) -> int:
     """Scrape URLs, or the tasks of a file as submit takes it, into a directory, without a server.
@@ -62,7 +65,15 @@ def run(
         raise unfit(error, server_flags) from None
     with tasks_of(inputs, flags) as tasks:
         options = job_options(flags)
-        return _whole_job(settings, tasks, options, out=out, data_dir=data_dir, api_key=api_key)
+        return _whole_job(
+            settings,
+            tasks,
+            options,
+            out=out,
+            data_dir=data_dir,
+            api_key=api_key,
+            as_json=as_json,
+        )
 
 
 def _whole_job(
@@ -73,13 +84,18 @@ def _whole_job(
     out: Destination,
     data_dir: Path | None,
     api_key: str | None,
+    as_json: bool,
 ) -> int:
     from conveyor.client.commands import JobSession
     from conveyor.domain.errors import ConveyorError
     from conveyor.roles.run import run_once
+    from conveyor.roles.serving import fit_to_files
 
-    with report_error() as terminal:
+    with report_error(as_json=as_json) as terminal:
         out.prepare()
+        settings, slots = fit_to_files(settings)
+        if slots:
+            terminal.warn(f"conveyor: {slots}")
         job = JobSession(target_of(None, api_key, lasts=False), terminal, tasks, options, out=out)
         try:
             code = run_once(settings, job, data_dir=data_dir, beside=out.path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -79,7 +77,9 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one machine-readable line.")
-@click.option("--demo", is_flag=True, help="Run a job over a small built-in site.")
+@click.option(
+    "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
+)
 @click.version_option(__version__, prog_name="conveyor-dev")
 def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
@@ -107,14 +107,8 @@ def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
 
 def _demo(flags: dict[str, Any], banner: BannerPrinter) -> int:
     from conveyor.clock import SystemClock
-    from conveyor.demo.run import run_demo, tour
+    from conveyor.demo.run import run_demo
     from conveyor.settings import client_environment
 
-    pace = SystemClock()
     # The key that `conveyor` sends, so that it finds the job.
-    key = client_environment().api_key
-
-    async def job(api: str, urls: Mapping[str, str], out: Path, to: BannerPrinter) -> None:
-        await tour(api, key, urls, out, pace=pace, say=to.say, stream=to.stream)
-
-    return run_demo(flags, banner, job)
+    return run_demo(flags, banner, client_environment().api_key, SystemClock())

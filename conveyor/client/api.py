@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
+import anyio
 import httpx
 import msgspec
 from tenacity import (
@@ -23,6 +24,7 @@ from tenacity import (
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import printable
 from conveyor.client.wire import (
+    AddReply,
     ExportReply,
     InputReply,
     JobReply,
@@ -39,7 +41,11 @@ from conveyor.client.wire import (
 ATTEMPTS = 4
 MAX_WAIT = 30.0
 TRANSIENT = frozenset({429, 502, 503, 504})
-TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+CONNECT_TIMEOUT = 5.0
+CHECK_TIMEOUT = httpx.Timeout(60.0, connect=CONNECT_TIMEOUT)
+"""For uploads and for long lists, whose check comes before the answer."""
+LONG_BYTES = 256 * 1_024
+"""From this size on a server checks a list in a process of its own, which may take long."""
 CONNECTIONS = 16
 
 _backoff = wait_exponential(multiplier=0.25)
@@ -61,6 +67,24 @@ class ClientClock(Protocol):
     def token(self, length: int) -> bytes:
         """Return unpredictable bytes, for idempotency keys."""
         ...
+
+
+class Patience(NamedTuple):
+    """Seconds that a request may stay without an answer: until it is told, and until it is given
+    up."""
+
+    tell: float = 5.0
+    give_up: float = 30.0
+
+
+class ResultRows(NamedTuple):
+    """A page of rows, each with its JSON, and the cursor of the next page."""
+
+    rows: list[tuple[ResultRow, bytes]]
+    next_cursor: str | None
+
+
+PATIENCE = Patience()
 
 
 def base_url(server: str) -> str:
@@ -105,15 +129,23 @@ def _last_outcome(state: RetryCallState) -> Any:
 
 
 @asynccontextmanager
-async def connect(server: str, api_key: str, pace: ClientClock) -> AsyncIterator[Api]:
+async def connect(
+    server: str,
+    api_key: str,
+    pace: ClientClock,
+    *,
+    patience: Patience = PATIENCE,
+    on_slow: Callable[[str], None] = lambda _line: None,
+) -> AsyncIterator[Api]:
     """Open a client of the server and close its connections at the end.
 
-    Raises ClientError for an unusable address or key. Sends nothing yet.
+    `on_slow` gets a line each time the server lets a request wait. Raises ClientError for an
+    unusable address or key. Sends nothing yet.
     """
     address = base_url(server)
     if not api_key or not api_key.isascii() or not api_key.isprintable():
         raise ClientError("the API key must be printable ASCII")
-    api = Api(address, api_key, pace)
+    api = Api(address, api_key, pace, patience, on_slow)
     try:
         yield api
     finally:
@@ -127,15 +159,25 @@ class Api:
     from a Conveyor server.
     """
 
-    def __init__(self, address: str, api_key: str, pace: ClientClock) -> None:
+    def __init__(
+        self,
+        address: str,
+        api_key: str,
+        pace: ClientClock,
+        patience: Patience,
+        on_slow: Callable[[str], None],
+    ) -> None:
         self.address = address
         self.pace = pace
+        self._patience = patience
+        self._on_slow = on_slow
+        self._timeout = httpx.Timeout(patience.give_up, connect=CONNECT_TIMEOUT)
         url = httpx.URL(address)
         # Two programs of one machine need no proxy from the environment between them.
         self._trust_env = not _loopback(url.host)
         self._keyed = httpx.AsyncClient(
             headers={"X-API-Key": api_key, "Accept": "application/json"},
-            timeout=TIMEOUT,
+            timeout=self._timeout,
             trust_env=self._trust_env,
             # Loading certificates takes longer than most commands, and plain HTTP needs none.
             verify=url.scheme == "https",
@@ -174,10 +216,11 @@ class Api:
                 upload.url,
                 content=content(),
                 headers={**upload.headers, "Content-Length": str(size)},
+                timeout=CHECK_TIMEOUT,
             )
 
         try:
-            await self._exchange(build, self._fetcher(), _upload_refusal)
+            await self._exchange(build, self._fetcher(), _upload_refusal, is_long=True)
         except httpx.InvalidURL:
             raise ClientError("the upload link is not a URL") from None
 
@@ -193,10 +236,11 @@ class Api:
 
     async def add_tasks(
         self, job_id: str, body: Mapping[str, Any], *, idempotency_key: str
-    ) -> None:
+    ) -> AddReply:
         """Add tasks to an open job."""
         path = f"/jobs/{_quoted(job_id)}/tasks"
-        await self._send("POST", path, body=body, idempotency_key=idempotency_key)
+        response = await self._send("POST", path, body=body, idempotency_key=idempotency_key)
+        return self._decode(response, AddReply)
 
     async def jobs(self, *, limit: int, status: str | None, cursor: str | None) -> JobsReply:
         """Read one page of jobs, newest first; `limit` is 1 to 100."""
@@ -231,17 +275,24 @@ class Api:
         self, job_id: str, *, run_id: str | None = None, status: str | None = None
     ) -> AsyncIterator[tuple[ResultRow, bytes]]:
         """Yield every row of a run (the latest by default) in submission order, with its JSON."""
-        path = _run_path(job_id, run_id) if run_id else f"/jobs/{_quoted(job_id)}"
-        query = {"status": status, "limit": "1000", "cursor": None}
+        cursor = None
         while True:
-            page = self._decode(
-                await self._send("GET", f"{path}/results", query=query), RawResultsPage
-            )
-            for raw in page.results:
-                yield self._parse(bytes(raw), ResultRow), bytes(raw)
+            page = await self.results_page(job_id, run_id, status=status, cursor=cursor)
+            for row in page.rows:
+                yield row
             if not page.next_cursor:
                 return
-            query["cursor"] = page.next_cursor
+            cursor = page.next_cursor
+
+    async def results_page(
+        self, job_id: str, run_id: str | None, *, status: str | None, cursor: str | None
+    ) -> ResultRows:
+        """Read one page of the rows of a run; without `run_id`, of the latest."""
+        path = _run_path(job_id, run_id) if run_id else f"/jobs/{_quoted(job_id)}"
+        query = {"status": status, "limit": "1000", "cursor": cursor}
+        page = self._decode(await self._send("GET", f"{path}/results", query=query), RawResultsPage)
+        rows = [(self._parse(bytes(raw), ResultRow), bytes(raw)) for raw in page.results]
+        return ResultRows(rows, page.next_cursor or None)
 
     @asynccontextmanager
     async def download(self, url: str) -> AsyncIterator[httpx.Response]:
@@ -265,7 +316,7 @@ class Api:
         if self._keyless is None:
             self._keyless = httpx.AsyncClient(
                 headers={"Accept-Encoding": "identity"},
-                timeout=TIMEOUT,
+                timeout=self._timeout,
                 limits=httpx.Limits(max_connections=CONNECTIONS),
                 trust_env=self._trust_env,
                 follow_redirects=True,
@@ -289,23 +340,34 @@ class Api:
         if idempotency_key is not None:
             headers["Idempotency-Key"] = idempotency_key
         params = {name: value for name, value in (query or {}).items() if value is not None}
+        is_long = "file_input_id" in (body or {}) or len(content or b"") > LONG_BYTES
         request = self._keyed.build_request(
-            method, self.address + path, params=params, content=content, headers=headers
+            method,
+            self.address + path,
+            params=params,
+            content=content,
+            headers=headers,
+            timeout=CHECK_TIMEOUT if is_long else self._timeout,
         )
-        return await self._exchange(lambda: request, self._keyed, self._refusal)
+        return await self._exchange(lambda: request, self._keyed, self._refusal, is_long=is_long)
 
     async def _exchange(
         self,
         build: Callable[[], httpx.Request],
         through: httpx.AsyncClient,
         refused: Callable[[httpx.Response], ClientError],
+        *,
+        is_long: bool,
     ) -> httpx.Response:
-        """Send what `build` returns, retry if that may help, and return the good answer."""
+        """Send what `build` returns, retry if that may help, and return the good answer.
+
+        Wait for a long request in silence: its progress is shown elsewhere.
+        """
         # Every operation may be repeated: those that create something carry an idempotency key, and
         # an extra slot or export expires by itself.
 
         async def send() -> httpx.Response:
-            return await self._send_once(build(), through)
+            return await self._send_once(build(), through, is_long=is_long)
 
         broken = retry_if_exception_type(httpx.RequestError)
         busy = retry_if_result(lambda response: _transient(response, refused))
@@ -320,11 +382,13 @@ class Api:
         return response
 
     async def _send_once(
-        self, request: httpx.Request, through: httpx.AsyncClient
+        self, request: httpx.Request, through: httpx.AsyncClient, *, is_long: bool
     ) -> httpx.Response:
         """Exchange once. Raises httpx.RequestError for a failure that a retry may mend."""
         try:
-            return await through.send(request, follow_redirects=False)
+            if is_long:
+                return await through.send(request, follow_redirects=False)
+            return await self._send_telling(request, through)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise ServerUnreachable(
                 f"cannot reach {printable(self.address)}: is conveyor-dev running?"
@@ -332,7 +396,38 @@ class Api:
         except httpx.RequestError as error:
             if _is_no_http(error):
                 raise self._stranger() from None
+            if isinstance(error, httpx.TimeoutException) and not is_long:
+                # Each retry would hang as long again.
+                raise ServerUnreachable(
+                    f"{printable(self.address)} does not answer: gave up after "
+                    f"{self._patience.give_up:g} s"
+                ) from None
             raise
+
+    async def _send_telling(
+        self, request: httpx.Request, through: httpx.AsyncClient
+    ) -> httpx.Response:
+        """Exchange once, and tell if the answer takes long."""
+        outcome: httpx.Response | Exception
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._tell_when_slow)
+            try:
+                outcome = await through.send(request, follow_redirects=False)
+            except Exception as error:
+                # The group would wrap it; it is raised below.
+                outcome = error
+            group.cancel_scope.cancel()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def _tell_when_slow(self) -> None:
+        with anyio.move_on_after(self._patience.tell):
+            await anyio.sleep_forever()
+        self._on_slow(
+            f"{printable(self.address)} has not answered for {self._patience.tell:g} s; waiting "
+            f"up to {self._patience.give_up:g} s"
+        )
 
     def _refusal(self, response: httpx.Response) -> ClientError:
         problem = _problem(response)

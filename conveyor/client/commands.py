@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from enum import Enum
 from typing import TextIO
 
 import msgspec
@@ -18,6 +19,7 @@ from conveyor.client.directory import Destination
 from conveyor.client.download import Downloads, download
 from conveyor.client.errors import ClientError, ServerRefused
 from conveyor.client.inputs import OpenInput, SourcedTask
+from conveyor.client.jobs import find_job, find_jobs, newest_jobs
 from conveyor.client.listing import FailureGroups, ResultTable
 from conveyor.client.output import (
     clean,
@@ -30,11 +32,21 @@ from conveyor.client.output import (
 )
 from conveyor.client.program import FAILED, INCOMPLETE, SUCCEEDED
 from conveyor.client.progress import describe, meter_for, view_for
-from conveyor.client.submit import JobOptions, submit, submit_file
+from conveyor.client.submit import (
+    JobOptions,
+    line_of,
+    record_line,
+    sifted,
+    skipped_lines,
+    submit,
+    submit_file,
+    warning_lines,
+)
 from conveyor.client.watch import follow, latest_run, summary
 from conveyor.client.wire import JobReply, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.export_rows import MANIFEST
+from conveyor.domain.model import JobStatus, TaskStatus
 
 GROUPED_FAILURES = 10_000
 """Failed tasks that are read for their reasons at the end of a run."""
@@ -57,12 +69,27 @@ class ServerTarget(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Target({printable(self.server)})"
 
+    def connect(self, terminal: Terminal) -> AbstractAsyncContextManager[Api]:
+        """Open a client of the server; the terminal tells if the server lets it wait."""
+        return connect(self.server, self.api_key, self.pace, on_slow=terminal.warn)
+
     def command(self, *words: str, out: Destination | None = None) -> str:
         """Build a command for the same server, to show to the user."""
         if out is None:
             return command(*words, server=self.named)
         forced = ("--force",) if out.force else ()
         return command(*words, *forced, server=self.named, out=out.path)
+
+
+class Printing(Enum):
+    """Content of standard output: lines for people, JSON alone, or the id of the new job alone.
+
+    Without lines for people there, these go to standard error.
+    """
+
+    TEXT = "text"
+    JSON = "json"
+    ID = "id"
 
 
 class Following(msgspec.Struct, frozen=True):
@@ -80,12 +107,24 @@ class Following(msgspec.Struct, frozen=True):
 class Terminal:
     """Prints output, and holds the line to print if the user interrupts."""
 
-    def __init__(self) -> None:
+    def __init__(self, printing: Printing = Printing.TEXT) -> None:
         self.farewell = "interrupted"
+        self.printing = printing
+        self.people = sys.stdout if printing is Printing.TEXT else sys.stderr
 
     def say(self, line: str) -> None:
-        """Print a line of the output."""
-        print(line, flush=True)
+        """Print a line of the output for people."""
+        print(line, file=self.people, flush=True)
+
+    def give(self, document: object) -> None:
+        """Print a document for programs, if they are given JSON."""
+        if self.printing is Printing.JSON:
+            print(_json_line(msgspec.json.encode(document)), flush=True)
+
+    def give_id(self, job_id: str) -> None:
+        """Print the id of a new job, if it is given alone."""
+        if self.printing is Printing.ID:
+            print(clean(job_id), flush=True)
 
     def warn(self, line: str) -> None:
         """Print a line that is not part of the output."""
@@ -109,7 +148,7 @@ async def submit_tasks(
     if out is not None:
         # With a key the job may be the one whose results are there.
         out.prepare() if idempotency_key is None else out.try_out()
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
         reply = await make_job(api, terminal, tasks, options, idempotency_key=idempotency_key)
         if not watch and out is None:
             return SUCCEEDED
@@ -126,20 +165,31 @@ async def make_job(
     *,
     idempotency_key: str | None = None,
 ) -> SubmitReply:
-    """Create a job and print its id."""
+    """Create a job; print its id, what was left out, and what was ignored."""
     terminal.farewell = "interrupted before the job was whole"
     if isinstance(tasks, OpenInput):
         with meter_for(sys.stderr, api.pace) as meter:
             reply = await submit_file(api, tasks, options, meter, idempotency_key=idempotency_key)
+        lines = [record_line(tasks.name, bad) for bad in reply.invalid_tasks]
+        skipped = reply.skipped_tasks
     else:
-        whole = len(tasks)
+        tasks, lines = sifted(tasks, options)
+        skipped, whole = len(lines), len(tasks)
 
         def sent(number: int) -> None:
             if number < whole:
                 terminal.warn(f"{number:,} of {whole:,} tasks sent")
 
         reply = await submit(api, tasks, options, idempotency_key=idempotency_key, on_sent=sent)
-    terminal.say(f"job {clean(reply.job_id)}: {count(reply.accepted_tasks, 'task')} accepted")
+        lines += [line_of(bad, tasks) for bad in reply.invalid_tasks]
+        skipped += reply.skipped_tasks
+    for line in (*skipped_lines(lines, skipped), *warning_lines(reply.warnings)):
+        terminal.warn(line)
+    left_out = f", {skipped:,} skipped" if skipped else ""
+    accepted = count(reply.accepted_tasks, "task")
+    terminal.say(f"job {clean(reply.job_id)}: {accepted} accepted{left_out}")
+    terminal.give(reply)
+    terminal.give_id(reply.job_id)
     return reply
 
 
@@ -149,7 +199,8 @@ async def watch_job(
     """Follow the latest run of a job to its end."""
     if out is not None:
         out.try_out()
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
         with about(job_id):
             run = await latest_run(api, job_id)
         return await follow_to_end(api, target, terminal, run, _watching(job_id, out))
@@ -160,23 +211,48 @@ async def rerun_job(
     terminal: Terminal,
     job_id: str,
     *,
-    status: str | None,
+    statuses: Sequence[TaskStatus],
     watch: bool,
     out: Destination | None,
 ) -> int:
-    """Run a job again: all tasks, or those in `status`."""
+    """Run a job again: all tasks, or those in one of the states."""
     if out is not None:
-        out.prepare(job_id)
-    async with connect(target.server, target.api_key, target.pace) as api:
+        out.try_out()
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
+        if out is not None:
+            out.prepare(job_id)
         key = target.pace.token(16).hex()
         with about(job_id):
-            reply = await api.rerun(job_id, status=status, idempotency_key=key)
+            before = await latest_run(api, job_id)
+            status = ",".join(statuses) or None
+            try:
+                reply = await api.rerun(job_id, status=status, idempotency_key=key)
+            except ServerRefused as refusal:
+                raise _hinted(refusal, before) from None
         kept = f", {reply.inherited_tasks:,} kept" if reply.inherited_tasks else ""
         again = count(reply.retried_tasks, "task")
         terminal.say(f"job {clean(reply.job_id)}: {again} to run again{kept}")
+        terminal.give(reply)
+        left_out = before.stats.total - reply.retried_tasks - reply.inherited_tasks
+        if left_out > 0:
+            export = target.command("export", job_id, "--run", before.run_id)
+            terminal.warn(
+                f"{count(left_out, 'task')} without a result left out (--unfinished takes them"
+                f" along); the run before still lists them: {export} -o tasks.csv"
+            )
         if not watch and out is None:
             return SUCCEEDED
         return await follow_to_end(api, target, terminal, reply.latest_run, _watching(job_id, out))
+
+
+def _hinted(refusal: ServerRefused, before: RunReply) -> ClientError:
+    """Add to a refusal the option that finds tasks, if there are some without a result."""
+    unfinished = before.stats.total - before.stats.completed
+    if refusal.code != ErrorCode.NO_MATCHING_TASKS or not unfinished:
+        return refusal
+    tasks = count(unfinished, "task")
+    return ClientError(f"{refusal}; {tasks} without a result: --unfinished runs them")
 
 
 @contextmanager
@@ -209,10 +285,12 @@ async def follow_to_end(
     terminal.farewell = f"interrupted; the job goes on. Come back with: {back}"
     started = api.pace.monotonic()
     was_live = run.live
-    run = await follow(api, run, view_for(sys.stdout, target.named))
+    run = await follow(api, run, view_for(terminal.people, target.named))
     seconds = api.pace.monotonic() - started if was_live else None
     terminal.say(summary(run, seconds))
-    await _warn_of_failures(api, target, terminal, run, end.out)
+    groups = await _failures(api, target, run)
+    terminal.give({**msgspec.to_builtins(run), "failures": groups.documents()})
+    _warn_of_failures(target, terminal, run, groups, end.out)
     if end.out is None:
         return _exit_code(run)
     return await _bring(api, target, terminal, run, end)
@@ -223,16 +301,24 @@ def _exit_code(run: RunReply, status: str | None = None) -> int:
     return SUCCEEDED if whole else INCOMPLETE
 
 
-async def _warn_of_failures(
-    api: Api, target: ServerTarget, terminal: Terminal, run: RunReply, out: Destination | None
-) -> None:
-    if run.stats.failed == 0:
-        return
+async def _failures(api: Api, target: ServerTarget, run: RunReply) -> FailureGroups:
+    """Read the reasons of the failed tasks of a run."""
     groups = FailureGroups(own_server=not target.lasts)
-    async for row, _raw in api.results(run.job_id, run_id=run.run_id, status="failed"):
-        groups.add(row)
-        if groups.tasks == GROUPED_FAILURES:
-            break
+    if run.stats.failed:
+        async for row, _raw in api.results(run.job_id, run_id=run.run_id, status="failed"):
+            groups.add(row)
+            if groups.tasks == GROUPED_FAILURES:
+                break
+    return groups
+
+
+def _warn_of_failures(
+    target: ServerTarget,
+    terminal: Terminal,
+    run: RunReply,
+    groups: FailureGroups,
+    out: Destination | None,
+) -> None:
     lines = groups.lines(_width(sys.stderr))
     for line in lines:
         terminal.warn(line)
@@ -263,6 +349,14 @@ def _tell_of_files(terminal: Terminal, done: Downloads, out: Destination) -> Non
     for note in [*done.notes, *(f"not downloaded: {problem}" for problem in done.problems)]:
         terminal.warn(note)
     terminal.say(f"{count(done.files, 'file')} in {clean(str(out.path))}")
+    terminal.give(
+        {
+            "directory": str(out.path),
+            "files": done.files,
+            "not_downloaded": done.problems,
+            "notes": done.notes,
+        }
+    )
 
 
 async def show_results(
@@ -272,16 +366,17 @@ async def show_results(
     all_succeeded = True
     table = ResultTable(print, _width(sys.stdout))
     groups = FailureGroups(own_server=not target.lasts)
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
         with about(job_id):
             async for row, raw in api.results(job_id, status=status):
                 all_succeeded = all_succeeded and row.succeeded
-                if jsonl:
-                    print(_json_line(raw))
-                    continue
-                table.add(row)
                 if row.status == "failed":
                     groups.add(row)
+                if jsonl:
+                    print(_json_line(raw))
+                else:
+                    table.add(row)
     if not jsonl and not table.end():
         terminal.warn("no such tasks")
     for line in groups.lines(_width(sys.stderr)):
@@ -295,8 +390,9 @@ async def fetch_results(
     """Download the bodies of the latest run into a directory, once the run has ended."""
     out.try_out()
     only = () if status is None else ("--status", status)
-    end = Following(words=("results", job_id, *only), out=out, status=status)
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
+        end = Following(words=("results", job_id, *only), out=out, status=status)
         with about(job_id):
             run = await latest_run(api, job_id)
         if run.live:
@@ -318,9 +414,9 @@ async def list_jobs(
     target: ServerTarget, terminal: Terminal, *, limit: int, status: str | None, jsonl: bool
 ) -> int:
     """List jobs, newest first."""
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
         shown = 0
-        async for job in _jobs(api, limit, status):
+        async for job in newest_jobs(api, limit, status=status):
             if not shown and not jsonl:
                 print(JOBS_HEADER)
             print(clean_json(msgspec.json.encode(job).decode()) if jsonl else _job_line(job))
@@ -328,18 +424,6 @@ async def list_jobs(
     if not shown and not jsonl:
         terminal.warn("no jobs yet: conveyor submit URL")
     return SUCCEEDED
-
-
-async def _jobs(api: Api, limit: int, status: str | None) -> AsyncIterator[JobReply]:
-    cursor = None
-    while limit > 0:
-        page = await api.jobs(limit=min(limit, 100), status=status, cursor=cursor)
-        for job in page.jobs[:limit]:
-            yield job
-        limit -= len(page.jobs)
-        cursor = page.next_cursor
-        if not cursor:
-            return
 
 
 def _job_line(job: JobReply) -> str:
@@ -353,25 +437,50 @@ def _job_line(job: JobReply) -> str:
 
 
 async def change_runs(
-    target: ServerTarget, terminal: Terminal, job_ids: Sequence[str], verb: str
+    target: ServerTarget, terminal: Terminal, jobs: Sequence[str], verb: str
 ) -> int:
     """Stop, pause or resume the latest run of each job, in order, until the server refuses one."""
-    async with connect(target.server, target.api_key, target.pace) as api:
-        for job_id in job_ids:
+    async with target.connect(terminal) as api:
+        for job_id in await find_jobs(api, jobs):
             with about(job_id):
                 run = await api.change_run(job_id, verb)
             done = f"{run.stats.completed:,}/{run.stats.total:,} done"
             terminal.say(f"job {printable(job_id)}: {describe(run)}, {done}")
+            terminal.give(run)
     return SUCCEEDED
 
 
-async def remove_jobs(target: ServerTarget, terminal: Terminal, job_ids: Sequence[str]) -> int:
-    """Delete jobs with all their runs and results."""
-    async with connect(target.server, target.api_key, target.pace) as api:
-        for job_id in job_ids:
+async def read_jobs(
+    target: ServerTarget, terminal: Terminal, jobs: Sequence[str]
+) -> list[JobReply]:
+    """Read the jobs that the texts name. Raises ClientError if there is none of that name."""
+    async with target.connect(terminal) as api:
+        return [await _existing(api, job_id) for job_id in await find_jobs(api, jobs)]
+
+
+async def _existing(api: Api, job_id: str) -> JobReply:
+    with about(job_id):
+        job = await api.job(job_id)
+    if job.status == JobStatus.DELETED:
+        # The server shows it until everything of it is removed.
+        raise ClientError(f"no such job: {printable(job_id)}")
+    return job
+
+
+def removal(jobs: Sequence[JobReply]) -> str:
+    """Name the jobs to delete, one a line."""
+    return "\n".join(["Delete with all results:", *map(_job_line, jobs)])
+
+
+async def remove_jobs(target: ServerTarget, terminal: Terminal, jobs: Sequence[str]) -> int:
+    """Delete jobs with all their runs and results, in order, until one is not there."""
+    async with target.connect(terminal) as api:
+        for job_id in await find_jobs(api, jobs):
+            await _existing(api, job_id)
             with about(job_id):
                 await api.delete_job(job_id)
             terminal.say(f"job {printable(job_id)}: deleted")
+            terminal.give({"job_id": job_id, "deleted": True})
     return SUCCEEDED
 
 
@@ -419,6 +528,7 @@ class JobSession:
         async with connect(server, self._target.api_key, self._target.pace) as api:
             run = await self._stopped(api, self._run)
             self._terminal.say(summary(run))
+            self._terminal.give(run)
             with meter_for(sys.stderr, api.pace) as meter:
                 done = await download(api, run, self._out, meter)
         _tell_of_files(self._terminal, done, self._out)

@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from conveyor.client.api import Api, connect
+from conveyor.client.api import Api
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.directory import Destination, replacing
 from conveyor.client.download import ATTEMPTS, export_run, transfer_export
 from conveyor.client.errors import ClientError, ServerRefused
+from conveyor.client.jobs import find_job
 from conveyor.client.output import clean, printable, size
 from conveyor.client.program import SUCCEEDED
 from conveyor.client.progress import describe, meter_for
@@ -48,7 +49,8 @@ async def export_job(
     """
     if out is not None:
         _see_that_it_can_be_written(out, force=force)
-    async with connect(target.server, target.api_key, target.pace) as api:
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
         with about(job_id):
             run = await (_run(api, job_id, run_id) if run_id else latest_run(api, job_id))
             if run.live:
@@ -69,6 +71,15 @@ async def export_job(
                 )
     if out is not None:
         terminal.say(f"{size(done)} in {clean(str(out))}")
+        terminal.give(
+            {
+                "job_id": job_id,
+                "run_id": run.run_id,
+                "format": form,
+                "file": str(out),
+                "bytes": done,
+            }
+        )
     return SUCCEEDED
 
 

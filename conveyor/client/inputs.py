@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, BinaryIO
 
 import msgspec
@@ -26,7 +27,14 @@ from conveyor.client.errors import ClientError
 from conveyor.client.options import CsvOptions, FileType
 from conveyor.client.output import clean, shorten
 from conveyor.client.rewriting import GZIP, Reading, as_utf8, place_of, with_schemes
-from conveyor.domain.listed_urls import AROUND, SEPARATOR_LINE, url_of_line, with_scheme
+from conveyor.domain.listed_urls import (
+    AROUND,
+    SEPARATOR_LINE,
+    separated,
+    separator_at_all_ends,
+    url_of_line,
+    with_scheme,
+)
 from conveyor.domain.text_rules import Refused
 
 LARGE = 4 * 1_024 * 1_024
@@ -104,6 +112,9 @@ def _chosen(
     arguments: Sequence[str], file_type: FileType | None, encoding: str | None
 ) -> FileInput | None:
     paths = [argument for argument in arguments if not _URL.match(argument)]
+    for path in paths:
+        if path.lower().endswith(workbook.OTHER_SUFFIXES):
+            raise ClientError(f"{clean(path)}: save it as .xlsx or CSV")
     if file_type is None:
         alone = [path for path in paths if _is_sent_whole(path)]
         if not alone:
@@ -252,6 +263,8 @@ def _open(path: str) -> Iterator[BinaryIO]:
 
 
 MAX_TASKS = 100_000
+LOOKED_AT = 1_000
+"""Tasks at the start of a list that are looked at together."""
 ARGUMENT = "argument"
 """Source of a URL given as an argument."""
 
@@ -259,10 +272,14 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class SourcedTask(msgspec.Struct, frozen=True):
-    """A task for the server, and the place it was read from: `urls.txt:3`, or ARGUMENT."""
+    """A task for the server, and the place it was read from: `urls.txt:3`, or ARGUMENT.
+
+    A line that could not be read, and is to be left out, has a `problem` instead of a body.
+    """
 
     body: dict[str, Any]
     source: str
+    problem: str | None = None
 
 
 def read_tasks(arguments: Iterable[str], reading: Reading = AS_IT_IS) -> list[SourcedTask]:
@@ -307,14 +324,30 @@ def read_lines(file: BinaryIO, name: str, reading: Reading = AS_IT_IS) -> Iterat
     """Parse one task a line: a URL, or a JSON object.
 
     Blank lines and lines that start with # are skipped, and a note behind a URL; CRLF and a byte
-    order mark are accepted.
+    order mark are accepted. Raises ClientError for a line without a task, unless such lines are to
+    be left out.
     """
+    tasks = _read(file, name, reading)
+    first = list(islice(tasks, LOOKED_AT))
+    urls = [task.body.get("url", "") for task in first if task.problem is None]
+    if (separator := separator_at_all_ends(urls)) is not None:
+        raise ClientError(f"{name}: {separated(separator)}")
+    yield from first
+    yield from tasks
+
+
+def _read(file: BinaryIO, name: str, reading: Reading) -> Iterator[SourcedTask]:
     for number, line in enumerate(_decoded(file, name, reading.encoding), start=1):
-        text = line.strip(AROUND + "\n\f\v")
+        text = line.strip(AROUND)
         if not text or text.startswith("#"):
             continue
         source = f"{name}:{number}"
-        yield SourcedTask(_parse(text, source, reading.scheme), source)
+        try:
+            yield SourcedTask(_parse(text, source, reading.scheme), source)
+        except ClientError as error:
+            if not reading.skip_invalid:
+                raise
+            yield SourcedTask({}, source, str(error))
 
 
 def _decoded(file: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:
@@ -340,7 +373,7 @@ def _decoded(file: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:
 
 
 def _parse(text: str, source: str, scheme: str | None) -> dict[str, Any]:
-    if text.startswith("["):
+    if text.startswith("[") and "](" not in text:
         raise ClientError(f"{source}: a list; write one JSON task a line")
     if not text.startswith("{"):
         try:

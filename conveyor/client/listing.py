@@ -82,7 +82,7 @@ class ResultTable:
         cells = [
             column.cell(column.text(row), cut=self._width is not None) for column in self._columns
         ]
-        url, reason = printable(row.url), printable(row.error.code) if row.error else ""
+        url, reason = printable(row.url), _reason(row)
         if self._width is not None:
             room = max(self._room(self._columns), 1)
             reason = _shortened(reason, room // 2)
@@ -120,6 +120,14 @@ def _size(row: ResultRow) -> str:
 
 def _ended(row: ResultRow) -> str:
     return printable(row.updated_at)[:19].replace("T", " ") if row.status in _ENDED else ""
+
+
+def _reason(row: ResultRow) -> str:
+    """Say why a task failed, or why it is left alone and until when."""
+    if row.waiting is not None:
+        until = printable(row.waiting.until)[:19].replace("T", " ")
+        return f"{printable(row.waiting.reason)}, waits until {until} UTC"
+    return printable(row.error.code) if row.error else ""
 
 
 def _wrapped(line: str, width: int) -> str:
@@ -183,13 +191,29 @@ class FailureGroups:
     def lines(self, width: int | None = None) -> list[str]:
         """Return a line for each reason, the most frequent first; on a terminal of `width` columns
         longer ones are wrapped between words."""
-        groups = sorted(self._groups.values(), key=lambda group: -group.tasks)
+        groups = self._by_frequency()
         lines = [self._line(group) for group in groups[:SHOWN_REASONS]]
         if rest := groups[SHOWN_REASONS:]:
             tasks = sum(group.tasks for group in rest)
             reasons = count(len(rest), "other reason")
             lines.append(f"failed: {count(tasks, 'task')} for {reasons}")
         return lines if width is None else [_wrapped(line, width) for line in lines]
+
+    def documents(self) -> list[dict[str, str | int | None]]:
+        """Return the same for programs: an object for each reason, the most frequent first."""
+        return [
+            {
+                "code": group.error.code,
+                "reason": group.error.detail or group.error.title,
+                "tasks": group.tasks,
+                "first_url": group.url,
+                "fix": self._fix(group.error),
+            }
+            for group in self._by_frequency()
+        ]
+
+    def _by_frequency(self) -> list[_Group]:
+        return sorted(self._groups.values(), key=lambda group: -group.tasks)
 
     def _line(self, group: _Group) -> str:
         url, error = printable(group.url), group.error

@@ -92,6 +92,12 @@ server_options = _stacked(
     ),
     api_key_option,
 )
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON objects, one a line; lines for people go to standard error.",
+)
 
 
 def _out_option(*names: str, required: bool, text: str) -> Callable[[Command], Command]:
@@ -162,6 +168,9 @@ file_options = _stacked(
         "--scheme",
         type=click.Choice(["https", "http"]),
         help="Put this before bare hosts, such as example.com/a.",
+    ),
+    click.option(
+        "--skip-invalid", is_flag=True, help="Leave out bad tasks, name them, take the others."
     ),
 )
 task_options = _stacked(

@@ -14,14 +14,6 @@ _UNSAFE = (
 _CONTROLS = re.compile(f"[{_UNSAFE}]")
 _CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:[/\\]{2,})[^/?#\\\s\"]*@")
 
-_SECRET_PARAMETERS = re.compile(
-    r"""(?P<name>[?&;\#]
-        (?: [^=&;\#\s"]*(?:api[_-]?key|token|passw(?:or)?d|secret|signature)
-          | (?:[^=&;\#\s"]*[._-])?(?:key|pwd|sig|auth)
-        )=)[^&\#\s"]+""",
-    re.IGNORECASE | re.VERBOSE,
-)
-
 
 def clean(text: str) -> str:
     r"""Write every control character as an escape such as `\x1b`."""
@@ -43,7 +35,10 @@ def printable(text: str) -> str:
 
     Masks `user:password@`, and the URL parameters named like credentials.
     """
-    return clean(_SECRET_PARAMETERS.sub(r"\g<name>***", mask_credentials(text)))
+    # Importing it above would make every --help load a decoder of JSON.
+    from conveyor.domain.text_rules import mask_parameters
+
+    return clean(mask_parameters(mask_credentials(text)))
 
 
 def shorten(text: str, width: int) -> str:

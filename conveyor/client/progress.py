@@ -59,6 +59,10 @@ class ProgressView(Protocol):
         """Show that the server did not answer."""
         ...
 
+    def warn(self, text: str) -> None:
+        """Print a line that stays."""
+        ...
+
 
 class TransferView(Protocol):
     """Shows a transfer, from enter to exit."""
@@ -120,6 +124,8 @@ def describe(run: RunReply) -> str:
         return "ingesting"
     if run.idle:
         return "waiting for tasks"
+    if run.outage is not None:
+        return f"waiting for the {printable(run.outage.shared)}"
     return printable(run.status)
 
 
@@ -167,6 +173,10 @@ class LineView:
             self._print(text)
         self._troubled = True
 
+    def warn(self, text: str) -> None:
+        """Print the line."""
+        self._print(text)
+
     def _line(self, run: RunReply, state: str) -> str:
         stats = run.stats
         line = (
@@ -177,6 +187,8 @@ class LineView:
             task = self._progress.tasks[0]
             left = "-" if task.time_remaining is None else duration(task.time_remaining)
             line += f", {task.speed or 0:,.1f}/s, {left} left"
+        if run.outage is not None and not run.paused:
+            line += f"; {printable(run.outage.detail)}"
         if run.paused:
             line += f"; resume it with: {command('resume', run.job_id, server=self._server)}"
         return line
@@ -352,6 +364,10 @@ class BarView(OneLineProgress):
         """Say beside the bar that the server does not answer."""
         for task_id in self.task_ids:
             self.update(task_id, state=Text("no answer, trying again", "bold"))
+
+    def warn(self, text: str) -> None:
+        """Print the line above the bar."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _moving(run: RunReply) -> bool:

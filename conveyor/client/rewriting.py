@@ -22,11 +22,12 @@ _PIECE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Options of reading lists: the encoding of their text, UTF-8 by default, and the scheme to put
-    before bare hosts, if any."""
+    """Options of reading lists: the encoding of their text, UTF-8 by default, the scheme to put
+    before bare hosts, if any, and whether bad tasks are left out."""
 
     encoding: str | None = None
     scheme: str | None = None
+    skip_invalid: bool = False
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def _unpacked(file: BinaryIO) -> BinaryIO:
 
 def _rewrite_lines(text: TextIO, out: TextIO, scheme: str) -> None:
     for line in text:
-        url = line.strip(AROUND + "\n")
+        url = line.strip(AROUND)
         if not url.startswith("#"):
             line = with_scheme(url, scheme) + "\n"
         out.write(line)

@@ -15,6 +15,9 @@ from conveyor.client.inputs import ARGUMENT, OpenInput, SourcedTask
 from conveyor.client.output import count, printable
 from conveyor.client.progress import TransferView
 from conveyor.client.wire import InvalidTaskReply, SubmitReply
+from conveyor.domain.errors import ConveyorError, InvalidTask
+from conveyor.domain.remarks import MAX_WARNINGS
+from conveyor.domain.submission import Limits, parse_job, parse_task
 
 ONE_REQUEST_TASKS = 9_999
 BATCH_TASKS = 10_000
@@ -31,6 +34,7 @@ class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     max_inflight: int | None = None
     priority: int | None = None
     max_attempts: int | None = None
+    skip_invalid: bool = False
 
 
 async def submit(
@@ -43,8 +47,8 @@ async def submit(
 ) -> SubmitReply:
     """Create a closed job from tasks; call `on_sent` with the number that the server has so far.
 
-    All or nothing: if a task is refused, no job remains. Raises InvalidTasks, or whatever `Api`
-    raises.
+    All or nothing: if a task is refused, and not to be left out, no job remains. Raises
+    InvalidTasks, or whatever `Api` raises.
     """
     key = idempotency_key or api.pace.token(16).hex()
     batches = list(_batches(tasks))
@@ -74,13 +78,16 @@ async def _submit_open(
         if not replayed:
             # Paused until it is complete, so that a refused batch costs no scrape.
             await api.change_run(reply.job_id, "pause")
-        sent = 0
+        sent, warnings = 0, dict.fromkeys(reply.warnings)
         for number, batch in enumerate(batches, start=1):
             body = {"tasks": batch, "last_batch": number == len(batches)}
             try:
-                await api.add_tasks(reply.job_id, body, idempotency_key=f"{key[:96]}.add{number}")
+                added = await api.add_tasks(
+                    reply.job_id, body, idempotency_key=f"{key[:96]}.add{number}"
+                )
             except ServerRefused as refusal:
                 raise explained(refusal, tasks[sent:]) from None
+            warnings.update(dict.fromkeys(added.warnings))
             sent += len(batch)
             on_sent(sent)
         await _resume(api, reply.job_id, replayed=replayed)
@@ -90,7 +97,12 @@ async def _submit_open(
                 await _discard(api, reply.job_id)
         raise
     run = await api.run(reply.job_id, reply.latest_run.run_id)
-    return SubmitReply(job_id=reply.job_id, latest_run=run, accepted_tasks=len(tasks))
+    return SubmitReply(
+        job_id=reply.job_id,
+        latest_run=run,
+        accepted_tasks=len(tasks),
+        warnings=tuple(warnings)[:MAX_WARNINGS],
+    )
 
 
 async def _resume(api: Api, job_id: str, *, replayed: bool) -> None:
@@ -128,18 +140,77 @@ def _batches(tasks: Sequence[SourcedTask]) -> Iterator[list[msgspec.Raw]]:
     yield batch
 
 
+def sifted(
+    tasks: Sequence[SourcedTask], options: JobOptions
+) -> tuple[Sequence[SourcedTask], list[str]]:
+    """Leave out what no server gets where bad tasks are to be skipped: lines that could not be read
+    and, of a list that goes in batches, the tasks that are bad by the rules of this version.
+
+    Return the other tasks, and a line for each one left out. Raises InvalidTasks if none is left.
+    """
+    if not options.skip_invalid:
+        return tasks, []
+    lines = [task.problem for task in tasks if task.problem is not None]
+    kept = [task for task in tasks if task.problem is None]
+    if len(kept) > ONE_REQUEST_TASKS:
+        kept, bad = _split(kept, options)
+        lines += bad
+    if not kept:
+        raise InvalidTasks("no task is left, nothing submitted", _bounded(lines, len(lines)))
+    return kept, lines
+
+
+def _split(
+    tasks: Sequence[SourcedTask], options: JobOptions
+) -> tuple[list[SourcedTask], list[str]]:
+    """Return the good tasks, and a line for each bad one. Raises ClientError for bad options."""
+    try:
+        params = parse_job({**job_fields(options), "status": "open"}, Limits()).params
+    except ConveyorError as error:
+        raise ClientError(printable(error.detail)) from None
+    good: list[SourcedTask] = []
+    lines: list[str] = []
+    for index, task in enumerate(tasks):
+        spec = parse_task(task.body, index, params)
+        if isinstance(spec, InvalidTask):
+            lines.append(line_of(reply_of(spec), tasks))
+        else:
+            good.append(task)
+    return good, lines
+
+
+def reply_of(bad: InvalidTask) -> InvalidTaskReply:
+    """Return what a server would answer about a bad task."""
+    return InvalidTaskReply(bad.index, bad.reason.value, bad.value, bad.line, bad.detail)
+
+
+def skipped_lines(lines: Sequence[str], number: int) -> list[str]:
+    """Return what to print about `number` tasks that were left out."""
+    return [f"skipped {line}" for line in _bounded(lines, number)]
+
+
+def warning_lines(warnings: Sequence[str]) -> list[str]:
+    """Return what to print about fields that were ignored."""
+    return [f"warning: {printable(warning)}" for warning in warnings]
+
+
+def _bounded(lines: Sequence[str], number: int) -> list[str]:
+    """Return the first lines about `number` tasks, and how many more there are."""
+    shown = list(lines[:LISTED_TASKS])
+    return [*shown, f"and {number - len(shown):,} more"] if number > len(shown) else shown
+
+
 def explained(refusal: ServerRefused, tasks: Sequence[SourcedTask]) -> ClientError:
     """Add to a refusal the place that each bad task was read from."""
     bad = refusal.invalid_tasks
     if not bad:
         return refusal
-    lines = [_line(task, tasks) for task in bad[:LISTED_TASKS]]
-    if len(bad) > LISTED_TASKS:
-        lines.append(f"and {len(bad) - LISTED_TASKS:,} more")
+    lines = _bounded([line_of(task, tasks) for task in bad[:LISTED_TASKS]], len(bad))
     return InvalidTasks(f"{count(len(bad), 'task')} refused, nothing submitted", lines)
 
 
-def _line(bad: InvalidTaskReply, tasks: Sequence[SourcedTask]) -> str:
+def line_of(bad: InvalidTaskReply, tasks: Sequence[SourcedTask]) -> str:
+    """Say where a bad task was read from, and what is wrong with it."""
     known = 0 <= bad.index < len(tasks)
     source = tasks[bad.index].source if known else f"task {bad.index}"
     # The value of an argument already says which one it is.
@@ -201,14 +272,15 @@ def upload_explained(refusal: ServerRefused, source: OpenInput) -> ClientError:
     """Add to a refusal a line for each bad task; its own text says how many there are."""
     if not refusal.invalid_tasks:
         return refusal
-    lines = [_upload_line(source.name, bad) for bad in refusal.invalid_tasks[:LISTED_TASKS]]
+    lines = [record_line(source.name, bad) for bad in refusal.invalid_tasks[:LISTED_TASKS]]
     headless = not source.slot.get("csv", {"header": True})["header"]
     if headless and refusal.invalid_tasks[0].index == 0:
         lines.append("add --header if the first record names the columns")
     return InvalidTasks(str(refusal), lines)
 
 
-def _upload_line(name: str, bad: InvalidTaskReply) -> str:
+def record_line(name: str, bad: InvalidTaskReply) -> str:
+    """Say where in a file a bad task is, and what is wrong with it."""
     where = "" if bad.line is None else f" at line {bad.line:,}"
     parts = [name, f"record {bad.index + 1:,}{where}"]
     if bad.value and bad.value != bad.detail:

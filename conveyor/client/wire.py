@@ -23,6 +23,14 @@ class StatsReply(msgspec.Struct, frozen=True):
     failure_reasons: dict[str, int] | None = None
 
 
+class OutageReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Something shared that the work of a run waits for."""
+
+    shared: str
+    detail: str = ""
+    never_answered: bool = False
+
+
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     """A run."""
 
@@ -34,6 +42,7 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     ingest_status: str | None = None
     failure_reason: str | None = None
     failure_detail: str | None = None
+    outage: OutageReply | None = None
 
     @property
     def ingesting(self) -> bool:
@@ -61,6 +70,12 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == RunStatus.COMPLETED.value
 
     @property
+    def cut_short(self) -> bool:
+        """Tell whether the run was stopped, or failed, before every task was done."""
+        ends = (RunStatus.STOPPED.value, RunStatus.FAILED.value)
+        return self.status in ends and self.stats.completed < self.stats.total
+
+    @property
     def succeeded(self) -> bool:
         """Tell whether the run ended and every task succeeded."""
         return self.completed and self.stats.successful == self.stats.total
@@ -84,12 +99,33 @@ class JobsReply(msgspec.Struct, frozen=True):
     next_cursor: str | None = None
 
 
+class InvalidTaskReply(msgspec.Struct, frozen=True):
+    """A refused task: its index in the submitted list, the reason, its line in the file, and what
+    is wrong where the reason does not tell it."""
+
+    index: int
+    reason: str
+    value: str | None = None
+    line: int | None = None
+    detail: str | None = None
+
+
+class AddReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an addition of tasks."""
+
+    warnings: tuple[str, ...] = ()
+
+
 class SubmitReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a submit."""
+    """The answer to a submit: also the number of bad tasks left out, the first of them, and
+    warnings."""
 
     job_id: str
     latest_run: RunReply
     accepted_tasks: int
+    skipped_tasks: int = 0
+    invalid_tasks: tuple[InvalidTaskReply, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class RerunReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,17 +168,6 @@ class ExportReply(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in ("pending", "running")
 
 
-class InvalidTaskReply(msgspec.Struct, frozen=True):
-    """A refused task: its index in the submitted list, the reason, its line in the file, and what
-    is wrong where the reason does not tell it."""
-
-    index: int
-    reason: str
-    value: str | None = None
-    line: int | None = None
-    detail: str | None = None
-
-
 class ProblemReply(msgspec.Struct, frozen=True):
     """A problem document."""
 
@@ -163,6 +188,13 @@ FETCHED = frozenset({"successful", "expired"})
 """Statuses of a task that brought a body, even if it has expired since."""
 
 
+class WaitReply(msgspec.Struct, frozen=True):
+    """Why a pending task is left alone, and until when."""
+
+    reason: str
+    until: str
+
+
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     """A task of a run. `result_url` is signed and needs no key; None if there is no body."""
 
@@ -177,6 +209,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     error: ProblemReply | None = None
     source_run_id: str | None = None
     updated_at: str = ""
+    waiting: WaitReply | None = None
 
     @property
     def succeeded(self) -> bool:

@@ -12,6 +12,8 @@ from typing import BinaryIO
 from conveyor.client.errors import ClientError
 
 SUFFIXES = (".xlsx", ".xlsm")
+OTHER_SUFFIXES = (".xls", ".xlsb", ".ods", ".numbers")
+"""Workbooks that are not read."""
 
 
 @contextmanager

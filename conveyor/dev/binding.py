@@ -6,18 +6,20 @@ blob that no record names belongs to nobody.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from conveyor.dev.call_table import CallTable, read_begun
 from conveyor.dev.callbacks import FileCallbacks
 from conveyor.dev.directory import DataDirectory
-from conveyor.dev.files import FileBlobs
+from conveyor.dev.files import FileBlobs, holds_bodies
 from conveyor.dev.permits import MemoryPermits
 from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.dev.sqlite import SqliteStore, open_store
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.ids import is_ulid
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.pipeline import Pipeline
@@ -27,7 +29,7 @@ from conveyor.ports.queues import (
     ExportMessage,
     IngestMessage,
 )
-from conveyor.records.blob_keys import input_key, staged_prefix
+from conveyor.records.blob_keys import export_key, input_key, staged_prefix
 
 FOREVER = 1 << 62
 """An instant after all others, also where the clock was set back."""
@@ -41,23 +43,37 @@ async def runs_to_scrub(store: SqliteStore, blobs: FileBlobs) -> list[tuple[str,
     """List the runs whose deletion was left unfinished, as (job_id, run_id): tombstones, and runs
     that have bodies, exports or staged tasks but no record.
 
-    A process that is killed between writing a body and settling its task leaves a file that no row
-    names; if the run was deleted meanwhile, nothing else would ever find it. Nor would anything
-    find the tasks that a submit had staged before its run was written.
+    A run has no record if it was purged before a late body came, or if the process was killed
+    between staging its tasks and writing it.
     """
     deleted = await store.runs.deleted_runs()
     known = await store.known_runs()
-    return deleted + sorted(run for run in await blobs.runs() if run[1] not in known)
+    found = sorted(run for run in await blobs.runs() if run[1] not in known)
+    return deleted + list(filter(_are_ulids, found))
+
+
+def _are_ulids(names: tuple[str, ...]) -> bool:
+    """Tell whether names are ours: others in the directory are left to whoever put them there."""
+    return all(map(is_ulid, names))
 
 
 async def remove_unnamed(store: SqliteStore, blobs: FileBlobs) -> None:
-    """Remove staged tasks of runs that have been ingested, and uploads whose slot is gone."""
+    """Remove bodies of calls that were never settled, staged tasks of runs that have been ingested,
+    exports without a record, and uploads whose slot is gone.
+
+    The claims of the earlier process name those bodies, so they must not be void yet.
+    """
+    for key in await store.claimed_bodies():
+        await blobs.delete(key)
     known = await store.known_runs()
     ingesting = {run_id for _, run_id in await store.ingestion.stuck_ingests(before=FOREVER)}
     for job_id, run_id in await blobs.staged_runs():
         if run_id in known and run_id not in ingesting:
             await blobs.delete_prefix(staged_prefix(job_id, run_id))
-    for input_id in await blobs.input_ids():
+    for job_id, run_id, export_id in filter(_are_ulids, await blobs.export_ids()):
+        if run_id in known and await store.exports.get_export(export_id) is None:
+            await blobs.delete(export_key(job_id, run_id, export_id))
+    for input_id in filter(is_ulid, await blobs.input_ids()):
         if await store.inputs.get_input(input_id) is None:
             await blobs.delete(input_key(input_id))
 
@@ -77,25 +93,28 @@ async def open_binding(
     clock: Clock,
     *,
     secret: str = "",
+    older_secrets: Sequence[bytes] = (),
     queue_window: int = 10_000,
     max_receives: int = 1_000,
 ) -> DevBinding:
     """Open a data directory and everything in it; the caller closes it by `ports.aclose`.
 
     Claims of an earlier process are void from here on, and deletions that it left unfinished are
-    queued again. Raises ConveyorError where the directory is in use, not usable, or of another
-    schema.
+    queued again. Raises ConveyorError where the directory is in use, not usable, of another schema,
+    without the records of its bodies, or where its jobs belong to another root secret.
     """
     directory = DataDirectory.open(data_dir, clock, secret=secret)
-    store, blobs = await _open_contents(directory, data_dir, clock)
-    queues = MemoryQueues(
-        store.tasks.unfinished_after, clock, window=queue_window, max_receives=max_receives
-    )
-
-    await store.void_claims(clock.now(), read_begun(directory.calls))
-    # The table before is replaced only now: a boot that is killed up to here is made again.
-    calls = CallTable(directory.calls, clock.new_id())
-
+    async with AsyncExitStack() as opened:
+        opened.callback(directory.close)
+        try:
+            store, blobs, calls = await _open_contents(directory, clock, older_secrets, opened)
+            queues = MemoryQueues(
+                store.tasks.unfinished_after, clock, window=queue_window, max_receives=max_receives
+            )
+            await _take_over(store, blobs, queues)
+        except ConveyorError as error:
+            raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
+        aclose = opened.pop_all().aclose
     binding = Binding(
         jobs=store.jobs,
         runs=store.runs,
@@ -116,32 +135,27 @@ async def open_binding(
         pipeline=Pipeline(
             claims_at_once=CLAIMS_AT_ONCE, tasks=store.tasks, bodies=blobs, calls=calls
         ),
-        aclose=partial(_close, directory, store, blobs, calls),
+        aclose=aclose,
     )
-    await _take_over(store, blobs, queues)
     return DevBinding(binding, directory, store, queues)
 
 
-async def _close(
-    directory: DataDirectory, store: SqliteStore, blobs: FileBlobs, calls: CallTable
-) -> None:
-    await blobs.aclose()
-    await store.aclose()
-    calls.close()
-    directory.close()
-
-
 async def _open_contents(
-    directory: DataDirectory, data_dir: Path, clock: Clock
-) -> tuple[SqliteStore, FileBlobs]:
-    try:
-        return await open_store(directory.database, now=clock.now()), FileBlobs(directory.blobs)
-    except ConveyorError as error:
-        directory.close()
-        raise ConveyorError(error.code, f"{data_dir}: {error.detail}") from None
-    except BaseException:
-        directory.close()
-        raise
+    directory: DataDirectory, clock: Clock, older_secrets: Sequence[bytes], opened: AsyncExitStack
+) -> tuple[SqliteStore, FileBlobs, CallTable]:
+    """Open what is in the directory, and void what an earlier process left half done."""
+    may_be_new = not holds_bodies(directory.blobs)
+    store = await open_store(directory.database, now=clock.now(), may_be_new=may_be_new)
+    opened.push_async_callback(store.aclose)
+    await store.agree([directory.secret, *older_secrets])
+    blobs = FileBlobs(directory.blobs)
+    opened.push_async_callback(blobs.aclose)
+    await remove_unnamed(store, blobs)
+    await store.void_claims(clock.now(), read_begun(directory.calls))
+    # The table before is replaced only now: a boot that is killed up to here is made again.
+    calls = CallTable(directory.calls, clock.new_id())
+    opened.callback(calls.close)
+    return store, blobs, calls
 
 
 async def _take_over(store: SqliteStore, blobs: FileBlobs, queues: MemoryQueues) -> None:
@@ -149,7 +163,6 @@ async def _take_over(store: SqliteStore, blobs: FileBlobs, queues: MemoryQueues)
     memory."""
     for job_id, run_id in await store.ingestion.stuck_ingests(before=FOREVER):
         await queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))
-    await remove_unnamed(store, blobs)
     for job_id, run_id in await runs_to_scrub(store, blobs):
         await queues.send(CONTROL_QUEUE, DeleteMessage(job_id, run_id))
     for export in await store.exports.unfinished_exports(before=FOREVER):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,13 @@ CONTENTS: dict[str, str] = {
     "`task_token`, `succeeded`, and `output`, or `error` and `cause`",
 }
 """The contents of a data directory, by path."""
+
+_OURS = re.compile(
+    r"lock|secret(?:\.new)?|conveyor\.db(?:-wal|-shm|-journal)?|blobs|calls(?:\.new)?|callbacks\.jsonl"
+)
+"""Names of what belongs into a data directory."""
+
+_log = logging.getLogger("conveyor.dev")
 
 _HEX_SECRET = re.compile(rf"[0-9a-fA-F]{{{2 * SECRET_BYTES}}}")
 
@@ -75,6 +84,7 @@ class DataDirectory:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = _lock(path)
+            _shut(path)
         except FileExistsError:
             raise _unusable(path, "is not a directory") from None
         except OSError as error:
@@ -97,6 +107,26 @@ class DataDirectory:
 
     def __repr__(self) -> str:
         return f"DataDirectory({str(self.path)!r})"
+
+
+def _shut(path: Path) -> None:
+    """Take the right to enter from others: the directory holds keys and bodies. One that holds
+    other files too is somebody's for another purpose, and is left as it is."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & 0o077:
+        return
+    try:
+        if any(_OURS.fullmatch(name) is None for name in os.listdir(path)):
+            reason = "it holds other files too"
+        else:
+            path.chmod(0o700)
+            _log.warning("the data directory had mode %04o: closed it to others (0700)", mode)
+            return
+    except OSError as error:
+        reason = _reason(error)
+    _log.warning(
+        "others can enter the data directory (mode %04o), and it stays so: %s", mode, reason
+    )
 
 
 def _lock(path: Path) -> int:

@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiofiles
@@ -27,11 +28,16 @@ import anyio
 from anyio import CancelScope, to_thread
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import Blobs, Content, NewBodies
+from conveyor.ports.blobs import Blobs, Content, NewBodies, NoRoom
 from conveyor.records.blob_keys import checked_key, checked_prefix
 
 _MAX_BATCH = 256
 _MAX_TRIES = 5
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_SMALL = 65_536
+"""Bytes that are written to see whether a full disk is full for every body."""
+_SEVERAL = 4
+"""Bodies of the mean size that must fit on a disk which is full for a larger one alone."""
 
 
 @dataclass(slots=True)
@@ -46,18 +52,20 @@ class _Job:
 
 
 class FileWriter:
-    """A thread that writes bodies to files; `temporary` returns an unused path on their file
-    system."""
+    """A thread that writes bodies to files below `root`; `temporary` returns an unused path on
+    their file system. `kept` counts the bodies that were written, `kept_bytes` their bytes."""
 
-    def __init__(self, temporary: Callable[[], str]) -> None:
+    def __init__(self, root: str, temporary: Callable[[], str]) -> None:
+        self._root = root
         self._temporary = temporary
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.kept = self.kept_bytes = 0
 
     async def write(self, target: str, body: bytes) -> None:
-        """Write one file, whole or not at all. Raises OSError; a cancelled write may still
-        happen."""
+        """Write one file, whole or not at all. Raises OSError; NoRoom if smaller ones fit. A
+        cancelled write may still happen."""
         [error] = await self._submit([(target, body)], in_place=False)
         if error is not None:
             raise error
@@ -113,15 +121,33 @@ class FileWriter:
         for target, body in job.files:
             try:
                 if job.in_place:
-                    write_in_place(target, body)
+                    write_in_place(target, body, self._root)
                 else:
                     temporary = self._temporary()
                     write_file(temporary, body)
-                    move_into_place(temporary, target)
+                    move_into_place(temporary, target, self._root)
             except Exception as error:
-                job.errors.append(error)
+                job.errors.append(self.refusal(error, len(body)) or error)
             else:
+                self.kept += 1
+                self.kept_bytes += len(body)
                 job.errors.append(None)
+
+    def refusal(self, error: BaseException | None, size: int) -> NoRoom | None:
+        """Return the refusal of a body of at least `size` bytes, if the disk that was full for it
+        has room for several others. A disk without is full for all, until something is removed."""
+        if not isinstance(error, OSError) or error.errno not in _FULL or size <= _SMALL:
+            return None
+        usual = self.kept_bytes // self.kept if self.kept else size // _SEVERAL
+        path = self._temporary()
+        try:
+            if _free(os.path.dirname(path)) < max(_SMALL, _SEVERAL * usual):
+                return None
+            write_file(path, bytes(_SMALL))
+            os.unlink(path)
+        except OSError:
+            return None
+        return NoRoom()
 
     @staticmethod
     def _report(batch: list[_Job]) -> None:
@@ -131,21 +157,26 @@ class FileWriter:
                 batch[0].loop.call_soon_threadsafe(_settle, batch)
 
 
+def _free(directory: str) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
 def write_file(path: str, body: bytes) -> None:
     """Write a new file that only its owner can read; remove it on an error."""
     _write_out(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), path, body)
 
 
-def write_in_place(path: str, body: bytes) -> None:
+def write_in_place(path: str, body: bytes, root: str) -> None:
     """Write a file that only its owner can read under its own name, over what may be there, and
-    create its directory where that is missing; remove it on an error."""
+    create its directory below `root` where that is missing; remove it on an error."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     for _ in range(_MAX_TRIES):
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(path, flags, 0o600)
             break
         with contextlib.suppress(FileNotFoundError):
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            _make_directories(os.path.dirname(path), root)
     else:
         descriptor = os.open(path, flags, 0o600)
     _write_out(descriptor, path, body)
@@ -164,8 +195,16 @@ def _write_out(descriptor: int, path: str, body: bytes) -> None:
         os.close(descriptor)
 
 
-def move_into_place(temporary: str, target: str) -> None:
-    """Rename a finished file to its name, and create its directory where that is missing.
+def _make_directories(path: str, root: str) -> None:
+    """Create a directory below `root`, but not `root`: where somebody removed all data, nothing
+    appears in its place. Raises FileNotFoundError."""
+    os.stat(root)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def move_into_place(temporary: str, target: str, root: str) -> None:
+    """Rename a finished file to its name, and create its directory below `root` where that is
+    missing.
 
     Tries a few times, in case the directory is being removed at the same moment. Raises OSError,
     after removing the file, where that does not help and on any other error.
@@ -176,7 +215,7 @@ def move_into_place(temporary: str, target: str) -> None:
                 os.rename(temporary, target)
                 return
             with contextlib.suppress(FileNotFoundError):
-                os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+                _make_directories(os.path.dirname(target), root)
         os.rename(temporary, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -200,6 +239,7 @@ _REMOVALS_AT_A_TIME = 256
 _STAGED = "staged/*/*"
 _OF_RUNS = ("results/*/*/*", "exports/*/*", _STAGED)
 _INPUTS = "inputs"
+_EXPORTS = "exports/*/*/*"
 
 
 class FileBlobs(Blobs, NewBodies):
@@ -215,7 +255,7 @@ class FileBlobs(Blobs, NewBodies):
         self._root = str(root)
         self._temporaries = f"{root}/{_TEMPORARIES}"
         self._number = itertools.count(1).__next__
-        self._writer = FileWriter(self._temporary)
+        self._writer = FileWriter(self._root, self._temporary)
         with _DISK:
             os.makedirs(self._temporaries, mode=0o700, exist_ok=True)
             for leftover in os.listdir(self._temporaries):
@@ -246,10 +286,10 @@ class FileBlobs(Blobs, NewBodies):
             errors = [error] * len(files)
         return [_unavailable(error) if isinstance(error, OSError) else error for error in errors]
 
-    async def open(self, key: str) -> AsyncIterator[bytes] | None:
+    async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
         path = self._path(key)
         with _DISK:
-            return await to_thread.run_sync(_open_body, path)
+            return await to_thread.run_sync(_open_body, path, size)
 
     async def delete(self, key: str) -> None:
         with _DISK:
@@ -295,16 +335,29 @@ class FileBlobs(Blobs, NewBodies):
         with _DISK:
             return await to_thread.run_sync(_names, f"{self._root}/{_INPUTS}")
 
+    async def export_ids(self) -> list[tuple[str, str, str]]:
+        """List, as (job_id, run_id, export_id), the exports whose file is here."""
+        with _DISK:
+            return await to_thread.run_sync(_export_ids, self._root)
+
     async def _put_large(self, target: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
         temporary = self._temporary()
         try:
             size = await _write_pieces(temporary, head, rest)
             with _DISK:
-                await to_thread.run_sync(move_into_place, temporary, target)
-        except BaseException:
+                await to_thread.run_sync(move_into_place, temporary, target, self._root)
+        except BaseException as error:
+            refusal = None
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(_unlink, temporary)
+                if isinstance(error, ConveyorError):
+                    look = partial(self._writer.refusal, error.__cause__, len(head))
+                    refusal = await to_thread.run_sync(look)
+            if refusal is not None:
+                raise refusal from error
             raise
+        self._writer.kept += 1
+        self._writer.kept_bytes += size
         return size
 
     def _temporary(self) -> str:
@@ -317,6 +370,17 @@ class FileBlobs(Blobs, NewBodies):
 def _runs(root: str, patterns: Iterable[str]) -> set[tuple[str, str]]:
     found = (path for pattern in patterns for path in Path(root).glob(pattern))
     return {(path.parent.name, path.name) for path in found if path.is_dir()}
+
+
+def _export_ids(root: str) -> list[tuple[str, str, str]]:
+    paths = Path(root).glob(_EXPORTS)
+    return [(path.parent.parent.name, path.parent.name, path.name) for path in paths]
+
+
+def holds_bodies(root: Path) -> bool:
+    """Tell whether there is any whole body below `root`."""
+    temporaries = root / _TEMPORARIES
+    return any(names and Path(folder) != temporaries for folder, _, names in os.walk(root))
 
 
 def _names(directory: str) -> list[str]:
@@ -414,10 +478,13 @@ class _Body:
             os.close(descriptor)
 
 
-def _open_body(path: str) -> AsyncIterator[bytes] | None:
+def _open_body(path: str, size: int | None) -> AsyncIterator[bytes] | None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    if size is not None and os.fstat(descriptor).st_size != size:
+        os.close(descriptor)
         return None
     try:
         return _Body(descriptor)

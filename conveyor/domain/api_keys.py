@@ -31,6 +31,14 @@ def derive_key(root_secret: bytes, label: str) -> bytes:
     return HKDF(algorithm=SHA256(), length=KEY_LENGTH, salt=None, info=info).derive(root_secret)
 
 
+FINGERPRINT_DIGITS = 16
+
+
+def fingerprint(root_secret: bytes) -> str:
+    """Return a digest that tells root secrets apart and reveals nothing else."""
+    return derive_key(root_secret, "fingerprint").hex()[:FINGERPRINT_DIGITS]
+
+
 def secret_bytes(text: str) -> bytes:
     """Convert a root secret from text: 64 hexadecimal digits are decoded, other text is encoded."""
     return bytes.fromhex(text) if _HEX_SECRET.fullmatch(text) else text.encode()

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.remarks import CSV_FIELDS, INPUT_FIELDS, UnknownFields
 from conveyor.domain.text_rules import shorten
 
 MAX_COLUMN = 16_383
@@ -38,15 +39,16 @@ class CsvSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputRequest(msgspec.Struct, frozen=True):
-    """A slot to make; only CSV files have `csv`."""
+    """A slot to make; only CSV files have `csv`. `warnings` name the fields that were ignored."""
 
     type: InputType
     csv: CsvSpec | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def parse_input(document: object) -> InputRequest:
-    """Parse the request for a slot. Null counts as absent; unknown members are ignored, except in
-    `csv.fields`.
+    """Parse the request for a slot. Null counts as absent; unknown members are warned of, and
+    refused in `csv.fields`.
 
     Raises ConveyorError(invalid_argument), naming the member.
     """
@@ -57,11 +59,16 @@ def parse_input(document: object) -> InputRequest:
         _refuse("type", f"must be one of {', '.join(InputType)}")
     input_type = InputType(asked)
     csv = document.get("csv")
+    unknown = UnknownFields()
+    unknown.note(document, INPUT_FIELDS, of="a file input", where="")
     if input_type is InputType.CSV:
-        return InputRequest(input_type, _csv(csv))
+        spec = _csv(csv)
+        members = {f"csv.{name}": value for name, value in (csv or {}).items()}
+        unknown.note(members, CSV_FIELDS, of="a file input", where="")
+        return InputRequest(input_type, spec, unknown.warnings())
     if csv is not None:
         _refuse("csv", f"does not go with the type {input_type}")
-    return InputRequest(input_type)
+    return InputRequest(input_type, warnings=unknown.warnings())
 
 
 def _csv(raw: object) -> CsvSpec:

@@ -61,6 +61,16 @@ class TaskFailure(StrEnum):
     OTHER = "other"
 
 
+class WaitReason(StrEnum):
+    """The reason why a task that could be worked is left alone until its `not_before`."""
+
+    BACKOFF = "backoff"
+    RETRY_AFTER = "retry_after"
+    HOST_RETRY_AFTER = "host_retry_after"
+    LOAD_REFUSAL = "load_refusal"
+    OUTAGE = "outage"
+
+
 class RunFailure(StrEnum):
     """The cause that fails a whole run: an account-level one, or a list of tasks that cannot be
     written."""
@@ -225,7 +235,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A job and its latest run that is not deleted, read at one instant."""
+    """A job and its latest run, read at one instant. A deleted run counts in a deleted job
+    alone."""
 
     job: Job
     latest_run: Run | None
@@ -253,8 +264,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     `attempts` counts the attempts that used up a try, `interruptions` the lapsed claims.
     `claim_number` grows with each claim and fences off holders of earlier ones; `claimed_until`
-    bounds the current claim. `not_before` delays the next attempt. `source_run_id` is set on
-    inherited rows.
+    bounds the current claim. `not_before` delays the next attempt, and `waiting` says why it does.
+    `source_run_id` is set on inherited rows.
     """
 
     run_id: str
@@ -269,10 +280,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     claim_number: int = 0
     claimed_until: int = 0
     not_before: int = 0
+    waiting: WaitReason | None = None
     result: StoredBody | None = None
     error: Problem | None = None
     failure: TaskFailure | None = None
     source_run_id: str | None = None
+
+    def wait_at(self, now: int) -> WaitReason | None:
+        """Return why the task waits at `now`; None if it is due, in work or at its end."""
+        is_waiting = self.status is TaskStatus.PENDING and self.not_before > now
+        return self.waiting if is_waiting else None
 
 
 class EventKind(StrEnum):

@@ -35,8 +35,8 @@ class EventStats(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The event of a run's end.
 
-    `event_type` is run.completed, run.failed, run.stopped or run.deleted. Fields that are no longer
-    known, because the run is gone, are left out.
+    `event_type` is run.completed, run.failed, run.stopped, run.deleted or webhook.test. Fields that
+    are no longer known, because the run is gone, are left out.
     """
 
     schema: str
@@ -91,6 +91,25 @@ def build_run_event(
     if len(text) > MOST_CAUSE:
         text = _text(msgspec.structs.replace(event, metadata=None))
     return RunFinished(text, f"Conveyor.Run{status.capitalize()}")
+
+
+TEST = "test"
+"""Job and run of an event that only tests a receiver."""
+
+
+def build_test_event(*, event_id: str, now: int) -> str:
+    """Build the event `webhook.test`, of no job."""
+    return _text(
+        RunEvent(
+            schema=SCHEMA,
+            event_id=event_id,
+            event_type="webhook.test",
+            occurred_at=rfc3339(now),
+            job_id=TEST,
+            run_id=TEST,
+            run_sequence=1,
+        )
+    )
 
 
 def _text(event: RunEvent) -> str:

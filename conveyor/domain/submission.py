@@ -15,6 +15,7 @@ import msgspec
 from conveyor.domain import params, text_rules, urls
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
 from conveyor.domain.model import Callback, Format, TaskBody, TaskSpec
+from conveyor.domain.remarks import ADD_FIELDS, JOB_FIELDS, MAX_LISTED, Remarks, UnknownFields
 from conveyor.domain.text_rules import Refused
 
 MAX_BODY_BYTES = 16_384
@@ -138,6 +139,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `type` is regular or scheduled. `force_async` is the field `async`. `has_webhook` and
     `file_input_id` only say that the caller asked for the feature: its content is not read here.
+    With `skip_invalid` bad tasks are left out, and the remarks tell of them.
     """
 
     type: str
@@ -156,6 +158,8 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     file_input_id: str | None
     callback: Callback | None
     has_webhook: bool
+    skip_invalid: bool = False
+    remarks: Remarks = Remarks()
 
 
 class AddRequest(msgspec.Struct, frozen=True):
@@ -163,15 +167,18 @@ class AddRequest(msgspec.Struct, frozen=True):
 
     specs: list[TaskSpec]
     last_batch: bool
+    remarks: Remarks = Remarks()
 
 
 def parse_job(document: object, limits: Limits) -> JobRequest:
-    """Parse a submit. Unknown fields are ignored, null counts as absent.
+    """Parse a submit. Unknown fields are remarked on, null counts as absent.
 
     Raises ConveyorError: invalid_argument, naming the field, or with every bad task listed;
     quota_exceeded for more tasks than an open job may hold; file_input_unsupported_for_job_type.
     """
     fields = _fields(document)
+    unknown = UnknownFields()
+    unknown.note(fields, JOB_FIELDS, of="a job", where="")
     job_type = _choice(fields, "type", ("regular", "scheduled"))
     is_open = _choice(fields, "status", ("closed", "open")) == "open"
     if fields.get("file_input_id") is not None and (is_open or job_type != "regular"):
@@ -180,6 +187,8 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
             "file_input_id: only a regular job that is closed takes its tasks from a file",
         )
     job_params = _params(fields)
+    skips = _flag(fields, "skip_invalid")
+    tasks = _Tasks(_submitted(fields, limits, is_open=is_open), job_params, skips, unknown)
     return JobRequest(
         type=job_type,
         open=is_open,
@@ -196,7 +205,9 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
         file_input_id=_text(fields, "file_input_id", 128),
         callback=_callback(fields),
         has_webhook=_is_present(fields, "webhook"),
-        specs=_specs(_submitted(fields, limits, is_open=is_open), job_params),
+        skip_invalid=skips,
+        specs=tasks.specs(),
+        remarks=tasks.remarks(),
     )
 
 
@@ -209,7 +220,10 @@ def parse_add(document: object, limits: Limits, job_params: Mapping[str, str]) -
     if len(tasks) > limits.max_add_tasks:
         _refuse("tasks", f"at most {limits.max_add_tasks} tasks in one add, not {len(tasks)}")
     last_batch = _flag(fields, "last_batch")
-    return AddRequest(_specs(tasks, job_params), last_batch)
+    unknown = UnknownFields()
+    unknown.note(fields, ADD_FIELDS, of="an addition of tasks", where="")
+    checked = _Tasks(tasks, job_params, _flag(fields, "skip_invalid"), unknown)
+    return AddRequest(checked.specs(), last_batch, checked.remarks())
 
 
 def _submitted(fields: dict[str, Any], limits: Limits, *, is_open: bool) -> list[Any]:
@@ -232,23 +246,42 @@ def _submitted(fields: dict[str, Any], limits: Limits, *, is_open: bool) -> list
     return tasks
 
 
-def _specs(tasks: list[Any], job_params: Mapping[str, str]) -> list[TaskSpec]:
-    specs: list[TaskSpec] = []
-    invalid: list[InvalidTask] = []
-    parse = parse_task
-    for index, raw in enumerate(tasks):
-        spec = parse(raw, index, job_params)
-        if isinstance(spec, InvalidTask):
-            invalid.append(spec)
-        else:
-            specs.append(spec)
-    if invalid:
-        raise ConveyorError(
-            ErrorCode.INVALID_ARGUMENT,
-            f"{len(invalid)} of {len(tasks)} tasks are invalid; nothing was created",
-            invalid_tasks=tuple(invalid),
-        )
-    return specs
+class _Tasks:
+    """The tasks of a document: parsed, and remarked on. Bad ones are left out if `skips` is set."""
+
+    def __init__(
+        self, raw: list[Any], job_params: Mapping[str, str], skips: bool, unknown: UnknownFields
+    ) -> None:
+        self._raw = raw
+        self._job_params = job_params
+        self._skips = skips
+        self._unknown = unknown
+        self._invalid: list[InvalidTask] = []
+
+    def specs(self) -> list[TaskSpec]:
+        """Parse all. Raises ConveyorError(invalid_argument) with the bad ones, if any is bad and
+        not to be left out, or none is good."""
+        specs: list[TaskSpec] = []
+        parse, job_params = parse_task, self._job_params
+        for index, raw in enumerate(self._raw):
+            spec = parse(raw, index, job_params)
+            if isinstance(spec, InvalidTask):
+                self._invalid.append(spec)
+            else:
+                specs.append(spec)
+        if self._invalid and not (self._skips and specs):
+            raise ConveyorError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"{len(self._invalid)} of {len(self._raw)} tasks are invalid; nothing was created",
+                invalid_tasks=tuple(self._invalid),
+            )
+        self._unknown.note_tasks(self._raw)
+        return specs
+
+    def remarks(self) -> Remarks:
+        """Return what is to be said of the tasks, once they were parsed."""
+        skipped = tuple(self._invalid[:MAX_LISTED])
+        return Remarks(len(self._invalid), skipped, self._unknown.warnings())
 
 
 def _fields(document: object) -> dict[str, Any]:

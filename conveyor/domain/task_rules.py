@@ -23,6 +23,7 @@ from conveyor.domain.model import (
     StoredBody,
     TaskFailure,
     TaskStatus,
+    WaitReason,
 )
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 
@@ -76,13 +77,21 @@ class Retry(msgspec.Struct, frozen=True):
     not_before: int
     burns_attempt: bool = True
     recorded: bool = True
+    waiting: WaitReason = WaitReason.BACKOFF
 
 
 class Released(msgspec.Struct, frozen=True):
     """Back to pending as if never claimed: no event, no attempt, no interruption."""
 
 
-Settlement = Succeeded | Failed | Retry | Released
+class Deferred(msgspec.Struct, frozen=True):
+    """Back to pending until `not_before`, else as if never claimed: no call was made."""
+
+    not_before: int
+    waiting: WaitReason
+
+
+Settlement = Succeeded | Failed | Retry | Released | Deferred
 
 
 # -- what a rule does --
@@ -107,14 +116,16 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
     """The change of a row by a claim or a settlement.
 
     `attempts` and `interruptions` are added to those of the row; a `not_before` of None leaves the
-    row's as it is. `event` goes to the end of the history, and `result`, `error` and `failure` are
-    written with it. `delta` goes to the run; None changes nothing there.
+    row's as it is. `waiting` is set with a `not_before` ahead. `event` goes to the end of the
+    history, and `result`, `error` and `failure` are written with it. `delta` goes to the run; None
+    changes nothing there.
     """
 
     status: TaskStatus
     attempts: int = 0
     interruptions: int = 0
     not_before: int | None = None
+    waiting: WaitReason | None = None
     event: Event | None = None
     result: StoredBody | None = None
     error: Problem | None = None
@@ -123,7 +134,7 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotYet(msgspec.Struct, frozen=True, gc=False):
-    """The row may be claimed at `until`, unless something happens to it before."""
+    """The row cannot be claimed; it is to be looked at again at `until`."""
 
     until: int
 
@@ -162,6 +173,13 @@ class ClaimableRow(Protocol):
     @property
     def claimed_until(self) -> int: ...
 
+    @property
+    def updated_at(self) -> int: ...
+
+
+LEAST_HOLD = 10_000
+"""Milliseconds for which a row may always be held, so that a clock that was set back does not have
+it asked for too often."""
 
 _TAKEN = TaskChange(TaskStatus.PROCESSING)
 
@@ -178,10 +196,18 @@ def claim_change(
     if run_status not in LIVE_RUN_STATES or status in TERMINAL_TASK_STATES:
         return None
     if status is TaskStatus.PENDING:
-        return NotYet(row.not_before) if row.not_before > now else _TAKEN
+        if row.not_before <= now:
+            return _TAKEN
+        return NotYet(_held_until(row.not_before, since=row.updated_at, now=now))
     if row.claimed_until > now:
-        return NotYet(row.claimed_until)
+        return NotYet(_held_until(row.claimed_until, since=row.claimed_at, now=now))
     return interruption_change(row, now=now, max_interruptions=max_interruptions)
+
+
+def _held_until(end: int, *, since: int, now: int) -> int:
+    """Return when to look again at a row that is held from `since` to `end`: no later than it was
+    ever to be held, because a clock that was set back may be right again by then."""
+    return min(end, now + max(end - since, LEAST_HOLD))
 
 
 def interruption_change(row: ClaimableRow, *, now: int, max_interruptions: int) -> TaskChange:
@@ -242,10 +268,14 @@ def settlement_change(settlement: Settlement, *, now: int) -> TaskChange:
         )
     if isinstance(settlement, Released):
         return TaskChange(TaskStatus.PENDING)
+    if isinstance(settlement, Deferred):
+        not_before, waiting = settlement.not_before, settlement.waiting
+        return TaskChange(TaskStatus.PENDING, not_before=not_before, waiting=waiting)
     return TaskChange(
         TaskStatus.PENDING,
         attempts=int(settlement.burns_attempt),
         not_before=settlement.not_before,
+        waiting=settlement.waiting,
         event=settlement.event if settlement.recorded else None,
         delta=RunDelta(now, spend=settlement.event.spend),
     )

@@ -96,6 +96,25 @@ def mask_credentials(url: str) -> str:
     return match[1] + "***@" + url[match.end(2) :]
 
 
+_SECRET_PARAMETERS = re.compile(
+    r"""(?P<name>[?&;\#]
+        (?: [^=&;\#\s"]*(?:api[_-]?key|token|passw(?:or)?d|secret|signature)
+          | (?:[^=&;\#\s"]*[._-])?(?:key|pwd|sig|auth)
+        )=)[^&\#\s"]+""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def mask_parameters(text: str) -> str:
+    """Replace the values of URL parameters that are named like credentials by `***`."""
+    return _SECRET_PARAMETERS.sub(r"\g<name>***", text)
+
+
+def logged_url(url: str) -> str:
+    """Return the form in which a log may show a URL: short, without credentials."""
+    return shorten(mask_parameters(mask_credentials(url)))
+
+
 def has_control(text: str) -> bool:
     """Return whether the text holds a control character, tab and line feed included."""
     return not text.isprintable() and _CONTROL.search(text) is not None

@@ -26,6 +26,15 @@ _PLAIN_URL = (
 _PLAIN = re.compile(_PLAIN_URL)
 
 
+_CREDENTIALS = re.compile(r"//[^/?#]*@")
+_QUERY = re.compile(r"[?#].*", re.DOTALL)
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL without user, password and query, which may hold keys."""
+    return _QUERY.sub("?***", _CREDENTIALS.sub("//***@", url))
+
+
 def check(url: str) -> InvalidTaskReason | None:
     """Return the reason to refuse a URL, or None to accept it.
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from conveyor.aio.resilience import log_and_continue
+from conveyor.aio.resilience import HIDING, log_and_continue
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.engine.telemetry import Telemetry
@@ -209,8 +209,6 @@ T = TypeVar("T")
 TRIES = 5
 PAUSES = Backoff(2.0, 8.0)
 """Tries of a handler, with pauses of 2, 4, 8 and 8 s between them."""
-HIDING = Backoff(2.0, 256.0)
-"""Seconds that a message is hidden after its work failed, by how often it was received."""
 
 
 async def retry_in_place(

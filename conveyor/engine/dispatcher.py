@@ -20,10 +20,10 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from conveyor.aio.concurrency import wait_or_timeout
-from conveyor.aio.resilience import log_and_continue, log_failure
+from conveyor.aio.outages import Outages
+from conveyor.aio.resilience import HIDING, log_and_continue, log_failure
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.delivery import (
-    HIDING,
     AckBatcher,
     Heartbeat,
     MessageReturner,
@@ -62,6 +62,7 @@ class DispatchOptions:
 
     It makes up to `slots` gateway calls at a time, and a receive hides messages for `visibility`
     seconds. A queue gives a message up after `max_receives`. One `picking` serves one dispatcher.
+    Tasks are begun as `outages` lets them pass.
     """
 
     slots: int
@@ -69,6 +70,7 @@ class DispatchOptions:
     max_receives: int
     polling: Polling
     picking: PickingRule = field(default_factory=LeastInFlight)
+    outages: Outages | None = None
 
 
 _log = logging.getLogger("conveyor.engine")
@@ -104,6 +106,7 @@ class Dispatcher:
         self._slots = options.slots
         self._visibility = options.visibility
         self._polling = options.polling
+        self._outages = options.outages or Outages(clock)
         self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
         self._renewals = Heartbeat(self._returns, tasks=task_handler, control=control_handler)
         self._stages, at_once = _stages_of(task_handler)
@@ -122,8 +125,7 @@ class Dispatcher:
             claims_at_once=at_once,
         )
         self._acknowledger = AckBatcher(queues, clock)
-        self._ready: deque[InHand] = deque()
-        self._ready_control: deque[InHand] = deque()
+        self._ready, self._ready_control = deque[InHand](), deque[InHand]()
         self._calling = 0
         self._parked: deque[anyio.Event] = deque()
         self._woken = 0
@@ -297,11 +299,15 @@ class Dispatcher:
                     continue
             else:
                 now = self._clock.monotonic()
-                plan = self._planner.plan(now, self._pace.allowance(now))
+                most = self._outages.most_to_ask(now) if self._outages.is_shut else None
+                plan = self._planner.plan(now, self._pace.allowance(now), most)
                 if plan is None:
                     await self._park()
                     woken = True
                     continue
+                if self._outages.is_shut and not plan.lane.is_control:
+                    self._outages.asked(now)
+                    self._timer_wake.set()
                 if woken or not isinstance(plan, Start):
                     self._wake_one()
                 if not isinstance(plan, Start):
@@ -320,21 +326,22 @@ class Dispatcher:
         """Return whether there is a message that is ready, and a slot for it."""
         if self._ready_control:
             return True
-        return bool(self._ready) and self._calling < self._slots
+        if not self._ready or self._calling >= self._slots:
+            return False
+        return not self._outages.is_shut or self._outages.may_begin(self._clock.monotonic())
 
     def _look_ahead(self) -> None:
         """Receive and claim beside the slots what they will soon need, many at a time."""
         if not self._pace.claims_ahead or len(self._ready) > self._pace.low:
             return
+        if self._outages.is_shut:
+            return
         now = self._clock.monotonic()
         ahead = self._pace.allowance(now)
         if ahead and self._planner.room(ahead) >= self._pace.worth_claiming:
             plan = self._planner.plan(now, ahead)
-            if isinstance(plan, Start):
-                self._ready.append(InHand(plan.lane, plan.delivery, now))
-                if plan.refill is not None:
-                    self._spawn(partial(self._ask, plan.refill))
-            elif plan is not None:
+            # Where tasks are claimed ahead, nothing is in a buffer that could be started.
+            if plan is not None and not isinstance(plan, Start):
                 self._spawn(partial(self._ask, plan))
 
     async def _ask(self, plan: Receive | Acquire) -> None:
@@ -476,6 +483,9 @@ class Dispatcher:
         if not lane.is_control:
             self._calling += 1
             self._look_ahead()
+            if self._outages.is_shut:
+                self._outages.begun(self._clock.monotonic())
+                self._timer_wake.set()
         try:
             if not lane.is_control and not message.permit:
                 admitted = await self._policy.admit(lane, delivery)
@@ -709,6 +719,9 @@ class Dispatcher:
             self._timer_wake = anyio.Event()
             now = self._clock.monotonic()
             due = self._planner.next_due(now)
+            trial = self._outages.next_trial(now)
+            if trial is not None and (due is None or trial < due):
+                due = trial
             until = now + IDLE_WAIT if due is None else due
             await wait_or_timeout(self._timer_wake, self._clock, until - now)
             self._wake_one()

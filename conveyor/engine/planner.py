@@ -144,8 +144,9 @@ class Planner:
         """Return how many more messages may be in hand for the slots, if `ahead` may wait."""
         return self._slots + ahead - self._busy
 
-    def plan(self, now: float, ahead: int = 0) -> Plan | None:
-        """Return what an idle slot should do, or None if there is nothing.
+    def plan(self, now: float, ahead: int = 0, most: int | None = None) -> Plan | None:
+        """Return what an idle slot should do, or None if there is nothing. A plan for a run is
+        about at most `most` messages, and none for the buffer then.
 
         As many as `ahead` messages may be in hand beyond the slots. Where some may, a receive asks
         for all that one operation claims, unless other lanes wait for their turn.
@@ -154,6 +155,8 @@ class Planner:
         if control.room > 0 and now >= control.not_before and not control.probing:
             return self._receive(control, min(control.room, self._polling.batch), now)
         free = self.room(ahead)
+        if most is not None:
+            free = min(free, most)
         if free <= 0:
             return None
         policy = self._policy
@@ -171,7 +174,7 @@ class Planner:
         if lane is None:
             return None
         if lane.buffer and policy.may_start(lane, now):
-            return self._start(lane, now)
+            return self._start(lane, now, refills=most is None)
         count = min(free, policy.may_receive(lane, now))
         if count > 0:
             alone = not lane.empties or all(
@@ -179,7 +182,8 @@ class Planner:
             )
             if not ahead or any(other is not lane and eligible(other) for other in self._lanes):
                 count = min(count, self._polling.batch)
-            return self._receive(lane, min(count, self._most), now, may_wait=alone)
+            count = min(count, self._most)
+            return self._receive(lane, count, now, may_wait=alone, buffers=most is None)
         return Acquire(lane, policy.may_acquire(lane, free, now))
 
     def received(self, plan: Receive, started: int) -> None:
@@ -222,22 +226,24 @@ class Planner:
             due = rest
         return due
 
-    def _start(self, lane: Lane, now: float) -> Start:
+    def _start(self, lane: Lane, now: float, *, refills: bool) -> Start:
         delivery, _ = lane.buffer.popleft()
         self._book(lane, 1)
         refill = None
         batch = self._polling.batch
-        if self._policy.may_buffer(lane, 0, now) >= batch:
+        if refills and self._policy.may_buffer(lane, 0, now) >= batch:
             refill = Receive(lane, 0, extra=batch, empties=lane.empties)
             lane.refilling += batch
         return Start(lane, delivery, refill)
 
-    def _receive(self, lane: Lane, count: int, now: float, *, may_wait: bool = True) -> Receive:
+    def _receive(
+        self, lane: Lane, count: int, now: float, *, may_wait: bool = True, buffers: bool = True
+    ) -> Receive:
         """Ask an empty lane for one message, waiting if the slot has nothing better to do; ask any
         other for as many as a receive may bring."""
         if not lane.empties:
             extra = 0
-            if self._claims_at_once == 1 and not lane.is_control:
+            if buffers and self._claims_at_once == 1 and not lane.is_control:
                 extra = self._policy.may_buffer(lane, count, now)
             lane.refilling += extra
             self._book(lane, count)

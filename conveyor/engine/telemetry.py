@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from conveyor.aio.concurrency import for_each
+from conveyor.aio.log_output import lost_lines
 from conveyor.engine.lanes import Lanes
 from conveyor.ports.clock import Clock
 
@@ -121,6 +122,15 @@ METRICS: dict[str, MetricInfo] = {
         "Task rows that reads gave back, without those read for a page that are not on it; "
         "read / returned is the amplification",
     ),
+    "outages": MetricInfo(
+        COUNTER,
+        "Times that work began to wait because something that all tasks share was away",
+        {"shared": ("gateway", "resolver", "network", "file descriptors")},
+        WORKERS,
+    ),
+    "away": MetricInfo(
+        GAUGE, "Shared things, the result store among them, that work waits for", served_by=WORKERS
+    ),
     "permits": MetricInfo(GAUGE, "Permits in this worker's hand", served_by=WORKERS),
     "queue_depth": MetricInfo(
         GAUGE,
@@ -131,6 +141,9 @@ METRICS: dict[str, MetricInfo] = {
     "wal_bytes": MetricInfo(GAUGE, "Size of the database's write-ahead log", served_by=DEVELOPMENT),
     "loop_lag_seconds": MetricInfo(
         GAUGE, "Latest lag of the event loop, measured four times a second"
+    ),
+    "log_lines_lost": MetricInfo(
+        COUNTER, "Log lines that were lost because nobody read them in time"
     ),
     "aws_calls": MetricInfo(
         COUNTER,
@@ -164,7 +177,7 @@ class Telemetry(Collector):
         self.tasks: dict[str, int] = {}
         self.callbacks: dict[str, int] = {}
         self._gauges: list[tuple[str, Callable[[], float]]] = []
-        self._totals: list[tuple[str, Callable[[], float]]] = []
+        self._totals: list[tuple[str, Callable[[], float]]] = [("log_lines_lost", lost_lines)]
         self._families: list[tuple[str, Read]] = []
 
     def received(self, messages: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
+from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import log_and_continue
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
@@ -45,7 +46,8 @@ class Ticker:
 
 
 class Worker:
-    """Run one dispatcher until it is stopped, and measure the `lag` of its event loop meanwhile."""
+    """Run one dispatcher until it is stopped, and measure the `lag` of its event loop meanwhile.
+    `outages` tells what its work waits for."""
 
     def __init__(
         self,
@@ -55,13 +57,19 @@ class Worker:
         *,
         heartbeat: float,
         tickers: Sequence[Ticker] = (),
+        outages: Outages | None = None,
     ) -> None:
+        self.outages = outages or Outages(clock)
         self._dispatcher = dispatcher
         self._discovery = discovery
         self._clock = clock
         self._heartbeat = heartbeat
         self._tickers = tickers
         self.lag = LoopLag(clock)
+
+    def away(self) -> list[str]:
+        """Return the names of what its work waits for."""
+        return [outage.shared.value for outage in self.outages.now()]
 
     async def run(self, *, grace: float) -> None:
         """Work until `stop`, then for at most `grace` seconds more."""

@@ -29,7 +29,7 @@ def open_gateway(
     if kind == "fake":
         from conveyor.gateway.fake import FakeGateway
 
-        return FakeGateway(clock, retry_after_cap=retry_after_cap)
+        return FakeGateway(clock, retry_after_cap=retry_after_cap, keeps_hits=False)
     if kind == "direct":
         from conveyor.gateway.direct import DirectGateway
         from conveyor.gateway.http_client import client_opener

@@ -7,6 +7,7 @@ aiohttp sends twice pass unseen here.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping
 from functools import lru_cache
@@ -18,13 +19,14 @@ from aiohttp.tracing import Trace
 from yarl import URL
 
 from conveyor.gateway.headers import Headers
-from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.errors import TransportError, TransportTrouble, unreached, unresolved
 from conveyor.wire.resolver import Admits, Lookup, system_lookup
 
 MAX_HEADER_LINE = 32_768
 MAX_HEADERS = 200
 MAX_PIECE = 262_144
 _KEEP_ALIVE = 15.0
+_REACHED_WITHIN = 30.0
 _NOT_ADDED = ("User-Agent", "Content-Type")
 
 
@@ -97,6 +99,15 @@ class AiohttpClient:
             raise
         except Exception as error:
             raise _trouble(error, TransportTrouble.UNSENDABLE) from None
+
+    async def reach(self, url: str) -> None:
+        parts = URL(url, encoded=True)
+        try:
+            async with asyncio.timeout(_REACHED_WITHIN):
+                _, writer = await asyncio.open_connection(parts.host, parts.port)
+        except Exception as error:
+            raise unreached(error) from None
+        writer.close()
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -202,8 +213,6 @@ def _timeout(seconds: float) -> aiohttp.ClientTimeout:
 
 _KINDS: tuple[tuple[type[Exception], TransportTrouble], ...] = (
     (TimeoutError, TransportTrouble.TIMEOUT),
-    (aiohttp.ClientConnectorError, TransportTrouble.UNREACHABLE),
-    (aiohttp.ClientSSLError, TransportTrouble.UNREACHABLE),
     (aiohttp.ClientPayloadError, TransportTrouble.TRUNCATED),
     (aiohttp.InvalidURL, TransportTrouble.UNSENDABLE),
     (aiohttp.ClientResponseError, TransportTrouble.MALFORMED),
@@ -215,7 +224,9 @@ _KINDS: tuple[tuple[type[Exception], TransportTrouble], ...] = (
 
 def _trouble(error: Exception, otherwise: TransportTrouble) -> TransportError:
     """Translate an exception, without its text, which may quote the URL."""
-    for kind, trouble in _KINDS:
-        if isinstance(error, kind):
-            return TransportError(trouble)
-    return TransportError(otherwise)
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return unresolved(error.os_error)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return unreached(getattr(error, "os_error", error))
+    trouble = next((meant for kind, meant in _KINDS if isinstance(error, kind)), otherwise)
+    return TransportError(trouble, sent=0 if trouble is TransportTrouble.UNSENDABLE else 1)

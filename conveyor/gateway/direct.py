@@ -22,21 +22,27 @@ from conveyor.gateway.http_client import (
     OpenClient,
     Opened,
 )
+from conveyor.gateway.landmarks import HostStreak
 from conveyor.gateway.problems import (
     MAX_REDIRECTS,
+    host_pause,
+    of_target,
     target_failure,
     target_verdict,
     too_many_redirects,
+    unconnected,
 )
 from conveyor.gateway.targets import Target, is_public, parse_target, redirected
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Shared, Success
 from conveyor.wire.client import HttpClient
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.resolver import Lookup
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SECRETS = ("authorization", "cookie")
+_OWN = (TransportTrouble.EXHAUSTED, TransportTrouble.UNSENDABLE, TransportTrouble.REFUSED)
+"""Troubles that come before anything goes out."""
 _SAFE = frozenset({"GET", "HEAD"})
 
 
@@ -51,9 +57,56 @@ class _Hop(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Tally:
-    """The requests that went out in one scrape."""
+    """The requests that went out in one scrape, and the pause that the last host has since."""
 
     sent: int = 0
+    pause: float = 0.0
+
+
+MOST_PAUSED_HOSTS = 4_096
+SPREAD = 1.0
+"""Seconds over which the first calls after a pause are spread."""
+_ASK_FOR_PAUSES = frozenset({429, 503})
+
+
+class HostPauses:
+    """The hosts that asked to be left alone, and for how long.
+
+    A host is a name and a port, whatever the scheme. Beyond MOST_PAUSED_HOSTS of them, the pause
+    that ends first is forgotten.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ends: dict[tuple[str, int], float] = {}
+
+    def begin(self, target: Target, seconds: float) -> None:
+        """Leave a host alone from now on; a pause that ends later stays."""
+        now = self._clock.monotonic()
+        host = _host(target)
+        if now + seconds <= self._ends.get(host, now):
+            return
+        if len(self._ends) >= MOST_PAUSED_HOSTS and host not in self._ends:
+            self._ends = {host: end for host, end in self._ends.items() if end > now}
+            if len(self._ends) >= MOST_PAUSED_HOSTS:
+                del self._ends[min(self._ends, key=self._ends.__getitem__)]
+        self._ends[host] = now + seconds
+
+    def left(self, target: Target) -> float:
+        """Return the seconds after which to call a host, spread behind the end of its pause; 0 if
+        it may be called at once."""
+        if not self._ends:
+            return 0.0
+        host = _host(target)
+        left = self._ends.get(host, 0.0) - self._clock.monotonic()
+        if left <= 0:
+            self._ends.pop(host, None)
+            return 0.0
+        return left + SPREAD * self._clock.random()
+
+
+def _host(target: Target) -> tuple[str, int]:
+    return target.host.removesuffix("."), target.port
 
 
 class DirectGateway:
@@ -62,8 +115,10 @@ class DirectGateway:
     Unless `allow_private`, it touches only addresses of the public internet. It checks literal
     addresses, resolved names, and the peer of each connection, at every redirect. `connections`
     bounds the open connections; `retry_after_cap` is in seconds; `lookup` replaces the system's
-    resolver. Of the params, only custom_headers and allowed_status_codes have an effect. A problem
-    always has the target's own status, so original_status has nothing to add.
+    resolver. A host that answers 429 or 503 with a Retry-After is left alone that long, whatever
+    the URL: until then its calls raise Postponed. Of the params, only custom_headers and
+    allowed_status_codes have an effect. A problem always has the target's own status, so
+    original_status has nothing to add.
     """
 
     def __init__(
@@ -79,8 +134,10 @@ class DirectGateway:
         self._clock = clock
         self._allow_private = allow_private
         self._retry_after_cap = retry_after_cap
+        self._pauses = HostPauses(clock)
         admits = None if allow_private else is_public
         self._client = open_client(connections=connections, admits=admits, lookup=lookup)
+        self._streak = HostStreak(self._client, clock)
 
     def scrape(self, request: ScrapeRequest) -> HttpCall:
         """Fetch one URL. Raises ScrapeFailed on entry, or while the content is read."""
@@ -88,6 +145,7 @@ class DirectGateway:
 
     async def aclose(self) -> None:
         """Close every connection."""
+        self._streak.forget()
         await self._client.aclose()
 
     async def _fetch(self, request: ScrapeRequest) -> Opened:
@@ -102,15 +160,20 @@ class DirectGateway:
         answer = await self._follow(request, tally)
         try:
             if not 200 <= answer.status < 300 and not is_allowed(answer.status, request.params):
-                after = answer.headers.get("Retry-After", "")
-                cap = self._retry_after_cap
-                wait = retry_after(after, now=self._clock.now(), cap=cap) if after else 0.0
-                raise target_verdict(answer.status, retry_after=wait)
+                pause = max(tally.pause, self._asked(answer))
+                raise target_verdict(answer.status, retry_after=pause)
             content = await read_content(answer, request.max_bytes)
         except BaseException:
             answer.release()
             raise
         return answer, Success(content, content_type(answer.headers), sent=tally.sent)
+
+    def _asked(self, answer: HttpAnswer) -> float:
+        """Return the seconds of pause that an answer asks for."""
+        after = answer.headers.get("Retry-After", "")
+        if not after:
+            return 0.0
+        return retry_after(after, now=self._clock.now(), cap=self._retry_after_cap)
 
     async def _follow(self, request: ScrapeRequest, tally: _Tally) -> HttpAnswer:
         hop = _first_hop(request)
@@ -132,6 +195,8 @@ class DirectGateway:
         host = hop.target.host
         if not self._allow_private and _is_literal(host) and not is_public(host.strip("[]")):
             raise target_failure(TransportTrouble.REFUSED)
+        if pause := self._pauses.left(hop.target):
+            raise host_pause(pause)
         try:
             answer = await self._client.send(
                 hop.method,
@@ -143,9 +208,27 @@ class DirectGateway:
             )
         except TransportError as error:
             tally.sent += error.sent
-            raise target_failure(error.trouble) from None
+            raise of_target(await self._unfetched(error, host), error.trouble) from None
         tally.sent += answer.sent
+        self._streak.heard(host, hop.target.url)
+        if answer.status in _ASK_FOR_PAUSES:
+            self._pauses.begin(hop.target, self._asked(answer))
+            tally.pause = self._pauses.left(hop.target)
         return answer
+
+    async def _unfetched(self, error: TransportError, host: str) -> ScrapeFailed:
+        """Return the verdict on a request without an answer. A host that refuses, and a name that
+        does not exist, are answers of a network that is there."""
+        if error.trouble in _OWN:
+            return unconnected(error, None)
+        if not error.is_connecting:
+            return unconnected(error, await self._streak.broke())
+        if error.is_answer:
+            self._streak.end()
+            return unconnected(error, None)
+        of_name = error.trouble is TransportTrouble.UNRESOLVED
+        shared = Shared.RESOLVER if of_name else Shared.NETWORK
+        return unconnected(error, await self._streak.failed(host, shared))
 
 
 def _location(answer: HttpAnswer, request: ScrapeRequest) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from base64 import urlsafe_b64decode
+from base64 import b64decode, urlsafe_b64decode
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -46,11 +46,13 @@ class Hits:
     """The number of calls, and the last ones, both bounded.
 
     `counts` holds the calls of each URL, for the first `limit` different URLs; `calls` the last
-    `limit` calls; `total` counts all.
+    `limit` calls; `total` counts all. Where nobody reads them, `keeps_all` is false: then there are
+    no `calls`, and `counts` has flaky URLs alone, whose answers depend on it.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, keeps_all: bool = True) -> None:
         self.limit = limit
+        self._keeps_all = keeps_all
         self.counts: dict[str, int] = {}
         self.calls: deque[Hit] = deque(maxlen=limit)
         self.total = 0
@@ -64,9 +66,11 @@ class Hits:
         if self.in_flight > self.peak_in_flight:
             self.peak_in_flight = self.in_flight
         before = self.counts.get(url, 0)
-        if before or len(self.counts) < self.limit:
+        is_counted = self._keeps_all or ("?" in url and read_script(url).flaky > 0)
+        if is_counted and (before or len(self.counts) < self.limit):
             self.counts[url] = before + 1
-        self.calls.append(Hit(url, method, header_names, key_digest(api_key)))
+        if self._keeps_all:
+            self.calls.append(Hit(url, method, header_names, key_digest(api_key)))
         return before
 
     def leave(self) -> None:
@@ -163,6 +167,13 @@ def read_script(url: str) -> Behaviour:
     return msgspec.convert(fields, Behaviour)
 
 
+def is_understood(word: str, text: str) -> bool:
+    """Return whether a word of a query changes the answer as its text says; a URL's own words that
+    do not are passed over."""
+    read = _READERS.get(word)
+    return read is not None and read(text) is not None and (read is not _flag or text in ("0", "1"))
+
+
 def expected_body(url: str) -> bytes:
     """Return the body of a URL, before any coding: a function of the URL alone."""
     script = read_script(url) if "?" in url else PLAIN
@@ -252,10 +263,14 @@ def _codings(text: str) -> object:
 
 def _base64(text: str) -> object:
     try:
-        urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except ValueError:
         return None
     return text
+
+
+def _reset(text: str) -> object:
+    return text if text in ("", "1", "body") else None
 
 
 _READERS: dict[str, Callable[[str], object]] = {
@@ -272,7 +287,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "truncate": _flag,
     "short": _flag,
     "hang": _flag,
-    "reset": _word,
+    "reset": _reset,
     "retry_after": _word,
     "cost": _word,
     "credits": _word,
@@ -291,13 +306,19 @@ _PLAIN_TYPE = PLAIN.content_type
 class FakeGateway:
     """The gateway port without a network.
 
-    `hits` holds the calls made, at most `hit_limit` of them; delays pass on the clock.
+    `hits` holds the calls made, at most `hit_limit` of them; without `keeps_hits` it only counts.
+    Delays pass on the clock.
     """
 
     def __init__(
-        self, clock: Clock, *, retry_after_cap: float = 3_600.0, hit_limit: int = 100_000
+        self,
+        clock: Clock,
+        *,
+        retry_after_cap: float = 3_600.0,
+        hit_limit: int = 100_000,
+        keeps_hits: bool = True,
     ) -> None:
-        self.hits = Hits(hit_limit)
+        self.hits = Hits(hit_limit, keeps_all=keeps_hits)
         self._clock = clock
         self._retry_after_cap = retry_after_cap
 

@@ -16,11 +16,12 @@ from conveyor.gateway.headers import (
     without,
 )
 from conveyor.gateway.http_client import DEFAULT_HEADERS, HttpCall, OpenClient, Opened
-from conveyor.gateway.problems import malformed_url, transport_failure
+from conveyor.gateway.landmarks import Landmark
+from conveyor.gateway.problems import malformed_url, transport_failure, unconnected
 from conveyor.gateway.refusals import MAX_DOCUMENT, read_spend, redactor, refusal
 from conveyor.gateway.targets import parse_target
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.ports.gateway import Absence, ScrapeFailed, ScrapeRequest, Shared, Success
 from conveyor.wire.client import HttpClient
 from conveyor.wire.errors import TransportError
 
@@ -53,13 +54,15 @@ class HttpGateway:
         self._clock = clock
         self._retry_after_cap = retry_after_cap
         self._client = open_client(connections=connections)
+        self._landmark = Landmark(self._client, self._prefix)
 
     def scrape(self, request: ScrapeRequest) -> HttpCall:
         """Have one URL scraped. Raises ScrapeFailed on entry, or while the content is read."""
-        return HttpCall(self._call, request)
+        return HttpCall(self._call, request, self._explain)
 
     async def aclose(self) -> None:
         """Close every connection."""
+        self._landmark.forget()
         await self._client.aclose()
 
     async def _call(self, request: ScrapeRequest) -> Opened:
@@ -79,6 +82,13 @@ class HttpGateway:
             raise
         return answer, Success(content, content_type(answer.headers), spend)
 
+    async def _explain(self, failed: ScrapeFailed) -> None:
+        """Find out whether a call broke because the gateway went away."""
+        if failed.absence is None or failed.absence.shared is not None:
+            return
+        if await self._landmark.is_gone():
+            failed.absence = Absence(Shared.GATEWAY)
+
     async def _send(self, request: ScrapeRequest, asked: dict[str, str]) -> HttpAnswer:
         headers, body = self._headers, None
         if request.body is not None:
@@ -94,6 +104,8 @@ class HttpGateway:
                 request.method, url, headers=headers, body=body, timeout=request.timeout
             )
         except TransportError as error:
+            if not error.sent:
+                raise unconnected(error, Absence(Shared.GATEWAY)) from None
             failed = transport_failure(error.trouble)
             failed.sent = error.sent
             raise failed from None

@@ -50,6 +50,11 @@ class HttpEngine(Protocol):
         """
         ...
 
+    async def reach(self, url: str) -> None:
+        """Make a connection to the origin of a URL and close it, without a request. Raises
+        TransportError, with `is_connecting` if nobody is there."""
+        ...
+
     async def aclose(self) -> None:
         """Close every connection."""
         ...
@@ -85,19 +90,28 @@ Opened = tuple[HttpAnswer, Success]
 
 class HttpCall(AbstractAsyncContextManager[Success]):
     """The context that `scrape` returns. `start` returns the answer and its content, or raises
-    ScrapeFailed with the answer already released."""
+    ScrapeFailed with the answer already released. `explain` completes each failure."""
 
-    __slots__ = ("_opened", "_request", "_start")
+    __slots__ = ("_explain", "_opened", "_request", "_start")
 
     def __init__(
-        self, start: Callable[[ScrapeRequest], Awaitable[Opened]], request: ScrapeRequest
+        self,
+        start: Callable[[ScrapeRequest], Awaitable[Opened]],
+        request: ScrapeRequest,
+        explain: Callable[[ScrapeFailed], Awaitable[None]] | None = None,
     ) -> None:
         self._start = start
         self._request = request
+        self._explain = explain
         self._opened: Opened | None = None
 
     async def __aenter__(self) -> Success:
-        opened = await self._start(self._request)
+        try:
+            opened = await self._start(self._request)
+        except ScrapeFailed as failed:
+            if self._explain is not None:
+                await self._explain(failed)
+            raise
         success = opened[1]
         # The connection of a body that came whole is back in the pool already.
         if not isinstance(success.content, bytes):
@@ -116,3 +130,5 @@ class HttpCall(AbstractAsyncContextManager[Success]):
             answer.release()
             if isinstance(error, ScrapeFailed):
                 error.sent, error.spend = success.sent, success.spend
+                if self._explain is not None:
+                    await self._explain(error)

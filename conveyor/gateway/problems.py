@@ -10,9 +10,9 @@ from http import HTTPStatus
 import msgspec
 
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
-from conveyor.domain.model import Problem, TaskFailure
-from conveyor.ports.gateway import ScrapeFailed
-from conveyor.wire.errors import TransportTrouble
+from conveyor.domain.model import Problem, TaskFailure, WaitReason
+from conveyor.ports.gateway import Absence, Postponed, ScrapeFailed, Shared
+from conveyor.wire.errors import TransportError, TransportTrouble
 
 MAX_REDIRECTS = 10
 MAX_CODINGS = 3
@@ -21,13 +21,34 @@ MAX_CODINGS = 3
 def transport_failure(trouble: TransportTrouble) -> ScrapeFailed:
     """Return the verdict on an exchange that brought no whole answer."""
     code, title, status, failure, retryable = _TRANSPORT[trouble]
-    return ScrapeFailed(Problem(code, title, status), failure, retryable=retryable)
+    failed = ScrapeFailed(Problem(code, title, status), failure, retryable=retryable)
+    if retryable:
+        failed.absence = _BROKEN
+    return failed
+
+
+_BROKEN = Absence()
+
+
+def unconnected(error: TransportError, absence: Absence | None) -> ScrapeFailed:
+    """Return the verdict on an exchange that did not come about: a sign of `absence`, unless this
+    process itself could not begin it."""
+    failed = transport_failure(error.trouble)
+    failed.sent = error.sent
+    if error.trouble is TransportTrouble.EXHAUSTED:
+        absence = Absence(Shared.PROCESS)
+    if failed.retryable:
+        failed.absence = absence
+    return failed
 
 
 def target_failure(trouble: TransportTrouble) -> ScrapeFailed:
-    """Return the verdict on a direct fetch that brought no whole answer: there is no gateway that
-    could be unreachable."""
-    failed = transport_failure(trouble)
+    """Return the verdict on a direct fetch that brought no whole answer."""
+    return of_target(transport_failure(trouble), trouble)
+
+
+def of_target(failed: ScrapeFailed, trouble: TransportTrouble) -> ScrapeFailed:
+    """Give a verdict the code of a direct fetch: there is no gateway that could be unreachable."""
     if trouble in _TARGET_CODES:
         failed.problem = msgspec.structs.replace(failed.problem, code=_TARGET_CODES[trouble])
     return failed
@@ -60,6 +81,13 @@ _TRANSPORT: dict[TransportTrouble, tuple[str, str, int, TaskFailure, bool]] = {
         ErrorCode.GATEWAY_UNREACHABLE.value,
         "no connection could be made",
         502,
+        _GATEWAY_ERROR,
+        True,
+    ),
+    TransportTrouble.EXHAUSTED: (
+        ErrorCode.GATEWAY_UNREACHABLE.value,
+        "this server has no file descriptor or memory left for a connection",
+        503,
         _GATEWAY_ERROR,
         True,
     ),
@@ -131,6 +159,14 @@ def target_verdict(status: int, *, retry_after: float) -> ScrapeFailed:
     return ScrapeFailed(problem, failure, retryable=retryable, retry_after=after)
 
 
+def host_pause(seconds: float) -> Postponed:
+    """Return the verdict on a fetch from a host that asked, in another answer, to be left alone."""
+    failure = TaskFailure.RATE_LIMITED
+    problem = Problem(failure.value, "the host asked for a pause", 429)
+    reason = WaitReason.HOST_RETRY_AFTER
+    return Postponed(problem, failure, retry_after=seconds, waiting=reason)
+
+
 def _target_failure(status: int) -> tuple[TaskFailure, bool]:
     if status in (401, 403, 451):
         return TaskFailure.BLOCKED, False
@@ -166,7 +202,9 @@ def bad_target(code: str, title: str) -> ScrapeFailed:
 
 def malformed_url() -> ScrapeFailed:
     """Return the failure of a URL that cannot be requested."""
-    return transport_failure(TransportTrouble.UNSENDABLE)
+    failed = transport_failure(TransportTrouble.UNSENDABLE)
+    failed.sent = 0
+    return failed
 
 
 def unsupported_scheme() -> ScrapeFailed:
@@ -204,4 +242,6 @@ def invalid_headers() -> ScrapeFailed:
     """Return the failure of `custom_headers` that cannot be sent."""
     code = InvalidTaskReason.INVALID_PARAM_VALUE.value
     problem = Problem(code, "custom_headers cannot be sent", 422)
-    return ScrapeFailed(problem, TaskFailure.OTHER)
+    failed = ScrapeFailed(problem, TaskFailure.OTHER)
+    failed.sent = 0
+    return failed

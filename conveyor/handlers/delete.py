@@ -69,13 +69,14 @@ class DeleteHandler:
         message = delivery.message
         assert isinstance(message, DeleteMessage)
         run = await self._run(message)
-        if run is None:
-            # The run was purged before; its job may be left.
-            await self._jobs.purge_job(message.job_id)
-            return ACKNOWLEDGE
-        if run.status is not RunStatus.DELETED:
+        if run is not None and run.status is not RunStatus.DELETED:
             _log.error(
                 "a delete message for a run that is not deleted", extra={"run_id": run.run_id}
+            )
+            return ACKNOWLEDGE
+        if run is None and await self._runs.run_exists(message.run_id):
+            _log.error(
+                "a delete message for a run of another job", extra={"run_id": message.run_id}
             )
             return ACKNOWLEDGE
         if message.run_id in self._under_way:
@@ -83,12 +84,17 @@ class DeleteHandler:
             return ACKNOWLEDGE
         self._under_way.add(message.run_id)
         try:
-            await self._touch(message.run_id)
-            await self._queues.drop_run(message.run_id)
-            if not await self._scrub(message):
+            if run is not None:
+                await self._touch(message.run_id)
+                await self._queues.drop_run(message.run_id)
+            if not await self._scrub(message, has_rows=run is not None):
                 return await self._later(message)
         finally:
             self._under_way.discard(message.run_id)
+        if run is None:
+            # It was purged before, and its job may be left; or it was never written.
+            await self._jobs.purge_job(message.job_id)
+            return ACKNOWLEDGE
         if not message.final:
             again = DeleteMessage(message.job_id, message.run_id, final=True)
             await self._queues.send(CONTROL_QUEUE, again, delay=self._visibility)
@@ -106,7 +112,11 @@ class DeleteHandler:
         await self._runs.touch_tombstone(run_id, now=self._clock.now())
 
     async def _run(self, message: DeleteMessage) -> Run | None:
-        """Find the run, to check that it is a tombstone: a message alone deletes nothing."""
+        """Find the run, to check that it is a tombstone: a message alone deletes no row.
+
+        None means that nothing names its bodies any more. Ids of runs are never used twice, and no
+        message names a run that is still to be written.
+        """
         job = await self._jobs.find_job(message.job_id)
         if job is None:
             return None
@@ -117,11 +127,11 @@ class DeleteHandler:
         await self._queues.send(CONTROL_QUEUE, message, delay=PAUSE)
         return ACKNOWLEDGE
 
-    async def _scrub(self, message: DeleteMessage) -> bool:
+    async def _scrub(self, message: DeleteMessage, *, has_rows: bool) -> bool:
         """Remove rows and bodies; return False if that takes long and there is no place for it."""
         is_long = False
         try:
-            for remove, size in self._removals(message):
+            for remove, size in self._removals(message, has_rows=has_rows):
                 while await self._pace.step(remove, size):
                     if not is_long and self._long >= MOST_LONG:
                         return False
@@ -132,14 +142,15 @@ class DeleteHandler:
         finally:
             self._long -= is_long
 
-    def _removals(self, message: DeleteMessage) -> list[tuple[Remove, int]]:
+    def _removals(self, message: DeleteMessage, *, has_rows: bool) -> list[tuple[Remove, int]]:
         job_id, run_id = message.job_id, message.run_id
+        scrub: Remove = partial(self._tasks.scrub_tasks, run_id)
         prefixes = [
             staged_prefix(job_id, run_id),
             export_prefix(job_id, run_id),
             *(run_prefix(job_id, run_id, days) for days in LIFECYCLE_DAYS),
         ]
         return [
-            (partial(self._tasks.scrub_tasks, run_id), ROWS_A_STEP),
+            *([(scrub, ROWS_A_STEP)] if has_rows else []),
             *((bodies_below(self._blobs, prefix), BODIES_A_STEP) for prefix in prefixes),
         ]

@@ -96,7 +96,7 @@ class ExportSource:
     async def _body(self, task: Task) -> tuple[bytes, ...] | None:
         if task.result is None:
             return None
-        pieces = await self._blobs.open(task.result.blob_key)
+        pieces = await self._blobs.open(task.result.blob_key, size=task.result.size)
         return None if pieces is None else tuple([piece async for piece in pieces])
 
 

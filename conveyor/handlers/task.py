@@ -15,22 +15,32 @@ from functools import partial
 import anyio
 import msgspec
 
-from conveyor.aio.resilience import CircuitBreaker, log_and_continue, log_failure
+from conveyor.aio.outages import Outages
+from conveyor.aio.resilience import HIDING, CircuitBreaker, log_and_continue, log_failure
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.model import Event, StoredBody, Task
+from conveyor.domain.model import Event, StoredBody, Task, WaitReason
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
-from conveyor.domain.task_rules import Failed, Released, Retry, Settlement, Succeeded
+from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
+from conveyor.domain.text_rules import logged_url, shorten
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
     internal_failure,
+    refused_body,
     unreadable_key,
 )
 from conveyor.ports.blobs import BlobWriter, BodyRefused, Content
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest
+from conveyor.ports.gateway import (
+    Absence,
+    Gateway,
+    Postponed,
+    ScrapeFailed,
+    ScrapeRequest,
+    Shared,
+)
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
     Held,
@@ -54,6 +64,7 @@ from conveyor.ports.tasks import (
 )
 from conveyor.records.blob_keys import result_key
 from conveyor.records.job_templates import JobTemplate, JobTemplates
+from conveyor.wire.errors import is_shortage
 
 SUSPECT_PAUSE = 0.2
 """Seconds until a task that may kill its worker asks again whether another such task is done."""
@@ -87,6 +98,7 @@ class TaskPorts:
     signals: Signals
     gateway: Gateway
     pipeline: Pipeline | None = None
+    outages: Outages | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -94,8 +106,8 @@ class ClaimedTask(Held):
     """A task in work, from its claim to its settlement.
 
     `note` is that of its call in the ledger of calls. Once the gateway has answered, `settlement`
-    is to be written, and before it `body` to be stored under `blob_key`, unless it is stored
-    already. `error` says what came in the way.
+    is to be written, and before it `body` to be stored under `blob_key`, unless `stored` says that
+    it is. `error` says what came in the way.
     """
 
     task: Task
@@ -107,6 +119,7 @@ class ClaimedTask(Held):
     settlement: Settlement = Released()
     blob_key: str = ""
     body: bytes | None = None
+    stored: bool = False
     error: Exception | None = None
 
 
@@ -136,9 +149,12 @@ class TaskHandler(StagedHandler):
         self._observer = observer
         self._options = options
         self._claims: dict[tuple[str, str], int] = {}
+        self._not_undone: list[ClaimedTask] = []
         self._has_suspect = False
         self._calls = 0
+        self._outages = ports.outages or Outages(clock)
         self._breaker = CircuitBreaker(clock, dependency="the result store")
+        self._outages.tell_also(self._breaker.outage)
         life = "" if ports.pipeline is None else f"{ports.pipeline.calls.life}/"
         self._name = f"{life}{options.worker}"
 
@@ -180,11 +196,14 @@ class TaskHandler(StagedHandler):
         return found if outcome is None else outcome
 
     async def renew(self) -> None:
-        """Extend the claims of all tasks in work."""
+        """Extend the claims of all tasks in work, and undo those that could not be undone."""
         if self._claims:
             claims = [(run, task, number) for (run, task), number in self._claims.items()]
             until = self._clock.now() + int(self._options.visibility * 1000)
             await self._tasks.renew_claims(claims, claimed_until=until)
+        if self._not_undone:
+            again, self._not_undone = self._not_undone, []
+            await self._undo(again)
 
     # -- claims --
 
@@ -257,7 +276,7 @@ class TaskHandler(StagedHandler):
             return Outcome(hide_for=max(0.0, (claim.until - request.now) / 1000))
         if claim.run_status is not None:
             settled = Settled(True, claim.run_status)
-            return self._ended(request.run_id, request.task_id, "failed", settled)
+            return self._ended(request.run_id, request.task_id, None, settled)
         return ACKNOWLEDGE
 
     async def _release(self, request: ClaimRequest) -> None:
@@ -268,11 +287,35 @@ class TaskHandler(StagedHandler):
         tasks = [one for one in held if isinstance(one, ClaimedTask)]
         for one in tasks:
             self._observer.claim_undone()
-            one.settlement = Released()
+            one.settlement = self._given_back(one)
+        await self._undo(tasks)
+
+    async def _undo(self, tasks: Sequence[ClaimedTask]) -> None:
+        """Write that claims are undone, and remove their bodies. A claim whose call is noted in the
+        ledger is tried again with each renewal, so that no note stays for ever."""
         for one, settled in zip(tasks, await self._settle_all(tasks), strict=True):
+            undone = isinstance(settled, Settled)
+            self._forget(one, ended=undone)
             if isinstance(settled, Exception):
                 log_failure(_log, "a claim was not undone", settled)
-            self._forget(one, ended=isinstance(settled, Settled))
+                if one.note >= 0:
+                    self._not_undone.append(one)
+            elif settled.applied and one.stored:
+                # Where this did not apply, a settlement before it may have: then its row names it.
+                await self._discard(one)
+
+    async def _discard(self, held: ClaimedTask) -> None:
+        """Remove a stored body that no row will name."""
+        remove = partial(self._blobs.delete, held.blob_key)
+        await log_and_continue(_log, "a body that no row names was not removed", remove)
+
+    def _given_back(self, held: ClaimedTask) -> Released | Deferred:
+        """Decide how a claim goes back: a row whose body was lost says why its message is hidden
+        for so long."""
+        if not isinstance(held.error, ResultLost):
+            return Released()
+        pause = HIDING.delay(held.receives)
+        return Deferred(self._clock.now() + round(pause * 1000), WaitReason.OUTAGE)
 
     async def _give_up(self, held: ClaimedTask) -> None:
         """Give a claim back after an error or a cancellation, so that nobody has to wait until it
@@ -353,7 +396,8 @@ class TaskHandler(StagedHandler):
             try:
                 return await self._scrape(held, template)
             except ScrapeFailed as failure:
-                if failure.burns_attempt:
+                self._outages.judge(failure)
+                if failure.burns_attempt or failure.is_spared or isinstance(failure, Postponed):
                     raise
                 throttled()
                 pause = self._retry_policy.pause(failure, task, call)
@@ -381,8 +425,12 @@ class TaskHandler(StagedHandler):
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
+        if self._outages.is_shut:
+            self._outages.admit()
         try:
             async with self._gateway.scrape(request) as success:
+                if self._outages.awaits_answer:
+                    self._outages.heard()
                 content = success.content
                 if isinstance(content, bytes):
                     held.body, size = content, len(content)
@@ -390,8 +438,8 @@ class TaskHandler(StagedHandler):
                     size = await self._put(held, content)
         except (ScrapeFailed, ConveyorError):
             raise
-        except Exception:
-            raise self._unexpected(held) from None
+        except Exception as error:
+            raise self._broken_off(held, error) from None
         result = StoredBody(
             blob_key=held.blob_key,
             size=size,
@@ -407,11 +455,18 @@ class TaskHandler(StagedHandler):
         now = self._clock.now()
         return attempt_event(held.task, started_at=held.started_at, ended_at=now, failure=failure)
 
+    def _broken_off(self, held: ClaimedTask, error: Exception) -> ScrapeFailed:
+        """Return the failure of a call that an error of our own ended: no answer, and no fault of
+        the task if this process has nothing left to call with."""
+        failed = self._unexpected(held)
+        failed.absence = Absence(Shared.PROCESS) if is_shortage(error) else Absence()
+        return failed
+
     def _unexpected(self, held: ClaimedTask) -> ScrapeFailed:
         _log.exception("an attempt failed unexpectedly", extra={"task_id": held.task.task_id})
         return internal_failure()
 
-    def _verdict(self, held: ClaimedTask, failure: ScrapeFailed) -> Failed | Retry:
+    def _verdict(self, held: ClaimedTask, failure: ScrapeFailed) -> Failed | Retry | Deferred:
         """Decide what a failure means, and count the call."""
         assert held.template is not None  # no call is made without one
         verdict = self._retry_policy.decide(
@@ -421,7 +476,10 @@ class TaskHandler(StagedHandler):
             event=self._event(held, failure),
             receives=held.receives,
         )
-        self._observer.gateway_called("retry" if isinstance(verdict, Retry) else "failed")
+        if failure.is_spared:
+            self._outages.ended(by_deadline=isinstance(verdict, Failed))
+        if not isinstance(verdict, Deferred) and (failure.sent or not failure.is_spared):
+            self._observer.gateway_called("retry" if isinstance(verdict, Retry) else "failed")
         return verdict
 
     async def _refused(self, held: ClaimedTask, failure: ScrapeFailed) -> Outcome:
@@ -459,7 +517,11 @@ class TaskHandler(StagedHandler):
         try:
             size = await self._blobs.put(held.blob_key, content)
         except ConveyorError as error:
-            raise self._unkept(error) from error
+            meaning = self._unkept(error)
+            if isinstance(meaning, ResultLost):
+                held.error = meaning
+            raise meaning from error
+        held.stored = True
         self._breaker.succeeded()
         return size
 
@@ -470,8 +532,8 @@ class TaskHandler(StagedHandler):
             _log.error("the store refused a body", extra={"error": str(error)})
             # The store works, and would keep another body.
             self._breaker.succeeded()
-            return internal_failure()
-        self._breaker.failed()
+            return refused_body(error)
+        self._breaker.failed(error.detail)
         return ResultLost(error.code, error.detail, retry_after=error.retry_after)
 
     async def _store_all(self, pipeline: Pipeline, answered: Sequence[ClaimedTask]) -> None:
@@ -482,6 +544,7 @@ class TaskHandler(StagedHandler):
         bodies = [(held.blob_key, held.body) for held in full if held.body is not None]
         for held, error in zip(full, await pipeline.bodies.put_new(bodies), strict=True):
             if error is None:
+                held.stored = True
                 self._breaker.succeeded()
                 continue
             meaning = self._unkept(error) if isinstance(error, ConveyorError) else error
@@ -565,21 +628,40 @@ class TaskHandler(StagedHandler):
         run_id, task_id, settlement = held.task.run_id, held.task.task_id, held.settlement
         if isinstance(settlement, Succeeded):
             if settled.applied:
-                return self._ended(run_id, task_id, "successful", settled)
+                return self._ended(run_id, task_id, held, settled)
             # The claim was lost, or the run deleted: nothing will ever refer to this body.
             await self._blobs.delete(held.blob_key)
             return ACKNOWLEDGE
+        if held.stored:
+            # What came behind the body made the attempt fail.
+            await self._discard(held)
         if isinstance(settlement, Failed):
-            return self._ended(run_id, task_id, "failed", settled)
+            return self._ended(run_id, task_id, held, settled)
         if isinstance(settlement, Released) or settled.run_status not in LIVE_RUN_STATES:
             return ACKNOWLEDGE
-        return Outcome(hide_for=max(0.0, (settlement.not_before - self._clock.now()) / 1000))
+        # Not for longer than was meant, if the clock was set back meanwhile.
+        now = max(self._clock.now(), held.started_at)
+        return Outcome(hide_for=max(0.0, (settlement.not_before - now) / 1000))
 
-    def _ended(self, run_id: str, task_id: str, state: str, settled: Settled) -> Outcome:
+    def _ended(
+        self, run_id: str, task_id: str, held: ClaimedTask | None, settled: Settled
+    ) -> Outcome:
+        """Count and log the end of a task; `held` is None for one interrupted too often."""
         if settled.applied:
+            is_success = held is not None and isinstance(held.settlement, Succeeded)
+            state = "successful" if is_success else "failed"
             self._observer.task_ended(state)
             if _log.isEnabledFor(logging.INFO):
-                fields = {"task_id": task_id, "run_id": run_id, "state": state}
+                event, reason = _last_attempt(held)
+                fields = {
+                    "task_id": task_id,
+                    "run_id": run_id,
+                    "state": state,
+                    "ms": event.ended_at - event.started_at if event is not None else None,
+                    "attempt": event.attempt if event is not None else None,
+                    "url": logged_url(held.task.spec.url) if held is not None else None,
+                    "reason": reason,
+                }
                 _log.info("task ended", extra=fields)
         if settled.run_status is not None and settled.run_status not in LIVE_RUN_STATES:
             return self._run_ended(run_id)
@@ -593,3 +675,13 @@ class TaskHandler(StagedHandler):
             await self._queues.drop_run(run_id)
         finally:
             self._signals.run_changed(run_id)
+
+
+def _last_attempt(held: ClaimedTask | None) -> tuple[Event | None, str | None]:
+    """Return the last attempt at a task that ended, and why the task failed, if it did."""
+    settlement = held.settlement if held is not None else None
+    if isinstance(settlement, Succeeded):
+        return settlement.event, None
+    if isinstance(settlement, Failed):
+        return settlement.event, f"{settlement.failure}: {shorten(settlement.problem.code)}"
+    return None, "interrupted"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
@@ -22,11 +22,14 @@ from conveyor.http.middleware import (
     RequestId,
     routing_problem,
 )
-from conveyor.http.request import BodyLimits, Handler, RequestContext, receive_upload
+from conveyor.http.pages import page_routes
+from conveyor.http.request import BodyLimits, BodyMemory, Handler, RequestContext, receive_upload
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
+from conveyor.http.routes_schedules import SCHEDULE_ROUTES
 from conveyor.http.routes_server import UNBUILT_ROUTES, server_routes
 from conveyor.http.routes_signing import SIGNING_ROUTES
+from conveyor.http.routes_webhooks import WEBHOOK_ROUTES
 from conveyor.ports.clock import Clock
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.service import links
@@ -39,6 +42,8 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
     **INPUT_ROUTES,
     **EXPORT_ROUTES,
     **SIGNING_ROUTES,
+    **WEBHOOK_ROUTES,
+    **SCHEDULE_ROUTES,
     **UNBUILT_ROUTES,
 }
 """Handlers of each method, for every path that needs a key."""
@@ -46,17 +51,19 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
-    """The limits on callers: the accepted hosts, the rate of requests and their size.
+    """The limits on callers: the accepted hosts, the rate of requests, their size and their memory.
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
-    is.
+    is. /readyz names what is `away`.
     """
 
     allowed_hosts: Collection[str]
     max_request_bytes: int = 50_331_648
+    body_memory: BodyMemory = field(default_factory=BodyMemory)
     api_keys: ApiKeys = field(default_factory=AnyKey)
     rate_limit: RateLimit | None = None
+    away: Callable[[], Sequence[str]] = tuple
 
 
 def create_app(
@@ -114,7 +121,8 @@ def _routes(
     routes.append(Route(links.CONTENT_PATH, signed, methods=["GET"]))
     routes.append(Route(EXPORT_PATH, exported, methods=["GET"]))
     routes.append(Route(UPLOAD_PATH, uploaded, methods=["PUT"]))
-    for path, answer in server_routes(registry, ready).items():
+    pages = page_routes(service.options.public_origin, has_metrics=registry is not None)
+    for path, answer in {**server_routes(registry, ready, options.away), **pages}.items():
         routes.append(Route(path, answer, methods=["GET"]))
     return routes
 
@@ -128,6 +136,7 @@ def _endpoint(
         caller = authenticate(request, service, options.api_keys)
         await check_rate_limit(options.rate_limit, caller.caller_id)
         handler = handlers["GET" if request.method == "HEAD" else request.method]
-        return await handler(RequestContext(request, service, caller))
+        with options.body_memory.admitted(request, caller.caller_id) as admitted:
+            return await handler(RequestContext(admitted, service, caller))
 
     return answer

@@ -401,6 +401,45 @@ _ON_KEYS = (
 )
 
 
+_ON_WEBHOOKS = (
+    Operation(
+        method="post",
+        path="/v1/webhook/test",
+        id="testWebhook",
+        summary="Post a test event to a receiver",
+        answer="TestWebhookResponse",
+        body="TestWebhookRequest",
+        note="200 once the event was posted, whatever the receiver did with it.",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.CALLBACK_URL_MUST_BE_HTTPS,
+            ErrorCode.CALLBACK_URL_UNRESOLVABLE,
+            ErrorCode.WEBHOOK_SIGNING_REQUIRES_ACTIVE_KEY,
+            ErrorCode.RATE_LIMITED,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ),
+    ),
+)
+
+
+_ON_SCHEDULES = (
+    Operation(
+        method="post",
+        path="/v1/schedule/preview",
+        id="previewSchedule",
+        summary="Show the next fires of a schedule that is not saved",
+        answer="SchedulePreview",
+        body="Schedule",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ),
+    ),
+)
+
+
 def _reserved(method: str, path: str, operation_id: str) -> Operation:
     return Operation(
         method=method,
@@ -420,7 +459,6 @@ _RESERVED = (
     _reserved("get", f"{_JOB}/webhook", "getJobWebhook"),
     _reserved("put", f"{_JOB}/webhook", "putJobWebhook"),
     _reserved("delete", f"{_JOB}/webhook", "deleteJobWebhook"),
-    _reserved("post", "/v1/webhook/test", "testWebhook"),
 )
 
 _ON_SERVER = (
@@ -464,7 +502,16 @@ _ON_SERVER = (
     ),
 )
 
-OPERATIONS = _ON_JOBS + _ON_RUNS + _ON_RESULTS + _ON_KEYS + _RESERVED + _ON_SERVER
+OPERATIONS = (
+    _ON_JOBS
+    + _ON_RUNS
+    + _ON_RESULTS
+    + _ON_KEYS
+    + _ON_WEBHOOKS
+    + _ON_SCHEDULES
+    + _RESERVED
+    + _ON_SERVER
+)
 """Operations of jobs, runs, results and the server itself; HEAD works wherever GET does."""
 
 

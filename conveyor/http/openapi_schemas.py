@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain import params, submission, urls
+from conveyor.domain import params, schedule, submission, urls
 from conveyor.domain.errors import InvalidTaskReason
 from conveyor.domain.submission import MAX_BODY_BYTES
+from conveyor.domain.webhooks import MOST_WEBHOOK_URL
 from conveyor.service import schemas
 from conveyor.service.schemas import ULID_PATTERN, ExternalId, Metadata
 
@@ -26,8 +27,10 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "Rerun": schemas.RerunBody,
     "Spend": schemas.SpendBody,
     "RunStats": schemas.StatsBody,
+    "Outage": schemas.OutageBody,
     "Run": schemas.RunBody,
     "RunsPage": schemas.RunsPage,
+    "Wait": schemas.WaitBody,
     "Result": schemas.ResultBody,
     "ResultsPage": schemas.ResultsPage,
     "Event": schemas.EventBody,
@@ -42,6 +45,9 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "HMACKeyList": schemas.SigningKeysBody,
     "HMACKeyCreated": schemas.NewSigningKeyBody,
     "HMACKeyFinalized": schemas.FinalizedKeyBody,
+    "TestWebhookResponse": schemas.WebhookTestBody,
+    "Fire": schemas.FireBody,
+    "SchedulePreview": schemas.SchedulePreviewBody,
 }
 """Struct of each answer, by the name of its schema in the document."""
 
@@ -207,6 +213,14 @@ _WHERE_TASKS_COME_FROM: Schema = {
 }
 _LISTED_TASKS: Schema = {"type": "array", "items": ref("Task")}
 
+_SKIP_INVALID = nullable(
+    {
+        "type": "boolean",
+        "default": False,
+        "description": "Leaves bad tasks out and names them, as long as one is good.",
+    }
+)
+
 _REQUESTS: dict[str, Schema] = {
     "Metadata": msgspec.json.schema(Metadata),
     "Params": _PARAMS,
@@ -249,10 +263,97 @@ _REQUESTS: dict[str, Schema] = {
                     "description": "Whether the tasks may be written after the answer, then 202.",
                 }
             ),
+            "skip_invalid": _SKIP_INVALID,
         },
         "A job to create.",
     )
     | _WHERE_TASKS_COME_FROM,
+    "Schedule": {
+        "type": "object",
+        "description": "Exactly one of `at`, `rate` and `calendar`; the first and the last need "
+        "`timezone`.",
+        "properties": {
+            "at": nullable(
+                _text(
+                    "One fire, at this time of the zone's clock.",
+                    pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2})?$",
+                )
+            ),
+            "rate": nullable(ref("ScheduleRate")),
+            "calendar": nullable(ref("ScheduleCalendar")),
+            "timezone": nullable(_text("A zone of IANA, such as Europe/Berlin.")),
+        },
+    },
+    "ScheduleRate": _object(
+        "every unit",
+        {
+            "every": {"type": "integer", "minimum": 1, "description": "At most 366 days in all."},
+            "unit": {"type": "string", "enum": list(schedule.UNITS)},
+        },
+        "Every so many units, counted in instants from now.",
+    ),
+    "ScheduleCalendar": _object(
+        "times_of_day cadence",
+        {
+            "times_of_day": {
+                "type": "array",
+                "minItems": 1,
+                "items": {"type": "string", "pattern": "^([01][0-9]|2[0-3]):00$"},
+                "description": "Full hours of the zone's clock.",
+            },
+            "cadence": ref("ScheduleCadence"),
+        },
+        "Some hours, on some days.",
+    ),
+    "ScheduleCadence": {
+        "type": "object",
+        "description": "Exactly one of `daily`, `weekly` and `monthly`.",
+        "properties": {
+            "daily": {"type": ["object", "null"], "description": "Every day."},
+            "weekly": nullable(
+                _object(
+                    "days",
+                    {
+                        "days": {
+                            "type": "array",
+                            "minItems": 1,
+                            "items": {"type": "string", "enum": list(schedule.WEEKDAYS)},
+                        }
+                    },
+                    "Days of the week.",
+                )
+            ),
+            "monthly": nullable(
+                _object(
+                    "days",
+                    {
+                        "days": {
+                            "type": "array",
+                            "minItems": 1,
+                            "items": {"type": "integer", "minimum": 1, "maximum": 31},
+                        }
+                    },
+                    "Days of the month; a month that lacks one passes it over.",
+                )
+            ),
+        },
+    },
+    "TestWebhookRequest": _object(
+        "url",
+        {
+            "url": _text(
+                "An https URL, without user, password and fragment.", maxLength=MOST_WEBHOOK_URL
+            ),
+            "signature": nullable(
+                {
+                    "type": "boolean",
+                    "default": False,
+                    "description": "Whether to sign the event with your active key.",
+                }
+            ),
+        },
+        "A receiver of events.",
+    ),
     "AddTasks": _object(
         "tasks",
         {
@@ -264,6 +365,7 @@ _REQUESTS: dict[str, Schema] = {
                     "description": "Closes the job in the same step.",
                 }
             ),
+            "skip_invalid": _SKIP_INVALID,
         },
         "Tasks to add to an open job.",
     ),
@@ -273,6 +375,7 @@ _REQUESTS: dict[str, Schema] = {
 def _answers() -> dict[str, Schema]:
     _, components = msgspec.json.schema_components(ANSWERS.values(), ref_template=_REF + "{name}")
     names = {struct.__name__: name for name, struct in ANSWERS.items()}
+    names["InvalidTask"] = "InvalidTask"
     found = {name: _renamed(components[struct.__name__], names) for name, struct in ANSWERS.items()}
     # Only the problem of a whole request names tasks, the problem of a single task does not.
     found["Problem"]["properties"]["invalid_tasks"] = {

@@ -6,7 +6,7 @@ import msgspec
 from starlette.responses import Response
 
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask
-from conveyor.service.responses import PROBLEM_TYPE
+from conveyor.service.responses import PROBLEM_TYPE, encode
 
 MEDIA_TYPE = "application/problem+json"
 INSTANCE_PREFIX = "urn:conveyor:request:"
@@ -22,6 +22,9 @@ PROBLEMS: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.FILE_INPUT_NOT_FOUND: (404, "No such file input"),
     ErrorCode.METHOD_NOT_ALLOWED: (405, "The method is not allowed here"),
     ErrorCode.CONFLICT: (409, "Conflict with the present state"),
+    ErrorCode.CALLBACK_URL_MUST_BE_HTTPS: (400, "A webhook needs an https URL"),
+    ErrorCode.CALLBACK_URL_UNRESOLVABLE: (400, "The host of the webhook cannot be used"),
+    ErrorCode.WEBHOOK_SIGNING_REQUIRES_ACTIVE_KEY: (400, "There is no active signing key"),
     ErrorCode.JOB_NOT_OPEN: (409, "The job is not open"),
     ErrorCode.LAST_BATCH_RECEIVED: (409, "The last batch has been received"),
     ErrorCode.RUN_NOT_TERMINAL: (409, "The run has not ended"),
@@ -78,6 +81,4 @@ def problem_response(error: ConveyorError, *, request_id: str) -> Response:
     if error.code is ErrorCode.PAYLOAD_TOO_LARGE:
         # The rest of the body will not be read, so the connection cannot be reused.
         headers["Connection"] = "close"
-    return Response(
-        msgspec.json.encode(document), status_code=status, headers=headers, media_type=MEDIA_TYPE
-    )
+    return Response(encode(document), status_code=status, headers=headers, media_type=MEDIA_TYPE)

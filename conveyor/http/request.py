@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -167,6 +168,77 @@ class BodyLimit:
             ErrorCode.PAYLOAD_TOO_LARGE,
             f"a request body holds at most {self._limit} bytes (CONVEYOR_MAX_REQUEST_BYTES)",
         )
+
+
+BODY_SPARE = 65_536
+"""Bytes of each body that count for nothing, so that small requests always pass."""
+BODY_RETRY = 1
+"""Seconds after which a body that found no room may be sent again."""
+
+
+class BodyMemory:
+    """The memory for request bodies: `limit` bytes for all at a time, `caller_limit` for those of
+    one caller. One body alone always has room."""
+
+    def __init__(self, *, limit: int = 268_435_456, caller_limit: int = 134_217_728) -> None:
+        self._limit = limit
+        self._caller_limit = caller_limit
+        self._held = 0
+        self._held_by: dict[str, int] = {}
+
+    @contextmanager
+    def admitted(self, request: Request, caller_id: str) -> Iterator[Request]:
+        """Yield the request with its body counted until the exit: as announced, else as it comes.
+
+        Reading it, or the entry, raises ConveyorError(unavailable) if there is no room.
+        """
+        taken = 0
+        received = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            more = max(0, size - BODY_SPARE) - taken
+            if more > 0:
+                self._take(caller_id, more, taken)
+                taken += more
+
+        async def receive() -> Message:
+            nonlocal received
+            message = await request.receive()
+            received += len(message.get("body", b""))
+            take(received)
+            return message
+
+        announced = request.headers.get("Content-Length", "")
+        try:
+            take(int(announced[:20]) if announced.isdecimal() else 0)
+            yield Request(request.scope, receive)
+        finally:
+            self._give_back(caller_id, taken)
+
+    def _take(self, caller_id: str, more: int, own: int) -> None:
+        """Count further bytes of a body that has `own`."""
+        by_caller = self._held_by.get(caller_id, 0)
+        for others, held, limit, name in (
+            (by_caller - own, by_caller, self._caller_limit, "CONVEYOR_MAX_CALLER_BODY_MEMORY"),
+            (self._held - own, self._held, self._limit, "CONVEYOR_MAX_BODY_MEMORY"),
+        ):
+            if others and held + more > limit:
+                raise ConveyorError(
+                    ErrorCode.UNAVAILABLE,
+                    f"other requests fill the memory for bodies; send it again ({name})",
+                    retry_after=BODY_RETRY,
+                )
+        self._held += more
+        self._held_by[caller_id] = by_caller + more
+
+    def _give_back(self, caller_id: str, size: int) -> None:
+        self._held -= size
+        left = self._held_by.get(caller_id, 0) - size
+        if left > 0:
+            self._held_by[caller_id] = left
+        else:
+            self._held_by.pop(caller_id, None)
 
 
 async def read_json_body(request: Request) -> Body:

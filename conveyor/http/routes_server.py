@@ -42,7 +42,6 @@ UNBUILT_ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/jobs/{job_id}/schedule": {"PUT": _schedules},
     "/v1/jobs/{job_id}/schedule/state": {"POST": _schedules},
     "/v1/jobs/{job_id}/webhook": {"GET": _webhooks, "PUT": _webhooks, "DELETE": _webhooks},
-    "/v1/webhook/test": {"POST": _webhooks},
 }
 
 
@@ -68,7 +67,9 @@ def server_routes(
     async def readyz(_request: Request) -> Response:
         if not ready():
             raise ConveyorError(
-                ErrorCode.UNAVAILABLE, "the server is starting or stopping", retry_after=1
+                ErrorCode.UNAVAILABLE,
+                "the server is starting, stopping or without its store",
+                retry_after=1,
             )
         silent = {"away": list(away())} if away() else {}
         return _json(msgspec.json.encode({"status": "ready", **silent}))
@@ -90,7 +91,7 @@ def _metrics(registry: CollectorRegistry) -> Endpoint:
 
 
 def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    return Response(body + b"\n", media_type="application/json")
 
 
 PATHS = ("/healthz", "/readyz", "/metrics")

@@ -38,11 +38,12 @@ def read_file(
 ) -> Done:
     """Emit the Chunks of the file in `blocks`, in memory that does not grow with its size.
 
-    Raises ConveyorError: invalid_argument, listing the first 100 bad tasks if tasks are bad;
-    payload_too_large. The chunks emitted before are void then.
+    Raises ConveyorError: invalid_argument, listing the first 100 bad tasks if tasks are bad and not
+    to be left out; payload_too_large. The chunks emitted before are void then.
     """
     pieces = text_pieces(unpacked(blocks, max_bytes=work.max_bytes))
-    tasks = FileTasks(RowWriter(work.run_id, emit), max_rows=work.max_rows)
+    writer = RowWriter(work.run_id, emit)
+    tasks = FileTasks(writer, max_rows=work.max_rows, skip_invalid=work.skip_invalid)
     if work.source is ListSource.JSONL:
         read_jsonl(pieces, work.job_params, tasks)
     elif work.source is ListSource.URLS:

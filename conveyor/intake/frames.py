@@ -15,6 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from conveyor.domain.errors import ErrorCode, InvalidTask
+from conveyor.domain.remarks import Remarks
 from conveyor.domain.submission import JobRequest, Limits
 
 CHUNK_ROWS = 10_000
@@ -50,7 +51,8 @@ class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The child's task.
 
     Task ids are made from `run_id`. `limits` bound a document, `max_rows` and `max_bytes`
-    (unpacked) a file; `job_params`, normalized, apply to a file's tasks.
+    (unpacked) a file; `job_params`, normalized, apply to a file's tasks, and `skip_invalid` leaves
+    its bad ones out.
     """
 
     source: ListSource
@@ -58,6 +60,7 @@ class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     job_params: dict[str, str] = {}
     csv: Csv | None = None
+    skip_invalid: bool = False
     max_rows: int = 100_000
     max_bytes: int = 52_428_800
 
@@ -81,10 +84,12 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The whole list was good: its number of rows, and the write units to write them."""
+    """The whole list was read: its number of rows, the write units to write them, and what is to be
+    said of a file."""
 
     rows: int
     units: int
+    remarks: Remarks = Remarks()
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -14,8 +14,15 @@ from typing import NamedTuple, NoReturn
 
 from conveyor.domain import strict_json, urls
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
-from conveyor.domain.listed_urls import AROUND, is_alone, url_of_line
+from conveyor.domain.listed_urls import (
+    AROUND,
+    is_alone,
+    separated,
+    separator_at_all_ends,
+    url_of_line,
+)
 from conveyor.domain.model import TaskSpec
+from conveyor.domain.remarks import TASK_FIELDS, UnknownFields
 from conveyor.domain.submission import parse_task
 from conveyor.domain.text_rules import Refused, shorten
 from conveyor.intake.rows import Checked, FileTasks
@@ -192,11 +199,13 @@ def read_urls(pieces: Iterator[Piece], tasks: FileTasks) -> None:
     """Read one URL a line, skipping blank lines and lines that start with #; a blank and # begin a
     note behind a URL.
 
-    Raises ConveyorError as FileTasks does.
+    Raises ConveyorError as FileTasks does, and where all lines end in the same separator.
     """
     for piece in pieces:
         lines = [line.strip(AROUND) for line in piece.text.split("\n")]
         found = [line for line in lines if line and line[0] != "#"]
+        if piece.first_line == 1 and (separator := separator_at_all_ends(found)) is not None:
+            _refuse(separated(separator))
         if urls.are_plain(found) and is_alone(found):
             tasks.add(list(map(TaskSpec, found)))
         else:
@@ -237,13 +246,17 @@ def read_jsonl(pieces: Iterator[Piece], job_params: Mapping[str, str], tasks: Fi
         for number, raw in enumerate(piece.text.split("\n"), start=piece.first_line):
             line = raw.strip(AROUND)
             if line:
-                checked.append(read_task(line, tasks.count + len(checked), job_params))
+                index = tasks.count + len(checked)
+                checked.append(read_task(line, index, job_params, tasks.unknown, number))
                 numbers.append(number)
         tasks.add_checked(checked, numbers)
 
 
-def read_task(line: str, index: int, job_params: Mapping[str, str]) -> Checked:
-    """Parse the line of the task at `index` of a file."""
+def read_task(
+    line: str, index: int, job_params: Mapping[str, str], unknown: UnknownFields, number: int
+) -> Checked:
+    """Parse the line `number`, of the task at `index` of a file; note the fields unknown to a
+    task."""
     simple = _SIMPLE_TASK.fullmatch(line)
     if simple is not None and urls.check(simple[1]) is None:
         return TaskSpec(simple[1], simple[2])
@@ -255,4 +268,6 @@ def read_task(line: str, index: int, job_params: Mapping[str, str]) -> Checked:
         )
         shown = shorten(problem)
         return InvalidTask(index, InvalidTaskReason.MALFORMED_URL, shown, detail=shown)
+    if isinstance(document, dict) and not document.keys() <= TASK_FIELDS:
+        unknown.note(document, TASK_FIELDS, of="a task", where=f"on line {number}")
     return parse_task(document, index, job_params)

@@ -13,6 +13,7 @@ import msgspec
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask
 from conveyor.domain.model import TaskSpec
+from conveyor.domain.remarks import MAX_LISTED, Remarks, UnknownFields
 from conveyor.domain.shards import WRITE_UNIT, write_units
 from conveyor.intake.frames import CHUNK_BYTES, CHUNK_ROWS, LINE_ROWS, Chunk, Done
 
@@ -101,21 +102,21 @@ class RowWriter:
         self._lines_bytes = 0
 
 
-MAX_LISTED = 100
-"""Maximum bad rows that a refusal of a file lists."""
-
 Checked = TaskSpec | InvalidTask
 
 
 class FileTasks:
     """Collects the tasks that a reader of files finds.
 
-    A task's index is its place among them; the number of its record is one more.
+    A task's index is its place among them; the number of its record is one more. With
+    `skip_invalid` bad ones are left out. `unknown` is told of fields that nobody reads.
     """
 
-    def __init__(self, writer: RowWriter, *, max_rows: int) -> None:
+    def __init__(self, writer: RowWriter, *, max_rows: int, skip_invalid: bool = False) -> None:
         self._writer = writer
         self._max_rows = max_rows
+        self._skips = skip_invalid
+        self.unknown = UnknownFields()
         self._invalid: list[InvalidTask] = []
         self._bad = 0
         self._first_bad = ""
@@ -125,7 +126,7 @@ class FileTasks:
         """Add good tasks, at most a few hundred. Raises ConveyorError if the file holds too
         many."""
         self._take(len(specs))
-        if not self._bad:
+        if self._skips or not self._bad:
             self._writer.add(specs)
 
     def add_checked(self, checked: Sequence[Checked], lines: Sequence[int]) -> None:
@@ -140,13 +141,13 @@ class FileTasks:
             else:
                 specs.append(task)
         self._take(len(checked))
-        if not self._bad:
+        if self._skips or not self._bad:
             self._writer.add(specs)
 
     def finish(self) -> Done:
-        """End the file. Raises ConveyorError(invalid_argument) if a task was bad or the file had
-        none."""
-        if self._bad:
+        """End the file. Raises ConveyorError(invalid_argument) if a task was bad and not to be left
+        out, or the file had no good one."""
+        if self._bad and not (self._skips and self._bad < self.count):
             raise ConveyorError(
                 ErrorCode.INVALID_ARGUMENT,
                 f"{self._bad} of {self.count} tasks in the file are invalid; nothing was created; "
@@ -155,7 +156,8 @@ class FileTasks:
             )
         if not self.count:
             raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "the file holds no task")
-        return self._writer.finish()
+        remarks = Remarks(self._bad, tuple(self._invalid), self.unknown.warnings())
+        return msgspec.structs.replace(self._writer.finish(), remarks=remarks)
 
     def _take(self, count: int) -> None:
         self.count += count

@@ -23,6 +23,13 @@ class BodyRefused(ConveyorError):
         self.args = (reason,)
 
 
+class NoRoom(BodyRefused):
+    """The refusal of a body that the store has no room for, though it has for smaller ones."""
+
+    def __init__(self) -> None:
+        super().__init__("no room for a body of this size")
+
+
 class BlobWriter(Protocol):
     """Writing of bodies, for workers."""
 
@@ -56,8 +63,9 @@ class NewBodies(Protocol):
 class BlobReader(Protocol):
     """Reading of bodies, for the API, exports and ingestion."""
 
-    async def open(self, key: str) -> AsyncIterator[bytes] | None:
-        """Return a body in pieces of at most 256 KiB; None if the key has no body."""
+    async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
+        """Return a body in pieces of at most 256 KiB; None if the key has no body, or with a `size`
+        one of another number of bytes, which lost some."""
         ...
 
     async def size(self, key: str) -> int | None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from enum import StrEnum
 from typing import Protocol
 
 import msgspec
 
-from conveyor.domain.model import Problem, RunFailure, Spend, TaskBody, TaskFailure
+from conveyor.domain.model import (
+    Problem,
+    RunFailure,
+    Spend,
+    TaskBody,
+    TaskFailure,
+    WaitReason,
+)
 from conveyor.ports.blobs import Content
 
 
@@ -39,6 +47,26 @@ class Success(msgspec.Struct, frozen=True):
     sent: int = 1
 
 
+class Shared(StrEnum):
+    """What many tasks share on the way to their targets, and none of them can mend."""
+
+    GATEWAY = "gateway"
+    RESOLVER = "resolver"
+    NETWORK = "network"
+    PROCESS = "file descriptors"
+    """The descriptors, memory and threads of this process."""
+    STORE = "result store"
+
+
+class Absence(msgspec.Struct, frozen=True):
+    """The sign that something shared is away: no exchange came about.
+
+    Without `shared` it may as well be a trouble of the target alone.
+    """
+
+    shared: Shared | None = None
+
+
 class ScrapeFailed(Exception):
     """A scrape without a body, with one of three verdicts.
 
@@ -46,7 +74,8 @@ class ScrapeFailed(Exception):
     `burns_attempt` is False for an HTTP gateway's 429, which slows the job and uses up no try. If
     `account` is set, the gateway refused the account, which ends the run. Otherwise the task fails
     for good. `problem` never holds a key; `failure` is the reason in the roll-up; `sent` counts the
-    requests that went out.
+    requests that went out. `absence` is there if nobody gave a whole answer; a worker that finds
+    something shared away sets `is_spared`, and the try is none of the task's.
     """
 
     def __init__(
@@ -69,6 +98,31 @@ class ScrapeFailed(Exception):
         self.account = account
         self.spend = spend if spend is not None else Spend()
         self.sent = 1
+        self.absence: Absence | None = None
+        self.is_spared = False
+
+
+class Postponed(ScrapeFailed):
+    """A call that is not made yet, because its target or way is to be left alone for `retry_after`
+    seconds.
+
+    `waiting` says why. No attempt is used up, and the job does not slow down. `sent` counts the
+    redirects that led here. A task that is postponed past its deadline fails with `problem`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        failure: TaskFailure,
+        *,
+        retry_after: float,
+        waiting: WaitReason,
+    ) -> None:
+        super().__init__(
+            problem, failure, retryable=True, retry_after=retry_after, burns_attempt=False
+        )
+        self.waiting = waiting
+        self.sent = 0
 
 
 class Gateway(Protocol):

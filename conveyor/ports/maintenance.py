@@ -118,6 +118,10 @@ class RunTombstones(RunLookup, Protocol):
         scrubs; with `before`, only tombstones last written or touched before that instant."""
         ...
 
+    async def run_exists(self, run_id: str) -> bool:
+        """Tell whether there is a record of a run, a tombstone included, of whatever job."""
+        ...
+
     async def touch_tombstone(self, run_id: str, *, now: int) -> None:
         """Note in `updated_at` that the scrub of a deleted run is under way. Do nothing if the run
         is not deleted, or gone."""

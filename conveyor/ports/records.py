@@ -114,7 +114,10 @@ class JobReader(JobLookup, Protocol):
 
     async def get_job(self, caller: str, job_id: str) -> JobView | None:
         """Return a job and its latest run, also while the job is being deleted; None once it is
-        gone."""
+        gone.
+
+        The latest run is the newest that is not deleted; of a deleted job, the newest that is left.
+        """
         ...
 
     async def list_jobs(

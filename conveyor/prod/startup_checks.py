@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from conveyor.aio.concurrency import for_each
-from conveyor.domain.api_keys import derive_key
+from conveyor.domain.api_keys import fingerprint
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE
 from conveyor.prod.aws.calls import Aws, AwsRefused
@@ -37,7 +37,6 @@ WATCH = 60.0
 """Seconds without a confirmation after which no worker counts as alive: longer than the leases of a
 killed worker last."""
 LEDGERS = ("redis", "dynamodb")
-FINGERPRINT_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +53,6 @@ class FleetTerms:
 
     def __post_init__(self) -> None:
         _check(self.ledger)
-
-
-def fingerprint(secret: bytes) -> str:
-    """Return a digest that tells root secrets apart and reveals nothing else."""
-    return derive_key(secret, "fingerprint").hex()[:FINGERPRINT_DIGITS]
 
 
 async def fleet_item(table: Table) -> Item | None:

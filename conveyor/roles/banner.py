@@ -4,32 +4,52 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import shlex
+import shutil
 import sys
+import sysconfig
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
+
+from conveyor.domain.urls import without_secrets
 
 if TYPE_CHECKING:
     from conveyor.roles.dev import ServerInfo
     from conveyor.settings import Settings
 
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
-_CREDENTIALS = re.compile(r"//[^/?#]*@")
-_QUERY = re.compile(r"[?#].*", re.DOTALL)
 
 
 def banner(info: ServerInfo, settings: Settings) -> list[str]:
     """Return at most eight labelled lines; each rule that is looser than in production has one."""
     private = "local" if LOOPBACK.fullmatch(settings.host) else "THE NETWORK"
+    found = path_line(sysconfig.get_path("scripts"))
     lines = [
         ("API", info.api),
         ("data", f"{os.path.abspath(info.data_dir)} (kept)"),
         ("gateway", _gateway(info.gateway)),
         ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),
+        *([("command", f"{found}  # finds conveyor")] if found else []),
         ("relaxed", f"any API key is accepted, on {settings.host} ({private})"),
     ]
     if settings.allow_private:
         lines.append(("relaxed", "private and loopback addresses are fetched"))
+    if info.slots:
+        lines.append(("slots", info.slots))
     return [f"{label:<9}{text}" for label, text in lines]
+
+
+def path_line(scripts: str) -> str | None:
+    """Return the line for a shell that finds `conveyor` in this directory of programs.
+
+    None if a shell finds it already, or if it is not there.
+    """
+    program = os.path.join(scripts, "conveyor")
+    found = shutil.which("conveyor")
+    if not os.path.exists(program) or (found is not None and os.path.samefile(found, program)):
+        return None
+    return f'export PATH={shlex.quote(scripts)}:"$PATH"'
 
 
 def json_line(info: ServerInfo) -> str:
@@ -40,7 +60,7 @@ def json_line(info: ServerInfo) -> str:
         "api": info.api,
         "pid": info.pid,
         "data_dir": os.path.abspath(info.data_dir),
-        "gateway": _masked(info.gateway),
+        "gateway": without_secrets(info.gateway),
     }
     return msgspec.json.encode(document).decode()
 
@@ -49,20 +69,15 @@ def _gateway(gateway: str) -> str:
     return {
         "direct": "direct: this server fetches the pages itself, without rendering",
         "fake": "fake: made-up answers, no network",
-    }.get(gateway, _masked(gateway))
-
-
-def _masked(gateway: str) -> str:
-    """Return the URL of the gateway without user, password and query, which may hold keys."""
-    return _QUERY.sub("?***", _CREDENTIALS.sub("//***@", gateway))
+    }.get(gateway, without_secrets(gateway))
 
 
 class BannerPrinter:
-    """Prints the start and the end of a server, in the requested form."""
+    """Prints the start and the end of a server, in the requested form: `as_json` for programs."""
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         self._quiet = quiet
-        self._as_json = as_json
+        self.as_json = as_json
         self._is_stopping = False
 
     @property
@@ -70,7 +85,7 @@ class BannerPrinter:
         """Return the stream for readable lines: not the one of the JSON line, and none if quiet."""
         if self._quiet:
             return None
-        return sys.stderr if self._as_json else sys.stdout
+        return sys.stderr if self.as_json else sys.stdout
 
     def ready(self, info: ServerInfo, settings: Settings, *, note: str | None = None) -> None:
         """Print the note, then the banner of a server that answers now.
@@ -81,7 +96,7 @@ class BannerPrinter:
             return
         if note is not None:
             self.say(note)
-        if self._as_json:
+        if self.as_json:
             _write(sys.stdout, json_line(info))
         else:
             for line in banner(info, settings):
@@ -93,9 +108,18 @@ class BannerPrinter:
         self.say("stopping")
 
     def say(self, line: str) -> None:
-        """Print one readable line."""
-        if self.stream is not None:
+        """Print one readable line, unless nobody reads and the output is full: a line must not keep
+        a server from ending."""
+        if self.stream is not None and _takes_more(self.stream):
             _write(self.stream, line)
+
+
+def _takes_more(stream: TextIO) -> bool:
+    try:
+        return bool(select.select([], [stream], [], 0)[1])
+    except (OSError, ValueError):
+        # Not a file of the system's, or a closed one.
+        return True
 
 
 def _write(stream: TextIO, line: str) -> None:

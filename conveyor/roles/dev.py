@@ -14,17 +14,28 @@ from conveyor.bootstrap import Runtime, open_dev
 from conveyor.clock import SystemClock
 from conveyor.ports.gateway import Gateway
 from conveyor.roles.logs import start_logs
-from conveyor.roles.serving import UVICORN_LOG, HttpServer, bound, origin_of, own_process
+from conveyor.roles.serving import (
+    UVICORN_LOG,
+    HttpServer,
+    bound,
+    fit_to_files,
+    origin_of,
+    own_process,
+)
 from conveyor.settings import Settings
+
+_log = logging.getLogger("conveyor.roles")
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """Address and process of a server that is ready."""
+    """Address and process of a server that is ready; `slots` says why it has fewer than were asked
+    for, if it has."""
 
     api: str
     pid: int
     data_dir: str
     gateway: str
+    slots: str = ""
 
 
 def run(
@@ -39,9 +50,15 @@ def run(
     Raises ConveyorError if the server cannot start.
     """
     start_logs(settings)
+    fitting, slots = fit_to_files(settings)
+    if slots:
+        _log.warning("%s", slots)
+
+    def ready(info: ServerInfo) -> None:
+        on_ready(msgspec.structs.replace(info, slots=slots))
 
     async def until(stop: anyio.Event) -> None:
-        await serve(settings, on_ready=on_ready, stop=stop)
+        await serve(fitting, on_ready=ready, stop=stop)
 
     own_process(until, on_stopping=on_stopping)
     return 0
@@ -99,6 +116,7 @@ async def _serve(
         await stop.wait()
         UVICORN_LOG.setLevel(logging.CRITICAL)
         runtime.readiness.yes = False
+        runtime.hurry()
         runtime.worker.stop()
         server.should_exit = True
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from conveyor.aio.log_output import LogOutput
 from conveyor.domain.backoff import Backoff
-from conveyor.settings import Settings, unknown_variables
+from conveyor.settings import Settings, colour_allowed, unknown_variables
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +23,8 @@ PAUSES = Backoff(2.0, 60.0)
 FORGOTTEN_AFTER = 300.0
 MOST_LINES = 1_000
 """Number of lines to remember."""
+STANDARD_ERROR = 2
+"""The descriptor itself: what else writes to the stream would wait for the thread of the logs."""
 
 
 class Repeats(logging.Filter):
@@ -90,17 +93,30 @@ def start_logs(settings: Settings) -> None:
 
 def configure_logs(*, level: str, form: str) -> None:
     """Send the project's log records to standard error; libraries only from warning on."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogOutput(STANDARD_ERROR)
     handler.addFilter(Repeats())
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter() if form == "json" else _text_formatter())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    earlier, root.handlers[:] = list(root.handlers), [handler]
+    for output in earlier:
+        if isinstance(output, LogOutput):
+            output.close()
     root.setLevel(logging.WARNING)
     logging.getLogger("conveyor").setLevel(level.upper())
 
 
+def _text_formatter() -> TextFormatter:
+    is_terminal = os.isatty(STANDARD_ERROR)
+    return TextFormatter(for_terminal=is_terminal, coloured=is_terminal and colour_allowed())
+
+
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in record.__dict__.items() if name not in _PLAIN}
+    """Return the extra fields that have a value."""
+    return {
+        name: value
+        for name, value in record.__dict__.items()
+        if name not in _PLAIN and value is not None
+    }
 
 
 def _instant(record: logging.LogRecord) -> str:
@@ -108,18 +124,72 @@ def _instant(record: logging.LogRecord) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+SHORT = {
+    "task ended": {
+        "state": "{}",
+        "ms": " {} ms",
+        "attempt": ", attempt {}",
+        "url": ", {}",
+        "reason": ": {}",
+    },
+    "request": {"method": "{}", "path": " {}", "status": " {}", "ms": " {} ms"},
+}
+"""Messages that come often, and their lines as text: their fields but the ids, which JSON has."""
+
+_GREEN, _YELLOW, _RED, _END_COLOUR = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
+
+
 class TextFormatter(logging.Formatter):
-    """Formats `time level logger message key=value …`, control characters escaped."""
+    """Formats `time level logger message key=value …`, control characters escaped, and the messages
+    of SHORT as they say.
+
+    A terminal gets the time of the day, and no logger; the level only from warning on.
+    """
+
+    def __init__(self, *, for_terminal: bool = False, coloured: bool = False) -> None:
+        super().__init__()
+        self._for_terminal = for_terminal
+        self._coloured = coloured
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the record as one line; a traceback follows on its own lines."""
-        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
-        text = f"{record.getMessage()} {fields}".rstrip()
+        text = _text(record)
         line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-        head = f"{_instant(record)} {record.levelname.lower()} {record.name}"
+        if self._coloured:
+            line = _coloured(line, record)
         if record.exc_info:
             line = f"{line}\n{self.formatException(record.exc_info)}"
-        return f"{head} {line}"
+        return f"{self._head(record)} {line}"
+
+    def _head(self, record: logging.LogRecord) -> str:
+        instant, level = _instant(record), record.levelname.lower()
+        if not self._for_terminal:
+            return f"{instant} {level} {record.name}"
+        time = instant[11:19]
+        return time if record.levelno < logging.WARNING else f"{time} {level}"
+
+
+def _text(record: logging.LogRecord) -> str:
+    message, fields = record.getMessage(), _fields(record)
+    short = SHORT.get(message)
+    if short is None:
+        return f"{message} {' '.join(f'{name}={value}' for name, value in fields.items())}".rstrip()
+    return "".join(form.format(fields[name]) for name, form in short.items() if name in fields)
+
+
+def _coloured(line: str, record: logging.LogRecord) -> str:
+    """Colour the line of a warning or error, the end of a task, and the answer to a request."""
+    status = getattr(record, "status", 0)
+    if record.levelno >= logging.ERROR or (isinstance(status, int) and status >= 500):
+        colour = _RED
+    elif record.levelno >= logging.WARNING or getattr(record, "state", "") == "failed":
+        colour = _YELLOW
+    elif getattr(record, "state", "") == "successful":
+        colour = _GREEN
+    else:
+        return line
+    word, space, rest = line.partition(" ")
+    return f"{colour}{word}{_END_COLOUR}{space}{rest}"
 
 
 class JsonFormatter(logging.Formatter):

@@ -36,6 +36,7 @@ from conveyor.roles.serving import (
     UVICORN_LOG,
     HttpServer,
     bound,
+    fit_to_files,
     origin_of,
     own_process,
 )
@@ -213,9 +214,12 @@ def run(
     check_role(settings)
     for line in looseness(settings):
         _log.warning(line)
+    fitting, slots = fit_to_files(settings)
+    if slots and settings.role == "worker":
+        _log.warning("%s", slots)
 
     async def until(stop: anyio.Event) -> None:
-        await serve(settings, on_ready=on_ready, stop=stop, clock=clock, opened=opened)
+        await serve(fitting, on_ready=on_ready, stop=stop, clock=clock, opened=opened)
 
     own_process(until, on_stopping=lambda: _log.info("stopping"))
     return 0

@@ -6,7 +6,9 @@ would hold every body in memory, and could not be cancelled.
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -31,6 +33,8 @@ from conveyor.settings import Settings
 INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREFIX = ".conveyor-run-"
+
+_log = logging.getLogger("conveyor.roles")
 
 OWN_ROWS = 10_000_000
 OWN_BYTES = 10_000_000_000
@@ -81,6 +85,7 @@ def _directory(data_dir: Path | None, beside: Path) -> Iterator[str]:
     if data_dir is not None:
         yield str(data_dir)
         return
+    _remove_leftovers(beside)
     with _signals(signal.default_int_handler):
         try:
             made = tempfile.mkdtemp(prefix=PREFIX, dir=beside)
@@ -93,6 +98,28 @@ def _directory(data_dir: Path | None, beside: Path) -> Iterator[str]:
         finally:
             with _signals(signal.SIG_IGN):
                 shutil.rmtree(made, ignore_errors=True)
+
+
+def _remove_leftovers(beside: Path) -> None:
+    """Remove the directories of runs that were killed. A run that lives holds the lock of its own,
+    and one that has no lock yet is left alone."""
+    for path in beside.glob(f"{PREFIX}*"):
+        if path.is_symlink():
+            continue
+        try:
+            lock = os.open(path / "lock", os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path)
+            _log.warning("removed what a run that was killed had left in %s", path)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            _log.warning("cannot remove %s, which a killed run left: %s", path, error.strerror)
+        finally:
+            os.close(lock)
 
 
 @contextmanager

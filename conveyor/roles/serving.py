@@ -7,10 +7,12 @@ import errno
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -18,6 +20,7 @@ import uvicorn
 from anyio.abc import TaskStatus
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.settings import Settings
 
 HTTP_GRACE = 1
 """Default number of whole seconds that requests in flight get at shutdown."""
@@ -28,6 +31,15 @@ BACKLOG = 2_048
 COLLECT_AFTER = 50_000
 """Allocations between two garbage collections. With the default of 700, collections took a tenth of
 the loop's time, nearly all for objects that live for one task and are freed without them."""
+
+MOST_FILES = (65_536, 10_240)
+"""Limits of open files to ask the system for, the first that it grants. The second is the most that
+macOS grants."""
+KEPT_FILES = 64
+"""Files for all that is no task: the API's connections, the database, look-ups, sockets that are
+raced."""
+FILES_A_SLOT = 2
+"""Files of a task in work: its connection, and the file that its body goes into."""
 
 UVICORN_LOG = logging.getLogger("uvicorn.error")
 """Logger that reports each request cut off at the end as an error with a traceback; disabled by
@@ -67,6 +79,40 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
+
+
+def fit_to_files(settings: Settings) -> tuple[Settings, str]:
+    """Raise this process's limit of open files, and lower the number of slots to what it allows.
+
+    Return the settings, and a sentence if there are fewer slots than were asked for.
+    """
+    most = _raise_limit()
+    kept = min(KEPT_FILES, most // 4)
+    fitting = max(1, (most - _open_files() - kept) // FILES_A_SLOT)
+    if fitting >= settings.workers:
+        return settings, ""
+    note = (
+        f"{fitting:,} of {settings.workers:,} slots: this process may open {most:,} files; "
+        "raise its limit (ulimit -n)"
+    )
+    return replace(settings, workers=fitting), note
+
+
+def _raise_limit() -> int:
+    """Raise the soft limit of open files towards the hard one; return what it is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in MOST_FILES:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft == resource.RLIM_INFINITY or soft >= most:
+            break
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            return most
+    return MOST_FILES[0] if soft == resource.RLIM_INFINITY else soft
+
+
+def _open_files() -> int:
+    return len(os.listdir("/dev/fd"))
 
 
 def own_process(

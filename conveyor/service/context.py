@@ -3,9 +3,11 @@ and runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from conveyor.aio.outages import Outage
 from conveyor.domain.errors import not_found
 from conveyor.domain.model import JobStatus, JobView, Run, RunStatus
 from conveyor.ports.binding import Jobs
@@ -98,7 +100,7 @@ class ApiPorts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The roles of the store, the clock, the options and the keys."""
+    """The roles of the store, the clock, the options and the keys, and what is away."""
 
     jobs: Jobs
     runs: ApiRuns
@@ -109,6 +111,11 @@ class Context:
     clock: Clock
     options: ServiceOptions
     keyring: Keyring
+    outages: Callable[[], Sequence[Outage]] = tuple
+
+    def outage(self) -> Outage | None:
+        """Return what the work of this process waits for, if it does: the first of several."""
+        return next(iter(self.outages()), None)
 
     async def live_job(self, caller_id: str, job_id: str) -> JobView:
         """Return the caller's job. Raises ConveyorError(not_found), also where it is being

@@ -93,7 +93,7 @@ class RunExports:
             raise not_found("export")
         export = await self._find(job.caller, target)
         key = export_key(export.job_id, export.run_id, export.export_id)
-        pieces = await self._context.blobs.open(key)
+        pieces = await self._context.blobs.open(key, size=export.size)
         if pieces is None or export.size is None:
             raise not_found("export")
         return Download(pieces, export.size, export.format, _file_name(export))

@@ -16,7 +16,7 @@ from conveyor.ports.inputs import JobInput
 from conveyor.records.blob_keys import input_key
 from conveyor.service.context import Context
 from conveyor.service.links import UploadSigner
-from conveyor.service.schemas import JobInputBody, UploadBody
+from conveyor.service.schemas import JobInputBody, UploadBody, present
 
 CONTENT_TYPES = {
     InputType.CSV: "text/csv",
@@ -53,7 +53,7 @@ class FileInputs:
             csv=request.csv,
         )
         await self._inputs.create_input(slot)
-        return await self._input_body(slot)
+        return await self._input_body(slot, request.warnings)
 
     async def open_upload(
         self, input_id: str, *, expires: str, signature: str, content_type: str
@@ -100,7 +100,7 @@ class FileInputs:
             await self._blobs.delete(key)
             raise _not_found()
 
-    async def _input_body(self, slot: JobInput) -> JobInputBody:
+    async def _input_body(self, slot: JobInput, warnings: tuple[str, ...]) -> JobInputBody:
         own = await self._blobs.upload_link(
             input_key(slot.input_id),
             content_type=slot.content_type,
@@ -116,7 +116,9 @@ class FileInputs:
             expires_at=rfc3339(slot.upload_until),
             max_bytes=self._context.options.max_input_bytes,
         )
-        return JobInputBody(slot.input_id, upload, rfc3339(slot.expires_at))
+        return JobInputBody(
+            slot.input_id, upload, rfc3339(slot.expires_at), present(warnings or None)
+        )
 
 
 def file_too_large(limit: int) -> ConveyorError:

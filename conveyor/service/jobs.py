@@ -30,7 +30,7 @@ class JobQueries:
         view = await self._context.jobs.get_job(caller_id, job_id)
         if view is None:
             raise not_found("job")
-        return job_body(view)
+        return job_body(view, self._context.outage())
 
     async def require_job(self, caller_id: str, job_id: str) -> None:
         """Raise ConveyorError(not_found) unless the caller has this job."""
@@ -64,7 +64,7 @@ class JobQueries:
         run = await self._context.runs.get_run(caller_id, job_id, run_id)
         if run is None:
             raise not_found("run")
-        return run_body(run)
+        return run_body(run, self._context.outage())
 
     async def list_runs(
         self, caller_id: str, job_id: str, *, cursor: str | None, limit: int

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from pydantic_core import Url
 
+from conveyor.aio.outages import Outage
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
     Event,
@@ -20,6 +21,7 @@ from conveyor.domain.model import (
     Spend,
     Task,
 )
+from conveyor.domain.remarks import NO_REMARKS, Remarks
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.records import Appended, Rerun
@@ -29,6 +31,7 @@ from conveyor.service.schemas import (
     EventBody,
     HistoryBody,
     JobBody,
+    OutageBody,
     ProblemBody,
     RerunBody,
     ResultBody,
@@ -36,6 +39,7 @@ from conveyor.service.schemas import (
     SpendBody,
     StatsBody,
     SubmitBody,
+    WaitBody,
     present,
 )
 
@@ -46,12 +50,13 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(body: msgspec.Struct) -> bytes:
-    """Encode an answer as JSON."""
-    return _encoder.encode(body)
+    """Encode an answer as JSON, with a line feed behind it for the sake of terminals."""
+    return _encoder.encode(body) + b"\n"
 
 
-def job_body(view: JobView) -> JobBody:
-    """Show a job on the wire, without its caller and its sealed key."""
+def job_body(view: JobView, outage: Outage | None = None) -> JobBody:
+    """Show a job on the wire, without its caller and its sealed key; `outage` is as in
+    `run_body`."""
     job = view.job
     return JobBody(
         job_id=job.job_id,
@@ -67,14 +72,14 @@ def job_body(view: JobView) -> JobBody:
         max_attempts=job.max_attempts,
         result_ttl_days=job.result_ttl_days,
         callback=CallbackBody(job.callback.task_token) if job.callback is not None else UNSET,
-        latest_run=run_body(view.latest_run) if view.latest_run is not None else UNSET,
+        latest_run=run_body(view.latest_run, outage) if view.latest_run is not None else UNSET,
         created_at=rfc3339(job.created_at),
         updated_at=rfc3339(job.updated_at),
     )
 
 
-def run_body(run: Run) -> RunBody:
-    """Show a run on the wire."""
+def run_body(run: Run, outage: Outage | None = None) -> RunBody:
+    """Show a run on the wire, and the `outage` that it waits for if it has work."""
     failed = run.status is RunStatus.FAILED
     reason = run.failure_reason if failed and run.failure_reason in ACCOUNT_FAILURES else None
     return RunBody(
@@ -91,25 +96,47 @@ def run_body(run: Run) -> RunBody:
         updated_at=rfc3339(run.updated_at),
         failure_reason=UNSET if reason is None else reason.value,
         failure_detail=present(run.failure_detail if failed else None),
+        outage=_outage_body(outage) if outage is not None and _has_work(run) else UNSET,
     )
 
 
-def submit_body(job: Job, run: Run | None, *, accepted: int) -> SubmitBody:
+def _has_work(run: Run) -> bool:
+    return run.status is RunStatus.RUNNING and not run.paused
+
+
+def _outage_body(outage: Outage) -> OutageBody:
+    return OutageBody(
+        shared=outage.shared.value,
+        detail=outage.detail,
+        since=rfc3339(outage.since),
+        never_answered=UNSET if outage.was_heard else True,
+    )
+
+
+def submit_body(
+    job: Job, run: Run | None, *, accepted: int, remarks: Remarks = NO_REMARKS
+) -> SubmitBody:
     """Build the answer to a submit."""
     return SubmitBody(
         job_id=job.job_id,
         status=job.status.value,
         latest_run=run_body(run) if run is not None else UNSET,
         accepted_tasks=accepted,
+        skipped_tasks=remarks.skipped or UNSET,
+        invalid_tasks=remarks.invalid_tasks or UNSET,
+        warnings=remarks.warnings or UNSET,
     )
 
 
-def add_tasks_body(appended: Appended) -> AddTasksBody:
+def add_tasks_body(appended: Appended, remarks: Remarks) -> AddTasksBody:
     """Build the answer to an addition of tasks."""
     return AddTasksBody(
         accepted_tasks=appended.accepted,
         job_status=appended.view.job.status.value,
         latest_run=run_body(made_run(appended.view)),
+        skipped_tasks=remarks.skipped or UNSET,
+        invalid_tasks=remarks.invalid_tasks or UNSET,
+        warnings=remarks.warnings or UNSET,
     )
 
 
@@ -132,7 +159,15 @@ def made_run(view: JobView) -> Run:
     return view.latest_run
 
 
-def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultBody:
+def wait_body(task: Task, run: Run, *, now: int) -> WaitBody | UnsetType:
+    """Show why a task of a run waits, and until when."""
+    reason = task.wait_at(now) if run.status in LIVE_RUN_STATES else None
+    return UNSET if reason is None else WaitBody(reason.value, rfc3339(task.not_before))
+
+
+def result_body(
+    task: Task, *, expired: bool, result_url: str | None, waiting: WaitBody | UnsetType
+) -> ResultBody:
     """Show a task as a row of a list of results."""
     spec = task.spec
     result = task.result
@@ -144,6 +179,7 @@ def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultB
         metadata=present(spec.metadata),
         method=spec.method if spec.method != "GET" else UNSET,
         status="expired" if expired else task.status.value,
+        waiting=waiting,
         type=result.format.value if result is not None else UNSET,
         size=result.size if result is not None else UNSET,
         result_url=present(result_url),
@@ -154,7 +190,7 @@ def result_body(task: Task, *, expired: bool, result_url: str | None) -> ResultB
     )
 
 
-def history_body(events: list[Event]) -> HistoryBody:
+def history_body(events: list[Event], waiting: WaitBody | UnsetType) -> HistoryBody:
     """Build the history of a task."""
     return HistoryBody(
         [
@@ -168,7 +204,8 @@ def history_body(events: list[Event]) -> HistoryBody:
                 spend=_spend_body(event.spend),
             )
             for event in events
-        ]
+        ],
+        waiting,
     )
 
 

@@ -24,7 +24,7 @@ from conveyor.records.expiry import Expiry
 from conveyor.records.sharded_reads import START, ShardCursor, merge_page, task_reader
 from conveyor.service.context import Context
 from conveyor.service.links import LinkSigner, LinkTarget
-from conveyor.service.responses import history_body, problem_body, result_body
+from conveyor.service.responses import history_body, problem_body, result_body, wait_body
 from conveyor.service.schemas import HistoryBody, ProblemBody, ResultsPage, present
 from conveyor.service.schemas import ResultBody as ResultItem
 
@@ -250,7 +250,7 @@ class Results:
         following = None
         if page.more:
             following = encode_run_position(self._cursors, run.run_id, page.positions, scope=scope)
-        return ResultsPage(await self._bodies(view.job, page.rows), present(following))
+        return ResultsPage(await self._bodies(view.job, run, page.rows), present(following))
 
     async def content(
         self, caller_id: str, job_id: str, run_id: str | None, task_id: str
@@ -288,12 +288,14 @@ class Results:
     async def history(
         self, caller_id: str, job_id: str, run_id: str | None, task_id: str
     ) -> HistoryBody:
-        """Return the attempts and interruptions of a task. Raises ConveyorError(not_found)."""
+        """Return the attempts and interruptions of a task, and what it waits for. Raises
+        ConveyorError(not_found)."""
         _, run = await self._context.live_run(caller_id, job_id, run_id)
+        task = await self._tasks.get_task(run.run_id, task_id)
         events = await self._tasks.task_history(run.run_id, task_id)
-        if events is None:
+        if task is None or events is None:
             raise not_found("task")
-        return history_body(events)
+        return history_body(events, wait_body(task, run, now=self._context.clock.now()))
 
     async def _gather(
         self,
@@ -315,7 +317,7 @@ class Results:
             most_read=None if statuses is None else max(LEAST_READ, READ_PER_ROW * limit),
         )
 
-    async def _bodies(self, job: Job, tasks: Sequence[Task]) -> list[ResultItem]:
+    async def _bodies(self, job: Job, run: Run, tasks: Sequence[Task]) -> list[ResultItem]:
         now = self._context.clock.now()
         link_end = now + round(self._context.options.result_url_ttl * 1_000)
         ends = await self._expiry.of(tasks, job.result_ttl_days, horizon=link_end)
@@ -326,7 +328,8 @@ class Results:
             if end is not None and not expired:
                 target = LinkTarget(job.job_id, task.run_id, task.task_id)
                 link = self._links.link(target, expires_at=min(link_end, end))
-            rows.append(result_body(task, expired=expired, result_url=link))
+            waiting = wait_body(task, run, now=now)
+            rows.append(result_body(task, expired=expired, result_url=link, waiting=waiting))
         return rows
 
     async def _open(self, task: Task, result: StoredBody, *, ttl_days: int) -> Content:
@@ -334,7 +337,9 @@ class Results:
         [end] = await self._expiry.of([task], ttl_days, horizon=now)
         if end is not None and end <= now:
             raise ConveyorError(ErrorCode.RESULT_EXPIRED, "the result is past its retention")
-        pieces = await self._context.blobs.open(result.blob_key)
+        pieces = await self._context.blobs.open(result.blob_key, size=result.size)
         if pieces is None:
-            raise not_found("result")
+            raise ConveyorError(
+                ErrorCode.RESULT_EXPIRED, "the body of the result is missing, or lost some bytes"
+            )
         return Content(pieces, result.size, result.content_type)

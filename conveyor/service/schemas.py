@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from conveyor.domain import text_rules
-from conveyor.domain.errors import ErrorCode
+from conveyor.domain.errors import ErrorCode, InvalidTask
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
     EventKind,
@@ -23,10 +23,13 @@ from conveyor.domain.model import (
     RunStatus,
     TaskFailure,
     TaskStatus,
+    WaitReason,
 )
+from conveyor.domain.remarks import MAX_LISTED
 from conveyor.domain.submission import MAX_TASK_TOKEN
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
+from conveyor.ports.gateway import Shared
 
 ULID_PATTERN = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
 TASK_ID_PATTERN = "^[0-9A-HJKMNP-TV-Z]{26}$"
@@ -109,6 +112,18 @@ class StatsBody(Struct, frozen=True, kw_only=True):
     spend: SpendBody
 
 
+class OutageBody(Struct, frozen=True, kw_only=True):
+    """What a run waits for, because all tasks share it and it is away."""
+
+    shared: Annotated[str, _words(Shared, "What is away.")]
+    detail: Annotated[str, Meta(description="What was seen of it, in a sentence.")]
+    since: Annotated[str, _instant("When that began.")]
+    never_answered: (
+        Annotated[bool, Meta(description="There, and true, if it never answered this server.")]
+        | UnsetType
+    ) = UNSET
+
+
 class RunBody(Struct, frozen=True, kw_only=True):
     """One execution of a job."""
 
@@ -154,6 +169,7 @@ class RunBody(Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(description="Why the whole run failed, in a sentence.", max_length=500)]
         | UnsetType
     ) = UNSET
+    outage: OutageBody | UnsetType = UNSET
 
 
 class CallbackBody(Struct, frozen=True):
@@ -208,6 +224,18 @@ class RunsPage(Struct, frozen=True):
     next_cursor: NextCursor | UnsetType = UNSET
 
 
+SkippedTasks = (
+    Annotated[int, _count("How many bad tasks were left out, as asked.", least=1)] | UnsetType
+)
+LeftOut = (
+    Annotated[
+        tuple[InvalidTask, ...], _text(f"The first {MAX_LISTED} bad tasks that were left out.")
+    ]
+    | UnsetType
+)
+Warnings = Annotated[tuple[str, ...], _text("What was ignored: names of fields.")] | UnsetType
+
+
 class SubmitBody(Struct, frozen=True, kw_only=True):
     """What a submit made."""
 
@@ -215,6 +243,9 @@ class SubmitBody(Struct, frozen=True, kw_only=True):
     status: Annotated[str, _words(JobStatus, "Open or closed, as asked.")]
     latest_run: RunBody | UnsetType = UNSET
     accepted_tasks: Annotated[int, _count("How many tasks were written.")]
+    skipped_tasks: SkippedTasks = UNSET
+    invalid_tasks: LeftOut = UNSET
+    warnings: Warnings = UNSET
 
 
 class AddTasksBody(Struct, frozen=True, kw_only=True):
@@ -223,6 +254,9 @@ class AddTasksBody(Struct, frozen=True, kw_only=True):
     accepted_tasks: Annotated[int, _count("How many tasks were written.")]
     job_status: Annotated[str, _words(JobStatus, "Closed after a last batch.")]
     latest_run: RunBody
+    skipped_tasks: SkippedTasks = UNSET
+    invalid_tasks: LeftOut = UNSET
+    warnings: Warnings = UNSET
 
 
 class RerunBody(Struct, frozen=True, kw_only=True):
@@ -255,6 +289,22 @@ class ProblemBody(Struct, frozen=True, kw_only=True):
     )
 
 
+class WaitBody(Struct, frozen=True):
+    """Why a pending task is left alone for now."""
+
+    reason: Annotated[
+        str,
+        _words(
+            WaitReason,
+            "`backoff` is the pause after a failed attempt, `retry_after` the one that its answer "
+            "asked for, `host_retry_after` the one that another answer of its host asked for, "
+            "`load_refusal` the one of a gateway under load. `outage`: something that its work "
+            "needs is away.",
+        ),
+    ]
+    until: Annotated[str, _instant("When it may be worked again.")]
+
+
 class ResultBody(Struct, frozen=True, kw_only=True, gc=False):
     """One task of a run, and what became of it."""
 
@@ -272,6 +322,7 @@ class ResultBody(Struct, frozen=True, kw_only=True, gc=False):
             "`expired` is a successful task whose body is past its retention.",
         ),
     ]
+    waiting: WaitBody | UnsetType = UNSET
     type: Annotated[str, _words(Format, "The form of the body.")] | UnsetType = UNSET
     size: Annotated[int, _count("Bytes of the body.")] | UnsetType = UNSET
     result_url: (
@@ -318,6 +369,7 @@ class HistoryBody(Struct, frozen=True):
     """What happened to a task, oldest line first."""
 
     events: list[EventBody]
+    waiting: WaitBody | UnsetType = UNSET
 
 
 class UploadBody(Struct, frozen=True):
@@ -340,6 +392,7 @@ class JobInputBody(Struct, frozen=True):
     file_input_id: Annotated[str, _ulid("What a submit names the file by.")]
     upload: UploadBody
     expires_at: Annotated[str, _instant("When the slot and its file are removed.")]
+    warnings: Warnings = UNSET
 
 
 ExportId = Annotated[str, _ulid("What the export is polled by.")]
@@ -433,3 +486,44 @@ class FinalizedKeyBody(Struct, frozen=True):
 
     active_kid: Kid
     created_at: MadeAt
+
+
+class WebhookTestBody(Struct, frozen=True):
+    """What came of a test event. The answer is 200 whatever the receiver did."""
+
+    delivered: Annotated[bool, _text("Whether the receiver answered with a 2xx status.")]
+    event_id: Annotated[str, _ulid("The id of the event, another one each time.")]
+    elapsed_ms: Annotated[int, _count("Milliseconds that the request took.")]
+    status_code: Annotated[int, _count("The status of the receiver's answer, if one came.")] | (
+        UnsetType
+    ) = UNSET
+    error: (
+        Annotated[
+            str,
+            _text(
+                "Why it was not delivered: `http_4xx:404`, `http_5xx:503`, `http_3xx:302`, "
+                "`timeout` or `transport_error:…`."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class FireBody(Struct, frozen=True):
+    """One fire of a schedule."""
+
+    at: Annotated[str, _instant("The instant, in UTC.")]
+    local_time: Annotated[
+        str, _instant("The same on the clock of the schedule's zone; of a rate, in UTC.")
+    ]
+    note: (
+        Annotated[str, _text("What the clock does then, if the time is missing or comes twice.")]
+        | UnsetType
+    ) = UNSET
+
+
+class SchedulePreviewBody(Struct, frozen=True):
+    """The next fires of a schedule, at most ten."""
+
+    zones_version: Annotated[str, _text("The version of the zone rules.")]
+    fires: Annotated[list[FireBody], _text("In order, each later than the one before.")]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from conveyor.aio.outages import Outage
 from conveyor.domain.submission import Limits
 from conveyor.ports.clock import Clock
+from conveyor.ports.webhooks import Webhooks
+from conveyor.records.signed_events import EventSigner
 from conveyor.service.callers import Caller, derive_keyring, identify
 from conveyor.service.context import ApiPorts, Context, ServiceOptions
 from conveyor.service.exports import RunExports
@@ -14,8 +19,18 @@ from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
+from conveyor.service.schedules import Schedules
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
+from conveyor.service.webhooks import WebhookTests
+
+
+def _limits(options: ServiceOptions) -> Limits:
+    return Limits(
+        max_inline_tasks=options.max_inline_tasks,
+        max_add_tasks=options.max_add_tasks,
+        max_open_job_tasks=options.max_open_job_tasks,
+    )
 
 
 class Service:
@@ -23,10 +38,20 @@ class Service:
 
     `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
-    makes archives of results, `rotations` changes signing keys.
+    makes archives of results, `rotations` changes signing keys, `webhook_tests` tests receivers,
+    `schedules` shows when schedules fire. `outages` tells what the worker of this process waits
+    for.
     """
 
-    def __init__(self, ports: ApiPorts, options: ServiceOptions, clock: Clock) -> None:
+    def __init__(
+        self,
+        ports: ApiPorts,
+        options: ServiceOptions,
+        clock: Clock,
+        *,
+        webhooks: Webhooks,
+        outages: Callable[[], Sequence[Outage]] = tuple,
+    ) -> None:
         self.options = options
         self._keyring = derive_keyring(
             [ports.root_secret, *options.older_secrets], ports.sealing_secrets
@@ -41,6 +66,7 @@ class Service:
             clock=clock,
             options=options,
             keyring=self._keyring,
+            outages=outages,
         )
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
         once = IdempotentRequests(
@@ -49,11 +75,7 @@ class Service:
             claim=options.idempotency_claim,
             ttl=options.idempotency_ttl,
         )
-        limits = Limits(
-            max_inline_tasks=options.max_inline_tasks,
-            max_add_tasks=options.max_add_tasks,
-            max_open_job_tasks=options.max_open_job_tasks,
-        )
+        limits = _limits(options)
         cursors = Cursors(self._keyring.cursors)
         links = LinkSigner(self._keyring.links, origin=options.public_origin)
         self.submissions = Submissions(context, notifier=notifier, once=once, limits=limits)
@@ -67,6 +89,9 @@ class Service:
         downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
         self.exports = RunExports(context, downloads, notifier)
         self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
+        signer = EventSigner(ports.signing_keys, self._keyring.signing, clock)
+        self.webhook_tests = WebhookTests(webhooks, signer, clock)
+        self.schedules = Schedules(clock)
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""

@@ -58,7 +58,7 @@ class Additions:
         added: list[tuple[str, int]] = []
 
         def render(appended: Appended) -> StoredResponse:
-            made = add_tasks_body(appended)
+            made = add_tasks_body(appended, request.remarks)
             added[:] = [(made.latest_run.run_id, appended.first_index)]
             return StoredResponse(200, encode(made))
 
@@ -192,7 +192,9 @@ class Submissions:
             raise
         job, run = self._new_job(caller, request, to, tasks)
         status = 202 if tasks.staged else 201
-        answer = StoredResponse(status, encode(submit_body(job, run, accepted=tasks.rows)))
+        remarks = request.remarks.joined(tasks.remarks)
+        made = submit_body(job, run, accepted=tasks.rows, remarks=remarks)
+        answer = StoredResponse(status, encode(made))
         try:
             async with self._quota.room_for_one(caller.caller_id):
                 await self._context.jobs.create_job(

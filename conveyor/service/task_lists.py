@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 import anyio.lowlevel
@@ -18,6 +18,7 @@ from msgspec import structs
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import NewTask, TaskSpec
+from conveyor.domain.remarks import Remarks
 from conveyor.domain.shards import MOST_UNITS_IN_ONE_SHARD, WRITE_UNIT, write_units
 from conveyor.domain.submission import JobRequest, Limits
 from conveyor.intake.frames import Chunk, Csv, Head, ListSource, ValidationRequest
@@ -57,13 +58,15 @@ _log = logging.getLogger("conveyor.service")
 class TaskList:
     """A valid list: its number of rows, and the write units to write them.
 
-    It is either held in `tasks`, or staged in `chunks`, named by their first indexes.
+    It is either held in `tasks`, or staged in `chunks`, named by their first indexes. A file has
+    remarks of its own.
     """
 
     rows: int
     units: int
     tasks: Sequence[NewTask] = ()
     chunks: tuple[int, ...] | None = None
+    remarks: Remarks = Remarks()
 
     @property
     def staged(self) -> bool:
@@ -152,6 +155,7 @@ class TaskListLoader:
             csv=Csv(**structs.asdict(slot.csv)) if slot.csv is not None else None,
             max_rows=self._options.max_input_rows,
             max_bytes=self._options.max_input_bytes,
+            skip_invalid=request.skip_invalid,
         )
         return await self._staged_file(to, work, pieces, size, large=request.force_async)
 
@@ -181,7 +185,8 @@ class TaskListLoader:
                 await hopper.take(frame)
 
         done = await self._validator.stage(work, pieces, total=size, sink=take)
-        return await hopper.finish(done.rows, done.units)
+        tasks = await hopper.finish(done.rows, done.units)
+        return replace(tasks, remarks=done.remarks)
 
     async def from_specs(self, to: StagedList, request: JobRequest, document: int) -> TaskList:
         """Return the tasks of a small document of `document` bytes."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from conveyor.settings.environment import (
+    COMPLETION_VARIABLE,
     InvalidSetting,
     client_environment,
+    colour_allowed,
+    completion_asked,
     from_environment,
     load,
     role_named,
@@ -13,6 +16,7 @@ from conveyor.settings.environment import (
 from conveyor.settings.table import PREFIX, ROLES, SETTINGS, Setting, Settings
 
 __all__ = [
+    "COMPLETION_VARIABLE",
     "PREFIX",
     "ROLES",
     "SETTINGS",
@@ -20,6 +24,8 @@ __all__ = [
     "Setting",
     "Settings",
     "client_environment",
+    "colour_allowed",
+    "completion_asked",
     "from_environment",
     "load",
     "role_named",

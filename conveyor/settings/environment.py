@@ -14,6 +14,7 @@ from conveyor.settings.table import PREFIX, SETTINGS, Setting, Settings
 MOST = 1_000_000_000_000
 """The upper bound of every setting, whatever its unit."""
 CLIENT_VARIABLE = f"{PREFIX}URL"
+COMPLETION_VARIABLE = f"_{PREFIX}COMPLETE"
 TESTS_PREFIX = f"{PREFIX}TEST_"
 
 
@@ -32,6 +33,11 @@ def from_environment(*, production: bool = False, **overrides: Any) -> Settings:
 def role_named() -> str:
     """Return the value of CONVEYOR_ROLE, unchecked."""
     return os.environ.get("CONVEYOR_ROLE", "")
+
+
+def completion_asked() -> str:
+    """Return what a script of shell completion asks the command line for, if one does."""
+    return os.environ.get(COMPLETION_VARIABLE, "")
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
@@ -61,6 +67,11 @@ def _with_suggestion(name: str, known: set[str]) -> str:
     endings = sorted(variable.removeprefix(PREFIX) for variable in known)
     likely = get_close_matches(name.removeprefix(PREFIX), endings, n=1, cutoff=0.85)
     return f"{name} (did you mean {PREFIX}{likely[0]}?)" if likely else name
+
+
+def colour_allowed() -> bool:
+    """Return whether a terminal may be coloured: not with NO_COLOR, nor if it is a dumb one."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from conveyor.settings.validators import (
     gateway,
     lasting,
     name,
+    networks,
     not_empty,
     one_of,
     origin,
@@ -52,6 +53,8 @@ class Settings:
     ca_file: str = ""
     allow_private: bool = False
     public_url: str = ""
+    webhook_private: str = ""
+    webhook_ca_file: str = ""
     allowed_hosts: str = ""
     secret: str = field(default="", repr=False)
     log_level: str = "info"
@@ -74,6 +77,8 @@ class Settings:
     max_interruptions: int = 10
     max_result_bytes: int = 52_428_800
     max_request_bytes: int = 50_331_648
+    max_body_memory: int = 268_435_456
+    max_caller_body_memory: int = 134_217_728
     head_timeout: float = 30.0
     max_inline_tasks: int = 100_000
     async_threshold: int = 10_000
@@ -220,6 +225,20 @@ SETTINGS: tuple[Setting, ...] = (
         used_by=SERVERS,
     ),
     Setting(
+        "webhook_private",
+        "comma list",
+        "receivers of events inside one's own network: host names, and networks such as "
+        "`10.0.0.0/8`; in production never loopback, link-local addresses or those of metadata",
+        networks,
+        used_by=SERVERS,
+    ),
+    Setting(
+        "webhook_ca_file",
+        "path",
+        "a PEM file of certificate authorities that receivers of events have, beside the system's",
+        used_by=SERVERS,
+    ),
+    Setting(
         "allowed_hosts",
         "comma list",
         "further host names that requests may use",
@@ -359,6 +378,20 @@ SETTINGS: tuple[Setting, ...] = (
         "max_result_bytes", "bytes", "largest decoded result body", at_least(1), used_by=WORKERS
     ),
     Setting("max_request_bytes", "bytes", "largest request body", at_least(1_024), used_by=SERVERS),
+    Setting(
+        "max_body_memory",
+        "bytes",
+        "memory for the request bodies of all callers at a time",
+        at_least(1_024),
+        used_by=SERVERS,
+    ),
+    Setting(
+        "max_caller_body_memory",
+        "bytes",
+        "memory for the request bodies of one caller at a time",
+        at_least(1_024),
+        used_by=SERVERS,
+    ),
     Setting(
         "head_timeout",
         "seconds",

@@ -73,6 +73,17 @@ def name(value: str) -> str | None:
     return "must be a lower-case letter and up to 31 more, digits or hyphens"
 
 
+def networks(value: str) -> str | None:
+    """Check for host names, addresses and networks with commas between, or ""."""
+    for entry in filter(None, map(str.strip, value.split(","))):
+        try:
+            ipaddress.ip_network(entry)
+        except ValueError:
+            if "/" in entry or _ENDS_IN_NUMBER.fullmatch(entry) or not _NAME.fullmatch(entry):
+                return "must be host names and networks such as 10.0.0.0/8, with commas between"
+    return None
+
+
 LONGEST_NAME = 253
 """Maximum characters of a host name."""
 

@@ -194,6 +194,25 @@ class GatewayLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayDown:
+    """Nobody can reach the gateway for a time, and the calls under way break."""
+
+    at: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_time("GatewayDown.at", self.at)
+        check_time("GatewayDown.seconds", self.seconds, least=INSTANT)
+
+    async def happen(self, fleet: SimulatedFleet) -> None:
+        """Take the gateway away, and bring it back."""
+        await fleet.until(self.at)
+        fleet.gateway.down += 1
+        await fleet.time.sleep(self.seconds)
+        fleet.gateway.down -= 1
+
+
+@dataclass(frozen=True, slots=True)
 class BodiesDown:
     """The store of bodies refuses bodies for a time."""
 
@@ -282,6 +301,7 @@ Fault = (
     | PermitsRestartEmpty
     | GatewaySlow
     | GatewayLimit
+    | GatewayDown
     | BodiesDown
     | LostAcks
     | Duplicates

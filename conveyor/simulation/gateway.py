@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from conveyor.domain.model import Problem, TaskFailure
-from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.gateway.problems import unconnected
+from conveyor.ports.gateway import Absence, ScrapeFailed, ScrapeRequest, Shared, Success
 from conveyor.simulation.latency import Latency
 from conveyor.simulation.link import Link
 from conveyor.simulation.loop import VirtualTime
+from conveyor.wire.errors import TransportError, TransportTrouble
 
 REFUSAL = 0.05
 """Seconds until the gateway has refused a call for load."""
@@ -45,7 +47,8 @@ class GatewayService:
     """The gateway that every process calls. The key of a call is its job's id.
 
     `limits`: calls beyond the lowest of them at a time are refused with 429. `slowness` multiplies
-    the time of calls that start. `calls` and `throttled` count calls and refusals. `abandoned`
+    the time of calls that start. While `down` is not 0 nobody reaches it; `unreached` counts who
+    tried. `calls` and `throttled` count calls and refusals. `abandoned`
     counts calls of processes that were paused until their permits had lapsed: nothing can end such
     a call, so it counts as in flight only up to that moment. `steady` is the moment of the last
     first start of a task, with the call-seconds spent up to then.
@@ -57,12 +60,17 @@ class GatewayService:
         self.loads: dict[str, Load] = {}
         self.limits: list[int] = []
         self.slowness = 1.0
+        self.down = self.unreached = 0
         self.calls = self.throttled = self.abandoned = 0
         self.in_flight = self.peak = self.admitted = 0
         self.steady = (0.0, 0.0)
         self.attempts: dict[str, int] = {}
         self._area = 0.0
         self._at = 0.0
+
+    def is_down(self) -> bool:
+        """Return whether nobody reaches it now."""
+        return self.down > 0
 
     def open(self, job_id: str, cap: int, latency: Latency) -> None:
         """Register a job: its cap, and the latency of its calls."""
@@ -155,6 +163,11 @@ class SimulatedCall:
         if link.gate.halted:
             await link.gate.passed()
         service = gateway.service
+        if service.is_down():
+            service.unreached += 1
+            link.note(f"unreached {self._url}")
+            error = TransportError(TransportTrouble.UNREACHABLE, is_connecting=True)
+            raise unconnected(error, Absence(Shared.GATEWAY))
         attempt, seconds = service.begin(self.load, self._url)
         link.note(f"call {self._url} {attempt}")
         refused = bool(service.limits) and service.admitted >= min(service.limits)
@@ -173,6 +186,10 @@ class SimulatedCall:
                 service.move(self.load, -1)
         if link.gate.halted:
             await link.gate.passed()
+        if service.is_down():
+            link.note(f"broken {self._url} {attempt}")
+            broken = TransportError(TransportTrouble.INTERRUPTED, sent=1)
+            raise unconnected(broken, Absence(Shared.GATEWAY))
         link.note(f"answer {self._url} {attempt}")
         if refused:
             raise ScrapeFailed(

@@ -48,8 +48,9 @@ class Report:
     `lost` tasks have not ended and no message names them; `counted_twice` tasks ended more than
     once. `in_hand` messages are received and not settled at the end, `peak_received` is the most of
     them. `peak_granted` is the most permits of one job at any write of the permit store,
-    `granted_over` the most above its cap. `abandoned` calls belong to processes paused until their
-    permits lapsed, `fenced` ones were cut off by their worker. `peaks` are the most calls in flight
+    `granted_over` the most above its cap. `unreached` calls found no gateway. `abandoned` calls
+    belong to processes paused until their permits lapsed, `fenced` ones were cut off by their
+    worker. `peaks` are the most calls in flight
     of each job, `finished_at` the end of each, None if it has not ended, both in order of the
     plans. `events` counts the events in the trace.
     """
@@ -87,6 +88,7 @@ class Report:
     receive_calls: int
     gateway_calls: int
     throttled: int
+    unreached: int
     abandoned: int
     fenced: int
     peaks: tuple[int, ...]

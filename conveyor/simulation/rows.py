@@ -24,6 +24,7 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskSpec,
     TaskStatus,
+    WaitReason,
 )
 from conveyor.domain.states import LIVE_RUN_STATES, RUN_TRANSITIONS
 from conveyor.domain.task_rules import (
@@ -61,6 +62,7 @@ class Row:
         "status",
         "task_id",
         "updated_at",
+        "waiting",
         "worker",
     )
 
@@ -72,6 +74,7 @@ class Row:
         self.attempts = self.interruptions = self.claim_number = 0
         self.status = TaskStatus.PENDING
         self.claimed_at = self.claimed_until = self.not_before = 0
+        self.waiting: WaitReason | None = None
         self.worker = ""
         self.endings = 0
         self.events: list[Event] = []
@@ -95,6 +98,7 @@ class Row:
             claim_number=self.claim_number,
             claimed_until=self.claimed_until if claimed else 0,
             not_before=self.not_before,
+            waiting=self.waiting,
             result=self.result,
             error=self.error,
             failure=self.failure,
@@ -108,6 +112,8 @@ class Row:
         self.interruptions += change.interruptions
         if change.not_before is not None:
             self.not_before = change.not_before
+        if change.waiting is not None:
+            self.waiting = change.waiting
         if change.event is not None:
             self.events.append(change.event)
         self.result, self.error, self.failure = change.result, change.error, change.failure

@@ -190,8 +190,7 @@ _INSTANT = 1e-9
 def measure(
     scenario: Scenario, fleet: SimulatedFleet, *, finished_at: Sequence[float | None]
 ) -> Report:
-    """Compute the figures as they stand. `finished_at`: the end of each run, in order of the
-    plans."""
+    """Compute the figures as they stand. `finished_at` are the ends of the runs."""
     queues, gateway, permits, store = fleet.queues, fleet.gateway, fleet.permits, fleet.store
     cap = sum(plan.cap for plan in scenario.jobs)
     tasks = sum(plan.tasks for plan in scenario.jobs)
@@ -231,6 +230,7 @@ def measure(
         receive_calls=queues.calls,
         gateway_calls=gateway.calls,
         throttled=gateway.throttled,
+        unreached=gateway.unreached,
         abandoned=gateway.abandoned,
         fenced=fleet.counted("fenced"),
         peaks=_peaks(fleet),

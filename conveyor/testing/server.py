@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from conveyor.client.api import Api, connect
 from conveyor.client.wire import RunReply
 from conveyor.clock import SystemClock
-from conveyor.gateway.fake import Behaviour, FakeGateway, Hits
+from conveyor.gateway.fake import Behaviour, FakeGateway, Hits, is_understood
 from conveyor.ports.gateway import Gateway
 from conveyor.roles.dev import ServerInfo, serve
 from conveyor.settings import Settings, load
@@ -68,7 +68,8 @@ class ConveyorServer:
 
         Such as `url("page", status=404)`, `url("slow", delay=0.5)`, `url("flaky", flaky=2)`,
         `url("exact", body=b"bytes")`; `conveyor.gateway.fake.Behaviour` lists all keywords. Raises
-        TypeError for an unknown keyword, or for bytes in any but `body`.
+        TypeError for an unknown keyword, or for bytes in any but `body`, and ValueError for a value
+        that the gateway would pass over.
         """
         query: dict[str, str] = {}
         for word, value in behaviour.items():
@@ -79,8 +80,10 @@ class ConveyorServer:
                 )
             if isinstance(value, bytes):
                 query[f"{word}64"] = urlsafe_b64encode(value).decode()
-            else:
-                query[word] = str(int(value)) if isinstance(value, bool) else str(value)
+                continue
+            query[word] = str(int(value)) if isinstance(value, bool) else str(value)
+            if not is_understood(word, query[word]):
+                raise ValueError(f"url() takes no {word}={value!r}")
         address = f"{FAKE_ORIGIN}/{path.lstrip('/')}"
         return f"{address}?{urlencode(query)}" if query else address
 

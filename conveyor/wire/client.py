@@ -155,6 +155,14 @@ class HttpClient:
                     connection.abort()
                 raise
 
+    async def reach(self, url: str) -> None:
+        """Look the origin of a URL up afresh, make a connection to it and close it. Raises
+        TransportError."""
+        origin, _ = split_url(url)
+        connector = (self._opened or self._open()).connector
+        addresses = await connector.resolve(origin, afresh=True)
+        (await connector.open_socket(addresses, origin)).close()
+
     async def aclose(self) -> None:
         """Close every connection. A call under way raises TransportError."""
         opened, self._opened = self._opened, None
@@ -174,7 +182,9 @@ class HttpClient:
                     connection.abort()
                 return await opened.connect(origin, addresses)
         except TimeoutError:
-            raise TransportError(TransportTrouble.TIMEOUT, sent=sent) from None
+            raise TransportError(
+                TransportTrouble.TIMEOUT, sent=sent, is_connecting=not sent
+            ) from None
         except TransportError as error:
             error.sent = sent
             raise
@@ -182,7 +192,9 @@ class HttpClient:
     def _open(self) -> _Opened:
         resolver = Resolver(self._lookup, self._admits)
         connector = Connector(resolver, self._admits, self._options)
-        opened = _Opened(Pool(self._connections), connector, ReadBuffer(self._connections))
+        opened = _Opened(
+            Pool(self._connections), connector, ReadBuffer(self._connections, self._options.held)
+        )
         self._opened = opened
         return opened
 

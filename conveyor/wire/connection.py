@@ -20,7 +20,6 @@ from conveyor.wire.socket_input import SocketInput
 from conveyor.wire.tls import TlsSession
 
 MOST_READ = 65_536
-MOST_HELD = 262_144
 MOST_HELD_IN_ALL = 67_108_864
 
 
@@ -30,8 +29,8 @@ class ReadBuffer:
 
     __slots__ = ("full_at", "view")
 
-    def __init__(self, connections: int) -> None:
-        held = min(MOST_HELD, max(4, MOST_HELD_IN_ALL // connections))
+    def __init__(self, connections: int, most: int) -> None:
+        held = min(most, max(4, MOST_HELD_IN_ALL // connections))
         size = min(MOST_READ, held // 4)
         self.view = memoryview(bytearray(size))
         self.full_at = held - 2 * size

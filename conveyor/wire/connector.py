@@ -10,7 +10,7 @@ from functools import partial
 from aiohappyeyeballs import start_connection
 
 from conveyor.wire.connection import HttpConnection
-from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.errors import TransportError, TransportTrouble, unreached
 from conveyor.wire.options import ClientOptions, Proxy
 from conveyor.wire.origin import Origin, write_request
 from conveyor.wire.resolver import Admits, Resolver
@@ -30,15 +30,15 @@ class Connector:
         self._options = options
         self._context: ssl.SSLContext | None = None
 
-    async def resolve(self, origin: Origin) -> list[str]:
-        """Return the addresses to connect to. Raises TransportError."""
+    async def resolve(self, origin: Origin, *, afresh: bool = False) -> list[str]:
+        """Return the addresses to connect to; `afresh` remembers none. Raises TransportError."""
         proxy = self._options.proxy
         place = origin if proxy is None else proxy.origin
-        return await self._resolver.resolve(place.host, place.port)
+        return await self._resolver.resolve(place.host, place.port, afresh=afresh)
 
     async def open_socket(self, addresses: list[str], origin: Origin) -> socket.socket:
-        """Connect to the first address that answers. Raises TransportError: UNREACHABLE, or REFUSED
-        if the peer may not be touched."""
+        """Connect to the first address that answers. Raises TransportError: UNREACHABLE, EXHAUSTED,
+        or REFUSED if the peer may not be touched."""
         proxy = self._options.proxy
         port = origin.port if proxy is None else proxy.origin.port
         infos = [(*_family(address), "", (address, port)) for address in _some(addresses)]
@@ -47,14 +47,14 @@ class Connector:
                 sock = await start_connection(
                     infos, happy_eyeballs_delay=_NEXT_ADDRESS, interleave=1
                 )
-        except (OSError, RuntimeError, TimeoutError):
-            raise TransportError(TransportTrouble.UNREACHABLE) from None
+        except (OSError, RuntimeError, TimeoutError) as error:
+            raise unreached(error) from None
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             is_admitted = self._admits is None or self._admits(sock.getpeername()[0])
-        except OSError:
+        except OSError as error:
             sock.close()
-            raise TransportError(TransportTrouble.UNREACHABLE) from None
+            raise unreached(error) from None
         if not is_admitted:
             sock.close()
             raise TransportError(TransportTrouble.REFUSED)
@@ -69,17 +69,17 @@ class Connector:
         try:
             # Cancelled on its way, a transport of uvloop would close without a word.
             await asyncio.shield(making)
-        except OSError:
-            raise TransportError(TransportTrouble.UNREACHABLE) from None
+        except OSError as error:
+            raise unreached(error) from None
         except asyncio.CancelledError:
             connection.abort()
             raise
         try:
             async with asyncio.timeout(self._options.connect):
                 await self._prepare(connection)
-        except TimeoutError:
+        except TimeoutError as error:
             connection.abort()
-            raise TransportError(TransportTrouble.UNREACHABLE) from None
+            raise unreached(error) from None
         except BaseException:
             connection.abort()
             raise
@@ -101,7 +101,9 @@ class Connector:
     def _make_context(self) -> ssl.SSLContext:
         try:
             return client_context(self._options.authority)
-        except OSError:
+        except OSError as error:
+            if (meant := unreached(error)).trouble is TransportTrouble.EXHAUSTED:
+                raise meant from None
             raise TransportError(TransportTrouble.TLS) from None
 
 

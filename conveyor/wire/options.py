@@ -11,6 +11,8 @@ from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.origin import Origin, read_origin
 
 CONNECT_SECONDS = 30.0
+MOST_HELD = 262_144
+"""Bytes that a connection holds until its reader takes them."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,7 +47,7 @@ class ClientOptions:
     `authority` is a PEM file of authorities beside the system's. `connect` bounds the making of a
     connection, `first_byte` the wait for the head of an answer. `ragged_end` accepts a body over
     TLS that ends with the connection, without close_notify. Connections go through `proxy`, if
-    there is one.
+    there is one. A connection holds at most `held` bytes until they are taken.
     """
 
     authority: Path | None = None
@@ -53,6 +55,7 @@ class ClientOptions:
     first_byte: float | None = None
     ragged_end: bool = False
     proxy: Proxy | None = None
+    held: int = MOST_HELD
 
 
 USUAL = ClientOptions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import threading
@@ -13,7 +14,7 @@ from ipaddress import ip_address
 
 from cachetools import TTLCache
 
-from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.errors import TransportError, TransportTrouble, unresolved
 
 Lookup = Callable[[str, int], Awaitable[list[str]]]
 """Return the IP addresses of a host name (and port), as text. Raises OSError if there are no
@@ -43,12 +44,14 @@ class Resolver:
             _REMEMBERED, _SECONDS, timer=loop.time
         )
 
-    async def resolve(self, host: str, port: int) -> list[str]:
-        """Return the addresses of a host that may be connected to.
+    async def resolve(self, host: str, port: int, *, afresh: bool = False) -> list[str]:
+        """Return the addresses of a host that may be connected to; `afresh` remembers none.
 
-        Raises TransportError: UNRESOLVED if the name has no address, REFUSED if none may be
-        touched.
+        Raises TransportError: UNRESOLVED if the name has no address, EXHAUSTED if this process
+        cannot ask, REFUSED if none may be touched.
         """
+        if afresh:
+            self._known.pop((host, port), None)
         addresses = [host] if is_address(host) else await self._addresses((host, port))
         admits = self._admits
         if admits is None:
@@ -73,6 +76,7 @@ class Resolver:
         if task is None:
             task = self._going[name] = asyncio.create_task(self._look_up(name))
             task.add_done_callback(partial(self._looked_up, name))
+        failure: Exception | None = None
         try:
             # A caller that is cancelled takes the answer from nobody else.
             addresses = await asyncio.shield(task)
@@ -81,14 +85,14 @@ class Resolver:
             if not task.cancelled() or (caller is not None and caller.cancelling()):
                 raise
             addresses = []  # the look-up was given up, not its caller
-        except (OSError, UnicodeError):
-            addresses = []
+        except (OSError, UnicodeError) as error:
+            addresses, failure = [], error
         except Exception as error:
             # A fault of the look-up must not break its caller, nor pass unseen.
             _log.error("a look-up broke: %s", type(error).__name__)
             addresses = []
         if not addresses:
-            raise TransportError(TransportTrouble.UNRESOLVED)
+            raise unresolved(failure) from None
         return addresses
 
     async def _look_up(self, name: tuple[str, int]) -> list[str]:
@@ -132,7 +136,10 @@ async def system_lookup(host: str, port: int) -> list[str]:
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle)
 
-    threading.Thread(target=look_up, name="look-up", daemon=True).start()
+    try:
+        threading.Thread(target=look_up, name="look-up", daemon=True).start()
+    except RuntimeError:
+        raise OSError(errno.ENOMEM, "no thread for a look-up") from None
     return await answer
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from conveyor.testing.process import PROGRAM, ServerProcess
-from tests.disk import files_below
 
 
 def server(data_dir: Path, *flags: str, **settings: object) -> ServerProcess:
@@ -55,12 +54,6 @@ def row_counts(data_dir: Path) -> dict[str, int]:
     """Count the rows of each table about jobs."""
     tables = ("jobs", "runs", "run_sources", "tasks", "claims", "histories")
     return {table: rows_of(data_dir, f"SELECT count(*) FROM {table}")[0][0] for table in tables}
-
-
-def body_files(data_dir: Path) -> list[Path]:
-    """Every file of a body below a data directory."""
-    temporaries = data_dir / "blobs" / "tmp"
-    return [path for path in files_below(data_dir / "blobs") if temporaries not in path.parents]
 
 
 def temporary_files(data_dir: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from conveyor.ports.clock import Clock
 from conveyor.service import Service, ServiceOptions
 from conveyor.settings import load
 from tests.acceptance.support_wire import KEY
+from tests.webhooks import loopback_webhooks
 
 ORIGIN = "http://conveyor.test"
 _POLL = 0.02
@@ -119,7 +120,12 @@ async def inside(
     telemetry = Telemetry()
     crew = [build_worker(ports, gateway, chosen, clock, telemetry=telemetry) for _ in range(crews)]
     app = create_app(
-        Service(ports, ServiceOptions(public_origin=ORIGIN), clock),
+        Service(
+            ports,
+            ServiceOptions(public_origin=ORIGIN),
+            clock,
+            webhooks=loopback_webhooks(clock),
+        ),
         registry=telemetry.registry(),
         ready=lambda: True,
         clock=clock,

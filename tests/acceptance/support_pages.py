@@ -1,9 +1,11 @@
-"""Real pages: the files of a documentation package, and the servers that they are served by."""
+"""A manual of many pages, many with odd names, and the servers that serve it."""
 
 from __future__ import annotations
 
 import functools
 import os
+import random
+import re
 import shutil
 import socket
 import subprocess
@@ -11,15 +13,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import distribution
 from pathlib import Path
 from urllib.parse import quote
 
+from conveyor.demo import site
 from tests.acceptance.support_site import in_background
 
-PACKAGE = "passagemath-macaulay2-doc"
-"""Of the dev extra: the manual of Macaulay2, 11,859 pages, many with odd names."""
-
+MARKS = "^[]!~'(),;=@&+$%·ö⊠⧢∏⋂𝔠日"
+"""Characters of file names that links have escaped, or as they stand."""
+ODD = 200
+"""Pages with such a character in their names, or some."""
+_FOLDERS = 60
+_MEDIAN_PARAGRAPHS, _SIGMA, _MOST_PARAGRAPHS = 12.0, 1.1, 2_000
 _START_SECONDS = 60.0
 _NGINX = """
 daemon off;
@@ -46,12 +51,40 @@ http {{
 """
 
 
-def manual() -> tuple[Path, list[Path]]:
-    """The directory of the manual, and its pages below it, in order."""
-    files = distribution(PACKAGE).files or []
-    located = [Path(str(file.locate())) for file in files if file.suffix == ".html"]
-    root = Path(os.path.commonpath(located))
-    return root, sorted(file.relative_to(root) for file in located)
+def write_manual(root: Path, count: int) -> list[Path]:
+    """Write a manual of so many pages, always the same; return its pages below `root`, in order.
+
+    They are of the words of the demonstration's pages, some kilobytes long and a few a megabyte.
+    """
+    by_chance = random.Random(count)
+    paragraphs = _paragraphs()
+    pages = [Path(f"folder_{number % _FOLDERS}", _name(number)) for number in range(count)]
+    for page in pages:
+        length = by_chance.lognormvariate(0, _SIGMA) * _MEDIAN_PARAGRAPHS
+        text = by_chance.choices(paragraphs, k=1 + min(int(length), _MOST_PARAGRAPHS))
+        (root / page).parent.mkdir(parents=True, exist_ok=True)
+        title = f"<!doctype html><meta charset=utf-8><title>{page}</title>"
+        (root / page).write_text("\n".join([title, *text]), encoding="utf-8")
+    return sorted(pages)
+
+
+def _name(number: int) -> str:
+    """Return the name of a page: of the first ODD ones, one with a mark or with several."""
+    if number >= ODD:
+        return f"page-{number}.html"
+    marks = MARKS[number % len(MARKS)]
+    for step in range(number // len(MARKS)):
+        marks += MARKS[(number * 7 + step) % len(MARKS)]
+    return f"__Odd_{marks}_{number}.html"
+
+
+def _paragraphs() -> list[str]:
+    """Return the paragraphs of the demonstration's pages that are UTF-8."""
+    found: list[str] = []
+    for name, content in site.pages().items():
+        if name.endswith(".html") and "utf-8" in site.content_type(name):
+            found += re.findall(r"<p>.+?</p>", content.decode(), re.DOTALL)
+    return found
 
 
 def is_odd(page: Path) -> bool:

@@ -64,9 +64,9 @@ def test_a_csv_file_is_sent_scraped_and_brought_home(
     for field in fields:
         flags += ["--field", field]
     ran = conveyor(server, "submit", listed, *flags)
-    assert (ran.code, ran.err) == (0, [])
-    assert ran.out[0] == f"job {ran.job_id}: 20 tasks accepted"
-    assert any(line.startswith("completed: 20 tasks, 20 ok, 0 failed") for line in ran.out)
+    assert (ran.code, ran.out) == (0, [ran.job_id])
+    assert ran.err[0] == f"job {ran.job_id}: 20 tasks accepted"
+    assert any(line.startswith("completed: 20 tasks, 20 ok, 0 failed") for line in ran.err)
     assert bodies(tmp_path / "out") == {
         f"p{number}.html": expected_body(url) for number, url in enumerate(urls)
     }
@@ -80,11 +80,11 @@ def test_a_large_csv_file_is_followed_while_its_rows_are_written(
     ran = conveyor(
         server, "submit", str(tmp_path / "large.csv"), "--header", "--watch", "--max-inflight", "99"
     )
-    assert (ran.code, ran.err) == (0, [])
-    assert ran.out[0] == f"job {ran.job_id}: 1,500 tasks accepted"
-    assert ran.out[1].startswith("ingesting: ")
-    assert "/1,500 done" in ran.out[1]
-    assert ran.out[-1].startswith("completed: 1,500 tasks, 1,500 ok, 0 failed")
+    assert (ran.code, ran.out) == (0, [ran.job_id])
+    assert ran.err[0] == f"job {ran.job_id}: 1,500 tasks accepted"
+    assert ran.err[1].startswith("ingesting: ")
+    assert "/1,500 done" in ran.err[1]
+    assert ran.err[-1].startswith("completed: 1,500 tasks, 1,500 ok, 0 failed")
     assert rows(server, ran) == urls
 
 
@@ -101,7 +101,7 @@ def test_lists_can_be_sent_whole_compressed_and_through_a_pipe(
         conveyor(server, "submit", str(packed), "--watch"),
         conveyor(server, "submit", "-", "--type", kind, "--watch", given=text),
     ):
-        assert (ran.code, ran.err) == (0, [])
+        assert (ran.code, ran.out) == (0, [ran.job_id])
         assert rows(server, ran) == urls
 
 
@@ -111,8 +111,8 @@ def test_a_list_of_more_than_4_mib_is_sent_whole(server: ConveyorServer, tmp_pat
     listed.write_text("# a comment\n" + "\n".join(urls))
     assert listed.stat().st_size > 4 * 1_024 * 1_024
     ran = conveyor(server, "submit", str(listed), "--max-inflight", "1")
-    assert (ran.code, ran.err) == (0, [])
-    assert ran.out == [f"job {ran.job_id}: 2,200 tasks accepted"]
+    assert (ran.code, ran.out) == (0, [ran.job_id])
+    assert ran.err == [f"job {ran.job_id}: 2,200 tasks accepted"]
     conveyor(server, "rm", ran.job_id)
 
 
@@ -275,8 +275,9 @@ def test_many_bodies_come_through_one_export_and_only_once(
     tasks.append({"url": server.url("many/gone", status=404), "external_id": "gone"})
     listed.write_text("".join(json.dumps(task) + "\n" for task in tasks))
     ran = conveyor(server, "submit", str(listed), "--out", str(out))
-    assert (ran.code, len(ran.err)) == (3, 1)
-    assert ran.out[-1] == f"600 files in {out}"
+    assert (ran.code, ran.out) == (3, [ran.job_id])
+    assert ran.err[-1] == f"600 files in {out}"
+    assert [line.partition(":")[0] for line in ran.err if "gone" in line] == ["failed"]
     assert bodies(out) == {f"m{n}.html": expected_body(url) for n, url in enumerate(urls)}
     manifest = (out / "manifest.jsonl").read_text()
     rows = list(map(json.loads, manifest.splitlines()))
@@ -301,8 +302,9 @@ def test_bodies_come_one_by_one_where_no_export_is_to_be_had(tmp_path: Path) -> 
         (tmp_path / "urls.txt").write_text("\n".join(urls))
         ran = conveyor(limited, "submit", str(tmp_path / "urls.txt"), "--out", str(tmp_path / "o"))
     assert ran.code == 0
-    assert ran.err == [
-        "no export to be had, so one by one: the export failed: results are larger than 0 gb"
+    assert ran.err[-2:] == [
+        "no export to be had, so one by one: the export failed: results are larger than 0 gb",
+        f"500 files in {tmp_path / 'o'}",
     ]
     assert sorted(bodies(tmp_path / "o").values()) == sorted(map(expected_body, urls))
 

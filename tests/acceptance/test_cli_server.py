@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -17,6 +18,7 @@ import pytest
 from conveyor.demo.site import pages
 from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_boot import boot
+from tests.acceptance.support_calls import Caller
 from tests.acceptance.support_cli import SERVER, dev, free_port, lines_until, said, wait_for
 from tests.patient import SECONDS, fetched
 
@@ -96,7 +98,10 @@ def test_quiet_says_nothing_at_all(tmp_path: Path) -> None:
     assert (quiet.returncode, shown) == (0, b"")
 
 
-def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_demonstration_survives_a_kill_and_keeps_serving(tmp_path: Path) -> None:
+    of_an_earlier_one = tmp_path / "data" / "demo-results" / "01M8M35RQQ8KJR00EAWY80H5WA"
+    of_an_earlier_one.mkdir(parents=True)
     with subprocess.Popen(
         [*SERVER, "--demo", "--port", "0", "--data-dir", str(tmp_path / "data")],
         stdout=subprocess.PIPE,
@@ -105,9 +110,19 @@ def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) ->
     ) as demo:
         lines = lines_until(demo.stdout, "still serving")
         assert len(lines[: lines.index("")]) <= 8
+        (killed,) = (line for line in lines if line.startswith("kill -9"))
+        done = int(killed.split(" at ")[1].partition(" of ")[0])
+        assert 0.4 * len(pages()) <= done < len(pages())
+        assert said(lines, "0 lost, 0 counted twice, with ").endswith(
+            "1 × 429 and a kill -9 on the way"
+        )
+        job_id = said(lines, "next: conveyor results ").split()[0]
         folder = Path(said(lines, "results are in "))
         origin = said(lines, "API").removesuffix("/v1")
         assert fetched(f"{origin}/readyz").status_code == 200
+        with Caller(f"{origin}/v1", "local") as caller:
+            run = caller.get(f"/jobs/{job_id}")["latest_run"]
+        assert run["stats"]["successful"] == len(pages())
         demo.send_signal(signal.SIGINT)
         out, err = demo.communicate(timeout=60)
     assert (demo.returncode, out, err) == (0, "stopping\n", "")
@@ -116,6 +131,25 @@ def test_the_demonstration_scrapes_its_site_and_keeps_serving(tmp_path: Path) ->
     assert {row["external_id"]: (folder / row["file"]).read_bytes() for row in rows} == pages()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_demonstration_that_is_stopped_early_leaves_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        [*SERVER, "--demo", "--port", "0", "--data-dir", str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        lines_until(demo.stdout, f"{len(pages())} pages of ")
+        (server,) = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
+        demo.send_signal(number)
+        out, err = demo.communicate(timeout=60)
+    assert (demo.returncode, out.splitlines()[-1], err) == (0, "stopping", "")
+    assert not Path(f"/proc/{server}").exists()
+
+
+@pytest.mark.slow
 def test_a_demonstration_finds_another_port_when_its_own_is_taken(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -133,3 +167,26 @@ def test_a_demonstration_finds_another_port_when_its_own_is_taken(tmp_path: Path
             demo.communicate(timeout=60)
     assert lines[0] == f"port {port} is taken; using a free one"
     assert demo.returncode == 0
+
+
+def test_a_log_that_nobody_reads_stops_neither_the_server_nor_its_end(tmp_path: Path) -> None:
+    port = free_port()
+    origin = f"http://127.0.0.1:{port}"
+    data = str(tmp_path / "data")
+    with subprocess.Popen(
+        [*SERVER, "--port", str(port), "--data-dir", data, "--log-level", "info"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as unread:
+        wait_for(f"{origin}/readyz")
+        # Each path stands in a line of the log; a pipe holds 65,536 bytes.
+        long = "x" * 60_000
+        with httpx.Client(timeout=SECONDS) as client:
+            for _ in range(30):
+                assert client.get(f"{origin}/v1/jobs/{long}").status_code == 401
+            metrics = client.get(f"{origin}/metrics").text
+        unread.send_signal(signal.SIGTERM)
+        assert unread.wait(SECONDS) == 0
+
+    [lost] = re.findall(r"^conveyor_log_lines_lost_total (\d+)", metrics, re.MULTILINE)
+    assert 0 < int(lost) < 30

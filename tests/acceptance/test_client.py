@@ -337,4 +337,9 @@ def test_every_success_of_every_route_parses_in_its_model(server: Serving) -> No
         caller.http.post("/job_inputs", json={"type": "urls"})
         export = caller.http.post(f"{run_path}/{first['run_id']}/exports").json()
         caller.get(f"{run_path}/{first['run_id']}/exports/{export['export_id']}")
+        for _ in range(2):
+            caller.http.post("/hmac/keys/rotate")
+        caller.get("/hmac/keys")
+        caller.http.post("/hmac/keys/rotate/finalize")
+        caller.http.delete("/hmac/keys/rotate")
     assert seen == set(support_models.MODELS)

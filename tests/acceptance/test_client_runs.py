@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from zenrows.batch import BatchAPIError, ZenRowsBatchClient
@@ -150,6 +151,16 @@ def test_deleting_a_run_and_a_job(client: ZenRowsBatchClient, server: Serving) -
     assert bodies(server, job.job_id) == []
 
 
+def test_a_wait_for_a_run_ends_when_its_job_is_deleted(client: ZenRowsBatchClient) -> None:
+    job = client.submit_open()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(job.run.wait, timeout=30, poll_interval=0.05)
+        job.delete()
+        ended = waiting.result()
+    assert ended.status is RunStatus.DELETED
+    assert job.run.load().status is RunStatus.DELETED
+
+
 def test_a_run_that_another_draws_on_cannot_be_deleted(client: ZenRowsBatchClient) -> None:
     job = client.submit_regular([target("source"), target("source/bad", status=404)])
     finish(job)
@@ -190,7 +201,6 @@ def test_what_is_not_built_yet_says_so(client: ZenRowsBatchClient) -> None:
         lambda: client.put_job_webhook(job.job_id, hook),
         lambda: client.get_job_webhook(job.job_id),
         lambda: client.delete_job_webhook(job.job_id),
-        lambda: client.test_webhook(hook),
         job.schedule.pause,
         lambda: job.schedule.update(daily),
     ):

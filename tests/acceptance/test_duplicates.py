@@ -11,9 +11,10 @@ import pytest
 from conveyor.ports.binding import Binding
 from conveyor.ports.queues import DeleteMessage, TaskMessage
 from conveyor.testing.faults import DuplicatingQueues
-from tests.acceptance.support_data import body_files, row_counts, rows_of
+from tests.acceptance.support_data import row_counts, rows_of
 from tests.acceptance.support_inside import inside
 from tests.acceptance.support_wire import target
+from tests.disk import body_files
 
 VISIBILITY = 2
 MIXTURE: tuple[tuple[dict[str, float], int], ...] = (

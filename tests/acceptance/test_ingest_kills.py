@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
 
 from conveyor.testing.gateway_server import GatewayServer
 from tests.acceptance.support_data import rows_left, rows_of, server, temporary_files
 from tests.acceptance.support_wire import Wire, eventually, target
-from tests.disk import files_below
+from tests.disk import body_files, files_below
 
 pytestmark = pytest.mark.server
 
@@ -91,3 +93,21 @@ def test_an_ingestion_survives_kills_at_random_moments(
         eventually(lambda: not list(files_below(staged)) or None, "nothing is staged any more")
     assert set(gateway.hits.counts) == set(urls)
     assert tasks <= gateway.hits.total <= tasks + len(claims)
+
+
+def test_a_list_that_was_staged_for_no_run_is_removed(tmp_path: Path) -> None:
+    urls = [target(f"staged/{number}") for number in range(60_000)]
+    with (
+        server(tmp_path, **SETTINGS) as process,
+        Wire(process.info.api) as wire,
+        ThreadPoolExecutor(max_workers=1) as pool,
+    ):
+        sent = pool.submit(lambda: wire.submit(urls))
+        eventually(lambda: body_files(tmp_path) or None, "a part of the list is staged")
+        process.kill()
+        with pytest.raises(httpx.TransportError):
+            sent.result()
+    assert rows_left(tmp_path, "SELECT run_id FROM runs") == []
+    assert body_files(tmp_path)
+    with server(tmp_path, **SETTINGS):
+        eventually(lambda: not body_files(tmp_path) or None, "nothing staged is left")

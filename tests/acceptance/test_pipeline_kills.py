@@ -13,10 +13,11 @@ import pytest
 
 from conveyor.testing.gateway_server import GatewayServer
 from conveyor.testing.process import ServerProcess
-from tests.acceptance.support_data import body_files, rows_left, rows_of, server
+from tests.acceptance.support_data import rows_left, rows_of, server
 from tests.acceptance.support_held import HeldCalls, held_gateway
 from tests.acceptance.support_wire import Wire, eventually, target
 from tests.acceptance.test_kills import assert_bodies, assert_histories
+from tests.disk import body_files
 
 pytestmark = pytest.mark.server
 
@@ -121,6 +122,8 @@ def test_a_kill_repeats_only_calls_that_began_and_were_not_settled(
             assert assert_histories(wire, data, job_id) == repeated
             assert_bodies(wire, job_id)
             assert gateway.hits.total == TASKS + repeated
+            # What the killed process had stored and not settled is gone.
+            assert len(body_files(data)) == TASKS
             assert called == (IN_FLIGHT if step.called else 0)
             assert wire.send("DELETE", f"/jobs/{job_id}").status_code == 202
             eventually(lambda: not body_files(data) or None, "no body is left, named or not")

@@ -114,3 +114,30 @@ def test_urls_tell_the_gateway_what_to_answer(conveyor_server: ConveyorServer) -
     for wrong in ({"nonsense": 1}, {"statuss": 404}, {"type": b"text/html"}):
         with pytest.raises(TypeError, match=f"url\\(\\) takes no '{next(iter(wrong))}'"):
             conveyor_server.url("x", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("status", "abc"),
+        ("status", 99),
+        ("status", 600),
+        ("status", True),
+        ("flaky", -1),
+        ("flaky", 1.5),
+        ("delay", "soon"),
+        ("delay", -0.1),
+        ("delay", float("nan")),
+        ("size", -1),
+        ("hang", "no"),
+        ("echo", 2),
+        ("reset", "a\nb"),
+        ("reset", "later"),
+        ("body64", "no base 64!"),
+    ],
+)
+def test_a_value_that_the_gateway_would_pass_over_is_an_error_at_the_call(
+    conveyor_server: ConveyorServer, word: str, value: str | float
+) -> None:
+    with pytest.raises(ValueError, match=f"url\\(\\) takes no {word}="):
+        conveyor_server.url("x", **{word: value})

@@ -18,7 +18,6 @@ from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.acceptance.support_bindings import FLEET, hits, holds_no_permits
 from tests.acceptance.support_bindings import Hits as FleetHits
 from tests.acceptance.support_data import (
-    body_files,
     row_counts,
     rows_left,
     rows_of,
@@ -27,6 +26,7 @@ from tests.acceptance.support_data import (
 from tests.acceptance.support_held import HeldCalls, held_gateway, held_server
 from tests.acceptance.support_inside import ORIGIN, inside
 from tests.acceptance.support_wire import Wire, eventually, holds_no_permit, target, together
+from tests.disk import body_files
 
 pytestmark = pytest.mark.server
 

@@ -11,9 +11,10 @@ import pytest
 
 from conveyor.handlers import delete
 from conveyor.ports.binding import Binding, Tasks
-from tests.acceptance.support_data import body_files, row_counts, rows_left, rows_of, server
+from tests.acceptance.support_data import row_counts, rows_left, rows_of, server
 from tests.acceptance.support_inside import ORIGIN, Inside, UnhurriedClock, inside
 from tests.acceptance.support_wire import Wire, eventually, target
+from tests.disk import body_files
 
 pytestmark = pytest.mark.server
 

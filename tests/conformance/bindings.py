@@ -58,13 +58,15 @@ class BindingKind:
 
     `filtered_pages_read_only_matches`: a page by status touches no row that it does not return.
     `effort`: the share of the random steps that it is put through, less than 1.0 where each call
-    takes milliseconds.
+    takes milliseconds. `is_sqlite`: it is one SQLite file of one process, so that tests change rows
+    behind its ports, and a boot voids all claims.
     """
 
     name: str
     open: Callable[[Path, int], Awaitable[Store]]
     filtered_pages_read_only_matches: bool
     effort: float
+    is_sqlite: bool
 
 
 async def _open_development(path: Path, now: int) -> Store:
@@ -77,11 +79,13 @@ BINDINGS = [
         open=_open_development,
         filtered_pages_read_only_matches=True,
         effort=1.0,
+        is_sqlite=True,
     ),
     BindingKind(
         name="production",
         open=open_production,
         filtered_pages_read_only_matches=False,
         effort=0.3,
+        is_sqlite=False,
     ),
 ]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conveyor.dev.sqlite import SqliteStore
 from conveyor.ports.binding import Exports, Inputs, Jobs, Runs, Tasks
 from conveyor.ports.outbox import Outbox
 from conveyor.ports.records import Idempotency
@@ -43,6 +44,15 @@ async def store(
     opened = await binding_kind.open(tmp_path, clock.now())
     yield opened
     await opened.aclose()
+
+
+@pytest.fixture
+def sqlite_store(binding_kind: BindingKind, store: Store) -> SqliteStore:
+    """The store of a binding that is declared to be one SQLite file; others skip the test."""
+    assert isinstance(store, SqliteStore) is binding_kind.is_sqlite
+    if not isinstance(store, SqliteStore):
+        pytest.skip(f"{binding_kind.name} is declared to be no SQLite file")
+    return store
 
 
 @pytest.fixture

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +28,7 @@ from conveyor.ports.blobs import Blobs, Content
 from conveyor.prod.s3.blobs import PART, S3Blobs
 from conveyor.records.blob_keys import result_key, run_prefix
 from tests.conformance.s3_bucket import empty_bucket, unfinished_uploads
+from tests.disk import files_below
 
 PREFIX = run_prefix("JOB", "RUN", 30)
 KEY = result_key("JOB", "RUN", "0000003ABCDEF", 1, 30)
@@ -129,6 +134,17 @@ async def test_a_body_tells_its_size(bench: Bench, size: int) -> None:
     assert await bench.blobs.size(KEY) is None
 
 
+@pytest.mark.parametrize("lost", [1, PIECE, 2 * PIECE])
+async def test_a_body_that_lost_bytes_is_no_body(bench: Bench, lost: int) -> None:
+    size = 2 * PIECE
+    await bench.blobs.put(KEY, _body(size - lost))
+    assert await bench.blobs.open(KEY, size=size) is None
+    content = await bench.blobs.open(KEY, size=size - lost)
+    assert content is not None
+    assert sum([len(piece) async for piece in content]) == size - lost
+    assert await bench.blobs.open(f"{KEY}.not", size=size) is None
+
+
 class Broken(Exception):
     pass
 
@@ -223,6 +239,14 @@ async def test_a_prefix_is_removed_in_portions_of_a_bounded_size(bench: Bench) -
     went = [await bench.blobs.delete_prefix(PREFIX, limit=290) for _ in range(4)]
     assert went == [290, 290, 20, 0]
     assert [key for key in keys[::20] if await bench.read(key) is not None] == []
+
+
+async def test_no_more_bodies_of_a_prefix_are_removed_than_asked(bench: Bench) -> None:
+    keys = [result_key("JOB", "RUN", f"{number:07}ABC", 1, 30) for number in range(5)]
+    await _put_all(bench, keys)
+    assert await bench.blobs.delete_prefix(PREFIX, limit=3) == 3
+    assert sum([await bench.read(key) is not None for key in keys]) == 2
+    assert await bench.blobs.delete_prefix(PREFIX, limit=3) == 2
 
 
 async def test_a_removed_prefix_can_be_written_again(bench: Bench) -> None:
@@ -353,20 +377,92 @@ async def test_a_disk_that_fails_is_reported_without_a_path(tmp_path: Path, size
 async def test_a_full_disk_leaves_nothing_and_recovers(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(temporary: str, _target: str) -> None:
+    def full(temporary: str, _target: str, _root: str) -> None:
         os.unlink(temporary)
         raise OSError(errno.ENOSPC, "No space left on device", temporary)
 
     async with _files(tmp_path) as bench:
         with monkeypatch.context() as patch:
             patch.setattr(files, "move_into_place", full)
-            patch.setattr(files, "move_into_place", full)
+            patch.setattr(files, "_free", lambda _directory: 0)
             with pytest.raises(ConveyorError, match="No space left on device") as caught:
                 await bench.blobs.put(KEY, _body(size))
         assert str(tmp_path) not in str(caught.value)
         assert await bench.leftovers() == []
         await bench.blobs.put(KEY, _body(size))
         assert await bench.read(KEY) == _body(size)
+
+
+def _can_mount() -> bool:
+    unshare = shutil.which("unshare")
+    command = [str(unshare), "-rm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"]
+    return unshare is not None and not subprocess.run(command, check=False).returncode
+
+
+def test_a_body_too_large_for_its_disk_is_refused_and_a_full_disk_is_away(tmp_path: Path) -> None:
+    if not _can_mount():
+        pytest.skip("needs a small disk of its own")
+    limited = [
+        "unshare", "-rm", "sh", "-c",
+        'mount -t tmpfs -o size=6m tmpfs "$1" && shift && exec "$@"', "sh", str(tmp_path),
+        sys.executable, "-m", "tests.conformance.small_disk", str(tmp_path),
+    ]  # fmt: skip
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "small": "kept",
+        "large": "NoRoom",
+        "small beside it": "kept",
+        "large piece by piece": "NoRoom",
+        "many at once": ["kept", "NoRoom"],
+        "full": "ConveyorError",
+        "large while full": "ConveyorError",
+        "leftovers": [],
+    }
+
+
+async def _put_both_ways(bench: Bench, body: bytes) -> list[Exception | None]:
+    """Put a body aside and in place; return what came in the way of each."""
+    errors: list[Exception | None] = []
+    try:
+        await bench.blobs.put("results/aside", body)
+        errors.append(None)
+    except ConveyorError as error:
+        errors.append(error)
+    assert isinstance(bench.blobs, FileBlobs)
+    return errors + await bench.blobs.put_new([("results/in-place", body)])
+
+
+async def test_a_disk_that_writes_less_than_it_was_given_is_given_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, body = os.write, _body(1_000)
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+    async with _files(tmp_path) as bench:
+        assert await _put_both_ways(bench, body) == [None, None]
+        assert [await bench.read(f"results/{name}") for name in ("aside", "in-place")] == [body] * 2
+
+
+async def test_a_body_that_the_disk_takes_in_part_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def full(file: int, data: bytes | memoryview) -> int:
+        """Take the first part of each body, and no more."""
+        if isinstance(data, memoryview):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:500])
+
+    before = len(os.listdir("/proc/self/fd"))
+    async with _files(tmp_path) as bench:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            errors = await _put_both_ways(bench, _body(1_000))
+        assert all("No space left on device" in str(error) for error in errors)
+        assert list(files_below(tmp_path)) == []
+        assert await _put_both_ways(bench, _body(1_000)) == [None, None]
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_a_body_that_is_being_read_outlives_its_deletion_and_is_closed_when_dropped(

@@ -9,6 +9,7 @@ from functools import partial
 import anyio
 import pytest
 
+from conveyor.domain.api_keys import fingerprint
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import FLEET
@@ -18,7 +19,6 @@ from conveyor.prod.startup_checks import (
     FleetTerms,
     agree,
     change_ledger,
-    fingerprint,
     fleet_item,
     names_callers_anew,
     nobody_works,

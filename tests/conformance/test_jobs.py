@@ -360,7 +360,12 @@ async def test_deleting_leaves_a_tombstone_until_the_purge(
     second, _ = await world.rerun(job_id)
     assert await jobs.delete_job(CALLER, job_id, now=world.now) == [first, second]
     view = await world.view(job_id)
-    assert (view.job.status, view.latest_run) == (JobStatus.DELETED, None)
+    assert view.job.status is JobStatus.DELETED
+    assert view.latest_run == await world.run(job_id, second)
+    assert view.latest_run.status is RunStatus.DELETED
+    assert await jobs.list_jobs(CALLER, status=JobStatus.DELETED, before=None, limit=9) == [view]
+    await refused(ErrorCode.NO_PRIOR_RUN, runs.stop_run(CALLER, job_id, now=world.now))
+    await refused(ErrorCode.NO_PRIOR_RUN, world.rerun(job_id))
     assert (await world.run(job_id, first)).status is RunStatus.DELETED
     assert await jobs.delete_job(CALLER, job_id, now=world.now + 1) == [first, second]
     assert await world.view(job_id) == view
@@ -368,8 +373,10 @@ async def test_deleting_leaves_a_tombstone_until_the_purge(
 
     await jobs.purge_job(job_id)
     assert (await world.view(job_id)).job.status is JobStatus.DELETED
-    for run_id in (first, second):
+    for run_id, left in ((second, first), (first, None)):
         await runs.purge_run(run_id)
+        latest = (await world.view(job_id)).latest_run
+        assert (None if latest is None else latest.run_id) == left
     await jobs.purge_job(job_id)
     assert await jobs.get_job(CALLER, job_id) is None
     assert await jobs.find_job(job_id) is None

@@ -20,8 +20,10 @@ async def test_deleting_a_run_is_idempotent_until_the_purge(world: World, runs: 
     assert (view.job.latest_run_id, view.latest_run) == (None, None)
     assert view.job.status is JobStatus.CLOSED
     assert await runs.deleted_runs() == [(job_id, run_id)]
+    assert await runs.run_exists(run_id)
     await runs.purge_run(run_id)
     await runs.purge_run(run_id)
+    assert not await runs.run_exists(run_id)
     assert await runs.deleted_runs() == []
     await refused(ErrorCode.NOT_FOUND, runs.delete_run(CALLER, job_id, run_id, now=world.now))
 

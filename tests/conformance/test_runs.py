@@ -47,6 +47,24 @@ async def test_runs_are_listed_newest_first_below_a_mark(world: World, runs: Run
     assert [run.run_id for run in rest] == [made[1], made[0]]
 
 
+async def test_the_moment_of_a_change_does_not_go_back_with_the_clock(
+    world: World, jobs: Jobs, runs: Runs
+) -> None:
+    job_id, run_id = await world.submit(3, closed=False)
+    made_at = world.now
+    world.clock.shift(-7_200)
+    for change in (
+        lambda: world.succeed(run_id, 0),
+        lambda: runs.pause_run(CALLER, job_id, paused=True, now=world.now),
+        lambda: jobs.close_job(CALLER, job_id, now=world.now),
+        lambda: runs.stop_run(CALLER, job_id, now=world.now),
+        lambda: jobs.delete_job(CALLER, job_id, now=world.now),
+    ):
+        await change()
+        view, run = await world.view(job_id), await world.run(job_id, run_id)
+        assert (view.job.updated_at, run.updated_at) == (made_at, made_at)
+
+
 @pytest.mark.guarantee("G9")
 async def test_once_stopped_no_task_can_be_claimed(world: World, runs: Runs) -> None:
     job_id, run_id = await world.submit(2)
@@ -124,6 +142,7 @@ async def test_a_full_rerun_starts_every_task_afresh(world: World, tasks: Tasks)
     run = await world.run(job_id)
     assert (run.run_id, run.run_sequence, run.rerun_of) == (second, 2, first)
     assert (run.status, run.next_index, run.created_at) == (RunStatus.RUNNING, 3, world.now)
+    assert run.last_batch_received
     assert (run.stats.total, run.stats.completed, run.stats.spend) == (3, 0, Spend())
     job = (await world.view(job_id)).job
     assert (job.run_count, job.latest_run_id) == (2, second)
@@ -277,8 +296,9 @@ async def test_a_rerun_needs_something_to_repeat(world: World, jobs: Jobs) -> No
 
 async def test_the_window_holds_for_partial_reruns_alone(world: World) -> None:
     job_id, first = await world.submit(1)
-    await world.fail(first, 0)
     made_at = (await world.run(job_id)).created_at
+    await world.clock.advance(1)
+    await world.fail(first, 0)
     await refused(
         ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED,
         world.rerun(job_id, F, window_start=made_at + 1),

@@ -29,6 +29,7 @@ from conveyor.service.links import LinkTarget
 from conveyor.service.results import Content
 from tests.conformance.s3_bucket import empty_bucket
 from tests.patient import SECONDS
+from tests.webhooks import loopback_webhooks
 
 FILE = b'{"url": "https://site.test/1"}\n{"url": "https://site.test/2"}\n'
 MOST = 1_000
@@ -98,7 +99,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
             result_url_ttl=1_000.0,
             export_ttl=500.0,
         )
-        service = Service(binding, options, clock)
+        service = Service(binding, options, clock, webhooks=loopback_webhooks(clock))
         caller = service.identify(secrets.token_hex(8))
         yield Fleet(service, binding, caller, http)
     await opened.ports.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from conveyor.dev.sqlite import SqliteStore
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus, TaskStatus
@@ -119,7 +120,9 @@ async def test_a_small_rerun_keeps_the_layout(world: World, shards: Shards) -> N
     assert isinstance(claim, Claimed)
 
 
-async def test_claims_of_live_runs_alone_lapse_at_boot(world: World, shards: Shards) -> None:
+async def test_claims_of_live_runs_alone_lapse_at_boot(
+    world: World, shards: Shards, sqlite_store: SqliteStore
+) -> None:
     """A claim is told from its row's key to be of a live run, whichever shard it lies in."""
     _, live = await _submit(world, shards, 20)
     stopped_job, stopped = await _submit(world, shards, 20)
@@ -127,10 +130,7 @@ async def test_claims_of_live_runs_alone_lapse_at_boot(world: World, shards: Sha
         await world.claimed(live, index)
         await world.claimed(stopped, index)
     await world.store.runs.stop_run(CALLER, stopped_job, now=world.now)
-    void = getattr(world.store, "void_claims", None)
-    if void is None:
-        pytest.skip("claims of this binding outlive a process")
-    assert await void(world.now) == 20
+    assert await sqlite_store.void_claims(world.now) == 20
     rows = await world.rows(stopped, shards.count)
     assert {row.status for row in rows} == {TaskStatus.PENDING}
 

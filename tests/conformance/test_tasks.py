@@ -9,8 +9,15 @@ import msgspec
 import pytest
 
 from conveyor.domain import ids
-from conveyor.domain.model import EventKind, RunFailure, RunStatus, Spend, TaskFailure
-from conveyor.domain.task_rules import Failed, Released, Settlement
+from conveyor.domain.model import (
+    EventKind,
+    RunFailure,
+    RunStatus,
+    Spend,
+    TaskFailure,
+    WaitReason,
+)
+from conveyor.domain.task_rules import LEAST_HOLD, Deferred, Failed, Released, Settlement
 from conveyor.ports.binding import Jobs, Runs, Tasks
 from conveyor.ports.tasks import Claimed, ClaimedElsewhere, NotClaimable, Settled
 from tests.conformance.world import (
@@ -65,6 +72,57 @@ async def test_a_retry_is_held_until_it_is_due(world: World) -> None:
     await world.clock.advance(5)
     again = await world.claimed(run_id, 0)
     assert (again.attempts, again.claim_number) == (1, 2)
+
+
+@pytest.mark.parametrize("waiting", WaitReason)
+async def test_a_retry_says_why_it_waits(world: World, tasks: Tasks, waiting: WaitReason) -> None:
+    _, run_id = await world.submit(2)
+    task = await world.claimed(run_id, 0)
+    assert task.waiting is None
+    retry = msgspec.structs.replace(world.retry(task, after=5_000), waiting=waiting)
+    await world.settle(task, retry)
+    for row in (await tasks.get_task(run_id, task.task_id), (await world.rows(run_id))[0]):
+        assert row is not None
+        assert (row.waiting, row.not_before) == (waiting, world.now + 5_000)
+        assert (row.wait_at(world.now + 4_999), row.wait_at(world.now + 5_000)) == (waiting, None)
+    assert (await world.rows(run_id))[1].waiting is None
+    await world.clock.advance(5)
+    await world.succeed(run_id, 0)
+    assert (await world.rows(run_id))[0].wait_at(world.now) is None
+
+
+async def test_a_deferred_claim_leaves_no_trace_but_its_wait(world: World, tasks: Tasks) -> None:
+    job_id, run_id = await world.submit(1)
+    before = await world.run(job_id)
+    task = await world.claimed(run_id, 0)
+    until = world.now + 20_000
+    settled = await world.settle(task, Deferred(until, WaitReason.HOST_RETRY_AFTER))
+    assert settled == Settled(applied=True, run_status=RunStatus.RUNNING)
+    (row,) = await world.rows(run_id)
+    assert (row.status, row.attempts, row.interruptions) == (P, 0, 0)
+    assert (row.not_before, row.waiting) == (until, WaitReason.HOST_RETRY_AFTER)
+    assert await tasks.task_history(run_id, task.task_id) == []
+    assert await world.run(job_id) == before
+    assert await world.claim(run_id, 0) == ClaimedElsewhere(until)
+    assert not (await world.settle(task, Deferred(until, WaitReason.OUTAGE))).applied
+    await world.clock.advance(20)
+    again = await world.claimed(run_id, 0)
+    assert (again.attempts, again.claim_number) == (0, 2)
+
+
+async def test_a_clock_set_back_holds_a_row_no_longer_than_its_wait(world: World) -> None:
+    _, run_id = await world.submit(3)
+    retried, deferred, _ = [await world.claimed(run_id, index) for index in range(3)]
+    await world.settle(retried, world.retry(retried, after=30_000))
+    await world.settle(deferred, Deferred(world.now + 1, WaitReason.OUTAGE))
+    world.clock.shift(-7_200)
+    assert await world.claim(run_id, 0) == ClaimedElsewhere(world.now + 30_000)
+    assert await world.claim(run_id, 1) == ClaimedElsewhere(world.now + LEAST_HOLD)
+    assert await world.claim(run_id, 2) == ClaimedElsewhere(world.now + CLAIM_LENGTH)
+    world.clock.shift(7_200)
+    await world.clock.advance(30)
+    await world.claimed(run_id, 0)
+    await world.claimed(run_id, 1)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ class NastyOrigin:
         self._context = context
         self.served: list[Served] = []
         self.connections = 0
+        self._carriers: dict[str, int] = {}
         self._gates: dict[int, _Gate] = defaultdict(_Gate)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -99,6 +100,11 @@ class NastyOrigin:
         gate.may_go_on.set()
         assert gate.is_over.wait(_PATIENCE), "the origin did not get to the end of its answer"
 
+    def connection_of(self, word: str) -> int:
+        """Return the number of the connection over which a request arrived, the last time."""
+        with self._lock:
+            return self._carriers[word]
+
     def _gate(self, number: int) -> _Gate:
         with self._lock:
             return self._gates[number]
@@ -123,14 +129,14 @@ class NastyOrigin:
         with suppress(OSError, EOFError):
             context = self._context
             line: Line = PlainLine(connection) if context is None else TlsLine(connection, context)
-            inbox = _Inbox(line)
+            inbox = Inbox(line)
             while self._answer(line, inbox, number):
                 pass
         with self._lock:
             self._open.discard(connection)
         connection.close()
 
-    def _answer(self, line: Line, inbox: _Inbox, connection: int) -> bool:
+    def _answer(self, line: Line, inbox: Inbox, connection: int) -> bool:
         """Answer the next request; return whether the connection is still open."""
         head = inbox.head()
         kind, index, number, cut = self._note(head, connection).groups()
@@ -159,8 +165,10 @@ class NastyOrigin:
     def _note(self, head: bytes, connection: int) -> re.Match[bytes]:
         found = _ASKED.search(head)
         assert found is not None, head
+        word = found[0].decode()
         with self._lock:
-            self.served.append(Served(found[0].decode(), connection))
+            self.served.append(Served(word, connection))
+            self._carriers[word] = connection
         return found
 
 
@@ -194,7 +202,7 @@ def _play(line: Line, answer: Nasty, may_go_on: threading.Event, cut: int | None
         line.send(last, answer.end)
 
 
-class _Inbox:
+class Inbox:
     """The requests that arrive over a connection."""
 
     def __init__(self, line: Line) -> None:

@@ -17,8 +17,9 @@ _INTRODUCTION = """\
 Servers are hostile, slow and wrong. This is what Conveyor makes of {count} answers that are, in
 {kinds} kinds, beside what {peers} make of the same bytes. Every row is a test:
 `tests/nasty` holds the answers, `tests/unit/test_nasty_protocol.py` and
-`tests/unit/test_nasty_sockets.py` feed them to the client. Written by `python -m tests.nasty`,
-never by hand. A number in brackets counts answers of a row.
+`tests/unit/test_nasty_sockets.py` feed them to the client and through the gateways, and
+`tests/acceptance/test_nasty_run.py` to `conveyor run`. Written by `python -m tests.nasty`, never by
+hand. A number in brackets counts answers of a row.
 
 - **whole**: the body is complete. **kept**: the next request may use the connection. **closed**:
   it may not.

@@ -136,6 +136,7 @@ class Member:
         *,
         polling: Polling,
         policy: PolicyFactory,
+        visibility: float,
     ) -> None:
         self.telemetry = Telemetry()
         self._clock = world.clock
@@ -157,7 +158,7 @@ class Member:
             telemetry=self.telemetry,
             options=DispatchOptions(
                 slots=settings.workers,
-                visibility=60.0,
+                visibility=visibility,
                 polling=polling,
                 max_receives=settings.max_receives,
             ),
@@ -197,6 +198,7 @@ class World:
         polling: Polling = Polling(wait=1.0),  # noqa: B008  (frozen)
         ledger: Callable[[Permits, FakeClock], Permits] = lambda permits, _clock: permits,
         redrive: int | None = None,
+        visibility: float = 60.0,
         permit_policy: str = "reserve",
         bounces: Bounces = BOUNCES,
         work: Callable[[FakeClock, Callable[[Delivery], float]], Work] = Work,
@@ -218,6 +220,7 @@ class World:
                 chosen,
                 polling=polling,
                 policy=policy_factory(permit_policy, bounces),
+                visibility=visibility,
             )
             for number in range(workers)
         ]

@@ -36,13 +36,13 @@ class Gated:
         self.reached = anyio.Event()
         self.broken = False
 
-    async def open(self, key: str) -> AsyncIterator[bytes] | None:
+    async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
         """A body, once the gate is open."""
         self.reached.set()
         await self.gate.wait()
         if self.broken:
             raise ConveyorError(ErrorCode.UNAVAILABLE, "result store: no")
-        return await self._blobs.open(key)
+        return await self._blobs.open(key, size=size)
 
     async def put(self, key: str, content: Content) -> int:
         """Pass the call on."""

@@ -33,12 +33,14 @@ from conveyor.domain.model import (
 from conveyor.domain.task_rules import Failed, Settlement, Succeeded
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.openapi import document
+from conveyor.http.request import BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.tasks import Claimed
 from conveyor.records.blob_keys import result_key
 from conveyor.service import Service, ServiceOptions
 from conveyor.settings.validators import MOST_SHARDS
 from conveyor.testing.clock import FakeClock
+from tests.webhooks import loopback_webhooks
 
 ORIGIN = "http://127.0.0.1:9000"
 KEY = "key-of-alice"
@@ -47,6 +49,7 @@ PAGE = b"<html>\xff\x00</html>"
 PAGE_TYPE = "text/html; charset=windows-1251"
 
 DOCUMENT = document()
+AMPLE = BodyMemory()
 
 
 @dataclass
@@ -154,13 +157,22 @@ class Api:
 
 @asynccontextmanager
 async def open_api(
-    directory: Path, *, max_request_bytes: int = 50_331_648, **options: Any
+    directory: Path,
+    *,
+    max_request_bytes: int = 50_331_648,
+    body_memory: BodyMemory = AMPLE,
+    **options: Any,
 ) -> AsyncIterator[Api]:
     """An API over a fresh data directory; `options` go to the service."""
     clock = FakeClock()
     dev = await open_binding(directory, clock)
     options.setdefault("public_origin", ORIGIN)
-    service = Service(dev.ports, ServiceOptions(**options), clock)
+    service = Service(
+        dev.ports,
+        ServiceOptions(**options),
+        clock,
+        webhooks=loopback_webhooks(clock),
+    )
     registry = CollectorRegistry()
     Counter("conveyor_things", "Things.", registry=registry).inc(3)
     ready = [True]
@@ -172,6 +184,7 @@ async def open_api(
         options=AppOptions(
             allowed_hosts=["conveyor.test"],
             max_request_bytes=max_request_bytes,
+            body_memory=body_memory,
         ),
     )
     transport = httpx.ASGITransport(app)
@@ -238,6 +251,9 @@ async def check_described(response: httpx.Response) -> None:
         for known, pattern in _PATTERNS.items()
         if pattern.fullmatch(path) and method in DOCUMENT["paths"][known]
     ]
+    is_problem = response.headers.get("Content-Type") == "application/problem+json"
+    if is_problem and response.request.method != "HEAD":
+        assert (await response.aread()).endswith(b"}\n"), "no line feed ends the problem"
     if not operations or response.status_code in (405, 413):
         return
     described = operations[0][method]["responses"].get(str(response.status_code))
@@ -253,6 +269,7 @@ async def check_described(response: httpx.Response) -> None:
     assert media_type in content or "*/*" in content, f"{path}: {media_type}"
     schema = content.get(media_type, {}).get("schema")
     if schema and "$ref" in schema and response.request.method != "HEAD":
+        assert body.endswith(b"}\n"), "no line feed ends the answer"
         _validator(schema["$ref"]).validate(json.loads(body))
 
 

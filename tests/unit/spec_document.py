@@ -1,9 +1,10 @@
-"""SPEC.md as the tests read it: tables found by their first heading cells, read row by row."""
+"""SPEC.md as the tests read it: tables found by their first heading cells, read row by row; and the
+rows that such a table, or another list of the project, has too few, too many or wrong."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -65,3 +66,19 @@ def once(rows: Iterable[str]) -> set[str]:
     listed = list(rows)
     assert len(listed) == len(set(listed)), sorted(row for row in listed if listed.count(row) > 1)
     return set(listed)
+
+
+def differences(where: str, told: Collection[object], right: Collection[object]) -> list[str]:
+    """Return a line for each row that a file lacks, has for nothing, or has wrong.
+
+    `where` names the file and its table. Of mappings the values are compared too.
+    """
+    lines = [f"{where}: there is no row for {row}" for row in right if row not in told]
+    lines += [f"{where}: the row for {row} belongs to nothing" for row in told if row not in right]
+    if isinstance(told, Mapping) and isinstance(right, Mapping):
+        lines += [
+            f"{where}: the row for {row} says {told[row]}, where {right[row]} is right"
+            for row in right
+            if row in told and told[row] != right[row]
+        ]
+    return lines

@@ -52,6 +52,9 @@ async def test_an_address_of_redis_that_is_taken_makes_connections(
     connection = pool.make_connection()
 
     assert (server.place, int(connection.db)) == (place, database)
+    if not url.startswith("unix"):
+        # A connection to a machine that went away must not wait for ever.
+        assert connection.socket_keepalive
     await server.aclose()
 
 

@@ -17,6 +17,7 @@ from conveyor.http.app import AppOptions, create_app
 from conveyor.http.auth import AnyKey, ApiKeys, open_api_keys
 from conveyor.service import Service, ServiceOptions
 from conveyor.testing.clock import FakeClock
+from tests.webhooks import loopback_webhooks
 
 ORIGIN = "http://127.0.0.1:9000"
 ALICE, BOB = "key-of-alice", "key-of-bob"
@@ -130,7 +131,12 @@ async def answers(tmp_path: Path, keys: ApiKeys | None) -> dict[str, httpx.Respo
     """Return the answers that each of three callers gets from an API with these keys."""
     clock = FakeClock()
     binding = await open_binding(tmp_path / "data", clock)
-    service = Service(binding.ports, ServiceOptions(public_origin=ORIGIN), clock)
+    service = Service(
+        binding.ports,
+        ServiceOptions(public_origin=ORIGIN),
+        clock,
+        webhooks=loopback_webhooks(clock),
+    )
     app = create_app(
         service,
         registry=None,

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import command, dispatch, wire
+from bench import command, dispatch, idle, soak, wire
 from bench.accounting import KINDS as ACCOUNTING
 from bench.boot import ROWS as BOOT
 from bench.drain import CONTENDERS as DRAIN
 from bench.gateway_engine import SHARES as CLIENTS
 from bench.harness import ROOT, Figure, Options, Ratio, Row, Scenario, table_lines
 from bench.intake import KINDS as INTAKE
+from bench.processes import used_between
 from bench.results_page import WALKS
 from bench.submit import KINDS as SUBMIT
 
@@ -59,6 +60,7 @@ def test_help_of_each_benchmark_needs_no_installation(
         "--worked": {"aws_calls"},
         "--speed": {"fairness"},
         "--on": {"drain"},
+        "--minutes": {"soak"},
     }
     for option, names in options.items():
         assert (f"{option} " in shown) == (name in names), option
@@ -103,7 +105,7 @@ def test_the_script_prints_help_from_a_bare_clone(tmp_path: Path) -> None:
     assert sorted(tmp_path.glob("**/*")) == before
 
 
-@pytest.mark.parametrize("name", sorted(COMPARABLE | {"intake", "ingest"}))
+@pytest.mark.parametrize("name", sorted(COMPARABLE | {"intake", "ingest", "idle", "soak"}))
 def test_each_scenario_has_the_question_and_the_sizes_of_the_command_line(name: str) -> None:
     scenario = importlib.import_module(f"bench.{name}").SCENARIO
 
@@ -120,6 +122,8 @@ def test_the_rows_that_help_names_are_those_that_there_are() -> None:
     assert rows["boot"] == BOOT
     assert rows["drain"] == tuple(DRAIN)
     assert rows["gateway_engine"] == tuple(CLIENTS)
+    assert rows["idle"] == tuple(idle.CALLS)
+    assert rows["soak"] == tuple(soak.ENVIRONMENTS)
     assert rows["intake"] == tuple(INTAKE)
     assert rows["results_page"] == tuple(f"limit {limit}" for limit in WALKS)
     assert rows["submit"] == tuple(SUBMIT)
@@ -179,6 +183,40 @@ def test_the_widest_line_of_the_decoders_fits() -> None:
     ]
 
     assert max(map(len, lines)) <= command.WIDTH
+
+
+def test_what_waits_is_compared_with_the_server_that_has_nothing_in_the_same_window() -> None:
+    windows = [
+        {idle.NOTHING: idle.Idled(nothing, 0), "calls of 1 s": idle.Idled(waiting, 50)}
+        for nothing, waiting in ((0.002, 0.004), (0.001, 0.004), (0.004, 0.004))
+    ]
+
+    figures = idle.figures("calls of 1 s", 10_000, windows)
+
+    assert (figures["waiting"], figures["% of a core"], figures["tasks/s"]) == (10_000, 0.4, 5.0)
+    assert [figures[name] for name in ("× nothing queued", "× least", "× most")] == [2.0, 1.0, 4.0]
+    assert idle.figures(idle.NOTHING, 10_000, windows)["waiting"] == 0
+
+
+def test_what_a_thread_used_before_it_ended_is_not_counted_against_the_others() -> None:
+    assert used_between({1: 5.0, 2: 7.0}, {1: 5.5, 3: 0.25}) == 0.75
+
+
+@pytest.mark.parametrize(("last", "verdict"), [(103, "settled"), (104, "grows")])
+def test_memory_has_settled_where_the_last_quarter_is_like_the_one_before(
+    last: int, verdict: str
+) -> None:
+    samples = [
+        soak.Sample(resident=megabytes << 20, anonymous=megabytes << 19)
+        for megabytes in [60, 80, 90, 90, 90, 101, 99, 100, 100, last - 1, last, last + 9]
+    ]
+
+    figures = soak.memory_figures(soak.Sample(50 << 20, 0), samples)
+
+    parts = [figures[f"part {number}"] for number in (1, 2, 3, 4)]
+    assert parts == [80, 90, 100, last]
+    assert (figures["RSS MB at start"], figures["peak"]) == (50, last + 9)
+    assert figures["verdict"] == verdict
 
 
 def test_only_names_rows() -> None:

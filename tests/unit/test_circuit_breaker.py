@@ -7,8 +7,10 @@ from contextlib import suppress
 
 import pytest
 
+from conveyor.aio.outages import Outage
 from conveyor.aio.resilience import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.gateway import Shared
 from conveyor.testing.clock import FakeClock
 
 HOUR = 3_600.0
@@ -73,3 +75,31 @@ async def test_a_success_makes_it_as_if_nothing_had_been() -> None:
     breaker.failed()
     await clock.advance(FIRST_PAUSE)
     assert may(breaker)
+
+
+def test_what_is_away_is_told_with_its_reason_until_it_is_back() -> None:
+    clock = FakeClock()
+    breaker = CircuitBreaker(clock, dependency="the shop")
+    assert breaker.outage() is None
+    breaker.failed("the shop: no space left")
+    breaker.failed("the shop: something else")
+    assert breaker.outage() == Outage(Shared.STORE, "the shop: no space left", clock.now())
+    breaker.succeeded()
+    assert breaker.outage() is None
+
+
+async def test_an_outage_is_told_once_at_its_begin_and_once_at_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeClock()
+    breaker = CircuitBreaker(clock, dependency="the shop")
+    with caplog.at_level("INFO"):
+        for _ in range(5):
+            breaker.failed()
+            await clock.advance(LONGEST_PAUSE)
+        for _ in range(3):
+            breaker.succeeded()
+
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert caplog.messages[0].startswith("the shop is unavailable")
+    assert caplog.messages[1] == "the shop is available again"

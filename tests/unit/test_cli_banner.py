@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sysconfig
+from pathlib import Path
 
 import pytest
 
-from conveyor.roles.banner import BannerPrinter, banner, json_line
+from conveyor.roles.banner import BannerPrinter, banner, json_line, path_line
 from conveyor.roles.dev import ServerInfo
 from conveyor.settings import Settings
 
@@ -105,3 +108,31 @@ def test_a_reader_that_left_does_not_end_the_server(monkeypatch: pytest.MonkeyPa
             stream.flush()
         monkeypatch.setattr("sys.stdout", None)
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def test_the_banner_says_how_a_shell_finds_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = tmp_path / "a b"
+    scripts.mkdir()
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert path_line(str(scripts)) is None
+
+    program = scripts / "conveyor"
+    program.write_text("#!/bin/sh\necho found\n")
+    program.chmod(0o755)
+    line = path_line(str(scripts))
+    assert line is not None
+    told = subprocess.run(
+        ["sh", "-c", f"{line}\nconveyor"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "found\n"
+
+    monkeypatch.setenv("PATH", f"{scripts}:/usr/bin")
+    assert path_line(str(scripts)) is None
+
+
+def test_the_export_line_stands_in_the_banner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (line,) = [line for line in banner(INFO, Settings()) if line.startswith("command")]
+    assert line.split()[1:3] == ["export", f'PATH={sysconfig.get_path("scripts")}:"$PATH"']

@@ -32,7 +32,7 @@ def run(
         ["submit", "http://a/", "--param", "novalue"],
         ["submit", "http://a/", "--priority", "high"],
         ["results", "J", "--status", "odd"],
-        ["results", "J", "--jsonl", "--out", "d"],
+        ["export", "J", "-o", "-", "--json"],
         ["jobs", "--limit", "0"],
         ["submit", "http://a/", "--out", ""],
         ["submit", "a.csv", "--field", "url"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import logging
 import os
@@ -70,6 +71,26 @@ def test_the_work_meets_a_server_and_nothing_is_left(tmp_path: Path) -> None:
     assert made.name.startswith(PREFIX)
     assert list(tmp_path.iterdir()) == []
     assert work.salvaged == 0
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    killed, alive, young = (tmp_path / f"{PREFIX}{name}" for name in ("killed", "alive", "young"))
+    for directory in (killed, alive, young):
+        (directory / "blobs").mkdir(parents=True)
+    for directory in (killed, alive):
+        (directory / "lock").touch()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "lock").touch()
+    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
+    work = Asking(tmp_path)
+    with (alive / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert run_once(settings(), work, data_dir=None, beside=tmp_path) == 200
+    assert not killed.exists()
+    assert alive.exists()
+    assert young.exists()
+    assert (elsewhere / "lock").exists()
 
 
 def test_a_data_directory_is_kept_and_its_owners_alone(tmp_path: Path) -> None:

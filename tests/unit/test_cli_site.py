@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from html.parser import HTMLParser
 
 import httpx
 import pytest
 
-from conveyor.demo.site import content_type, pages, serve_site
+from conveyor.demo.site import Moods, content_type, pages, serve_site
 from tests.patient import SECONDS
 
 PAGES = pages()
@@ -69,6 +70,25 @@ def test_the_leaflet_points_at_its_own_parts() -> None:
     offsets = re.findall(rb"^(\d{10}) 00000 n", leaflet, re.MULTILINE)
     for number, offset in enumerate(offsets, start=1):
         assert leaflet[int(offset) :].startswith(b"%d 0 obj" % number)
+
+
+@pytest.mark.slow
+def test_a_moody_site_has_its_troubles_once_and_then_every_page() -> None:
+    moods = Moods()
+    with (
+        serve_site(moods=moods) as origin,
+        httpx.Client(timeout=SECONDS, trust_env=False) as client,
+    ):
+        for name, body in PAGES.items():
+            first = []
+            with suppress(httpx.RemoteProtocolError):
+                first = [client.get(f"{origin}/{name}")]
+            for answer in first:
+                assert answer.status_code in (200, 429, 503)
+                assert ("Retry-After" in answer.headers) == (answer.status_code == 429)
+            if not first or first[0].status_code != 200:
+                assert client.get(f"{origin}/{name}").content == body
+    assert moods.troubles == {"429": 1, "503": 5, "broken connection": 2}
 
 
 @pytest.mark.slow

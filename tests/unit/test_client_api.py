@@ -11,7 +11,7 @@ import pytest
 from anyio import create_task_group, create_tcp_listener
 from anyio.abc import SocketAttribute, SocketStream
 
-from conveyor.client.api import ATTEMPTS, Api, base_url, connect
+from conveyor.client.api import ATTEMPTS, Api, Patience, base_url, connect
 from conveyor.client.directory import Destination
 from conveyor.client.download import Downloads, download
 from conveyor.client.errors import (
@@ -233,6 +233,23 @@ async def test_watching_is_quick_at_first_then_once_a_second() -> None:
     assert pace.slept[-1] == 1.0
 
 
+AWAY = {"shared": "gateway", "detail": "the gateway http://***@gw.test/ cannot be reached"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("never_answered", [True, False])
+async def test_what_never_answered_is_told_after_ten_seconds_and_once(never_answered: bool) -> None:
+    waiting = {**RUN, "outage": {**AWAY, "never_answered": never_answered}}
+    done = {**RUN, "status": "completed", "stats": {"total": 1, "completed": 1, "successful": 1}}
+    sink = io.StringIO()
+    async with asked(*[ok(waiting)] * 30, ok(done)) as (api, _, pace):
+        run = RunReply(run_id="R", job_id="J", status="running")
+        assert (await follow(api, run, LineView(sink))).succeeded
+    warnings = [line for line in sink.getvalue().splitlines() if line.startswith("warning:")]
+    assert len(warnings) == never_answered
+    assert all("http://***@gw.test/ cannot be reached" in line for line in warnings)
+
+
 async def test_watching_outlives_a_server_that_is_away_but_not_for_ever() -> None:
     pace = Pace()
     sink = io.StringIO()
@@ -346,3 +363,35 @@ async def test_a_link_that_leads_nowhere_is_told_with_its_host() -> None:
         with pytest.raises(httpx.TransportError, match=r"^127\.0\.0\.1:1: "):
             async with api.download("http://127.0.0.1:1/body?signature=s3cret") as _response:
                 pass
+
+
+async def test_a_server_that_hangs_is_told_and_then_given_up() -> None:
+    told: list[str] = []
+    patience = Patience(tell=0.05, give_up=0.5)
+    listener = await create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    async with listener, create_task_group() as group:
+        group.start_soon(listener.serve, _say_nothing)
+        address = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/v1"
+        pace = Pace()
+        async with connect(address, KEY, pace, patience=patience, on_slow=told.append) as api:
+            with pytest.raises(ServerUnreachable) as caught:
+                await api.job("J")
+        group.cancel_scope.cancel()
+    assert told == [f"{address} has not answered for 0.05 s; waiting up to 0.5 s"]
+    assert str(caught.value) == f"{address} does not answer: gave up after 0.5 s"
+    # Another try would hang as long.
+    assert pace.slept == []
+
+
+async def _say_nothing(stream: SocketStream) -> None:
+    async with stream:
+        while await stream.receive():
+            pass
+
+
+async def test_a_server_that_answers_in_time_is_not_complained_of() -> None:
+    told: list[str] = []
+    with scripted(ok({"job_id": "J", "status": "open"})) as server:
+        async with connect(server.origin, KEY, Pace(), on_slow=told.append) as api:
+            await api.job("J")
+    assert told == []

@@ -81,3 +81,38 @@ def test_the_params_of_a_job_judge_the_tasks_of_a_file(
     err = checked(capsys, str(path), "--type", "jsonl", "--param", "js_render=1")[2]
 
     assert "record 2 at line 2: js_render" in err[0]
+
+
+def test_bad_tasks_are_left_out_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed, table = tmp_path / "list.txt", tmp_path / "table.csv"
+    listed.write_text(f'{A}, {B}\n{A}\n{{"url": "{B}", "method": "PUT", "nam": 1}}\n{{\n')
+    table.write_text(f"{A}\n" + "x\n" * 30)
+
+    code, out, err = checked(capsys, str(listed), "--skip-invalid")
+    assert (code, out) == (0, ["1 task, 3 refused; nothing was submitted"])
+    assert [line.split(": ")[0] for line in err[:3]] == [
+        f"skipped {listed}:1",
+        f"skipped {listed}:4",
+        f"skipped {listed}:3",
+    ]
+    assert err[3:] == ['warning: "nam" is no field of a task and was ignored (at index 1)']
+    code, out, err = checked(capsys, str(table), "--skip-invalid")
+    assert (code, out) == (0, ["1 task, 30 refused; nothing was submitted"])
+    assert len(err) == 21
+    assert err[0].startswith(f"skipped {table}: record 2 at line 2: x: URL must start with")
+    assert err[-1] == "skipped and 10 more"
+
+
+@pytest.mark.parametrize("suffix", ["txt", "csv"])
+def test_a_list_without_one_good_task_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    path = tmp_path / f"list.{suffix}"
+    path.write_text(f'"{A}, {B}"\n')
+
+    code, out, err = checked(capsys, str(path), "--skip-invalid")
+
+    assert (code, out) == (1, [])
+    assert f"{A}, {B}" in err[0]

@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 
 from conveyor.client.listing import SAMPLE_ROWS, FailureGroups, ResultTable
-from conveyor.client.wire import ProblemReply, ResultRow
+from conveyor.client.wire import ProblemReply, ResultRow, WaitReply
 
 LONG = "https://shop.example.com/catalogue/category/subcategory/item-000017.html?ref=1"
 
@@ -70,6 +70,17 @@ def test_what_has_not_ended_has_no_end() -> None:
     assert line.split() == ["processing", "x", LONG]
 
 
+def test_a_row_that_waits_says_why_and_until_when() -> None:
+    wait = WaitReply(reason="retry_after", until="2026-01-02T03:04:05.678Z")
+    waits = row(status="pending", size=None, external_id="x", waiting=wait)
+    assert table(None, waits)[1].endswith(
+        f"{LONG}  retry_after, waits until 2026-01-02 03:04:05 UTC"
+    )
+    assert table(80, row(status="pending", size=None, waiting=wait))[1].endswith(
+        "  retry_after…03:04:05 UTC"
+    )
+
+
 def test_rows_are_written_while_more_come() -> None:
     lines: list[str] = []
     shown = ResultTable(lines.append, None)
@@ -131,6 +142,17 @@ def test_many_reasons_are_cut_and_counted() -> None:
     lines = groups(*(failed(f"c{n}", "t") for n in range(13)), row(status="failed"))
     assert lines[-1] == "failed: 4 tasks for 4 other reasons"
     assert len(lines) == 11
+
+
+def test_a_program_gets_the_same_reasons() -> None:
+    grouped = FailureGroups(own_server=False)
+    for one in (failed("odd", "Odd"), failed("timeout", "t", "http://b/"), failed("timeout", "t")):
+        grouped.add(one)
+    fix = "raise CONVEYOR_GATEWAY_TIMEOUT of the server"
+    assert grouped.documents() == [
+        {"code": "timeout", "reason": "t", "tasks": 2, "first_url": "http://b/", "fix": fix},
+        {"code": "odd", "reason": "Odd", "tasks": 1, "first_url": "http://a/", "fix": None},
+    ]
 
 
 def test_a_password_in_a_failed_url_is_not_shown() -> None:

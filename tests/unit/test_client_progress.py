@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import msgspec
 import pytest
 
 from conveyor.client.progress import FREE_COLUMNS, BarView, LineView, describe, view_for
 from conveyor.client.watch import summary
-from conveyor.client.wire import RunReply, StatsReply
+from conveyor.client.wire import OutageReply, RunReply, StatsReply
 
 
-def run(done: int, total: int = 100, *, failed: int = 0, **fields: str) -> RunReply:
+def run(done: int, total: int = 100, *, failed: int = 0, **fields: Any) -> RunReply:
     stats = StatsReply(total=total, completed=done, successful=done - failed, failed=failed)
     values = {"status": "running", **fields}
     return RunReply(run_id="R", job_id="J", stats=stats, **values)
@@ -249,3 +250,14 @@ def test_a_summary_names_the_reasons_and_what_was_not_done() -> None:
     assert not ended.succeeded
     without = msgspec.structs.replace(ended, failure_reason=None)
     assert summary(without, 61).endswith(" in 1 min 1 s; pay\\x07")
+
+
+def test_a_run_that_waits_for_something_shared_says_so() -> None:
+    outage = OutageReply(shared="gateway", detail="the gateway http://gw.test/ cannot be reached")
+    waiting = run(1, outage=outage)
+    assert describe(waiting) == "waiting for the gateway"
+    assert describe(run(1, outage=outage, pause_state="paused")) == "paused"
+    stream = io.StringIO()
+    LineView(stream).show(waiting, 0.0)
+    assert stream.getvalue().startswith("waiting for the gateway: 1/100 done")
+    assert stream.getvalue().endswith("; the gateway http://gw.test/ cannot be reached\n")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from conveyor.dev.binding import open_binding
-from conveyor.domain.errors import ConveyorError
+from conveyor.dev.sqlite.schema import SECRETS, STEPS
+from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer, secret_bytes
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage
 from conveyor.records.blob_keys import result_key
 from conveyor.testing.clock import FakeClock
+from tests.conformance.world import CALLER, World
+from tests.disk import files_below
 
 
 @pytest.fixture
@@ -39,3 +46,98 @@ async def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "conveyor.db").unlink()
     again = await open_binding(tmp_path, FakeClock())
     await again.ports.aclose()
+
+
+async def _with_a_job(directory: Path, *, secret: str) -> FakeClock:
+    """A directory in which somebody submitted a job under a root secret."""
+    clock = FakeClock()
+    dev = await open_binding(directory, clock, secret=secret)
+    world = World(dev.store, clock)
+    sealer = KeySealer([dev.ports.root_secret])
+    sealed = sealer.seal("a key", caller=CALLER, nonce=clock.token(NONCE_LENGTH))
+    await world.submit(1, sealed_key=sealed)
+    await dev.ports.aclose()
+    return clock
+
+
+async def _reopen(directory: Path, clock: FakeClock, *secrets: str) -> None:
+    first, *older = secrets
+    dev = await open_binding(
+        directory, clock, secret=first, older_secrets=[*map(secret_bytes, older)]
+    )
+    await dev.ports.aclose()
+
+
+def _forget_fingerprints(directory: Path) -> None:
+    """Make the database one of an earlier version, which knew no fingerprint."""
+    with closing(sqlite3.connect(directory / "conveyor.db")) as database:
+        database.execute("DROP TABLE root_secrets")
+        database.execute(f"PRAGMA user_version = {STEPS.index(SECRETS)}")
+
+
+@pytest.mark.parametrize("earlier_version", [False, True])
+@pytest.mark.parametrize("own", [False, True], ids=["given before", "its own before"])
+async def test_jobs_under_another_root_secret_are_not_orphaned(
+    tmp_path: Path, own: bool, earlier_version: bool
+) -> None:
+    before, after = ("", "a secret of production") if own else ("a secret of production", "")
+    clock = await _with_a_job(tmp_path, secret=before)
+    if earlier_version:
+        _forget_fingerprints(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ConveyorError, match="CONVEYOR_SECRET") as refused:
+            await _reopen(tmp_path, clock, after)
+        assert refused.value.code is ErrorCode.CONFLICT
+        assert str(tmp_path) in refused.value.detail
+        assert "\n" not in refused.value.detail
+        assert "secret of production" not in refused.value.detail
+    await _reopen(tmp_path, clock, before)
+
+
+async def test_a_root_secret_that_was_lost_is_told(tmp_path: Path) -> None:
+    clock = await _with_a_job(tmp_path, secret="")
+    secret = tmp_path / "secret"
+    kept = secret.read_text()
+    secret.unlink()
+    with pytest.raises(ConveyorError, match="another root secret"):
+        await _reopen(tmp_path, FakeClock(seed=2), "")
+    secret.write_text(kept)
+    await _reopen(tmp_path, clock, "")
+
+
+async def test_secrets_may_be_rotated_and_none_is_stored(tmp_path: Path) -> None:
+    clock = await _with_a_job(tmp_path, secret="old secret")
+    await _reopen(tmp_path, clock, "new secret", "old secret")
+    await _reopen(tmp_path, clock, "new secret")
+    await _reopen(tmp_path, clock, "newest secret", "new secret")
+    with pytest.raises(ConveyorError, match="another root secret"):
+        await _reopen(tmp_path, clock, "a strange secret")
+    stored = b"".join(path.read_bytes() for path in files_below(tmp_path))
+    assert not re.search(rb"(old|new|newest) secret", stored)
+
+
+async def test_a_directory_without_jobs_takes_any_root_secret(tmp_path: Path) -> None:
+    clock = FakeClock()
+    for secret in ("one secret", "another secret"):
+        await _reopen(tmp_path, clock, secret)
+
+
+async def test_a_last_secret_that_names_callers_anew_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = await _with_a_job(tmp_path, secret="old secret")
+    await _reopen(tmp_path, clock, "new secret", "old secret")
+    assert "can no longer see" not in caplog.text
+    await _reopen(tmp_path, clock, "old secret", "new secret")
+    assert "can no longer see" in caplog.text
+
+
+async def test_signing_keys_depend_on_their_root_secret_too(tmp_path: Path) -> None:
+    clock = FakeClock()
+    await _reopen(tmp_path, clock, "one secret")
+    with closing(sqlite3.connect(tmp_path / "conveyor.db")) as database:
+        database.execute("INSERT INTO signing_keys VALUES ('caller', 'active', 'kid', 0, x'00')")
+        database.commit()
+    with pytest.raises(ConveyorError, match="another root secret"):
+        await _reopen(tmp_path, clock, "another secret")
+    await _reopen(tmp_path, clock, "one secret")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.dev.directory import SECRET_BYTES, DataDirectory
+from conveyor.dev.directory import CONTENTS, SECRET_BYTES, DataDirectory
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.testing.clock import FakeClock
 
@@ -143,3 +143,35 @@ def test_a_directory_shows_no_secret_when_printed(tmp_path: Path) -> None:
     assert directory.secret.hex() not in repr(directory)
     assert repr(directory.secret) not in repr(directory)
     directory.close()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o755, 0o710])
+@pytest.mark.parametrize("used_before", [False, True])
+def test_a_directory_that_others_can_enter_is_closed_to_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, used_before: bool
+) -> None:
+    data = tmp_path / "data"
+    if used_before:
+        _open(data).close()
+        for name in CONTENTS:
+            path = data / name.rstrip("/")
+            path.mkdir(parents=True) if name.endswith("/") else path.touch()
+    else:
+        data.mkdir()
+    data.chmod(mode)
+    for _ in range(2):
+        _open(data).close()
+        assert _mode(data) == 0o700
+    [told] = caplog.messages
+    assert told == f"the data directory had mode {mode:04o}: closed it to others (0700)"
+
+
+def test_a_directory_that_holds_other_files_too_is_left_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "page.html").touch()
+    tmp_path.chmod(0o755)
+    _open(tmp_path).close()
+    assert _mode(tmp_path) == 0o755
+    assert "it holds other files too" in caplog.text
+    assert "0755" in caplog.text

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import runpy
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from conveyor.http.problems import PROBLEMS
 from conveyor.service import schemas
 from conveyor.settings import PREFIX, SETTINGS, load
 from tests.unit.metrics_page import described_metrics, served_metrics
-from tests.unit.spec_document import ROOT, SPEC
+from tests.unit.spec_document import ROOT, SPEC, differences
 
 CLIENT_VARIABLES = {"CONVEYOR_URL"}
 TEST_VARIABLES = {"CONVEYOR_TEST_AWS", "CONVEYOR_TEST_REDIS_SERVER"}
@@ -45,13 +48,15 @@ def test_no_variable_is_named_that_nothing_reads() -> None:
     files = {setting.file_variable for setting in SETTINGS if setting.secret}
     variables = set(re.findall(rf"\b{PREFIX}[A-Z0-9_]+\b", SPEC))
 
-    assert variables <= known | files | _of_tests()
+    told = variables & (known | files | _of_tests())
+    assert not differences("SPEC.md, its variables", variables, told)
 
 
 def test_every_variable_of_the_tests_stands() -> None:
     page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
 
-    assert set(re.findall(rf"\b{PREFIX}TEST_[A-Z0-9_]+\b", page)) == _of_tests()
+    told = set(re.findall(rf"\b{PREFIX}TEST_[A-Z0-9_]+\b", page))
+    assert not differences("docs/reference/settings.md", told, _of_tests())
 
 
 def _of_tests() -> set[str]:
@@ -81,13 +86,23 @@ def described_routes() -> set[tuple[str, str]]:
     return set(routes)
 
 
+PAGES = frozenset({"/", "/docs"})
+"""Pages for people; the document is for programs."""
+
+
 async def test_every_route_that_is_served_is_an_operation(app_client: httpx.AsyncClient) -> None:
     app = app_client._transport.app  # type: ignore[attr-defined]
     served = {
-        (method, route.path) for route in app.routes for method in route.methods if method != "HEAD"
+        f"{method} {route.path}"
+        for route in app.routes
+        for method in route.methods
+        if method != "HEAD"
     }
+    described = {f"{method} {path}" for method, path in described_routes()}
+    described |= {f"GET {path}" for path in PAGES}
 
-    assert described_routes() == served
+    where = "operations() of conveyor/http/openapi_operations.py"
+    assert not differences(where, described, served)
 
 
 async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncClient) -> None:
@@ -115,14 +130,16 @@ async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncCl
 
 
 def test_every_error_code_has_a_status_and_a_meaning() -> None:
-    assert set(PROBLEMS) == set(ErrorCode)
-    assert texts_of(ErrorCode).keys() == ErrorCode.__members__.keys()
-    assert texts_of(InvalidTaskReason).keys() == InvalidTaskReason.__members__.keys()
+    assert not differences("PROBLEMS of conveyor/http/problems.py", PROBLEMS, set(ErrorCode))
+    for kind in (ErrorCode, InvalidTaskReason):
+        where = f"the texts below the members of {kind.__name__} in conveyor/domain/errors.py"
+        assert not differences(where, texts_of(kind).keys(), kind.__members__.keys())
 
 
 ANSWERS: dict[str, type[msgspec.Struct]] = {
     "Spend": schemas.SpendBody,
     "RunStats": schemas.StatsBody,
+    "Outage": schemas.OutageBody,
     "Run": schemas.RunBody,
     "Job": schemas.JobBody,
     "Callback": schemas.CallbackBody,
@@ -132,6 +149,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "TasksAdded": schemas.AddTasksBody,
     "Rerun": schemas.RerunBody,
     "Problem": schemas.ProblemBody,
+    "Wait": schemas.WaitBody,
     "Result": schemas.ResultBody,
     "ResultsPage": schemas.ResultsPage,
     "Event": schemas.EventBody,
@@ -144,6 +162,9 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "HMACKeyList": schemas.SigningKeysBody,
     "HMACKeyCreated": schemas.NewSigningKeyBody,
     "HMACKeyFinalized": schemas.FinalizedKeyBody,
+    "TestWebhookResponse": schemas.WebhookTestBody,
+    "Fire": schemas.FireBody,
+    "SchedulePreview": schemas.SchedulePreviewBody,
 }
 
 
@@ -153,13 +174,17 @@ def test_every_field_of_every_answer_is_described() -> None:
         for value in vars(schemas).values()
         if isinstance(value, type) and value.__module__ == schemas.__name__
     }
-    described = document()["components"]["schemas"]
+    described = copy.deepcopy(document()["components"]["schemas"])
 
-    assert set(ANSWERS.values()) == answers
+    listed = {answer.__name__ for answer in ANSWERS.values()}
+    expected = {answer.__name__ for answer in answers}
+    assert not differences("ANSWERS of tests/unit/test_docs.py", listed, expected)
     # Only the problem of a request has invalid tasks, not that of a task.
-    assert {name: set(described[name]["properties"]) - {"invalid_tasks"} for name in ANSWERS} == {
-        name: set(shape.__struct_fields__) for name, shape in ANSWERS.items()
-    }
+    del described["Problem"]["properties"]["invalid_tasks"]
+    for name, shape in ANSWERS.items():
+        where = f"{name} of conveyor/http/openapi_schemas.py"
+        told = described[name]["properties"].keys()
+        assert not differences(where, told, shape.__struct_fields__)
 
 
 # -- metrics --
@@ -185,6 +210,37 @@ def test_the_exit_codes_are_those_of_the_programs() -> None:
 
 
 # -- the rest --
+
+
+def test_a_missing_row_is_named_with_its_file() -> None:
+    told, right = {"a": 1, "b": 2, "c": 3}, {"b": 2, "c": 4, "d": 5}
+
+    assert differences("SPEC.md, limits", told, right) == [
+        "SPEC.md, limits: there is no row for d",
+        "SPEC.md, limits: the row for a belongs to nothing",
+        "SPEC.md, limits: the row for c says 3, where 4 is right",
+    ]
+    assert differences("SPEC.md", ["a"], {"a"}) == []
+
+
+def test_no_package_is_under_the_gpl() -> None:
+    """The programs and their tests can be handed on as the licence of this project says."""
+    pinned = (ROOT / "constraints.lock").read_text(encoding="utf-8").split()
+    packages = [line.partition("==")[0] for line in pinned]
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):  # for another version of Python, or another system
+            about = metadata(package)
+            told = about.get_all("Classifier", []) + about.get_all("License-Expression", [])
+            texts = about.get_all("License", [])
+            found[package] = [*told, *(text.partition("\n")[0] for text in texts)]
+
+    assert len(found) > 0.9 * len(packages)
+    assert not [
+        package
+        for package, told in found.items()
+        if re.search(r"\bA?GPL|GNU (Affero )?General Public", " ".join(told))
+    ]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -17,7 +17,7 @@ from conveyor.domain.task_rules import TASK_TRANSITIONS
 from conveyor.gateway import problems
 from conveyor.gateway.fake import Behaviour
 from conveyor.wire.errors import TransportTrouble
-from tests.unit.spec_document import SPEC, name, names, section, table, tables
+from tests.unit.spec_document import SPEC, differences, name, names, section, table, tables
 
 STATUS = re.compile(r"\d{3}|any other")
 
@@ -36,9 +36,10 @@ def test_the_states_are_those_of_the_transition_table(
     arrows = [(name(row[0]), name(row[1])) for row in rows]
 
     assert len(arrows) == len(set(arrows))
-    assert set(arrows) == {
+    right = {
         (str(before), str(after)) for before, afters in transitions.items() for after in afters
     }
+    assert not differences(f"SPEC.md, {kind} state", arrows, right)
     named = set(names(section("States and counters")))
     assert {str(state) for state in transitions} <= named
 
@@ -52,7 +53,7 @@ def test_every_reason_in_the_roll_up_has_its_verdicts() -> None:
         for word in names(row[heading.index("Reason in the roll-up")])
     }
 
-    assert reasons == set(TaskFailure)
+    assert not differences("SPEC.md, verdicts of the gateways", reasons, set(TaskFailure))
     of_an_account = set(RunFailure) - {RunFailure.INGEST_FAILED}
     assert of_an_account <= set(names(verdicts))
     assert RunFailure.INGEST_FAILED in names(SPEC)
@@ -77,10 +78,11 @@ def test_what_breaks_a_scrape_has_the_verdict_told() -> None:
         if not STATUS.match(row[0])
     }
 
-    assert told == {
+    right = {
         failure.problem.code: ("retry" if failure.retryable else "fail", failure.failure.value)
         for failure in failures
     }
+    assert not differences("SPEC.md, verdicts of the gateways", told, right)
 
 
 def test_the_statuses_of_a_target_have_the_verdict_told() -> None:
@@ -99,7 +101,8 @@ def test_the_statuses_of_a_target_have_the_verdict_told() -> None:
 def test_every_word_of_the_fake_gateway_stands() -> None:
     listed = section("Verdicts of the gateways").partition("**Fake gateway.**")[2]
 
-    assert set(names(listed)) == set(Behaviour.__struct_fields__)
+    told = set(names(listed))
+    assert not differences("SPEC.md, fake gateway", told, Behaviour.__struct_fields__)
 
 
 # -- the store --
@@ -124,9 +127,10 @@ def test_every_table_and_column_has_a_meaning(schema: sqlite3.Connection) -> Non
 
     meanings = read_meanings(chain.from_iterable(STEPS))
 
-    assert {name: set(columns) for name, (_, columns) in meanings.items()} == {
-        name: set(columns) for name, columns in found.items()
-    }
+    where = "the comments of conveyor/dev/sqlite/schema.py"
+    assert not differences(where, meanings.keys(), found.keys())
+    for known, columns in found.items():
+        assert not differences(f"{where}, {known}", meanings[known][1].keys(), columns)
     assert all(holds for holds, _ in meanings.values())
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 
+from conveyor.aio.outages import TRIAL_EVERY
 from conveyor.domain import input_spec, params, shards, strict_json, submission, text_rules, urls
 from conveyor.domain.api_keys import MAX_API_KEY_LENGTH
+from conveyor.domain.remarks import MAX_LISTED, MAX_WARNINGS
 from conveyor.domain.submission import MAX_BODY_BYTES, MAX_ROW_BYTES
 from conveyor.engine.planner import CONTROL_SLOTS
-from conveyor.gateway import decode, headers, problems
+from conveyor.gateway import decode, direct, headers, problems
+from conveyor.gateway.landmarks import HOSTS
 from conveyor.handlers import delete
 from conveyor.http import malformed, middleware
 from conveyor.http.auth import LONGEST
-from conveyor.http.request import MAX_LENGTH
+from conveyor.http.request import BODY_SPARE, MAX_LENGTH
 from conveyor.intake import frames, lines
 from conveyor.intake.csv_file import MAX_RECORD
-from conveyor.intake.rows import MAX_LISTED
 from conveyor.ports import queues
 from conveyor.prod.dynamodb.rerun import MOST_PINS
 from conveyor.prod.dynamodb.runs import MOST_RUNS
@@ -29,6 +31,7 @@ from conveyor.prod.sqs import queues as sqs_queues
 from conveyor.prod.sqs.messages import LONGEST_HIDING
 from conveyor.prod.startup_checks import BEAT, WATCH
 from conveyor.records import expiry
+from conveyor.roles.serving import MOST_FILES
 from conveyor.service import reruns, results, submit, task_lists
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
@@ -39,13 +42,18 @@ from conveyor.wire.connection import MOST_HELD_IN_ALL
 from conveyor.wire.head import MAX_HEAD
 from conveyor.wire.resolver import AT_A_TIME
 from conveyor.wire.response import MAX_PADDING
-from tests.unit.spec_document import table
+from tests.unit.spec_document import differences, table
 
 DEFAULTS = Settings()
 JOB = submission.parse_job({"tasks": [{"url": "http://a.test/"}]}, submission.Limits())
 
 LIMITS: dict[str, tuple[int, ...]] = {
     "request body": (DEFAULTS.max_request_bytes,),
+    "memory for request bodies, of all callers and of one": (
+        DEFAULTS.max_body_memory,
+        DEFAULTS.max_caller_body_memory,
+    ),
+    "bytes of each request body that do not count": (BODY_SPARE,),
     "request after an early answer, read and dropped": (
         middleware.MAX_UNREAD,
         int(middleware.LINGER_SECONDS),
@@ -67,7 +75,8 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "document that the server checks without a child": (submit.READ_HERE,),
     "lists checked at a time": (CHILDREN,),
     "estimated time of a check": (int(DEFAULTS.max_validation_seconds),),
-    "bad tasks of a file that are listed": (MAX_LISTED,),
+    "bad tasks of a file, or left out, that are listed": (MAX_LISTED,),
+    "unknown fields that an answer names": (MAX_WARNINGS,),
     "uploaded file, also unpacked": (DEFAULTS.max_input_bytes,),
     "tasks in an uploaded file": (DEFAULTS.max_input_rows,),
     "line of a file, record of CSV": (lines.MAX_LINE_BYTES, MAX_RECORD),
@@ -115,10 +124,14 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "content codings of an answer": (problems.MAX_CODINGS,),
     "members of a gzip stream": (decode.MAX_MEMBERS,),
     "redirects of a direct fetch": (problems.MAX_REDIRECTS,),
+    "hosts whose pauses a worker remembers": (direct.MOST_PAUSED_HOSTS,),
     "head of an answer": (MAX_HEAD,),
     "bytes of an answer that are neither head nor body": (MAX_PADDING,),
     "received from all servers and not yet taken": (MOST_HELD_IN_ALL,),
+    "hosts in a row that cannot be reached until the network counts as away": (HOSTS,),
+    "trials of a worker during an outage": (int(1 / TRIAL_EVERY),),
     "look-ups of names at a time": (AT_A_TIME,),
+    "open files of a process": (MOST_FILES[0],),
     "kept Content-Type": (headers.MAX_CONTENT_TYPE,),
     "gateway call": (int(DEFAULTS.gateway_timeout),),
     "wait of a rerun for calls in flight": (int(reruns.CLAIM_WAIT),),
@@ -170,4 +183,4 @@ def test_every_limit_is_the_one_in_force() -> None:
         for row in table("Limit", "Value", "Changed by")
     }
 
-    assert told == LIMITS
+    assert not differences("SPEC.md, limits", told, LIMITS)

@@ -20,6 +20,7 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from pyarrow import parquet
 
 from conveyor.domain import ids
@@ -262,6 +263,24 @@ def test_csv_has_bodies_inside() -> None:
     assert "\r\n" in text
 
 
+@pytest.mark.parametrize(
+    ("moment", "told"),
+    [
+        (1_700_000_001_500, (2023, 11, 14, 22, 13, 20)),
+        (0, (1980, 1, 1, 0, 0, 0)),
+    ],
+)
+def test_a_file_in_an_archive_is_of_the_moment_of_its_row(
+    moment: int, told: tuple[int, ...]
+) -> None:
+    """The archive counts seconds by twos, from 1980 on."""
+    made = row(0, b"<p>")
+    made = Exported(structs.replace(made.task, updated_at=moment), made.body)
+    archive = zipfile.ZipFile(io.BytesIO(b"".join(zip_pieces([made]))))
+
+    assert [info.date_time for info in archive.infolist()] == [told] * 3
+
+
 @given(st.lists(TEXTS, min_size=1, max_size=5))
 def test_no_cell_of_a_csv_file_is_a_formula_and_no_text_is_lost(bodies: list[str]) -> None:
     exported = [row(n, text.encode(), metadata={"k": text}) for n, text in enumerate(bodies)]
@@ -273,7 +292,11 @@ def test_no_cell_of_a_csv_file_is_a_formula_and_no_text_is_lost(bodies: list[str
 
 
 @pytest.mark.parametrize(
-    "cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1"]
+    "cell",
+    [
+        *("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"),
+        *("\uff1d1", "\uff0b1", "\uff0d1", "\uff20SUM(A1)"),
+    ],
 )
 def test_what_begins_like_a_formula_gets_an_apostrophe(cell: str) -> None:
     assert neutral(cell) == "'" + cell

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import sys
 import zipfile
 from collections.abc import AsyncIterator
@@ -14,6 +16,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.handlers.export import BUSY_PAUSE, TRIES
+from conveyor.ports.blobs import Content
 from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import DEAD_LETTER_QUEUE, ExportMessage
 from tests.unit.export_world import (
@@ -79,6 +82,32 @@ async def test_bodies_that_are_lost_or_past_their_time_are_told_as_expired(api: 
     with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
         assert [row["status"] for row in manifest(archive)] == ["expired", "expired"]
         assert archive.namelist() == ["index.html", "manifest.jsonl"]
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "csv", "zip"])
+async def test_no_row_holds_a_part_of_a_body(api: Api, format_: str) -> None:
+    job = await api.submit(2)
+    run_id = job["latest_run"]["run_id"]
+    cut, whole = await api.tasks_of(run_id)
+    for task in (cut, whole):
+        await api.succeed(job["job_id"], run_id, task.task_id)
+    row = await api.binding.tasks.get_task(run_id, cut.task_id)
+    assert row is not None
+    assert row.result is not None
+    await api.binding.blobs.put(row.result.blob_key, PAGE[:5])
+
+    content = (await made(api, job, format=format_)).content
+    if format_ == "zip":
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            rows = manifest(archive)
+            assert len(archive.namelist()) == 3
+    elif format_ == "csv":
+        rows = list(csv.DictReader(io.StringIO(content.decode())))
+    else:
+        rows = [json.loads(line) for line in content.splitlines()]
+    assert [one["status"] for one in rows] == ["expired", "successful"]
+    assert not rows[0].get("size")
+    assert not rows[0].get("body")
 
 
 async def test_an_inherited_body_expires_with_its_source(api: Api) -> None:
@@ -201,6 +230,38 @@ async def test_an_export_of_a_deleted_run_stops_and_leaves_nothing(api: Api, tol
     assert await blob_of(api, job, export_id) is None
     assert list((api.directory / "blobs" / "tmp").iterdir()) == []
     problem_of(await api.client.post(path_of(job)), status=404, code="not_found")
+
+
+async def test_an_export_whose_bytes_were_written_before_the_run_went_leaves_nothing(
+    api: Api,
+) -> None:
+    """The heartbeat hears of it between the last byte and the end of the write."""
+    job = await api.submit(1)
+    await api.drain(job)
+    export_id = await start(api, job)
+    written = anyio.Event()
+
+    class Slow(Gated):
+        async def put(self, key: str, content: Content) -> int:
+            """Store the bytes, and do not come back."""
+            size = await super().put(key, content)
+            written.set()
+            await anyio.sleep_forever()
+            return size
+
+    slow = Slow(api.binding.blobs)
+    slow.gate.set()
+    making = handler(api, blobs=slow)
+    delivery = await received(api)
+    async with anyio.create_task_group() as group:
+        group.start_soon(making.handle, delivery, never)
+        with anyio.fail_after(30):
+            await written.wait()
+        assert await blob_of(api, job, export_id) is not None
+        await api.client.delete(f"/v1/jobs/{job['job_id']}")
+        await making.renew()
+
+    assert await blob_of(api, job, export_id) is None
 
 
 async def test_a_heartbeat_tells_that_an_export_is_being_made(api: Api) -> None:

@@ -9,13 +9,16 @@ import pytest
 
 from conveyor.bootstrap.loop import gateway_of
 from conveyor.domain.model import TaskBody
+from conveyor.gateway.aiohttp_client import AiohttpClient
 from conveyor.gateway.direct import DirectGateway
 from conveyor.gateway.fake import expected_body
 from conveyor.gateway.http import HttpGateway
+from conveyor.gateway.http_client import OpenClient
 from conveyor.ports.gateway import Gateway, ScrapeFailed, ScrapeRequest, Success
 from conveyor.settings import InvalidSetting, load
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.gateway_server import GatewayServer
+from conveyor.wire.client import HttpClient
 from tests.patient import SECONDS
 from tests.unit.wire_server import Peer, answer, raw_server
 
@@ -143,3 +146,22 @@ def test_aiohttp_passes_over_no_setting_in_silence(other: dict[str, str]) -> Non
     with pytest.raises(InvalidSetting) as caught:
         gateway_of(load({"CONVEYOR_HTTP_ENGINE": "aiohttp", **other}), FakeClock())
     assert "CONVEYOR_HTTP_ENGINE aiohttp takes no" in caught.value.detail
+
+
+@pytest.mark.parametrize("open_client", [HttpClient, AiohttpClient])
+async def test_no_cookie_of_a_named_host_is_sent_by_the_next_task(open_client: OpenClient) -> None:
+    """A name, because some jars keep nothing of an address."""
+
+    async def lookup(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    async def serve(peer: Peer) -> None:
+        while await peer.request():
+            await peer.send(answer(fields="Set-Cookie: visit=1; Path=/\r\n"))
+
+    gateway = DirectGateway(FakeClock(), allow_private=True, lookup=lookup, open_client=open_client)
+    async with raw_server(serve) as server, aclosing(gateway):
+        for path in ("/1", "/1", "/2"):
+            await scraped(gateway, server.url(path, host="shop.test"))
+        assert len(server.all_requests) == 3
+        assert not [head for head in server.all_requests if "cookie" in head.lower()]

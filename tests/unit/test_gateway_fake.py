@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.domain.model import RunFailure, Spend, TaskFailure
+from conveyor.gateway import open_gateway
 from conveyor.gateway.fake import PLAIN, FakeGateway, Hit, expected_body, key_digest, read_script
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.testing.clock import FakeClock
@@ -159,6 +160,20 @@ async def test_calls_are_remembered_without_keys_and_within_bounds() -> None:
     assert gateway.hits.total == 5
     gateway.hits.clear()
     assert (gateway.hits.counts, gateway.hits.total) == ({}, 0)
+
+
+async def test_the_fake_gateway_of_a_server_holds_only_what_answers_depend_on() -> None:
+    gateway = open_gateway(
+        "fake", FakeClock(), allow_private=False, connections=1, retry_after_cap=1.0
+    )
+    assert isinstance(gateway, FakeGateway)
+    flaky = f"{PAGE}?flaky=1"
+    for index in range(5):
+        await scrape(gateway, f"{PAGE}/{index}")
+    await failure(gateway, flaky)
+    await scrape(gateway, flaky)
+    assert (gateway.hits.total, gateway.hits.peak_in_flight) == (7, 1)
+    assert (gateway.hits.counts, list(gateway.hits.calls)) == ({flaky: 2}, [])
 
 
 async def test_the_bound_holds_for_a_plain_page(gateway: FakeGateway) -> None:

@@ -109,6 +109,23 @@ async def test_a_name_of_a_private_address_is_refused(
 
 
 @pytest.mark.guarantee("G17")
+@pytest.mark.parametrize(
+    "addresses", [("127.0.0.1", STANDS_FOR_PUBLIC), (STANDS_FOR_PUBLIC, "127.0.0.1")]
+)
+async def test_the_private_one_of_the_addresses_of_a_name_is_never_tried(
+    server: GatewayServer, addresses: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody listens at the public one: the next address is not asked instead."""
+    monkeypatch.setattr("conveyor.gateway.direct.is_public", STANDS_FOR_PUBLIC.__eq__)
+    gateway = DirectGateway(FakeClock(), lookup=always(*addresses))
+    with pytest.raises(ScrapeFailed) as caught:
+        await body_of(gateway, f"http://public.test:{port_of(server)}/t/x")
+    await gateway.aclose()
+    assert caught.value.retryable
+    assert server.connections == 0
+
+
+@pytest.mark.guarantee("G17")
 async def test_a_redirect_to_a_private_address_is_refused(
     server: GatewayServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

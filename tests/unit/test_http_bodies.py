@@ -165,17 +165,36 @@ async def test_a_link_dies_with_its_job_and_its_run(api: Api) -> None:
 
     problem_of(await api.bare.get(str(row.result_url)), status=404, code="not_found")
     problem_of(await api.bare.get(str(other_row.result_url)), status=404, code="not_found")
+    run_id = job["latest_run"]["run_id"]
+    await api.binding.tasks.scrub_tasks(run_id, 10)
+    await api.binding.runs.purge_run(run_id)
+    await api.binding.jobs.purge_job(job["job_id"])
+    problem_of(await api.bare.get(str(row.result_url)), status=404, code="not_found")
 
 
-async def test_a_lost_body_is_not_found(api: Api) -> None:
+@pytest.mark.parametrize("left", [None, 0, 5])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_body_that_lost_bytes_is_told_before_the_answer_begins(
+    api: Api, left: int | None, method: str
+) -> None:
     job = await api.submit(1)
     [task] = await api.drain(job)
-    assert task.result is not None
-    await api.binding.blobs.delete(task.result.blob_key)
-
-    response = await api.client.get(f"/v1/jobs/{job['job_id']}/tasks/{task.task_id}/content")
-
-    problem_of(response, status=404, code="not_found")
+    path = f"/v1/jobs/{job['job_id']}"
+    [row] = await listed(api, f"{path}/results")
+    stored = await api.binding.tasks.get_task(job["latest_run"]["run_id"], task.task_id)
+    assert stored is not None
+    assert stored.result is not None
+    if left is None:
+        await api.binding.blobs.delete(stored.result.blob_key)
+    else:
+        await api.binding.blobs.put(stored.result.blob_key, PAGE[:left])
+    by_key = await api.client.request(method, f"{path}/tasks/{task.task_id}/content")
+    by_link = await api.bare.request(method, str(row.result_url))
+    for answer in (by_key, by_link):
+        assert answer.status_code == 410
+        if method == "GET":
+            problem = problem_of(answer, status=410, code="result_expired")
+            assert "missing, or lost some bytes" in problem["detail"]
 
 
 async def test_results_expire_and_their_rows_stay(api: Api) -> None:

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from zenrows.batch.models import Run
+from zenrows.batch.models import Job, Run
 
-from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage
+from conveyor.ports.handler import ACKNOWLEDGE
+from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery
 from tests.unit.http_api import Api, open_api, problem_of
+from tests.unit.wired_handlers import delete_handler
 
 
 @pytest.fixture
@@ -32,7 +34,10 @@ async def test_a_deleted_job_is_a_tombstone_and_then_gone(api: Api) -> None:
     deleted = await api.client.delete(path)
 
     assert (deleted.status_code, deleted.content) == (202, b"")
-    assert (await api.client.get(path)).json()["status"] == "deleted"
+    shown = (await api.client.get(path)).json()
+    assert shown["status"] == shown["latest_run"]["status"] == "deleted"
+    assert Job.model_validate(shown).latest_run == Run.model_validate(shown["latest_run"])
+    assert (await api.client.get("/v1/jobs?status=deleted")).json()["jobs"] == [shown]
     assert (await api.client.delete(path)).status_code == 202
     assert job["job_id"] not in (await api.client.get("/v1/jobs")).text
     for method, rest in [
@@ -94,4 +99,31 @@ async def test_a_job_without_runs_is_gone_as_soon_as_it_is_deleted(api: Api) -> 
 
     await api.client.delete(path)
 
+    problem_of(await api.client.get(path), status=404, code="not_found")
+
+
+@pytest.mark.guarantee("G10")
+@pytest.mark.parametrize("a_worker_died", [False, True])
+async def test_a_job_goes_with_the_last_of_its_runs(api: Api, a_worker_died: bool) -> None:
+    job = await api.submit(1)
+    path = f"/v1/jobs/{job['job_id']}"
+    first = job["latest_run"]["run_id"]
+    await api.client.post(f"{path}/stop")
+    second = (await api.client.post(f"{path}/rerun")).json()["latest_run"]["run_id"]
+    await api.client.delete(path)
+    handler = delete_handler(api.binding, api.clock, visibility=60.0)
+
+    async def scrubbed(run_id: str) -> None:
+        message = DeleteMessage(job["job_id"], run_id, final=True)
+        delivery = Delivery(CONTROL_QUEUE, message, "receipt", 1)
+        assert await handler.handle(delivery, lambda: None) == ACKNOWLEDGE
+
+    await scrubbed(second)
+    assert (await api.client.get(path)).json()["status"] == "deleted"
+    if a_worker_died:
+        # It had removed the run, and not yet the job: the message comes again.
+        await api.binding.tasks.scrub_tasks(first, 10)
+        await api.binding.runs.purge_run(first)
+    assert (await api.client.get(path)).json()["status"] == "deleted"
+    await scrubbed(first)
     problem_of(await api.client.get(path), status=404, code="not_found")

@@ -190,6 +190,24 @@ async def test_pages_of_other_origins_are_refused(api: Api, origin: str, status:
     assert not [name for name in response.headers if name.startswith("access-control")]
 
 
+@pytest.mark.parametrize(
+    ("field", "ours", "foreign"),
+    [
+        ("Host", "127.0.0.1:9000", "evil.test"),
+        ("Origin", "http://127.0.0.1:9000", "https://evil.test"),
+    ],
+)
+async def test_a_second_host_or_origin_is_judged_like_the_first(
+    api: Api, field: str, ours: str, foreign: str
+) -> None:
+    for values in ((ours, foreign), (foreign, ours), (ours, ours, foreign)):
+        response = await api.client.get("/v1/jobs", headers=[(field, value) for value in values])
+        problem_of(response, status=403, code="permission_denied")
+    twice = await api.client.get("/v1/jobs", headers=[(field, ours)] * 2)
+
+    assert twice.status_code == 200
+
+
 async def test_the_public_address_is_ours_and_stands_in_links(tmp_path: Path) -> None:
     public = "https://jobs.example/conveyor"
     async with open_api(tmp_path / "data", public_origin=public) as api:
@@ -237,6 +255,15 @@ async def test_readiness_follows_the_server_and_life_does_not(api: Api) -> None:
     problem_of(response, status=503, code="unavailable")
     assert response.headers["Retry-After"] == "1"
     assert (await api.bare.get("/healthz")).json() == {"status": "alive"}
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json", "/v1/jobs", "/v1/no"])
+async def test_a_line_feed_that_the_length_counts_ends_every_document(api: Api, path: str) -> None:
+    got, head = await api.client.get(path), await api.client.head(path)
+
+    assert got.content.endswith(b"}\n")
+    assert int(got.headers["Content-Length"]) == len(got.content)
+    assert int(head.headers["Content-Length"]) == len(got.content)
 
 
 async def test_metrics_are_those_of_the_registry(api: Api) -> None:

@@ -43,6 +43,7 @@ async def test_a_repeat_gets_the_same_bytes_though_the_job_moved_on(api: Api) ->
 
     assert (first.status_code, again.status_code) == (201, 201)
     assert again.content == first.content
+    assert again.content.endswith(b"}\n")
     assert again.headers["Content-Type"] == first.headers["Content-Type"]
     assert again.headers["Idempotency-Replayed"] == "true"
     assert "Idempotency-Replayed" not in first.headers
@@ -186,7 +187,29 @@ async def test_a_request_that_died_after_its_claim_is_taken_over_with_its_id(api
     assert await count_jobs(api) == 1
 
 
-async def claim_for_submit(api: Api, body: bytes) -> str:
+@pytest.mark.guarantee("G14")
+@pytest.mark.parametrize(("is_deleted", "accepted"), [(False, 1), (True, 0)])
+async def test_a_request_that_died_after_its_write_is_answered_from_what_is_there(
+    api: Api, is_deleted: bool, accepted: int
+) -> None:
+    """As in a store that writes the answer apart from the job."""
+    body = b'{"tasks": [{"url": "https://a.test/"}]}'
+    job = await api.submit(1)
+    path = f"/v1/jobs/{job['job_id']}"
+    if is_deleted:
+        await api.client.delete(f"{path}/runs/{job['latest_run']['run_id']}")
+    await claim_for_submit(api, body, created=job["job_id"])
+    api.clock.shift(61)
+
+    headers = {**KEYED, "Content-Type": "application/json"}
+    answer = await api.client.post("/v1/jobs", content=body, headers=headers)
+
+    assert answer.status_code == 201
+    assert (answer.json()["job_id"], answer.json()["accepted_tasks"]) == (job["job_id"], accepted)
+    assert await count_jobs(api) == 1
+
+
+async def claim_for_submit(api: Api, body: bytes, *, created: str = "") -> str:
     """Claim the key of a submit as a server does that is killed right after; the promised id."""
     caller = api.service.identify(KEY).caller_id
     scope = hashlib.sha256("\n".join((caller, "POST", "/v1/jobs?", "order-1")).encode())
@@ -194,7 +217,7 @@ async def claim_for_submit(api: Api, body: bytes) -> str:
     claim = await api.binding.idempotency.claim_idempotency_key(
         scope.hexdigest(),
         fingerprint=hashlib.sha256(body).digest(),
-        created_id=api.clock.new_id(),
+        created_id=created or api.clock.new_id(),
         now=now,
         lapses_at=now + 60_000,
         expires_at=now + 86_400_000,

@@ -27,6 +27,7 @@ from tests.unit.input_slots import (
     put,
     stored,
 )
+from tests.webhooks import loopback_webhooks
 
 
 @pytest.fixture
@@ -84,7 +85,12 @@ async def test_links_of_an_older_secret_are_honoured_and_foreign_ones_are_not(ap
 
     def open_under(*older: bytes) -> Coroutine[Any, Any, JobInput]:
         options = ServiceOptions(public_origin=ORIGIN, older_secrets=older)
-        service = Service(renewed, options, api.clock)
+        service = Service(
+            renewed,
+            options,
+            api.clock,
+            webhooks=loopback_webhooks(api.clock),
+        )
         return service.inputs.open_upload(slot["file_input_id"], **query, content_type="text/csv")
 
     assert await open_under(api.binding.root_secret) == await noted(api, slot)

@@ -275,3 +275,14 @@ async def test_unfinished_jobs_are_limited_where_that_is_set(tmp_path: Path) -> 
 
         problem_of(refused, status=429, code="quota_exceeded")
         assert (foreign.status_code, allowed.status_code) == (201, 201)
+
+
+async def test_failures_are_told_by_reason_and_no_reason_where_none_failed(api: Api) -> None:
+    job = await api.submit(3)
+    path = f"/v1/jobs/{job['job_id']}"
+    assert "failure_reasons" not in job["latest_run"]["stats"]
+
+    await api.drain(job, failing=2)
+
+    stats = (await api.client.get(path)).json()["latest_run"]["stats"]
+    assert (stats["failed"], stats["failure_reasons"]) == (2, {"blocked": 2})

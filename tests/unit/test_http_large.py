@@ -37,6 +37,7 @@ from tests.unit.large_api import (
     staged_rows,
     tasks_of,
 )
+from tests.webhooks import loopback_webhooks
 
 KEYED = {"Idempotency-Key": "order-1"}
 
@@ -252,7 +253,12 @@ class LosesAnswers:
 
 async def test_a_list_stays_staged_where_its_job_was_written_after_all(api: Api) -> None:
     jobs: Any = LosesAnswers(api.binding.jobs)
-    service = Service(dataclasses.replace(api.binding, jobs=jobs), api.service.options, api.clock)
+    service = Service(
+        dataclasses.replace(api.binding, jobs=jobs),
+        api.service.options,
+        api.clock,
+        webhooks=loopback_webhooks(api.clock),
+    )
     body = [json.dumps({"tasks": tasks_of(2), "async": True}).encode()]
 
     with pytest.raises(ConveyorError, match="lost"):

@@ -11,6 +11,7 @@ from zenrows.batch.models import HMACKeyCreated, HMACKeyFinalized, HMACKeyList
 
 from conveyor.domain.api_keys import derive_key
 from conveyor.domain.signatures import SECRET_LENGTH, SigningKeySealer
+from tests.disk import files_below
 from tests.unit.http_api import Api, open_api
 
 ROTATE = "/v1/hmac/keys/rotate"
@@ -87,10 +88,6 @@ async def test_keys_belong_to_their_caller(tmp_path: Path) -> None:
             assert (await api.bare.request(method, path)).status_code == 401
 
 
-def files_below(directory: Path) -> list[bytes]:
-    return [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
-
-
 async def test_a_secret_is_shown_once_and_lies_nowhere(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +103,7 @@ async def test_a_secret_is_shown_once_and_lies_nowhere(
         slots = await api.binding.signing_keys.get_signing_keys(caller)
     raw = [base64.b64decode(one.secret) for one in made]
     assert [len(secret) for secret in raw] == [SECRET_LENGTH] * 2
-    stored = files_below(tmp_path)
+    stored = [path.read_bytes() for path in files_below(tmp_path)]
     everywhere = [*later, *stored, caplog.text.encode(), repr(slots).encode()]
     assert len(stored) > 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +56,13 @@ def test_null_is_absent_and_unknown_members_are_ignored() -> None:
         delimiter=None, quote=None, header=None, fields={"url": 0, "external_id": None}, later=1
     )
 
-    assert parse_input({**document, "another": []}) == parse_input(csv())
+    found = parse_input({**document, "another": []})
+
+    assert msgspec.structs.replace(found, warnings=()) == parse_input(csv())
+    assert found.warnings == (
+        '"another" is no field of a file input and was ignored',
+        '"csv.later" is no field of a file input and was ignored',
+    )
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "urls"])

@@ -10,6 +10,7 @@ from pydantic import AnyUrl, TypeAdapter
 
 from conveyor.domain import ids, strict_json, urls
 from conveyor.domain.errors import ConveyorError, InvalidTask
+from conveyor.domain.remarks import UnknownFields
 from conveyor.domain.submission import parse_task
 from conveyor.intake.lines import read_task
 from tests.unit.intake_lists import RUN
@@ -129,6 +130,6 @@ def test_a_simple_json_task_is_read_as_the_strict_reader_does(line: str) -> None
     try:
         expected = parse_task(strict_json.decode(line.encode()), 3, {})
     except ConveyorError:
-        assert isinstance(read_task(line, 3, {}), InvalidTask)
+        assert isinstance(read_task(line, 3, {}, UnknownFields(), 1), InvalidTask)
     else:
-        assert read_task(line, 3, {}) == expected
+        assert read_task(line, 3, {}, UnknownFields(), 1) == expected

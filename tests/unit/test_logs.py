@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import conveyor
-from conveyor.roles.logs import FORGOTTEN_AFTER, PAUSES, Repeats, TextFormatter
+from conveyor.roles.logs import FORGOTTEN_AFTER, PAUSES, JsonFormatter, Repeats, TextFormatter
+from conveyor.settings import colour_allowed
 
 ROOT = Path(conveyor.__file__).parent
 
@@ -122,3 +125,84 @@ def test_what_is_foreseen_has_no_traceback(room: str) -> None:
 def _has_traceback(call: ast.Call) -> bool:
     by_name = isinstance(call.func, ast.Attribute) and call.func.attr == "exception"
     return by_name or any(keyword.arg == "exc_info" for keyword in call.keywords)
+
+
+# -- lines for people --
+
+
+def said_of(text: str, level: int = logging.INFO, **fields: object) -> logging.LogRecord:
+    made = logging.LogRecord("conveyor.tasks", level, "", 0, text, None, None)
+    made.created = 1_769_860_805.25
+    made.__dict__.update(fields)
+    return made
+
+
+ENDED: dict[str, Any] = {
+    "task_id": "T" * 26,
+    "run_id": "R" * 26,
+    "state": "failed",
+    "ms": 312,
+    "attempt": 3,
+    "url": "https://a.test/{x}?a,b:c",
+    "reason": "blocked: RESP001",
+}
+
+
+def test_the_end_of_a_task_is_one_short_line() -> None:
+    plain, terminal = TextFormatter(), TextFormatter(for_terminal=True)
+    line = "failed 312 ms, attempt 3, https://a.test/{x}?a,b:c: blocked: RESP001"
+    good = said_of("task ended", **{**ENDED, "state": "successful", "reason": None})
+
+    assert plain.format(said_of("task ended", **ENDED)) == (
+        f"2026-01-31T12:00:05.250Z info conveyor.tasks {line}"
+    )
+    assert terminal.format(said_of("task ended", **ENDED)) == f"12:00:05 {line}"
+    assert terminal.format(good) == (
+        "12:00:05 successful 312 ms, attempt 3, https://a.test/{x}?a,b:c"
+    )
+    lapsed = said_of("task ended", task_id="T", run_id="R", state="failed", reason="interrupted")
+    assert terminal.format(lapsed) == "12:00:05 failed: interrupted"
+
+
+def test_json_keeps_every_field() -> None:
+    line = JsonFormatter().format(said_of("task ended", **ENDED))
+
+    assert {name: json.loads(line)[name] for name in ENDED} == ENDED
+    assert json.loads(line)["message"] == "task ended"
+
+
+def test_other_lines_have_their_fields_and_a_terminal_their_level() -> None:
+    terminal = TextFormatter(for_terminal=True)
+    request = said_of("request", method="GET", path="/v1/jobs\x1b", status=200, ms=3.1)
+
+    assert terminal.format(request) == "12:00:05 GET /v1/jobs\\x1b 200 3.1 ms"
+    assert terminal.format(said_of("it failed", logging.WARNING, run_id="R")) == (
+        "12:00:05 warning it failed run_id=R"
+    )
+
+
+def test_a_terminal_is_coloured_by_what_a_line_says() -> None:
+    coloured = TextFormatter(for_terminal=True, coloured=True)
+    ended = said_of("task ended", **ENDED)
+
+    assert "\x1b[33mfailed\x1b[0m 312 ms" in coloured.format(ended)
+    assert "\x1b[32msuccessful\x1b[0m" in coloured.format(
+        said_of("task ended", **{**ENDED, "state": "successful"})
+    )
+    assert "\x1b[31mbroken\x1b[0m" in coloured.format(said_of("broken", logging.ERROR))
+    assert "\x1b" not in coloured.format(said_of("request", method="GET", path="/", status=200))
+
+
+@pytest.mark.parametrize(
+    ("variables", "allowed"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_colour_can_be_turned_off(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], allowed: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert colour_allowed() is allowed

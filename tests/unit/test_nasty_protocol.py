@@ -17,6 +17,8 @@ from tests.nasty.corpus import ANSWERS, KINDS
 SHORT = 600
 """Answers of up to that many bytes are cut everywhere; of longer ones, some cuts are taken."""
 SOME = 5
+WHOLLY = 10_000
+"""Answers of up to that many bytes are cut everywhere at the sizes of `full`."""
 _ENDINGS = {
     End.STAYS: None,
     End.FIN: Ending.CLEAN,
@@ -105,6 +107,20 @@ def test_the_verdict_does_not_depend_on_the_cut(kind: Kind) -> None:
             assert verdict == right, (answer.name, place)
         if len(wire) <= SHORT:
             assert read(bytewise(wire), end, answer.method) == right, answer.name
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1_800)
+@EACH_KIND
+def test_the_verdict_does_not_depend_on_the_cut_of_long_answers(kind: Kind) -> None:
+    """Those of up to WHOLLY bytes at every byte; all of them in packets of a byte, which stop at
+    every byte as well."""
+    for answer in kind.answers:
+        wire, end, right = sent(answer), ending(answer), expected(answer)
+        for place in range(1, len(wire)) if SHORT < len(wire) <= WHOLLY else ():
+            verdict = read([wire[:place], wire[place:]], end, answer.method)
+            assert verdict == right, (answer.name, place)
+        assert read(bytewise(wire), end, answer.method) == right, answer.name
 
 
 @EACH_KIND

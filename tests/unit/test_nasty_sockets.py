@@ -37,7 +37,13 @@ pytestmark = pytest.mark.slow
 
 LATE_SECONDS = 0.1
 """The patience of a caller whose answer comes too late."""
-SHORT, LONG, SOME = 150, 2_000, 30
+WHOLLY = 10_000
+"""Answers of up to that many bytes are cut at every byte: over sockets it is hundred thousand cuts,
+and would be ten million with those of the few that are longer."""
+EDGE = 200
+"""Bytes at an end of a longer answer, and before and after a bound, that are all cut."""
+CALLERS = 8
+"""Callers who cut answers side by side: the origin rests between packets."""
 LARGE_BODY = b"x" * 8_388_608
 """More than the buffers of a connection hold."""
 LARGE_TASK_BODY = TaskBody(LARGE_BODY.decode(), "text/plain")
@@ -148,19 +154,17 @@ def may_be_followed(answer: Nasty) -> bool:
 
 async def exchange(client: HttpClient, origins: Origins, answer: Nasty, cut: str = "") -> int:
     """Ask for an answer and then for a page; check both; return how many requests went out."""
-    origin, number = origins.of(answer), next(_NUMBERS)
-    url = f"{origin.url}/nasty-{_INDEX[id(answer)]}-{number}{cut}"
-    outcome = await ask(client, url, answer)
+    origin, number, following = origins.of(answer), next(_NUMBERS), next(_NUMBERS)
+    nasty, page = f"nasty-{_INDEX[id(answer)]}-{number}{cut}", f"page-{following}"
+    outcome = await ask(client, f"{origin.url}/{nasty}", answer)
     check(answer, outcome)
     # Meanwhile the loop does not run: what was pushed is in the socket, and nobody has seen it.
     origin.go_on(number)
-    [*_, nasty] = (served for served in origin.served if f"-{number}" in served.word)
-    following = next(_NUMBERS)
-    outcome_of_page = await ask(client, f"{origin.url}/page-{following}")
-    assert outcome_of_page.body == page_body(following), answer.name
+    outcome_of_page = await ask(client, f"{origin.url}/{page}")
+    assert outcome_of_page.body == page_body(following), (answer.name, cut)
     if not answer.is_early:
-        is_same = origin.served[-1].connection == nasty.connection
-        assert is_same == may_be_followed(answer), answer.name
+        is_same = origin.connection_of(page) == origin.connection_of(nasty)
+        assert is_same == may_be_followed(answer), (answer.name, cut)
     return outcome.sent + outcome_of_page.sent
 
 
@@ -172,21 +176,38 @@ async def test_each_answer_by_itself(client: HttpClient, origins: Origins, kind:
     assert origins.requests - before == sent
 
 
+def cuts(answer: Nasty) -> Sequence[int]:
+    """Return every byte of an answer of up to WHOLLY bytes, and those of a longer one where
+    something happens: its two ends, around each bound, and some by chance. 0 cuts it into bytes."""
+    length = len(answer.wire + answer.surplus)
+    if length <= WHOLLY:
+        return range(length or 1)
+    by_chance = random.Random(answer.name)
+    places = {by_chance.randrange(1, length) for _ in range(EDGE)}
+    for bound in (0, 65_536, 262_144, LIMIT, length):
+        places.update(range(bound - EDGE, bound + EDGE))
+    return sorted(place for place in places if 0 < place < length)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(3_600)
 @EACH_KIND
-async def test_each_answer_cut_everywhere(client: HttpClient, origins: Origins, kind: Kind) -> None:
-    """In two packets, cut at every byte of a short answer and at some of a longer one; and in
-    packets of a byte."""
-    for answer in kind.answers:
-        length = len(answer.wire + answer.surplus)
-        if answer.late or length > LONG:
-            continue
-        places: Sequence[int] = range(1, length)
-        if length > SHORT:
-            places = sorted(random.Random(answer.name).sample(places, SOME))
-        for place in (0, *places):
-            await exchange(client, origins, answer, cut=f"-{place}")
+async def test_each_answer_cut_everywhere(
+    anyio_backend: object, origins: Origins, kind: Kind
+) -> None:
+    """In two packets, cut at every byte, and in packets of a byte; of an answer of more than WHOLLY
+    bytes at some. A number of callers do so side by side, each over connections of its own."""
+    waiting = iter([(answer, place) for answer in kind.answers for place in cuts(answer)])
+
+    async def work() -> None:
+        options = ClientOptions(authority=origins.authority)
+        async with aclosing(HttpClient(connections=1, options=options)) as client:
+            for answer, place in waiting:
+                await exchange(client, origins, answer, cut=f"-{place}")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CALLERS):
+            group.create_task(work())
 
 
 async def test_an_end_without_close_notify_can_be_accepted(

@@ -15,6 +15,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.service import Service
 from conveyor.service.notifier import SEND_CHUNK
 from tests.unit.http_api import KEY, Api, open_api
+from tests.webhooks import loopback_webhooks
 
 
 class BrokenQueues(MemoryQueues):
@@ -46,7 +47,12 @@ async def test_a_queue_that_is_down_fails_no_request(
 ) -> None:
     queues = BrokenQueues(api.binding.tasks.unfinished_after, api.clock)
     binding = dataclasses.replace(api.binding, queues=queues)
-    service = Service(binding, api.service.options, api.clock)
+    service = Service(
+        binding,
+        api.service.options,
+        api.clock,
+        webhooks=loopback_webhooks(api.clock),
+    )
     caller = service.identify(KEY)
     body = b'{"tasks": [{"url": "https://a.test/"}], "status": "open"}'
 

@@ -20,6 +20,7 @@ from schemathesis.core.result import Ok
 from conveyor.domain.errors import ErrorCode
 from conveyor.http.app import V1_ROUTES
 from tests.unit.http_api import DOCUMENT, Api, open_api
+from tests.unit.spec_document import differences
 
 Request = Case[Any]
 SERVER_PATHS = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
@@ -61,13 +62,16 @@ def references(node: Any) -> Iterator[str]:
 
 def test_every_route_is_described_and_nothing_else() -> None:
     described = {
-        (method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods
+        f"{method.upper()} {path}"
+        for path, methods in DOCUMENT["paths"].items()
+        for method in methods
     }
 
-    served = {(method, path) for path, methods in V1_ROUTES.items() for method in methods}
-    served |= {("GET", path) for path in SERVER_PATHS | LINK_PATHS}
-    served.add(("PUT", UPLOAD_PATH))
-    assert described == served
+    served = {f"{method} {path}" for path, methods in V1_ROUTES.items() for method in methods}
+    served |= {f"GET {path}" for path in SERVER_PATHS | LINK_PATHS}
+    served.add(f"PUT {UPLOAD_PATH}")
+    where = "operations() of conveyor/http/openapi_operations.py"
+    assert not differences(where, described, served)
 
 
 def test_every_reference_leads_somewhere_and_everything_is_referred_to() -> None:

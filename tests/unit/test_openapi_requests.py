@@ -61,6 +61,7 @@ PUBLISHED_IDS = [
 ]
 OWN_IDS = [
     "uploadJobInput",
+    "previewSchedule",
     "downloadExport",
     "followLink",
     "health",

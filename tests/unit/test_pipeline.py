@@ -347,6 +347,26 @@ async def test_a_stop_settles_what_was_answered_and_undoes_what_was_only_claimed
 # -- settlements beside the slots --
 
 
+async def test_messages_whose_claims_are_cut_off_by_the_stop_go_back() -> None:
+    world, work = staged_world(0.01)
+
+    async def hang(deliveries: Sequence[Delivery]) -> list[Held | Outcome | None]:
+        await world.clock.sleep(1_000.0)
+        raise AssertionError("the worker has long ended")
+
+    work.claim = hang  # type: ignore[method-assign]
+    async with world.running():
+        await world.submit("a", 40)
+        await world.clock.advance(0.5)
+        assert world.telemetry.counts["deliveries"] > 0
+
+    again = []
+    while batch := await world.queues.receive("run-a", limit=10, visibility=60.0):
+        again += batch
+    assert len(again) == 40
+    assert world.granted("a") == 0
+
+
 @pytest.mark.parametrize("at_once", [1, AT_ONCE])
 async def test_a_slot_ends_with_its_call(at_once: int) -> None:
     """Settlements take as long as calls: were they made in the slots, it would take twice as

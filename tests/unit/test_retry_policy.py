@@ -15,10 +15,11 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskSpec,
     TaskStatus,
+    WaitReason,
 )
-from conveyor.domain.task_rules import Failed, Retry
+from conveyor.domain.task_rules import Deferred, Failed, Retry
 from conveyor.handlers.retry_policy import RECORDED, RetryPolicy, attempt_event
-from conveyor.ports.gateway import ScrapeFailed
+from conveyor.ports.gateway import Postponed, ScrapeFailed
 from conveyor.testing.clock import FakeClock
 
 PROBLEM = Problem(code="gateway_unreachable", title="Gateway unreachable", status=502)
@@ -50,7 +51,7 @@ def make_task(clock: FakeClock, *, attempts: int = 0) -> Task:
 
 def judge(
     clock: FakeClock, failure: ScrapeFailed, *, attempts: int = 0, receives: int = 1
-) -> Failed | Retry:
+) -> Failed | Retry | Deferred:
     task = make_task(clock, attempts=attempts)
     event = attempt_event(task, started_at=clock.now(), ended_at=clock.now(), failure=failure)
     rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
@@ -97,7 +98,7 @@ async def test_a_throttled_call_burns_no_attempt_until_its_deadline() -> None:
     task = make_task(clock, attempts=2)
     rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
 
-    def verdict() -> Failed | Retry:
+    def verdict() -> Failed | Retry | Deferred:
         event = Event(
             kind=EventKind.ATTEMPT, attempt=3, started_at=clock.now(), ended_at=clock.now()
         )
@@ -135,3 +136,53 @@ def test_of_refusals_for_load_the_first_are_written_down_and_all_that_cost_somet
     verdict = rules.decide(failure, make_task(clock), make_job(), event=event, receives=receives)
     assert isinstance(verdict, Retry)
     assert verdict.recorded is recorded
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "burns_attempt", "waiting"),
+    [
+        (0.0, True, WaitReason.BACKOFF),
+        (0.1, True, WaitReason.BACKOFF),
+        (30.0, True, WaitReason.RETRY_AFTER),
+        (0.0, False, WaitReason.LOAD_REFUSAL),
+        (30.0, False, WaitReason.LOAD_REFUSAL),
+    ],
+)
+def test_a_retry_says_why_it_waits(
+    retry_after: float, burns_attempt: bool, waiting: WaitReason
+) -> None:
+    failure = ScrapeFailed(
+        PROBLEM,
+        TaskFailure.TIMEOUT,
+        retryable=True,
+        retry_after=retry_after,
+        burns_attempt=burns_attempt,
+    )
+    verdict = judge(FakeClock(), failure)
+    assert isinstance(verdict, Retry)
+    assert verdict.waiting is waiting
+
+
+@pytest.mark.parametrize("waiting", [WaitReason.HOST_RETRY_AFTER, WaitReason.OUTAGE])
+async def test_a_postponed_call_is_put_off_until_the_deadline(waiting: WaitReason) -> None:
+    clock = FakeClock()
+    failure = Postponed(PROBLEM, TaskFailure.OTHER, retry_after=0.0101, waiting=waiting)
+    task = make_task(clock, attempts=2)
+    rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+
+    def verdict(receives: int = 99) -> Failed | Retry | Deferred:
+        now = clock.now()
+        event = attempt_event(task, started_at=now, ended_at=now, failure=failure)
+        return rules.decide(failure, task, make_job(), event=event, receives=receives)
+
+    assert verdict() == Deferred(clock.now() + 11, waiting)
+    failure.sent = 1
+    for receives in (RECORDED, RECORDED + 1):
+        led = verdict(receives)
+        assert isinstance(led, Retry)
+        assert (led.not_before, led.waiting) == (clock.now() + 11, waiting)
+        assert (led.burns_attempt, led.recorded) == (False, receives <= RECORDED)
+    await clock.advance(60)
+    late = verdict()
+    assert isinstance(late, Failed)
+    assert (late.problem, late.failure) == (PROBLEM, TaskFailure.OTHER)

@@ -18,6 +18,7 @@ from conveyor.service.callers import derive_keyring, identify
 from conveyor.service.links import LinkSigner, LinkTarget
 from conveyor.service.results import Cursors
 from tests.unit.http_api import KEY, ORIGIN, open_api
+from tests.webhooks import loopback_webhooks
 
 OLD, NEW, OTHER = b"old" * 11, b"new" * 11, b"other" * 7
 NONCE = bytes(range(NONCE_LENGTH))
@@ -149,7 +150,12 @@ async def test_a_server_with_a_new_secret_in_front_serves_what_an_older_one_made
         binding = dataclasses.replace(api.binding, root_secret=NEW)
         options = ServiceOptions(public_origin=ORIGIN, older_secrets=(api.binding.root_secret,))
 
-        renewed = Service(binding, options, api.clock)
+        renewed = Service(
+            binding,
+            options,
+            api.clock,
+            webhooks=loopback_webhooks(api.clock),
+        )
 
         caller = renewed.identify(KEY)
         body = await renewed.listing.get_job(caller.caller_id, job["job_id"])

@@ -11,6 +11,7 @@ import pytest
 from conveyor import settings
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.settings import SETTINGS, InvalidSetting, Settings, load, unknown_variables
+from tests.unit.spec_document import differences
 
 
 def refusal(environment: dict[str, str], **overrides: Any) -> str:
@@ -27,7 +28,14 @@ def test_an_empty_environment_gives_the_defaults() -> None:
 
 
 def test_the_table_and_the_fields_are_the_same() -> None:
-    assert [row.name for row in SETTINGS] == [field.name for field in fields(Settings)]
+    rows = [row.name for row in SETTINGS]
+    names = [field.name for field in fields(Settings)]
+
+    assert not differences("SETTINGS of conveyor/settings/table.py", rows, names)
+    for row, name in zip(rows, names, strict=True):
+        assert row == name, (
+            f"conveyor/settings/table.py: {row} and {name} change places in SETTINGS"
+        )
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)

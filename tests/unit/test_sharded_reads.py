@@ -180,6 +180,7 @@ async def test_one_shard_is_one_plain_query(most_read: int | None) -> None:
     rows = ShardedRows(Shards(1), range(10))
 
     page = await merge_page(rows.reader(), rows.shards, (2,), 4, end=10, most_read=most_read)
+    assert page.discarded == 0
 
     assert rows.queries == [ShardRead(0, 2, 4, most_read)]
     assert [row.index for row in page.rows] == [3, 4, 5, 6]

@@ -31,8 +31,9 @@ from conveyor.domain.model import (
     Task,
     TaskFailure,
     TaskSpec,
+    WaitReason,
 )
-from conveyor.domain.task_rules import Failed, Released, Retry, Settlement, Succeeded
+from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
 from conveyor.ports.records import StoredResponse, WorkerRuns
 from conveyor.ports.tasks import NotClaimable, TaskClaims
 from conveyor.simulation.latency import Latency, stream
@@ -271,6 +272,7 @@ class Script:
                 Retry(event, self.now + 10_000, burns_attempt=self.draw.random() < 0.5),
                 Retry(event, self.now),
                 Released(),
+                Deferred(self.now + 10_000, WaitReason.OUTAGE),
             )
         )
 

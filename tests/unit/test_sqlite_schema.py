@@ -10,6 +10,8 @@ import pytest
 from conveyor.dev.sqlite import open_store
 from conveyor.dev.sqlite.schema import APPLICATION_ID, STEPS
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.model import WaitReason
+from conveyor.domain.task_rules import Deferred
 from conveyor.testing.clock import FakeClock
 from tests.conformance.world import World
 
@@ -70,6 +72,23 @@ async def test_an_older_file_is_upgraded_in_place(
         assert [task.index for task in page.tasks] == [0, 1]
         assert query(path, "SELECT later FROM tasks") == [(7,), (7,)]
         assert query(path, "PRAGMA user_version") == [(len(STEPS) + 1,)]
+
+
+async def test_rows_of_the_first_schema_can_say_why_they_wait(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as old:
+        old.setattr("conveyor.dev.sqlite.schema.STEPS", STEPS[:1])
+        store = await open_store(path, now=0)
+        _job_id, run_id = await World(store, FakeClock()).submit(2)
+        await store.aclose()
+
+    store = await open_store(path, now=0)
+    world = World(store, FakeClock())
+    task = await world.claimed(run_id, 0)
+    await world.settle(task, Deferred(world.now + 1, WaitReason.OUTAGE))
+    assert [row.waiting for row in await world.rows(run_id)] == [WaitReason.OUTAGE, None]
+    await store.aclose()
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ async def test_no_statement_on_tasks_scans_a_table_or_sorts(store: SqliteStore, 
 
 
 def test_there_are_statements_to_look_at() -> None:
-    assert len(MANY_ROWS) == 11
+    assert len(MANY_ROWS) == 12
 
 
 async def test_a_page_costs_what_it_returns(store: SqliteStore, world: World) -> None:
@@ -315,3 +315,15 @@ async def test_expired_keys_go_when_the_store_is_opened(path: Path) -> None:
     store = await open_store(path, now=11)
     assert await scopes(store) == ["2"]
     await store.aclose()
+
+
+async def test_rows_that_a_queue_is_filled_from_are_counted(
+    store: SqliteStore, world: World
+) -> None:
+    _, run_id = await world.submit(10)
+    read, returned = store.rows_read, store.rows_returned
+
+    assert len(await store.tasks.unfinished_after(run_id, 3, 4)) == 4
+
+    assert store.rows_returned == returned + 4
+    assert read + 4 <= store.rows_read <= read + 10

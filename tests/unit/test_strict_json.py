@@ -241,3 +241,20 @@ def test_a_document_of_too_many_containers_is_refused_before_it_is_read() -> Non
     assert strict_json.decode(b"[" + b"[]," * 999_998 + b"[]]") is not None
     with pytest.raises(ConveyorError, match="more than 2,000,000 objects and lists"):
         strict_json.decode(b"[" + b"{}," * 2_000_000 + b"{}]")
+
+
+@pytest.mark.parametrize(
+    ("body", "place"), [(b'"\\ud800"', 2), (b'["\\\\", "\\udc00x"]', 9), ('"é\\udfff"'.encode(), 4)]
+)
+def test_half_a_surrogate_pair_is_told_by_its_byte_counted_from_one(
+    body: bytes, place: int
+) -> None:
+    assert refusal(body).endswith(f"surrogate pair at byte {place}")
+
+
+def test_two_million_objects_and_lists_are_the_most() -> None:
+    """They are counted before a document is read, so what holds so many may be no document."""
+    assert refusal(b"[]" * 1_000_000 + b"{}" * 1_000_000 + b"[").endswith(
+        "holds more than 2,000,000 objects and lists"
+    )
+    assert "2,000,000" not in refusal(b"[]" * 2_000_000)

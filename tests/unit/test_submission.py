@@ -12,6 +12,7 @@ from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.errors import InvalidTaskReason as Reason
 from conveyor.domain.model import Callback, Format, TaskSpec
+from conveyor.domain.remarks import Remarks
 from conveyor.domain.submission import AddRequest, JobRequest, Limits, parse_add, parse_job
 
 TASK = {"url": "https://example.com/"}
@@ -151,6 +152,7 @@ def test_what_the_client_sends_is_accepted() -> None:
     assert [spec.url for spec in request.specs] == [str(task.url) for task in sent.tasks or []]
     everything = strict_json.decode(sent.model_dump_json(warnings="none").encode())
     assert parse_job(everything, LIMITS) == request
+    assert request.remarks == Remarks()
 
 
 @pytest.mark.parametrize("document", [None, [], [TASK], "x", 5, True])
@@ -312,7 +314,9 @@ def test_adding() -> None:
     assert parse_add({"tasks": [TASK]}, LIMITS, {}) == AddRequest([spec], last_batch=False)
     assert parse_add({"tasks": [TASK], "last_batch": None}, LIMITS, {}).last_batch is False
     assert parse_add({"tasks": [TASK, TASK], "last_batch": True, "x": 1}, LIMITS, {}) == AddRequest(
-        [spec, spec], last_batch=True
+        [spec, spec],
+        last_batch=True,
+        remarks=Remarks(warnings=('"x" is no field of an addition of tasks and was ignored',)),
     )
 
 

@@ -83,6 +83,19 @@ async def test_expired_slots_go_with_their_files_and_others_stay(api: Api) -> No
     assert await api.binding.blobs.open(input_key(kept)) is not None
 
 
+async def test_what_expires_right_after_a_look_goes_within_an_hour_of_sweeps(api: Api) -> None:
+    job = await api.submit(1, result_ttl_days=2)
+    [task] = await api.drain(job)
+    assert task.result is not None
+    sweep = sweep_over(api)
+    await sweep.look(after=2 * DAY - 60)
+    sweeps = 0
+    while await api.binding.blobs.open(task.result.blob_key) is not None:
+        await sweep.look()
+        sweeps += 1
+        assert sweeps * INTERVAL <= 3_600 + 60
+
+
 async def test_bodies_go_with_their_results_and_rows_a_retention_later(api: Api) -> None:
     job = await api.submit(3, result_ttl_days=2)
     job_id, run_id = job["job_id"], run_id_of(job)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -12,13 +14,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.aio.resilience import FIRST_PAUSE
+from conveyor.aio.resilience import FIRST_PAUSE, HIDING
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import TaskStatus
+from conveyor.domain.model import Format, TaskStatus, WaitReason
 from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler
-from conveyor.ports.blobs import BodyRefused
+from conveyor.ports.blobs import BodyRefused, NoRoom
 from conveyor.ports.gateway import ScrapeRequest, Success
 from conveyor.ports.handler import Outcome, ResultLost
 from conveyor.ports.queues import Delivery, TaskMessage, run_queue
@@ -208,17 +210,36 @@ async def test_a_task_that_its_claims_end_is_counted_and_its_run_is_over(api: Ap
     assert api.binding.queues.depth(queue) == 0
 
 
+async def test_a_body_is_of_the_form_that_its_own_params_ask_for(api: Api) -> None:
+    tasks = [
+        {"url": "https://site.test/0"},
+        {"url": "https://site.test/1", "zenrows_params": {"response_type": "markdown"}},
+    ]
+    document = {"tasks": tasks, "zenrows_params": {"response_type": "plaintext"}}
+    job = (await api.client.post("/v1/jobs", json=document)).json()
+    run_id = job["latest_run"]["run_id"]
+    gateway = GatedGateway()
+    gateway.gate.set()
+    handler = handler_over(api, gateway)
+    for task in await api.tasks_of(run_id):
+        message = TaskMessage(job["job_id"], run_id, task.task_id)
+        await handler.handle(Delivery("queue", message, "receipt", 1), calm)
+
+    results = [task.result for task in await api.tasks_of(run_id)]
+    assert [result and result.format for result in results] == [Format.PLAINTEXT, Format.MARKDOWN]
+
+
 class Unkept:
     """The blobs port, as far as a task needs it: no body can be kept."""
 
-    def __init__(self, error: ConveyorError) -> None:
+    def __init__(self, error: Exception) -> None:
         self._error = error
 
     async def put(self, _key: str, _content: object) -> int:
         raise self._error
 
 
-async def work_unkept(api: Api, error: ConveyorError) -> tuple[GatedGateway, TaskHandler, Delivery]:
+async def work_unkept(api: Api, error: Exception) -> tuple[GatedGateway, TaskHandler, Delivery]:
     """A handler whose bodies meet this error, its open gateway, and a message of a new job."""
     [delivery] = await interrupted(api, 1, times=0)
     gateway = GatedGateway()
@@ -227,8 +248,11 @@ async def work_unkept(api: Api, error: ConveyorError) -> tuple[GatedGateway, Tas
     return gateway, handler_over(dataclasses.replace(api, binding=unkept), gateway), delivery
 
 
-async def test_a_body_that_is_refused_uses_up_attempts_until_its_task_fails(api: Api) -> None:
-    gateway, handler, delivery = await work_unkept(api, BodyRefused("not permitted"))
+@pytest.mark.parametrize("error", [BodyRefused("not permitted"), RuntimeError("a bug")])
+async def test_a_body_that_is_refused_uses_up_attempts_until_its_task_fails(
+    api: Api, error: Exception
+) -> None:
+    gateway, handler, delivery = await work_unkept(api, error)
     for _ in range(9):
         api.clock.shift(5.0)
         await handler.handle(delivery, calm)
@@ -236,6 +260,46 @@ async def test_a_body_that_is_refused_uses_up_attempts_until_its_task_fails(api:
     assert isinstance(delivery.message, TaskMessage)
     [task] = await api.tasks_of(delivery.message.run_id)
     assert (task.status, task.attempts) == (TaskStatus.FAILED, 3)
+
+
+class BareGateway(GatedGateway):
+    """A gateway that finds no descriptor left, where nobody expected that."""
+
+    is_bare = True
+
+    @asynccontextmanager
+    async def _answer(self, request: ScrapeRequest) -> AsyncIterator[Success]:
+        self.calls.append(request.url)
+        if self.is_bare:
+            raise OSError(errno.EMFILE, "Too many open files")
+        yield Success(b"", "")
+
+
+async def test_a_call_without_a_descriptor_is_not_charged_to_its_task(api: Api) -> None:
+    deliveries = await interrupted(api, 2, times=0)
+    gateway = BareGateway()
+    handler = handler_over(api, gateway)
+    for delivery in deliveries:
+        assert (await handler.handle(delivery, calm)).hide_for is not None
+    # The second was not called: it is no trial.
+    assert len(gateway.calls) == 1
+    assert isinstance(deliveries[0].message, TaskMessage)
+    tasks = await api.tasks_of(deliveries[0].message.run_id)
+    assert {(task.status, task.attempts) for task in tasks} == {(TaskStatus.PENDING, 0)}
+
+
+async def test_a_body_without_room_fails_its_task_and_says_so(api: Api) -> None:
+    gateway, handler, delivery = await work_unkept(api, NoRoom())
+    for _ in range(3):
+        api.clock.shift(5.0)
+        await handler.handle(delivery, calm)
+    assert len(gateway.calls) == 3
+    assert isinstance(delivery.message, TaskMessage)
+    [task] = await api.tasks_of(delivery.message.run_id)
+    assert task.status is TaskStatus.FAILED
+    assert task.error is not None
+    assert (task.error.code, task.error.status) == ("no_room", 507)
+    assert "no room for a body of this size" in task.error.title
 
 
 UNKEPT = [
@@ -261,6 +325,9 @@ async def test_a_body_that_cannot_be_kept_costs_one_call_and_no_attempt(
     assert isinstance(delivery.message, TaskMessage)
     [task] = await api.tasks_of(delivery.message.run_id)
     assert (task.status, task.attempts, task.claim_number) == (TaskStatus.PENDING, 0, 1)
+    assert task.wait_at(api.clock.now()) is WaitReason.OUTAGE
+    hidden_for = HIDING.delay(delivery.receive_count)
+    assert task.not_before == api.clock.now() + round(hidden_for * 1_000)
 
 
 async def test_a_trial_is_made_now_and_then_and_a_body_that_is_kept_ends_it(api: Api) -> None:
@@ -291,3 +358,25 @@ async def test_a_store_that_refuses_one_body_alone_keeps_others(api: Api) -> Non
             await handler.handle(delivery, calm)
         assert len(gateway.calls) == calls
         await api.clock.advance(FIRST_PAUSE)
+
+
+async def test_the_end_of_a_task_is_logged_with_its_url_and_without_its_secrets(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "conveyor.tasks")
+    gateway = GatedGateway()
+    gateway.gate.set()
+    url = "https://user:hunter2@a.test/1?api_key=hunter3&page=2"
+    made = await api.client.post("/v1/jobs", json={"tasks": [{"url": url}]})
+    job = made.json()
+    [task] = await api.tasks_of(job["latest_run"]["run_id"])
+    message = TaskMessage(job["job_id"], task.run_id, task.task_id)
+
+    await handler_over(api, gateway).handle(Delivery("queue", message, "receipt", 1), calm)
+
+    [record] = [one for one in caplog.records if one.getMessage() == "task ended"]
+    fields = record.__dict__
+    assert fields["url"] == "https://***@a.test/1?api_key=***&page=2"
+    assert (fields["state"], fields["attempt"], fields["reason"]) == ("successful", 1, None)
+    assert fields["ms"] >= 0
+    assert (fields["task_id"], fields["run_id"]) == (task.task_id, task.run_id)

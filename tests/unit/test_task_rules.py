@@ -18,12 +18,15 @@ from conveyor.domain.model import (
     StoredBody,
     TaskFailure,
     TaskStatus,
+    WaitReason,
 )
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import (
     INTERRUPTED,
+    LEAST_HOLD,
     TASK_TRANSITIONS,
     TERMINAL_TASK_STATES,
+    Deferred,
     Failed,
     NotYet,
     Released,
@@ -51,8 +54,9 @@ SETTLEMENTS: list[Settlement] = [
     Failed(EVENT, PROBLEM, TaskFailure.BLOCKED),
     Retry(EVENT, NOW + 50),
     Retry(EVENT, NOW + 50, burns_attempt=False),
-    Retry(EVENT, 0, burns_attempt=False, recorded=False),
+    Retry(EVENT, 0, False, recorded=False, waiting=WaitReason.LOAD_REFUSAL),
     Released(),
+    Deferred(NOW + 70, WaitReason.HOST_RETRY_AFTER),
 ]
 
 
@@ -67,6 +71,7 @@ class Row:
     not_before: int = 0
     claimed_at: int = 0
     claimed_until: int = 0
+    updated_at: int = 0
     events: list[Event] = field(default_factory=list)
 
     def apply(self, change: TaskChange) -> None:
@@ -95,6 +100,23 @@ def test_a_pending_row_that_is_due_is_taken_as_it_is(not_before: int) -> None:
 
 def test_a_row_that_is_not_due_has_to_wait() -> None:
     assert claim(Row(not_before=NOW + 1)) == NotYet(NOW + 1)
+
+
+@pytest.mark.parametrize(
+    ("written", "wait", "held"),
+    [
+        (NOW, 60_000, 60_000),
+        (NOW - 59_999, 60_000, 1),
+        (NOW + 7_200_000, 60_000, 60_000),  # the clock was set back since
+        (NOW + 7_200_000, 5, LEAST_HOLD),
+        (NOW + 7_200_000, -1, LEAST_HOLD),
+    ],
+)
+def test_a_row_is_held_no_longer_than_its_own_wait(written: int, wait: int, held: int) -> None:
+    pending = Row(not_before=written + wait, updated_at=written)
+    claimed = Row(TaskStatus.PROCESSING, claimed_at=written, claimed_until=written + wait)
+
+    assert claim(pending) == claim(claimed) == NotYet(NOW + held)
 
 
 def test_a_live_claim_keeps_others_away_whenever_the_row_is_due() -> None:
@@ -173,10 +195,11 @@ def test_what_each_settlement_does() -> None:
             failure=TaskFailure.BLOCKED,
             delta=RunDelta(NOW, failed=1, failure=TaskFailure.BLOCKED, spend=EVENT.spend),
         ),
-        TaskChange(pending, attempts=1, not_before=NOW + 50, event=EVENT, delta=spent),
-        TaskChange(pending, attempts=0, not_before=NOW + 50, event=EVENT, delta=spent),
-        TaskChange(pending, attempts=0, not_before=0, event=None, delta=spent),
+        TaskChange(pending, 1, 0, NOW + 50, WaitReason.BACKOFF, EVENT, delta=spent),
+        TaskChange(pending, 0, 0, NOW + 50, WaitReason.BACKOFF, EVENT, delta=spent),
+        TaskChange(pending, 0, 0, 0, WaitReason.LOAD_REFUSAL, delta=spent),
         TaskChange(pending),
+        TaskChange(pending, not_before=NOW + 70, waiting=WaitReason.HOST_RETRY_AFTER),
     ]
 
 

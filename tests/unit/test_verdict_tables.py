@@ -6,10 +6,11 @@ import asyncio
 import datetime
 import gzip
 import json
+import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -79,6 +80,7 @@ class Trouble:
     wire: bytes | None = b""
     tls: bool = False
     listens: bool = True
+    has_files: bool = True
     path: str = "/"
     fields: dict[str, object] = field(default_factory=dict)
 
@@ -90,6 +92,7 @@ def ok(*fields: str, body: bytes = b"") -> bytes:
 UNREACHED = "no connection to an HTTP gateway"
 TROUBLES = {
     UNREACHED: Trouble(listens=False),
+    "no descriptor or memory of this process for a connection": Trouble(has_files=False),
     "the connection broke": Trouble(b""),
     "a body cut off or reset before its end": Trouble(ok("Content-Length: 50", body=b"half")),
     "over TLS, a body that only the end of the connection ends, without close_notify": Trouble(
@@ -138,6 +141,17 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     file.write_bytes(made.public_bytes(serialization.Encoding.PEM) + private)
     return file
+
+
+@contextmanager
+def without_files() -> Iterator[None]:
+    """Let this process open no further file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @asynccontextmanager
@@ -192,7 +206,8 @@ async def test_no_whole_answer(row: Row, kind: str, certificate: Path) -> None:
             else HttpGateway(origin, FakeClock(), open_client=open_client)
         )
         request = ScrapeRequest(origin + trouble.path, "key", **trouble.fields)  # type: ignore[arg-type]
-        failed = await failure(gateway, request)
+        with nullcontext() if trouble.has_files else without_files():
+            failed = await failure(gateway, request)
         await gateway.aclose()
 
     assert told(failed) == row[1:]

@@ -14,7 +14,7 @@ from conveyor.wire.client import Answer, HttpClient
 from conveyor.wire.connection import HttpConnection, ReadBuffer
 from conveyor.wire.connector import Connector
 from conveyor.wire.errors import TransportError, TransportTrouble
-from conveyor.wire.options import ClientOptions, read_proxy
+from conveyor.wire.options import MOST_HELD, ClientOptions, read_proxy
 from conveyor.wire.origin import read_origin
 from conveyor.wire.resolver import Resolver
 from tests.patient import SECONDS
@@ -75,7 +75,9 @@ async def test_a_server_that_has_left_already_is_noticed_at_once(
         gone.set()
 
     ours = left_socket()
-    connection = HttpConnection(read_origin(scheme, "localhost"), ours, ReadBuffer(1), on_lost=lose)
+    connection = HttpConnection(
+        read_origin(scheme, "localhost"), ours, ReadBuffer(1, MOST_HELD), on_lost=lose
+    )
     connector = Connector(Resolver(None, None), None, options)
     began = asyncio.get_running_loop().time()
 

@@ -53,7 +53,7 @@ async def loopback(host: str, port: int) -> list[str]:
 
 @pytest.fixture
 async def client(anyio_backend: object, certificate: Certificate) -> AsyncIterator[HttpClient]:
-    options = ClientOptions(authority=certificate.authority, connect=SOON)
+    options = ClientOptions(authority=certificate.authority, connect=SECONDS)
     made = HttpClient(connections=1, lookup=loopback, options=options)
     yield made
     await made.aclose()
@@ -143,7 +143,9 @@ async def test_a_server_without_our_tls_is_told_apart(
         assert await trouble(client, url) == (right, 0)
 
 
-async def test_a_server_that_says_nothing_is_given_up(client: HttpClient) -> None:
+async def test_a_server_that_says_nothing_is_given_up(certificate: Certificate) -> None:
+    options = ClientOptions(authority=certificate.authority, connect=SOON)
+    client = HttpClient(connections=1, lookup=loopback, options=options)
     may_end = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,6 +154,7 @@ async def test_a_server_that_says_nothing_is_given_up(client: HttpClient) -> Non
     async with raw(serve) as url:
         assert await trouble(client, url) == (_TROUBLE.UNREACHABLE, 0)
         may_end.set()
+    await client.aclose()
 
 
 async def test_name_and_protocol_are_offered(client: HttpClient, certificate: Certificate) -> None:

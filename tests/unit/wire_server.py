@@ -23,6 +23,10 @@ class Peer:
         except (asyncio.IncompleteReadError, ConnectionError):
             return ""
 
+    async def body(self, size: int) -> bytes:
+        """Read so many bytes behind a head."""
+        return await self._reader.readexactly(size)
+
     async def send(self, data: bytes) -> None:
         """Send bytes."""
         self._writer.write(data)

@@ -8,7 +8,10 @@ the same handler become one call of it. Each connection has a thread of its own.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import sqlite3
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,17 +22,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiosqlite
+import msgspec
 
 from conveyor.dev.sqlite.schema import check_version
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import fnv32a
 
 _BUSY_TIMEOUT = 5.0
+"""Seconds for which a statement waits for another program that has locked the file."""
+_SLICES = 20
+"""The attempts of a group of writes within that time: between two of them it may be given up."""
 _CACHED_STATEMENTS = 256
 _WRITER_CACHE_KIB = 32_768
 _READER_CACHE_KIB = 8_192
 _CHECKPOINT_PAGES = 2_000
 _WAL_LIMIT = 64 * 1_024 * 1_024
+
+
+_log = logging.getLogger("conveyor.dev")
 
 
 class Connection(aiosqlite.Connection):
@@ -55,7 +65,9 @@ class Connection(aiosqlite.Connection):
         self._thread.join()
 
 
-async def open_writer(path: Path, prepare: Callable[[sqlite3.Connection], None]) -> Connection:
+async def open_writer(
+    path: Path, prepare: Callable[[sqlite3.Connection], None], *, may_be_new: bool = True
+) -> Connection:
     """Open the connection that writes, and run `prepare` on it.
 
     Raises ConveyorError(unavailable) where the file cannot be used, and where `check_version`
@@ -63,7 +75,7 @@ async def open_writer(path: Path, prepare: Callable[[sqlite3.Connection], None])
     """
 
     def set_up(connection: sqlite3.Connection) -> None:
-        check_version(connection)
+        check_version(connection, may_be_new=may_be_new)
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}").fetchone()
@@ -71,6 +83,7 @@ async def open_writer(path: Path, prepare: Callable[[sqlite3.Connection], None])
         connection.execute(f"PRAGMA cache_size = -{_WRITER_CACHE_KIB}")
         connection.create_function("fnv32a", 1, fnv32a, deterministic=True)
         prepare(connection)
+        connection.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT / _SLICES * 1_000:.0f}")
 
     return await _open(path, set_up)
 
@@ -112,12 +125,67 @@ def translated(error: BaseException) -> BaseException:
 
     A broken constraint or a misused statement is a bug of this package and stays as it is.
     """
+    if isinstance(error, UnicodeDecodeError | msgspec.DecodeError):
+        return _damaged(type(error).__name__)
     ours = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
     if not isinstance(error, sqlite3.Error) or isinstance(error, ours):
         return error
     name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
-    reason = "the disk is full" if name == "SQLITE_FULL" else f"the store failed ({name})"
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return _damaged(name)
+    reason = f"the store failed (conveyor.db: {name})"
+    if name == "SQLITE_FULL":
+        reason = "the disk is full"
+    elif is_busy(error):
+        reason = "another program has locked conveyor.db"
     return ConveyorError(ErrorCode.UNAVAILABLE, reason)
+
+
+def _damaged(sign: str) -> ConveyorError:
+    """Build the error for bytes that this package never wrote."""
+    return ConveyorError(ErrorCode.UNAVAILABLE, f"conveyor.db is damaged ({sign})")
+
+
+def is_busy(error: BaseException) -> bool:
+    """Tell whether a statement failed because another program has locked the file."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return isinstance(error, sqlite3.OperationalError) and code & 0xFF == sqlite3.SQLITE_BUSY
+
+
+class DatabaseFile:
+    """The file under the connections, which go on with a file that was removed without noticing.
+
+    Tells once that it is gone. It may come back, as when a directory is moved and moved back.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._identity = self._look()
+        self._lock = threading.Lock()
+        self._told = False
+
+    def is_there(self) -> bool:
+        """Look whether the path still leads to the file that was opened."""
+        there = self._look() == self._identity
+        if there is self._told:
+            self._tell(gone=not there)
+        return there
+
+    def _tell(self, *, gone: bool) -> None:
+        with self._lock:  # threads of several connections look
+            if gone and not self._told:
+                _log.error(
+                    "the data directory was removed or replaced while its server runs: nothing is "
+                    "taken on until it is back, or the server is started again"
+                )
+            self._told = gone
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 T = TypeVar("T")
@@ -153,12 +221,13 @@ class Database:
     `rows_read` and `rows_returned` count task rows; the methods that read them add to both.
     """
 
-    def __init__(self, writer: Connection, readers: Sequence[Connection]) -> None:
+    def __init__(self, path: Path, writer: Connection, readers: Sequence[Connection]) -> None:
         self.rows_read = 0
         self.rows_returned = 0
+        self.file = DatabaseFile(path)
         self._connections = [*readers, writer]
-        self._writes = _Lane([writer], _commit, most=_MOST_WRITES)
-        self._reads = _Lane(readers, _read, most=_MOST_READS)
+        self._writes = _Lane([writer], _commit, self.file, most=_MOST_WRITES)
+        self._reads = _Lane(readers, _read, self.file, most=_MOST_READS)
 
     async def write(self, operation: Operation[T]) -> T:
         """Run one operation inside the next group; its writes are durable once this returns.
@@ -197,8 +266,13 @@ class Database:
         """The number of operations in them."""
         return self._writes.operations
 
+    def hurry(self) -> None:
+        """Wait no longer for other programs that have locked the file."""
+        self._writes.hurry()
+
     async def aclose(self) -> None:
         """Finish the queued operations, refuse later ones, and close. Idempotent."""
+        self.hurry()
         await self._writes.aclose()
         await self._reads.aclose()
         while self._connections:
@@ -206,13 +280,28 @@ class Database:
 
 
 class _Lane:
-    """A queue of operations, and the connections that work it off."""
+    """A queue of operations, and the connections that work it off.
 
-    def __init__(self, connections: Sequence[Connection], execute: _Execute, *, most: int) -> None:
+    While another program has locked the file, a group is tried again as a whole. Once one was given
+    up, those behind it have had their time too, and get one attempt each until one succeeds.
+    """
+
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        execute: _Execute,
+        file: DatabaseFile,
+        *,
+        most: int,
+    ) -> None:
         self.groups = 0
         self.operations = 0
         self._execute = execute
+        self._file = file
         self._most = most
+        self._locked = False
+        self._attempts = _SLICES
+        self._hurries = False
         self._queued: deque[_Queued] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._closed = False
@@ -242,13 +331,40 @@ class _Lane:
                 await idle
                 continue
             group = self._take()
-            try:
-                results = await connection.run(partial(self._execute, group))
-            except Exception as error:
-                results = [_Raised(translated(error))] * len(group)
+            results = await self._run(connection, group)
             self.groups += 1
             self.operations += sum(len(queued.items) for queued in group)
             _deliver(group, results)
+
+    async def _run(self, connection: Connection, group: list[_Queued]) -> list[Any]:
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                results = await connection.run(partial(self._guarded, group))
+            except Exception as error:
+                busy = is_busy(error)
+                if busy and not self._locked:
+                    self._locked = True
+                    _log.warning("another program has locked conveyor.db: writes wait for it")
+                if busy and attempts < self._attempts and not self._hurries:
+                    continue
+                if busy:
+                    self._attempts = 1
+                return [_Raised(translated(error))] * len(group)
+            if self._locked:
+                self._locked = False
+                self._attempts = _SLICES
+                _log.info("conveyor.db is free again")
+            return results
+
+    def _guarded(self, group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
+        if not self._file.is_there():
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "the data directory was removed or replaced")
+        return self._execute(group, connection)
+
+    def hurry(self) -> None:
+        self._hurries = True
 
     def _take(self) -> list[_Queued]:
         if len(self._queued) <= self._most:
@@ -274,28 +390,51 @@ def _read(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
         try:
             results.append(queued.items[0](connection))
         except Exception as error:
-            results.append(_Raised(translated(error)))
+            raised = _Raised(translated(error))
+            if is_busy(error):  # each of the others would wait as long
+                return results + [raised] * (len(group) - len(results))
+            results.append(raised)
     return results
 
 
 def _commit(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
-    """Run a group as one transaction; where that fails, run each operation in one of its own."""
+    """Run a group as one transaction; where that fails, run each operation in one of its own.
+
+    Raises sqlite3.OperationalError, and has written nothing, where the file is locked.
+    """
     try:
         return _transaction(group, connection)
     except Exception as error:
-        if len(group) == 1:
-            return [_commit_each(group[0], error, connection)]
-    return [result for queued in group for result in _commit([queued], connection)]
+        if is_busy(error):
+            raise
+        return _apart(group, error, connection)
 
 
-def _commit_each(queued: _Queued, error: Exception, connection: sqlite3.Connection) -> Any:
-    """Run the items of a failed operation each in a transaction of its own."""
-    if queued.batch is None:
-        return _Raised(translated(error))
-    if len(queued.items) == 1:
-        return [translated(error)]
-    alone = [_Queued(queued.batch, (item,), queued.future) for item in queued.items]
-    return [result for one in alone for [result] in _commit([one], connection)]
+def _apart(group: list[_Queued], error: Exception, connection: sqlite3.Connection) -> list[Any]:
+    """Run the operations of a failed group, and the items of each, in transactions of their own."""
+    results: list[Any] = []
+    for queued in group:
+        if len(group) > 1:
+            results.append(_alone(queued, connection))
+        elif queued.batch is None:
+            results.append(_Raised(translated(error)))
+        elif len(queued.items) == 1:
+            results.append([translated(error)])
+        else:
+            alone = [_Queued(queued.batch, (item,), queued.future) for item in queued.items]
+            results.append([result for one in alone for result in _alone(one, connection)])
+    return results
+
+
+def _alone(queued: _Queued, connection: sqlite3.Connection) -> Any:
+    try:
+        [result] = _transaction([queued], connection)
+    except Exception as error:
+        if not is_busy(error):
+            return _apart([queued], error, connection)[0]
+        result = _Raised(translated(error))
+        return result if queued.batch is None else [result.error] * len(queued.items)
+    return result
 
 
 def _transaction(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:

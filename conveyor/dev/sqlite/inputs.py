@@ -29,15 +29,16 @@ class SqliteInputs(Inputs):
         await self._database.write(create)
 
     async def get_input(self, input_id: str) -> JobInput | None:
-        row = await self._database.read(
-            lambda reader: reader.execute(
+        def read(reader: sqlite3.Connection) -> JobInput | None:
+            row = reader.execute(
                 "SELECT slot, size FROM job_inputs WHERE input_id = ?", (input_id,)
             ).fetchone()
-        )
-        if row is None:
-            return None
-        slot, size = row
-        return msgspec.structs.replace(msgspec.json.decode(slot, type=JobInput), size=size)
+            if row is None:
+                return None
+            slot, size = row
+            return msgspec.structs.replace(msgspec.json.decode(slot, type=JobInput), size=size)
+
+        return await self._database.read(read)
 
     async def input_uploaded(self, input_id: str, *, size: int) -> bool:
         return await self._database.write(

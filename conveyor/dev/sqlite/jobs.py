@@ -75,8 +75,9 @@ class SqliteJobs(Jobs):
             "ORDER BY jobs.job_id DESC LIMIT :limit"
         )
         values = {"caller": caller, "status": status, "before": before, "limit": limit}
-        rows = await self._database.read(lambda reader: reader.execute(sql, values).fetchall())
-        return [view_from(row) for row in rows]
+        return await self._database.read(
+            lambda reader: [view_from(row) for row in reader.execute(sql, values)]
+        )
 
     async def append_tasks(
         self,

@@ -114,8 +114,12 @@ def _of(table: str, columns: str) -> str:
 
 SELECT_VIEW = f"""
     SELECT {_of("jobs", JOB_COLUMNS)}, {_of("runs", RUN_COLUMNS)}
-    FROM jobs LEFT JOIN runs ON runs.run_id = jobs.latest_run_id AND runs.status <> 'deleted'
+    FROM jobs LEFT JOIN runs ON runs.run_id = iif(jobs.status = 'deleted',
+        (SELECT run_id FROM runs WHERE job_id = jobs.job_id ORDER BY run_sequence DESC LIMIT 1),
+        jobs.latest_run_id)
+    AND (jobs.status = 'deleted' OR runs.status <> 'deleted')
 """
+"""A deleted job has the newest run that is left of it."""
 SELECT_JOB = f"SELECT {JOB_COLUMNS} FROM jobs"
 SELECT_RUN = f"SELECT {_of('runs', RUN_COLUMNS)} FROM runs"
 
@@ -127,13 +131,14 @@ TASK_JSON = (
     """printf(
     '{"run_id":"%s","task_id":"%s","index":%d,"status":"%s","created_at":%d,"updated_at":%d,'
     || '"attempts":%d,"interruptions":%d,"claim_number":%d,"claimed_until":%d,"not_before":%d,'
-    || '"result":%s,"error":%s,"failure":%s,"source_run_id":%s,"spec":%s}',
+    || '"waiting":%s,"result":%s,"error":%s,"failure":%s,"source_run_id":%s,"spec":%s}',
     ?1, t.task_id, t.task_key & 34359738367, """
     + STATUS
     + """,
     t.created_at, max(t.updated_at, coalesce(c.claimed_at, 0)),
     t.attempts, t.interruptions, coalesce(c.claim_number, t.claim_number), c.claimed_until,
-    t.not_before, coalesce(h.result, 'null'), coalesce(h.error, 'null'),
+    t.not_before, coalesce('"' || t.waiting || '"', 'null'),
+    coalesce(h.result, 'null'), coalesce(h.error, 'null'),
     coalesce('"' || h.failure || '"', 'null'), coalesce('"' || t.source_run_id || '"', 'null'),
     t.spec
 )"""

@@ -56,8 +56,12 @@ class SqliteRuns(Runs):
                 f"{_OF_CALLER} AND runs.status <> 'deleted' ORDER BY runs.run_sequence DESC LIMIT 1"
             )
             values = values[:2]
-        row = await self._database.read(lambda reader: reader.execute(sql, values).fetchone())
-        return None if row is None else run_from(row)
+
+        def read(reader: sqlite3.Connection) -> Run | None:
+            row = reader.execute(sql, values).fetchone()
+            return None if row is None else run_from(row)
+
+        return await self._database.read(read)
 
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
@@ -68,8 +72,9 @@ class SqliteRuns(Runs):
             "ORDER BY runs.run_sequence DESC LIMIT ?"
         )
         values = (caller, job_id, limit) if before is None else (caller, job_id, before, limit)
-        rows = await self._database.read(lambda reader: reader.execute(sql, values).fetchall())
-        return [run_from(row) for row in rows]
+        return await self._database.read(
+            lambda reader: [run_from(row) for row in reader.execute(sql, values)]
+        )
 
     async def stop_run(self, caller: str, job_id: str, *, now: int) -> Run:
         def stop(connection: sqlite3.Connection) -> Run:
@@ -177,6 +182,9 @@ class SqliteRuns(Runs):
             "AND (?1 IS NULL OR updated_at < ?1) ORDER BY run_no"
         )
         return await self._database.read(lambda reader: reader.execute(sql, (before,)).fetchall())
+
+    async def run_exists(self, run_id: str) -> bool:
+        return await self._database.read(lambda reader: find_run(reader, run_id)) is not None
 
     async def touch_tombstone(self, run_id: str, *, now: int) -> None:
         await self._database.write(

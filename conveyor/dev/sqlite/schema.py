@@ -221,17 +221,39 @@ SIGNING_KEYS = (
     """,
 )
 
-STEPS = (TABLES, SIGNING_KEYS)
+WAITS = (
+    """
+    ALTER TABLE tasks ADD COLUMN waiting TEXT -- why it waits until `not_before`; means nothing
+        -- from then on
+        DEFAULT NULL
+    """,
+)
+"""SQLite keeps the text of the column as it is written, so it must not end in a comment."""
+
+SECRETS = (
+    """
+    CREATE TABLE root_secrets ( -- one row a root secret that the jobs here depend on
+        number INTEGER PRIMARY KEY, -- the lowest is that of the secret that names callers
+        fingerprint TEXT NOT NULL UNIQUE -- digest that tells secrets apart
+    )
+    """,
+)
+
+STEPS = (TABLES, SIGNING_KEYS, WAITS, SECRETS)
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 
 
-def check_version(connection: sqlite3.Connection) -> None:
+def check_version(connection: sqlite3.Connection, *, may_be_new: bool = True) -> None:
     """Refuse a file that this version cannot bring to its schema; reads only.
 
-    Raises ConveyorError(unavailable) for a file of a newer schema, and for one that was made before
-    the first release.
+    Raises ConveyorError(unavailable) for a file of a newer schema, for one that was made before the
+    first release, and for one without a schema unless it `may_be_new`.
     """
     version, application = _version(connection)
+    if version == 0 and not may_be_new:
+        raise without_records("empty")
+    if version < 0:
+        raise ConveyorError(ErrorCode.UNAVAILABLE, "conveyor.db is damaged (its schema's number)")
     if version > 0 and application != APPLICATION_ID:
         raise ConveyorError(
             ErrorCode.UNAVAILABLE,
@@ -244,6 +266,15 @@ def check_version(connection: sqlite3.Connection) -> None:
             f"the data was written by a newer Conveyor: its schema is {version}, "
             f"this one knows {len(STEPS)}",
         )
+
+
+def without_records(state: str) -> ConveyorError:
+    """Build the refusal of a directory whose bodies, or log, are left without their database."""
+    return ConveyorError(
+        ErrorCode.UNAVAILABLE,
+        f"its conveyor.db is {state}, but its log or bodies are there, which mean nothing without "
+        "it; put conveyor.db back, or move the directory away to begin anew",
+    )
 
 
 def migrate(connection: sqlite3.Connection) -> None:

@@ -116,7 +116,7 @@ def need_latest_run(connection: sqlite3.Connection, caller: str, job_id: str) ->
     """Find a job's latest run that is not deleted. Raises ConveyorError: not_found,
     no_prior_run."""
     run = need_view(connection, caller, job_id).latest_run
-    if run is None:
+    if run is None or run.status is RunStatus.DELETED:
         raise ConveyorError(ErrorCode.NO_PRIOR_RUN, "the job has no run that is not deleted")
     return run
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +19,29 @@ from conveyor.dev.sqlite.jobs import SqliteJobs
 from conveyor.dev.sqlite.outbox import SqliteOutbox
 from conveyor.dev.sqlite.rows import index_of
 from conveyor.dev.sqlite.runs import SqliteRuns
-from conveyor.dev.sqlite.schema import migrate
+from conveyor.dev.sqlite.schema import migrate, without_records
 from conveyor.dev.sqlite.signing_keys import SqliteSigningKeys
-from conveyor.dev.sqlite.states import find_place
+from conveyor.dev.sqlite.states import find_job, find_place
 from conveyor.dev.sqlite.sweeping import SqliteSweeping
 from conveyor.dev.sqlite.tasks import SqliteTasks
+from conveyor.domain.api_keys import KeySealer, UnsealError, fingerprint
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.records.blob_keys import lifecycle_class, result_key
 
 _LIVE = """(
     SELECT status FROM runs WHERE run_no <= claims.task_key >> 35 ORDER BY run_no DESC LIMIT 1
 ) IN ('running', 'pending')"""
 """A condition: the claim belongs to a live run. The run of a claim has the greatest number up to
 the claim's."""
+
+_CLAIMED_BODIES = """
+    SELECT r.job_id, r.run_id, t.task_id, c.claim_number, j.result_ttl_days
+    FROM claims c JOIN tasks t USING (task_key)
+    JOIN runs r ON r.run_no = (SELECT max(run_no) FROM runs WHERE run_no <= c.task_key >> 35)
+    JOIN jobs j USING (job_id)
+"""
+
+_log = logging.getLogger("conveyor.dev")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +83,29 @@ class SqliteStore:
 
     def wal_size(self) -> int:
         """Measure the write-ahead log in bytes; 0 where there is no log."""
-        try:
-            return self.path.with_name(self.path.name + "-wal").stat().st_size
-        except FileNotFoundError:
-            return 0
+        return _size(_log_of(self.path))
+
+    async def agree(self, secrets: Sequence[bytes]) -> None:
+        """Note the root secrets, newest first, that jobs depend on from here on.
+
+        Warns where the last one is not the one that names the callers of the jobs here. Raises
+        ConveyorError(conflict) where none of them is one that the jobs were made under.
+        """
+        first = await self.database.write(lambda connection: _agree(connection, secrets))
+        if first != fingerprint(secrets[-1]):
+            _log.warning(
+                "the last secret in CONVEYOR_SECRET differs from the one that the first jobs here "
+                "were made under: their callers can no longer see them"
+            )
+
+    async def claimed_bodies(self) -> list[str]:
+        """List the keys under which the claims of an earlier process may have left a body. No row
+        names one of them, as a body is named by the write that ends its claim."""
+        rows = await self.database.read(lambda reader: reader.execute(_CLAIMED_BODIES).fetchall())
+        return [
+            result_key(job_id, run_id, task_id, number, lifecycle_class(days))
+            for job_id, run_id, task_id, number, days in rows
+        ]
 
     async def void_claims(self, now: int, begun: BegunCalls | None = None) -> int:
         """Let every claim lapse at `now`, as its process is gone at boot; return how many there
@@ -115,6 +148,49 @@ class SqliteStore:
         await self.database.aclose()
 
 
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _agree(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> str:
+    """Write the fingerprints of secrets beside those that are known; return the first of all."""
+    found = connection.execute("SELECT fingerprint FROM root_secrets ORDER BY number").fetchall()
+    known: list[str] = [known for (known,) in found]
+    given = [fingerprint(secret) for secret in reversed(secrets)]
+    (newest,) = connection.execute("SELECT max(job_id) FROM jobs").fetchone()
+    (signs,) = connection.execute("SELECT EXISTS (SELECT 1 FROM signing_keys)").fetchone()
+    if newest is None and not signs:
+        connection.execute("DELETE FROM root_secrets")
+        known = []
+    elif not (set(known) & set(given) if known else _opens(secrets, connection, newest)):
+        raise ConveyorError(
+            ErrorCode.CONFLICT,
+            "what is in it was made under another root secret; set CONVEYOR_SECRET to that one, or "
+            "unset it if that is the directory's own, in the file named secret",
+        )
+    connection.executemany(
+        "INSERT OR IGNORE INTO root_secrets (fingerprint) VALUES (?)", [(one,) for one in given]
+    )
+    return [*known, *given][0]
+
+
+def _opens(secrets: Sequence[bytes], connection: sqlite3.Connection, job_id: str | None) -> bool:
+    """Tell whether secrets open the key of a job: a file of an earlier version knows no
+    fingerprint."""
+    job = None if job_id is None else find_job(connection, job_id)
+    try:
+        return job is None or bool(KeySealer(secrets).unseal(job))
+    except UnsealError:
+        return False
+
+
 def _undo_unbegun(connection: sqlite3.Connection, begun: BegunCalls) -> None:
     """Undo the claims of a ledger's life whose calls had not begun."""
     called = []
@@ -131,12 +207,19 @@ def _undo_unbegun(connection: sqlite3.Connection, begun: BegunCalls) -> None:
     )
 
 
-async def open_store(path: Path, *, now: int, max_readers: int = 2) -> SqliteStore:
-    """Open the store of a file, or create it. Claims stay as they are until `void_claims`.
+async def open_store(
+    path: Path, *, now: int, max_readers: int = 2, may_be_new: bool = True
+) -> SqliteStore:
+    """Open the store of a file, or create it where it `may_be_new`. Claims stay as they are until
+    `void_claims`.
 
     Removes idempotency keys that had expired by `now`, and tombstones of jobs without a run.
-    Raises ConveyorError(unavailable) where the file cannot be used or is of another schema.
+    Raises ConveyorError(unavailable) where the file cannot be used or is of another schema, and
+    then leaves it as it is.
     """
+    # SQLite would remove the log of an empty file: it may be all that is left of one.
+    if not _size(path) and (not may_be_new or _size(_log_of(path))):
+        raise without_records("missing or empty")
 
     def prepare(connection: sqlite3.Connection) -> None:
         migrate(connection)
@@ -147,14 +230,14 @@ async def open_store(path: Path, *, now: int, max_readers: int = 2) -> SqliteSto
         )
 
     async with AsyncExitStack() as opened:
-        writer = await open_writer(path, prepare)
+        writer = await open_writer(path, prepare, may_be_new=may_be_new)
         opened.push_async_callback(writer.close)
         readers: list[Connection] = []
         for _ in range(max_readers):
             readers.append(await open_reader(path))
             opened.push_async_callback(readers[-1].close)
         opened.pop_all()
-    database = Database(writer, readers)
+    database = Database(path, writer, readers)
     return SqliteStore(
         path,
         database,

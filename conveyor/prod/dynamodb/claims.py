@@ -331,6 +331,9 @@ class _RowUpdate(NamedTuple):
         if change.not_before is not None:
             sets.append("not_before = :not_before")
             values["not_before"] = change.not_before
+        if change.waiting is not None:
+            sets.append("#waiting = :waiting")
+            values["waiting"] = str(change.waiting)
         if change.result is not None:
             sets.append("#result = :result")
             values["result"] = encode_record(change.result)

@@ -8,8 +8,8 @@ from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run
 from conveyor.ports.records import Appended, AppendRequest, IdempotencyScope, StoredResponse
 from conveyor.prod.dynamodb.client import Query, RowFilter
 from conveyor.prod.dynamodb.idempotency import StoredResponses
-from conveyor.prod.dynamodb.job_rows import JobCloser, JobReads
-from conveyor.prod.dynamodb.run_rows import DynamoRunRows
+from conveyor.prod.dynamodb.job_rows import JobAndRun, JobCloser, JobReads
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, list_run_rows
 from conveyor.prod.dynamodb.runs import Deletion
 from conveyor.prod.dynamodb.schema import BY_OWNER, END, INDEXES, caller_jobs
 from conveyor.prod.dynamodb.submitting import Addition, JobCreator, TaskAppender
@@ -44,7 +44,7 @@ class DynamoJobs:
 
     async def get_job(self, caller: str, job_id: str) -> JobView | None:
         view = await self._job_reads.find(caller, job_id)
-        return None if view is None else view.job_view
+        return None if view is None else await self._shown(view)
 
     async def find_job(self, job_id: str) -> Job | None:
         row = await self._job_reads.job(job_id)
@@ -71,11 +71,20 @@ class DynamoJobs:
                 )
             )
             views = await self._job_reads.find_many(caller, [item[JOB_ID] for item in page.items])
-            found += [view.job_view for view in views if _is_listed(view.job.job, status)]
+            listed = [view for view in views if _is_listed(view.job.job, status)]
+            found += [await self._shown(view) for view in listed]
             start, size = page.last, min(2 * size, MOST_LISTED)
             if start is None:
                 break
         return found[:limit]
+
+    async def _shown(self, view: JobAndRun) -> JobView:
+        """Show a job; a deleted one with the newest run that is left of it."""
+        job = view.job.job
+        if job.status is JobStatus.DELETED and view.run is None:
+            async for run in list_run_rows(self._table, job.job_id, limit=1):
+                return JobView(job, run.run)
+        return view.job_view
 
     async def append_tasks(
         self,

@@ -503,6 +503,9 @@ class DynamoRuns:
     async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
         return await self._tombstones.find_all(before=before)
 
+    async def run_exists(self, run_id: str) -> bool:
+        return await self._records.read(run_id) is not None
+
     async def touch_tombstone(self, run_id: str, *, now: int) -> None:
         await self._tombstones.touch(run_id, now=now)
 

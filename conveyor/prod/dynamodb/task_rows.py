@@ -26,6 +26,7 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskSpec,
     TaskStatus,
+    WaitReason,
 )
 from conveyor.prod.aws.calls import AwsRefused, retry_unprocessed
 from conveyor.prod.dynamodb.client import (
@@ -75,6 +76,7 @@ class ClaimState(msgspec.Struct, frozen=True, kw_only=True):
     claim_number: int
     claimed_until: int
     not_before: int
+    updated_at: int
     claimed_at: int = 0
     moved_by: str | None = None
 
@@ -83,7 +85,7 @@ class _TaskRow(ClaimState, frozen=True, kw_only=True):
     task_id: str
     spec: str
     created_at: int
-    updated_at: int
+    waiting: WaitReason | None = None
     result: str | None = None
     error: str | None = None
     failure: TaskFailure | None = None
@@ -144,6 +146,7 @@ def read_task(run_id: str, item: Item) -> Task:
         claim_number=row.claim_number,
         claimed_until=row.claimed_until,
         not_before=row.not_before,
+        waiting=row.waiting,
         result=None if row.result is None else _result.decode(row.result),
         error=None if row.error is None else _problem.decode(row.error),
         failure=row.failure,

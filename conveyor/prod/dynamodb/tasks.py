@@ -15,7 +15,13 @@ from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain import ids
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme
-from conveyor.domain.task_rules import TERMINAL_TASK_STATES, Released, Settlement, settlement_change
+from conveyor.domain.task_rules import (
+    TERMINAL_TASK_STATES,
+    Deferred,
+    Released,
+    Settlement,
+    settlement_change,
+)
 from conveyor.ports.tasks import Claim, NotClaimable, Settled, TaskPage
 from conveyor.prod.dynamodb.claims import ClaimCall, Claims, settle_row
 from conveyor.prod.dynamodb.client import ALL_ITEMS, Item, RowFilter, Table, keys_of
@@ -237,8 +243,9 @@ class DynamoTasks:
                 return Settled(applied=False, run_status=None)
             epoch = self._counters.epoch(place)
             assert epoch is not None  # the run was just seen
-        # A caller that releases a claim does not wait for an unavailable table.
-        patience = 0.0 if isinstance(settlement, Released) else self._patience
+        # A caller that gives a claim back does not wait for an unavailable table.
+        gives_back = isinstance(settlement, Released | Deferred)
+        patience = 0.0 if gives_back else self._patience
         change = settlement_change(settlement, now=now)
         try:
             applied = await settle_row(

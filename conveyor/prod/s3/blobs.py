@@ -115,14 +115,20 @@ class ObjectReader:
             body.close()
 
 
-async def open_body(aws: Aws, where: dict[str, str]) -> ObjectReader | None:
-    """Open the body at a bucket and key; None if there is no body. Raises AwsRefused."""
+async def open_body(
+    aws: Aws, where: dict[str, str], *, size: int | None = None
+) -> ObjectReader | None:
+    """Open the body at a bucket and key; None if there is no body, or none of a wanted size. Raises
+    AwsRefused."""
     try:
         answer = await aws.call("s3", "get_object", where)
     except AwsRefused as refused:
         if refused.word in NO_OBJECT:
             return None
         raise
+    if size is not None and answer["ContentLength"] != size:
+        answer["Body"].close()
+        return None
     reader = ObjectReader(aws, where, answer)
     await reader.begin()
     return reader
@@ -319,8 +325,8 @@ class S3Blobs:
         )
         return len(head)
 
-    async def open(self, key: str) -> AsyncIterator[bytes] | None:
-        return await open_body(self._aws, self._where(key))
+    async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
+        return await open_body(self._aws, self._where(key), size=size)
 
     async def delete(self, key: str) -> None:
         await self._aws.call("s3", "delete_object", self._where(key))

@@ -134,6 +134,8 @@ ITEMS: dict[str, ItemInfo] = {
             "claimed_until": "when the claim lapses",
             "holder": "the worker that holds it; absent if unclaimed",
             "not_before": "when it may be tried again",
+            "waiting": "why it waits until then; means nothing from then on; absent if it never "
+            "waited",
             "moved_by": "token of the call that wrote it last",
             "events": "attempts and interruptions, JSON texts, each with `by`, the token of the "
             "call that wrote it",

@@ -1,0 +1,55 @@
+"""Bodies over a disk of a few megabytes, as a program: writes what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from conveyor.dev.files import FileBlobs
+from conveyor.domain.errors import ConveyorError
+from conveyor.ports.blobs import Content
+
+SMALL, LARGE, PIECE = 50_000, 8_000_000, 100_000
+
+
+async def _pieces(size: int) -> AsyncIterator[bytes]:
+    for _ in range(size // PIECE):
+        yield bytes(PIECE)
+
+
+async def _kept(blobs: FileBlobs, key: str, content: Content) -> str:
+    try:
+        await blobs.put(key, content)
+    except ConveyorError as error:
+        return type(error).__name__
+    return "kept"
+
+
+async def main(root: Path) -> dict[str, object]:
+    """Store bodies until the disk is full."""
+    blobs = FileBlobs(root)
+    found: dict[str, object] = {
+        "small": await _kept(blobs, "a/1", bytes(SMALL)),
+        "large": await _kept(blobs, "a/2", bytes(LARGE)),
+        "small beside it": await _kept(blobs, "a/3", bytes(SMALL)),
+        "large piece by piece": await _kept(blobs, "a/4", _pieces(LARGE)),
+    }
+    together = [("a/5", bytes(SMALL)), ("a/6", bytes(LARGE))]
+    errors = await blobs.put_new(together)
+    found["many at once"] = ["kept" if error is None else type(error).__name__ for error in errors]
+    number = 10
+    while await _kept(blobs, f"a/{number}", bytes(SMALL)) == "kept":
+        number += 1
+    found["full"] = await _kept(blobs, "a/8", bytes(SMALL))
+    found["large while full"] = await _kept(blobs, "a/9", _pieces(LARGE))
+    await blobs.aclose()
+    found["leftovers"] = os.listdir(root / "tmp")
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asyncio.run(main(Path(sys.argv[1])))))

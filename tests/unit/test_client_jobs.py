@@ -1,0 +1,118 @@
+"""A job is found by the beginning of its id, within bounds."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from conveyor.client.errors import ClientError
+from conveyor.client.jobs import SEARCHED_JOBS, find_job, find_jobs
+from conveyor.client.progress import LineView
+from conveyor.client.watch import PATIENCE, follow, summary
+from conveyor.client.wire import RunReply, StatsReply
+from tests.unit.scripted_server import RUN, Answer, asked, ok
+
+IDS = [
+    "01M8M2ZZZZZZZZZZZZZZZZZZZZ",
+    "01M8M2AAAAAAAAAAAAAAAAAAAA",
+    "01M8M0AAAAAAAAAAAAAAAAAAAA",
+    "01M7AAAAAAAAAAAAAAAAAAAAAA",
+]
+
+
+def listing(ids: list[str], cursor: str | None = None) -> Answer:
+    jobs = [{"job_id": job_id, "status": "closed"} for job_id in ids]
+    return ok({"jobs": jobs, "next_cursor": cursor})
+
+
+async def test_a_whole_id_costs_no_request() -> None:
+    async with asked(listing(IDS)) as (api, server, _pace):
+        assert await find_job(api, IDS[1]) == IDS[1]
+        assert await find_job(api, "not-a-job") == "not-a-job"
+    assert server.told == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("last", IDS[0]), ("01M7", IDS[3]), ("01m8m0", IDS[2]), (IDS[1][:-1], IDS[1])],
+)
+async def test_an_abbreviation_finds_the_one_that_it_names(text: str, found: str) -> None:
+    async with asked(listing(IDS)) as (api, _server, _pace):
+        assert await find_job(api, text) == found
+
+
+async def test_several_jobs_are_named_in_one_line() -> None:
+    async with asked(listing(IDS)) as (api, _server, _pace):
+        with pytest.raises(ClientError) as caught:
+            await find_jobs(api, [IDS[0], "01M8M"])
+        assert str(caught.value) == (
+            f"01M8M begins the ids of several jobs: {IDS[0]}, {IDS[1]}, {IDS[2]}"
+        )
+        with pytest.raises(ClientError, match=rf"jobs: {IDS[0]}, {IDS[1]}, {IDS[2]}, …$"):
+            await find_job(api, "01")
+
+
+async def test_the_search_ends_behind_the_place_of_the_id() -> None:
+    async with asked(listing(IDS, "more")) as (api, server, _pace):
+        with pytest.raises(ClientError, match="^no such job: 01M7Z$"):
+            await find_job(api, "01M7Z")
+    assert len(server.told) == 1
+
+
+async def test_the_search_is_bounded() -> None:
+    page = [f"7ZZZZZZZZZZZZZZZZZZZZZZ{number:03}" for number in range(100)]
+    async with asked(listing(page, "more")) as (api, server, _pace):
+        with pytest.raises(ClientError, match="none of the newest 1,000 jobs begins with 01M8M"):
+            await find_job(api, "01M8M")
+    assert len(server.told) == SEARCHED_JOBS // 100
+
+
+STOPPED = RunReply(
+    run_id="R", job_id="J", status="stopped", stats=StatsReply(total=4, completed=1, successful=1)
+)
+
+
+def unfinished(*states: str, cursor: str | None = None) -> Answer:
+    rows = [
+        {"task_id": str(number), "url": "http://a/", "status": state}
+        for number, state in enumerate(states)
+    ]
+    return ok({"results": rows, "next_cursor": cursor})
+
+
+def stopped(completed: int) -> Answer:
+    return ok({**RUN, "status": "stopped", "stats": {"total": 4, "completed": completed}})
+
+
+async def test_a_stopped_run_ends_with_its_last_call_in_flight() -> None:
+    answers = [
+        unfinished("pending", cursor="page 2"),
+        unfinished("processing", "pending"),
+        stopped(1),
+        unfinished("processing", "pending"),
+        stopped(2),
+        unfinished("pending", "pending"),
+    ]
+    async with asked(*answers) as (api, server, _pace):
+        run = await follow(api, STOPPED, LineView(io.StringIO()))
+    assert summary(run).startswith("stopped: 4 tasks")
+    assert run.stats.completed == 2
+    # A page of rows that nobody will take up is read once.
+    pages = [told.path for told in server.told if "/results" in told.path]
+    assert ["cursor=page" in path for path in pages] == [False, True, True, True]
+
+
+async def test_a_call_that_never_ends_is_not_waited_for_for_ever() -> None:
+    async with asked(unfinished("processing"), stopped(1)) as (api, server, pace):
+        server.answers = [unfinished("processing"), stopped(1)] * 100
+        run = await follow(api, STOPPED, LineView(io.StringIO()))
+    assert run.stats.completed == 1
+    assert PATIENCE < pace.monotonic() < 2 * PATIENCE
+
+
+async def test_a_run_that_was_worked_whole_asks_for_no_rows() -> None:
+    whole = RunReply(run_id="R", job_id="J", status="completed", stats=StatsReply(total=1))
+    async with asked(ok({})) as (api, server, _pace):
+        assert await follow(api, whole, LineView(io.StringIO())) is whole
+    assert server.told == []

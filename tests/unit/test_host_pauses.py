@@ -1,0 +1,415 @@
+"""A host that asks for a pause is left alone by every task, and each says why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+from zenrows.batch.models import ListResultsResponse, TaskHistoryResponse
+
+from conveyor.domain.model import TaskStatus, WaitReason
+from conveyor.domain.task_rules import LEAST_HOLD, Deferred, Settlement
+from conveyor.domain.text_rules import rfc3339
+from conveyor.engine.telemetry import Telemetry
+from conveyor.gateway.direct import MOST_PAUSED_HOSTS, SPREAD, DirectGateway, HostPauses
+from conveyor.gateway.targets import parse_target
+from conveyor.handlers.retry_policy import RetryPolicy
+from conveyor.handlers.task import TaskHandler
+from conveyor.ports.gateway import Postponed, ScrapeFailed, ScrapeRequest
+from conveyor.ports.handler import Outcome
+from conveyor.ports.queues import Delivery, TaskMessage
+from conveyor.ports.tasks import Settled
+from conveyor.testing.clock import FakeClock
+from tests.unit.http_api import Api, open_api
+from tests.unit.wire_server import Peer, RawServer, answer, raw_server
+from tests.unit.wired_handlers import task_handler
+
+CAP = 100.0
+DEADLINE = 600.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def scripted(peer: Peer) -> None:
+    """Answer as the query says: `status` and `fields`, else 200."""
+    while head := await peer.request():
+        query = parse_qs(urlsplit(head.split(" ")[1]).query)
+        status, fields = query.get("status", ["200"])[0], query.get("fields", [""])[0]
+        await peer.send(answer(fields=fields).replace(b"200 OK", status.encode() + b" Scripted"))
+
+
+@pytest.fixture
+async def server(anyio_backend: str) -> AsyncIterator[RawServer]:
+    async with raw_server(scripted) as running:
+        yield running
+
+
+@pytest.fixture
+async def other(anyio_backend: str) -> AsyncIterator[RawServer]:
+    async with raw_server(scripted) as running:
+        yield running
+
+
+@pytest.fixture
+def clock(anyio_backend: str) -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def gateway(clock: FakeClock) -> AsyncIterator[DirectGateway]:
+    made = DirectGateway(clock, allow_private=True, retry_after_cap=CAP)
+    yield made
+    await made.aclose()
+
+
+def asking(server: RawServer, status: int, after: str | None = None, *, fields: str = "") -> str:
+    fields += "" if after is None else f"Retry-After: {after}\r\n"
+    return server.url(f"/?status={status}&fields={quote(fields)}")
+
+
+async def fetch(gateway: DirectGateway, url: str, **params: str) -> ScrapeFailed | None:
+    try:
+        async with gateway.scrape(ScrapeRequest(url, "key", params=params)):
+            return None
+    except ScrapeFailed as failed:
+        return failed
+
+
+# -- the gateway --
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("form", ["3", "date"])
+async def test_a_host_is_left_alone_as_long_as_it_asks(
+    gateway: DirectGateway,
+    server: RawServer,
+    other: RawServer,
+    clock: FakeClock,
+    *,
+    status: int,
+    form: str,
+) -> None:
+    after = formatdate(clock.now() / 1_000 + 3, usegmt=True) if form == "date" else form
+    refused = await fetch(gateway, asking(server, status, after))
+    assert refused is not None
+    assert not isinstance(refused, Postponed)
+    assert (refused.problem.status, refused.sent, refused.burns_attempt) == (status, 1, True)
+    assert 3.0 <= refused.retry_after < 3.0 + SPREAD
+
+    waits = []
+    for _ in range(60):
+        postponed = await fetch(gateway, server.url("/another"))
+        assert isinstance(postponed, Postponed)
+        assert (postponed.waiting, postponed.sent) == (WaitReason.HOST_RETRY_AFTER, 0)
+        waits.append(postponed.retry_after)
+        assert await fetch(gateway, other.url()) is None
+    assert len(server.all_requests) == 1
+    assert all(3.0 <= wait < 3.0 + SPREAD for wait in waits)
+    assert min(waits) < 3.0 + SPREAD / 4 < 3.0 + 3 * SPREAD / 4 < max(waits)
+
+    await clock.advance(2.999)
+    assert isinstance(await fetch(gateway, server.url("/another")), Postponed)
+    clock.shift(-7_200)  # the clock of the wall has no say
+    await clock.advance(0.001)
+    assert await fetch(gateway, server.url("/another")) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "after"),
+    [(429, None), (503, "soon"), (503, "0"), (500, "3"), (408, "3"), (404, "3"), (200, "3")],
+)
+async def test_what_asks_for_no_pause_of_the_host(
+    gateway: DirectGateway, server: RawServer, status: int, after: str | None
+) -> None:
+    await fetch(gateway, asking(server, status, after))
+    assert await fetch(gateway, server.url("/another")) is None
+
+
+async def test_a_pause_ends_no_later_than_the_cap_and_no_sooner_than_asked_last(
+    gateway: DirectGateway, server: RawServer, clock: FakeClock
+) -> None:
+    listed = {"allowed_status_codes": "429"}  # a body for the caller, and still a signal
+    assert await fetch(gateway, asking(server, 429, "86400"), **listed) is None
+    postponed = await fetch(gateway, server.url())
+    assert isinstance(postponed, Postponed)
+    assert CAP <= postponed.retry_after < CAP + SPREAD
+    await clock.advance(CAP)
+    assert await fetch(gateway, server.url()) is None
+
+
+async def test_a_redirect_does_not_lead_to_a_host_in_its_pause(
+    gateway: DirectGateway, server: RawServer, other: RawServer
+) -> None:
+    led = asking(other, 302, fields=f"Location: {asking(server, 429, '3')}\r\n")
+    assert not isinstance(await fetch(gateway, led), Postponed)
+    assert await fetch(gateway, other.url()) is None
+
+    postponed = await fetch(gateway, led)
+
+    assert isinstance(postponed, Postponed)
+    assert postponed.sent == 1
+    assert len(server.all_requests) == 1
+
+
+def test_a_host_is_a_name_and_a_port(clock: FakeClock) -> None:
+    pauses = HostPauses(clock)
+    pauses.begin(parse_target("https://BÜCHER.test:8080/a"), 5.0)
+
+    for same in ("http://xn--bcher-kva.test:8080/b?c", "http://u:p@bücher.TEST.:8080/"):
+        assert pauses.left(parse_target(same)) >= 5.0
+    for another in ("https://bücher.test/", "http://www.bücher.test:8080/", "http://test:8080/"):
+        assert pauses.left(parse_target(another)) == 0.0
+
+
+async def test_a_shorter_pause_does_not_end_a_longer_one(clock: FakeClock) -> None:
+    pauses, target = HostPauses(clock), parse_target("http://a.test/")
+    pauses.begin(target, 5.0)
+    pauses.begin(target, 1.0)
+    await clock.advance(4.0)
+    assert 1.0 <= pauses.left(target) < 1.0 + SPREAD
+    await clock.advance(1.0)
+    assert pauses.left(target) == 0.0
+
+
+async def test_no_more_hosts_are_remembered_than_there_is_room_for(clock: FakeClock) -> None:
+    pauses = HostPauses(clock)
+    hosts = [parse_target(f"http://h{number}.test/") for number in range(MOST_PAUSED_HOSTS + 1)]
+    for number, host in enumerate(hosts):
+        pauses.begin(host, 100.0 + (number - 7) ** 2)
+    assert [number for number, host in enumerate(hosts) if not pauses.left(host)] == [7]
+    pauses.begin(hosts[0], 1_000_000.0)  # known already: nothing is forgotten for it
+    assert all(pauses.left(host) for host in hosts[:7] + hosts[8:])
+
+    await clock.advance(101.0)  # some have ended: they make room, and none that goes on
+    pauses.begin(hosts[7], 5.0)
+    assert [pauses.left(hosts[number]) > 0 for number in (0, 5, 6, 7, 8, 9)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+# -- tasks --
+
+
+@dataclass
+class Work:
+    """Tasks of one job, handled over the development binding and real sockets."""
+
+    api: Api
+    handler: TaskHandler
+    telemetry: Telemetry
+    job_id: str
+    run_id: str
+    deliveries: list[Delivery]
+
+    async def handle(self, number: int) -> Outcome:
+        def throttled() -> None:
+            raise AssertionError("the job must not slow down")
+
+        return await self.handler.handle(self.deliveries[number], throttled)
+
+    async def rows(self) -> list[dict[str, Any]]:
+        page = await self.api.client.get(f"/v1/jobs/{self.job_id}/results")
+        parsed = ListResultsResponse.model_validate(page.json())
+        assert len(parsed.results) == len(self.deliveries)
+        rows: list[dict[str, Any]] = page.json()["results"]
+        return rows
+
+    async def history(self, number: int) -> dict[str, Any]:
+        message = self.deliveries[number].message
+        assert isinstance(message, TaskMessage)
+        path = f"/v1/jobs/{self.job_id}/tasks/{message.task_id}/history"
+        history: dict[str, Any] = (await self.api.client.get(path)).json()
+        TaskHistoryResponse.model_validate(history)
+        return history
+
+
+async def work_on(api: Api, gateway: DirectGateway, *urls: str) -> Work:
+    tasks = [{"url": url} for url in urls]
+    job = (await api.client.post("/v1/jobs", json={"tasks": tasks})).json()
+    run_id = job["latest_run"]["run_id"]
+    telemetry = Telemetry()
+    handler = task_handler(
+        api.binding,
+        gateway,
+        api.clock,
+        retry_policy=RetryPolicy(api.clock, base=1.0, cap=2.0, rate_limit_deadline=DEADLINE),
+        observer=telemetry,
+        max_interruptions=10,
+    )
+    deliveries = [
+        Delivery("queue", TaskMessage(job["job_id"], run_id, task.task_id), "receipt", 1)
+        for task in await api.tasks_of(run_id)
+    ]
+    return Work(api, handler, telemetry, job["job_id"], run_id, deliveries)
+
+
+@pytest.fixture
+async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
+    async with open_api(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def over(api: Api) -> AsyncIterator[DirectGateway]:
+    made = DirectGateway(api.clock, allow_private=True, retry_after_cap=CAP)
+    yield made
+    await made.aclose()
+
+
+async def test_no_other_url_of_the_host_is_asked_for_and_each_says_why(
+    api: Api, over: DirectGateway, server: RawServer
+) -> None:
+    work = await work_on(
+        api, over, asking(server, 429, "3"), *(server.url(f"/{number}") for number in range(60))
+    )
+    refused = await work.handle(0)
+    before = await api.run_of(work.job_id)
+
+    outcomes = [await work.handle(number) for number in range(1, 61)]
+
+    assert len(server.all_requests) == 1
+    assert await api.run_of(work.job_id) == before  # only the rows were written
+    rows = await work.rows()
+    until = [row["waiting"]["until"] for row in rows]
+    for outcome, end in zip([refused, *outcomes], until, strict=True):
+        assert outcome.hide_for is not None
+        assert 3.0 <= outcome.hide_for <= 3.0 + SPREAD
+        assert end == rfc3339(api.clock.now() + round(outcome.hide_for * 1_000))
+    reasons = [row["waiting"]["reason"] for row in rows]
+    assert reasons == ["retry_after"] + ["host_retry_after"] * 60
+    assert {row["status"] for row in rows} == {"pending"}
+    assert len(set(until)) > 30
+    assert await work.history(1) == {"events": [], "waiting": rows[1]["waiting"]}
+    refused_history = await work.history(0)
+    assert len(refused_history["events"]) == 1
+    assert refused_history["waiting"] == rows[0]["waiting"]
+    assert work.telemetry.gateway_calls == {"retry": 1}
+
+    await api.clock.advance(3.0 + SPREAD)
+    assert all("waiting" not in row for row in await work.rows())  # due, and not begun yet
+    for number in range(1, 6):
+        assert (await work.handle(number)).hide_for is None
+    assert len(server.all_requests) == 6
+    assert [row["status"] for row in (await work.rows())[1:6]] == ["successful"] * 5
+    assert before is not None
+    tasks = await api.tasks_of(before.run_id)
+    assert [task.attempts for task in tasks] == [0 if task.index > 5 else 1 for task in tasks]
+
+
+async def test_a_claim_whose_host_must_wait_is_one_write(
+    api: Api, over: DirectGateway, server: RawServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = await work_on(api, over, asking(server, 429, "3"), server.url("/another"))
+    await work.handle(0)
+    settled: list[object] = []
+    settle_task = api.binding.tasks.settle_task
+
+    async def counting(
+        run_id: str, task_id: str, number: int, settlement: Settlement, *, now: int
+    ) -> Settled:
+        settled.append(settlement)
+        return await settle_task(run_id, task_id, number, settlement, now=now)
+
+    monkeypatch.setattr(work.handler._tasks, "settle_task", counting)
+    outcome = await work.handle(1)
+
+    assert outcome.hide_for is not None
+    until = api.clock.now() + round(outcome.hide_for * 1_000)
+    assert settled == [Deferred(until, WaitReason.HOST_RETRY_AFTER)]
+
+
+async def test_a_task_does_not_wait_for_its_host_past_its_deadline(
+    api: Api, over: DirectGateway, server: RawServer
+) -> None:
+    work = await work_on(api, over, asking(server, 429, "60"), server.url("/another"))
+    for _ in range(int(DEADLINE / 60) - 1):
+        await fetch(over, asking(server, 429, "60"))
+        outcome = await work.handle(1)
+        assert outcome.hide_for is not None
+        await api.clock.advance(60.0 + SPREAD)
+    api.clock.shift(DEADLINE)
+    await fetch(over, asking(server, 429, "60"))
+    asked = len(server.all_requests)
+
+    assert (await work.handle(1)).hide_for is None
+
+    assert len(server.all_requests) == asked
+    row = (await work.rows())[1]
+    assert (row["status"], row["error"]["code"]) == ("failed", "rate_limited")
+    [event] = (await work.history(1))["events"]
+    assert event["sent"] == 0
+
+
+async def test_redirects_that_led_to_a_pause_are_in_the_history(
+    api: Api, over: DirectGateway, server: RawServer, other: RawServer
+) -> None:
+    led = asking(other, 302, fields=f"Location: {server.url('/end')}\r\n")
+    work = await work_on(api, over, led)
+    await fetch(over, asking(server, 429, "3"))
+
+    outcome = await work.handle(0)
+
+    assert outcome.hide_for is not None
+    [event] = (await work.history(0))["events"]
+    assert (event.get("sent", 1), event["error"]["code"]) == (1, "rate_limited")
+    [row] = await work.rows()
+    assert row["waiting"]["reason"] == "host_retry_after"
+    [task] = await api.tasks_of(work.run_id)
+    assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
+    await api.clock.advance(3.0 + SPREAD)
+    assert (await work.handle(0)).hide_for is None
+    assert len(other.all_requests) + len(server.all_requests) == 4
+
+
+async def test_a_stopped_run_waits_for_nothing(
+    api: Api, over: DirectGateway, server: RawServer
+) -> None:
+    work = await work_on(api, over, asking(server, 503, "3"))
+    await work.handle(0)
+    assert "waiting" in (await work.rows())[0]
+    await api.client.post(f"/v1/jobs/{work.job_id}/stop")
+    assert "waiting" not in (await work.rows())[0]
+    assert "waiting" not in await work.history(0)
+
+
+async def test_other_failures_say_that_they_back_off(
+    api: Api, over: DirectGateway, server: RawServer
+) -> None:
+    work = await work_on(api, over, asking(server, 500), asking(server, 500, "9"))
+    for number, reason in enumerate(("backoff", "retry_after")):
+        await work.handle(number)
+        row = (await work.rows())[number]
+        assert row["waiting"]["reason"] == reason
+
+
+async def test_a_clock_that_was_set_back_and_right_again_hides_no_task_for_hours(
+    api: Api, over: DirectGateway, server: RawServer
+) -> None:
+    work = await work_on(api, over, asking(server, 500))
+    first = await work.handle(0)
+    assert first.hide_for is not None
+    await api.clock.advance(first.hide_for)
+    api.clock.shift(-7_200)
+
+    again = await work.handle(0)
+
+    assert again.hide_for is not None
+    assert again.hide_for <= LEAST_HOLD / 1_000
+    assert len(server.all_requests) == 1
+    api.clock.shift(7_200)
+    await api.clock.advance(again.hide_for)
+    await work.handle(0)
+    assert len(server.all_requests) == 2
