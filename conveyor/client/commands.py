@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from enum import Enum
 from typing import TextIO
 
@@ -414,9 +414,12 @@ async def list_jobs(
     target: ServerTarget, terminal: Terminal, *, limit: int, status: str | None, jsonl: bool
 ) -> int:
     """List jobs, newest first."""
-    async with target.connect(terminal) as api:
+    async with (
+        target.connect(terminal) as api,
+        aclosing(newest_jobs(api, limit, status=status)) as jobs,
+    ):
         shown = 0
-        async for job in newest_jobs(api, limit, status=status):
+        async for job in jobs:
             if not shown and not jsonl:
                 print(JOBS_HEADER)
             print(clean_json(msgspec.json.encode(job).decode()) if jsonl else _job_line(job))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from conveyor.client.api import Api
 from conveyor.client.errors import ClientError
@@ -23,8 +24,8 @@ _BEGINNING = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{0,24}", re.IGNORECASE)
 
 async def newest_jobs(
     api: Api, limit: int, *, status: str | None = None
-) -> AsyncIterator[JobReply]:
-    """Yield up to `limit` jobs, newest first."""
+) -> AsyncGenerator[JobReply, None]:
+    """Yield up to `limit` jobs, newest first. Whoever leaves early closes it."""
     cursor = None
     while limit > 0:
         page = await api.jobs(limit=min(limit, PAGE_JOBS), status=status, cursor=cursor)
@@ -43,9 +44,10 @@ async def find_job(api: Api, text: str) -> str:
     no job, or more than one, begins like that among the newest.
     """
     if text == NEWEST:
-        async for job in newest_jobs(api, 1):
-            return job.job_id
-        raise ClientError("no jobs yet: conveyor submit URL")
+        newest = (await api.jobs(limit=1, status=None, cursor=None)).jobs
+        if not newest:
+            raise ClientError("no jobs yet: conveyor submit URL")
+        return newest[0].job_id
     if _BEGINNING.fullmatch(text) is None:
         return text
     found, is_cut_short = await _beginning_with(api, text.upper())
@@ -72,12 +74,13 @@ async def _beginning_with(api: Api, letters: str) -> tuple[list[str], bool]:
     read."""
     found: list[str] = []
     searched = 0
-    async for job in newest_jobs(api, SEARCHED_JOBS):
-        searched += 1
-        start = job.job_id[: len(letters)]
-        if start == letters:
-            found.append(job.job_id)
-        # Newest first is by falling ids: no later one begins like this.
-        if start < letters or len(found) > NAMED_JOBS:
-            return found, False
+    async with aclosing(newest_jobs(api, SEARCHED_JOBS)) as jobs:
+        async for job in jobs:
+            searched += 1
+            start = job.job_id[: len(letters)]
+            if start == letters:
+                found.append(job.job_id)
+            # Newest first is by falling ids: no later one begins like this.
+            if start < letters or len(found) > NAMED_JOBS:
+                return found, False
     return found, searched == SEARCHED_JOBS
