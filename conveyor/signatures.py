@@ -13,7 +13,7 @@ __all__ = ["TOLERANCE", "verify"]
 
 def verify(
     raw: bytes,
-    headers: Mapping[str, str],
+    headers: Mapping[str, object],
     secrets: str | bytes | Sequence[str | bytes],
     *,
     tolerance: int = TOLERANCE,

@@ -27,9 +27,12 @@ ZONES_VERSION: str = tzdata.IANA_VERSION
 """The version of the zone rules."""
 MOST_INTERVAL = 366 * 86_400_000
 """The longest interval of a rate, in milliseconds."""
+MOST_ENTRIES = 100
+"""Most times of day, and most days, that a calendar may name."""
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 UNITS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 """Milliseconds of each unit of a rate."""
+_FIRST_YEAR = 1970
 _AT = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2})?", re.ASCII)
 _HOUR = re.compile(r"([01][0-9]|2[0-3]):00", re.ASCII)
 _NEIGHBOURS = timedelta(days=2)
@@ -112,8 +115,11 @@ def next_fires(schedule: Schedule, *, after: int, anchor: int) -> Iterator[Fire]
         return _fires_of_rate(schedule.rate, after=after, anchor=anchor)
     zone = zone_of(schedule.timezone or "UTC")
     if schedule.at is not None:
-        fire = _fire(datetime.fromisoformat(schedule.at), zone)
-        return iter([fire] if fire.instant > after else [])
+        nominal = datetime.fromisoformat(schedule.at)
+        # Beyond these years an instant may lie outside the calendar.
+        is_near = _FIRST_YEAR <= nominal.year < datetime.max.year
+        is_ahead = is_near and _instant(nominal, zone) > after
+        return iter([_fire(nominal, zone)] if is_ahead else [])
     assert schedule.calendar is not None
     return _fires_of_calendar(schedule.calendar, zone, after=after)
 
@@ -201,9 +207,11 @@ def _at(value: object) -> str:
     if not isinstance(value, str) or not _AT.fullmatch(value):
         _refuse("schedule.at", "must be YYYY-MM-DDTHH:MM[:SS], without Z and without an offset")
     try:
-        datetime.fromisoformat(value)
+        year = datetime.fromisoformat(value).year
     except ValueError:
         _refuse("schedule.at", "is no date and time")
+    if year >= datetime.max.year:
+        _refuse("schedule.at", f"must lie before the year {datetime.max.year}")
     return value
 
 
@@ -223,6 +231,8 @@ def _calendar(value: object) -> Calendar:
     fields = _object(value, "schedule.calendar")
     times = _list(fields.get("times_of_day"), "schedule.calendar.times_of_day")
     hours = []
+    if len(times) > MOST_ENTRIES:
+        _refuse("schedule.calendar.times_of_day", f"must have at most {MOST_ENTRIES} entries")
     for number, text in enumerate(times):
         if not isinstance(text, str) or not _HOUR.fullmatch(text):
             _refuse(
@@ -240,6 +250,8 @@ def _calendar(value: object) -> Calendar:
     if kind == "daily":
         return Calendar(tuple(hours))
     days = _list(chosen.get("days"), f"{place}.days")
+    if len(days) > MOST_ENTRIES:
+        _refuse(f"{place}.days", f"must have at most {MOST_ENTRIES} entries")
     if kind == "weekly":
         return Calendar(tuple(hours), weekdays=_weekdays(days, f"{place}.days"))
     return Calendar(tuple(hours), month_days=_month_days(days, f"{place}.days"))

@@ -85,7 +85,7 @@ def sign(
 
 def verify(
     body: bytes,
-    headers: Mapping[str, str],
+    headers: Mapping[str, object],
     secrets: str | bytes | Sequence[str | bytes],
     *,
     now: int,
@@ -100,7 +100,12 @@ def verify(
     """
     given = [secrets] if isinstance(secrets, str | bytes) else secrets
     keys = [_secret_bytes(secret) for secret in given]
-    found = {name.lower(): value for name, value in headers.items()}
+    # A value that is no ASCII text, as some servers pass it on, is no signature.
+    found = {
+        str(name).lower(): value
+        for name, value in headers.items()
+        if isinstance(value, str) and value.isascii()
+    }
     return _verify_signature(body, found, keys, now, tolerance) or _verify_standard(
         body, found, keys, now, tolerance
     )

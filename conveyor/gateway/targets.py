@@ -18,6 +18,7 @@ from conveyor.gateway.problems import impossible_name, malformed_url, unsupporte
 
 _UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
+_COMPATIBLE = IPv6Network("::/96")
 _RELAYS = (IPv4Network("192.0.0.0/24"), IPv4Network("192.88.99.0/24"))
 _NOT_ROUTED = (IPv6Network("2001::/23"), IPv6Network("3fff::/20"))
 _ISATAP = 0x0000_5EFE
@@ -41,6 +42,22 @@ def is_public(address: str) -> bool:
     if parsed in _NAT64:
         return _is_public_v4(_low_bits(parsed))
     return _is_public_v6(parsed)
+
+
+def carried_address(address: str) -> IPv4Address | IPv6Address:
+    """Return an IP address of any textual form; of an IPv6 address that carries an IPv4 one
+    (mapped, compatible, 6to4, NAT64, ISATAP), that one. Raises ValueError for other text."""
+    parsed = ip_address(address.partition("%")[0])
+    if isinstance(parsed, IPv4Address):
+        return parsed
+    if parsed.ipv4_mapped is not None:
+        return parsed.ipv4_mapped
+    if parsed.sixtofour is not None:
+        return parsed.sixtofour
+    is_compatible = parsed in _COMPATIBLE and int(parsed) > 0xFFFF
+    if is_compatible or parsed in _NAT64 or (int(parsed) >> 32) & 0xFDFF_FFFF == _ISATAP:
+        return _low_bits(parsed)
+    return parsed
 
 
 def _is_public_v4(address: IPv4Address) -> bool:

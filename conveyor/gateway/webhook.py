@@ -22,7 +22,7 @@ import msgspec
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.gateway.http_client import USER_AGENT
-from conveyor.gateway.targets import Target, is_public, parse_target
+from conveyor.gateway.targets import Target, carried_address, is_public, parse_target
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import ScrapeFailed
 from conveyor.ports.webhooks import WebhookAnswer, Webhooks
@@ -38,7 +38,15 @@ MOST_ANSWER = 65_536
 """Bytes of an answer that are read, and thrown away: half of them may wait in the connection."""
 
 Network = IPv4Network | IPv6Network
-METADATA = tuple(map(ip_address, ("169.254.169.254", "169.254.170.2", "fd00:ec2::254")))
+METADATA = tuple(
+    map(
+        ip_address,
+        (
+            *("169.254.169.254", "169.254.170.2", "169.254.170.23", "100.100.100.200"),
+            *("192.0.0.192", "168.63.129.16", "fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254"),
+        ),
+    )
+)
 """Addresses at which clouds hand out credentials."""
 _ANY_PORT = 9
 
@@ -61,12 +69,12 @@ class WebhookRules:
         if is_public(address):
             return self.loopback or not _is_own(address)
         try:
-            found = _unmapped(address)
+            found = carried_address(address)
         except ValueError:
             return False
         if self.loopback and found.is_loopback:
             return True
-        if found in METADATA or found.is_link_local or found.is_multicast or found.is_unspecified:
+        if found in METADATA or _is_special(found):
             return False
         listed = host in self.names or any(found in network for network in self.networks)
         if self.loopback or not listed:
@@ -232,7 +240,7 @@ async def _read_some(answer: Answer) -> None:
 
 
 def _verdict(status: int) -> str:
-    return "" if 200 <= status < 300 else f"http_{status // 100}xx:{status}"
+    return "" if 200 <= status < 300 else f"http_{min(status // 100, 5)}xx:{status}"
 
 
 def _words(trouble: TransportTrouble) -> str:
@@ -241,12 +249,17 @@ def _words(trouble: TransportTrouble) -> str:
     return f"transport_error:{trouble.value}"
 
 
-def _unmapped(address: str) -> IPv4Address | IPv6Address:
-    """Return an address; of an IPv6 one that carries an IPv4 one, that one."""
-    found = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv6Address):
-        return found.ipv4_mapped or found.sixtofour or found
-    return found
+def _is_special(address: IPv4Address | IPv6Address) -> bool:
+    """Return whether an address is nobody's own: that of a link, a group, none, or of no use. One
+    that hides another (Teredo) counts, too."""
+    is_hidden = isinstance(address, IPv6Address) and address.teredo is not None
+    return (
+        is_hidden
+        or address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+        or (isinstance(address, IPv4Address) and address.is_reserved)
+    )
 
 
 def _is_own(address: str) -> bool:

@@ -241,6 +241,30 @@ class BodyMemory:
             self._held_by.pop(caller_id, None)
 
 
+SMALL_BODY = 65_536
+"""Most bytes of a body that is decoded on the event loop at once."""
+
+
+async def read_small_body(request: Request) -> bytes:
+    """Read a body of at most SMALL_BODY bytes sent as JSON.
+
+    Raises ConveyorError: unsupported_media_type, payload_too_large; ClientGone.
+    """
+    announced = request.headers.get("Content-Length", "0")
+    if announced.isdecimal() and int(announced) > SMALL_BODY:
+        raise _too_large()
+    body = (await read_json_body(request)).joined()
+    if len(body) > SMALL_BODY:
+        raise _too_large()
+    return body
+
+
+def _too_large() -> ConveyorError:
+    return ConveyorError(
+        ErrorCode.PAYLOAD_TOO_LARGE, f"the body may have at most {SMALL_BODY:,} bytes"
+    )
+
+
 async def read_json_body(request: Request) -> Body:
     """Read a body sent as JSON.
 

@@ -35,12 +35,10 @@ class WebhookTests:
         test of the caller, or MOST_TESTS of all callers, are under way.
         """
         webhook = parse_webhook(strict_json.decode(body))
-        if caller in self._testing or len(self._testing) >= MOST_TESTS:
-            raise ConveyorError(
-                ErrorCode.RATE_LIMITED,
-                "another test is under way; one at a time",
-                retry_after=1,
-            )
+        if caller in self._testing:
+            raise _too_many("your other test is under way; one at a time")
+        if len(self._testing) >= MOST_TESTS:
+            raise _too_many(f"{MOST_TESTS} tests of all callers are under way")
         self._testing.add(caller)
         try:
             await self._check(caller, webhook)
@@ -74,3 +72,7 @@ class WebhookTests:
             error=present(answer.error or None),
             elapsed_ms=answer.milliseconds,
         )
+
+
+def _too_many(problem: str) -> ConveyorError:
+    return ConveyorError(ErrorCode.RATE_LIMITED, problem, retry_after=1)

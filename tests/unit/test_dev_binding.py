@@ -108,8 +108,8 @@ async def test_a_root_secret_that_was_lost_is_told(tmp_path: Path) -> None:
 async def test_secrets_may_be_rotated_and_none_is_stored(tmp_path: Path) -> None:
     clock = await _with_a_job(tmp_path, secret="old secret")
     await _reopen(tmp_path, clock, "new secret", "old secret")
-    await _reopen(tmp_path, clock, "new secret")
-    await _reopen(tmp_path, clock, "newest secret", "new secret")
+    await _reopen(tmp_path, clock, "newest secret", "new secret", "old secret")
+    await _reopen(tmp_path, clock, "newest secret", "old secret")
     with pytest.raises(ConveyorError, match="another root secret"):
         await _reopen(tmp_path, clock, "a strange secret")
     stored = b"".join(path.read_bytes() for path in files_below(tmp_path))
@@ -122,14 +122,16 @@ async def test_a_directory_without_jobs_takes_any_root_secret(tmp_path: Path) ->
         await _reopen(tmp_path, clock, secret)
 
 
-async def test_a_last_secret_that_names_callers_anew_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("secrets", [("new secret",), ("old secret", "new secret")])
+async def test_a_last_secret_that_would_name_callers_anew_is_refused(
+    tmp_path: Path, secrets: tuple[str, ...]
 ) -> None:
     clock = await _with_a_job(tmp_path, secret="old secret")
     await _reopen(tmp_path, clock, "new secret", "old secret")
-    assert "can no longer see" not in caplog.text
-    await _reopen(tmp_path, clock, "old secret", "new secret")
-    assert "can no longer see" in caplog.text
+
+    with pytest.raises(ConveyorError, match="a list that ends with it"):
+        await _reopen(tmp_path, clock, *secrets)
+    await _reopen(tmp_path, clock, "new secret", "old secret")
 
 
 async def test_signing_keys_depend_on_their_root_secret_too(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ async def test_a_rate_begins_now_and_a_single_time_ends_after_itself(tmp_path: P
         ({}, "schedule: needs exactly one"),
         ({"at": "2001-09-01T09:00", "timezone": "UTC"}, "schedule.at: has passed"),
         ({"at": "2999-09-01T09:00", "timezone": "../etc"}, "schedule.timezone: must be"),
+        (
+            {"at": "9999-12-31T23:59", "timezone": "America/New_York"},
+            "schedule.at: must lie before",
+        ),
         ({"rate": {"every": 0, "unit": "day"}}, "schedule.rate.every: must be"),
     ],
 )
@@ -70,3 +74,21 @@ async def test_what_is_refused_names_the_field(
 
     assert (response.status_code, response.json()["code"]) == (400, "invalid_argument")
     assert response.json()["detail"].startswith(detail)
+
+
+async def test_a_body_that_would_hold_up_others_is_refused(tmp_path: Path) -> None:
+    cadence = {"monthly": {"days": [1] * 40_000}}
+    calendar = {"times_of_day": ["02:00"], "cadence": cadence}
+    async with open_api(tmp_path) as api:
+        response = await api.client.post(PREVIEW, json={"calendar": calendar, "timezone": "UTC"})
+
+    assert (response.status_code, response.json()["code"]) == (413, "payload_too_large")
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00", "1969-12-31T23:00", "9998-12-31T23:59"])
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Etc/GMT-14", "America/New_York", "Etc/GMT+12"])
+async def test_no_year_breaks_the_preview(tmp_path: Path, at: str, zone: str) -> None:
+    async with open_api(tmp_path) as api:
+        response = await api.client.post(PREVIEW, json={"at": at, "timezone": zone})
+
+    assert response.status_code == (200 if at.startswith("9998") else 400), response.text

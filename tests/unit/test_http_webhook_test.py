@@ -153,6 +153,7 @@ async def test_one_test_at_a_time_for_a_caller(tmp_path: Path) -> None:
         receiver.may_answer.set()
 
         assert code(again) == "429 rate_limited"
+        assert "your other test" in again.json()["detail"]
         assert again.headers["Retry-After"] == "1"
         assert (await first).delivered
         assert (await other).status_code == 200
@@ -171,6 +172,7 @@ async def test_one_test_at_a_time_for_a_caller(tmp_path: Path) -> None:
         ({"url": "https://user:word@127.0.0.1/"}, "400 invalid_argument"),
         ({"url": "ftp://127.0.0.1/"}, "400 callback_url_must_be_https"),
         ({"url": "https://10.0.0.1/"}, "400 callback_url_unresolvable"),
+        ({"url": "https://a.test/", "x": [1] * 40_000}, "413 payload_too_large"),
     ],
 )
 async def test_what_is_refused(tmp_path: Path, document: object, expected: str) -> None:

@@ -350,6 +350,11 @@ def calendar(**fields: object) -> dict[str, object]:
         (calendar(times_of_day=[]), "schedule.calendar.times_of_day:"),
         (calendar(times_of_day=["09:00", "09:30"]), "schedule.calendar.times_of_day[1]:"),
         (calendar(times_of_day=["24:00"]), "schedule.calendar.times_of_day[0]:"),
+        (calendar(times_of_day=["09:00"] * 101), "schedule.calendar.times_of_day:"),
+        (
+            calendar(cadence={"monthly": {"days": [1] * 101}}),
+            "schedule.calendar.cadence.monthly.days:",
+        ),
         (calendar(cadence={}), "schedule.calendar.cadence:"),
         (
             calendar(cadence={"daily": {}, "weekly": {"days": ["mon"]}}),

@@ -125,9 +125,13 @@ def test_an_old_or_a_future_signature_does_not_count(apart: int) -> None:
         {"webhook-id": "id", "webhook-timestamp": "1000", "webhook-signature": "v1,é"},
         {"webhook-id": "id", "webhook-timestamp": "٣", "webhook-signature": "v1,AAAA"},
         {"webhook-id": "", "webhook-timestamp": "1000", "webhook-signature": "v2,AAAA"},
+        # As servers pass bytes on that are no text.
+        {"webhook-id": "\udcff", "webhook-timestamp": "1000", "webhook-signature": "v1,AAAA"},
+        {"webhook-id": "id", "webhook-timestamp": "1000", "webhook-signature": "v1,\udcff"},
+        {"X-Signature": b"t=1000", "webhook-id": None, "webhook-signature": ["v1,AAAA"]},
     ],
 )
-def test_what_is_not_a_signature_verifies_nothing(broken: dict[str, str]) -> None:
+def test_what_is_not_a_signature_verifies_nothing(broken: dict[str, object]) -> None:
     assert not verify(BODY, broken, OLD.secret, now=1_000)
 
 

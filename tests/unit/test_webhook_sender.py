@@ -70,6 +70,7 @@ async def refusal(sender: WebhookSender, url: str) -> ErrorCode:
         ("HTTP/1.1 204 No Content\n", (204, "")),
         ("HTTP/1.1 404 Not Found\nContent-Length: 0\n", (404, "http_4xx:404")),
         ("HTTP/1.1 503 x\nContent-Length: 0\n", (503, "http_5xx:503")),
+        ("HTTP/1.1 999 x\nContent-Length: 0\n", (999, "http_5xx:999")),
         ("HTTP/1.1 101 x\n", (None, "transport_error:malformed")),
         ("NOT HTTP\n", (None, "transport_error:malformed")),
     ],
@@ -307,6 +308,16 @@ async def canary() -> AsyncIterator[tuple[int, list[object]]]:
         (WebhookRules(networks=(ip_network("::/0"),)), "a.test", "::1", False),
         (WebhookRules(networks=(ip_network("::/0"),)), "a.test", "fe80::1%lo", False),
         (WebhookRules(networks=(ip_network("::/0"),)), "a.test", "fd12::1", True),
+        *(
+            (WebhookRules(names=frozenset({"in.corp"})), "in.corp", address, False)
+            for address in (
+                *("64:ff9b::a9fe:a9fe", "64:ff9b::7f00:1", "::7f00:1", "2001:0:a9fe:a9fe::"),
+                *("fd00:ec2::23", "fd20:ce::254", "100.100.100.200", "192.0.0.192"),
+                *("255.255.255.255", "240.0.0.1", "2002:7f00:1::", "fd12::5efe:a9fe:a9fe"),
+            )
+        ),
+        (WebhookRules(networks=(ip_network("fd00::/8"),)), "a.test", "fd00:ec2::23", False),
+        (WebhookRules(networks=(ip_network("10.0.0.0/8"),)), "a.test", "64:ff9b::a00:1", True),
         (WebhookRules(loopback=True), "localhost", "127.0.0.1", True),
         (WebhookRules(loopback=True), "localhost", "::1", True),
         (WebhookRules(loopback=True), "a.test", "10.1.2.3", False),

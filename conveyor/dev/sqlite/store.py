@@ -88,15 +88,10 @@ class SqliteStore:
     async def agree(self, secrets: Sequence[bytes]) -> None:
         """Note the root secrets, newest first, that jobs depend on from here on.
 
-        Warns where the last one is not the one that names the callers of the jobs here. Raises
-        ConveyorError(conflict) where none of them is one that the jobs were made under.
+        Raises ConveyorError(conflict) where the last of them is not the one that names the callers
+        of the jobs here: nobody would see their jobs.
         """
-        first = await self.database.write(lambda connection: _agree(connection, secrets))
-        if first != fingerprint(secrets[-1]):
-            _log.warning(
-                "the last secret in CONVEYOR_SECRET differs from the one that the first jobs here "
-                "were made under: their callers can no longer see them"
-            )
+        await self.database.write(lambda connection: _agree(connection, secrets))
 
     async def claimed_bodies(self) -> list[str]:
         """List the keys under which the claims of an earlier process may have left a body. No row
@@ -159,8 +154,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _agree(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> str:
-    """Write the fingerprints of secrets beside those that are known; return the first of all."""
+def _agree(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> None:
+    """Write the fingerprints of secrets beside those that are known."""
     found = connection.execute("SELECT fingerprint FROM root_secrets ORDER BY number").fetchall()
     known: list[str] = [known for (known,) in found]
     given = [fingerprint(secret) for secret in reversed(secrets)]
@@ -169,16 +164,16 @@ def _agree(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> str:
     if newest is None and not signs:
         connection.execute("DELETE FROM root_secrets")
         known = []
-    elif not (set(known) & set(given) if known else _opens(secrets, connection, newest)):
+    elif not (known[0] == given[0] if known else _opens(secrets, connection, newest)):
         raise ConveyorError(
             ErrorCode.CONFLICT,
             "what is in it was made under another root secret; set CONVEYOR_SECRET to that one, or "
-            "unset it if that is the directory's own, in the file named secret",
+            "to a list that ends with it, or unset it if that is the directory's own, in the file "
+            "named secret",
         )
     connection.executemany(
         "INSERT OR IGNORE INTO root_secrets (fingerprint) VALUES (?)", [(one,) for one in given]
     )
-    return [*known, *given][0]
 
 
 def _opens(secrets: Sequence[bytes], connection: sqlite3.Connection, job_id: str | None) -> bool:
