@@ -27,7 +27,7 @@ SETTLE_SECONDS = 5.0
 """After the last submit, until the first window."""
 NOTHING = "nothing queued"
 CALLS = {NOTHING: 0.0, "calls of 60 s": 60.0, "calls of 1 s": 1.0, "calls of 0.2 s": 0.2}
-"""How long a call takes, by row."""
+"""Seconds of a call, by row."""
 ARGUMENTS = ("--gateway", "fake", "--workers", "50", "--log-level", "warning")
 
 

@@ -1,4 +1,4 @@
-"""What posts events in tests: the real one, which may call this machine."""
+"""The sender of events in tests: the real one, which may call this machine."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ EXPORT_START = 30.0
 """Seconds that such an export may wait for another one."""
 ROWS_AT_A_TIME = 64
 PIECE_BYTES = 1 << 20
-"""What is taken out of an export before the event loop gets a turn, which costs as much as a small
+"""The bytes that are taken out of an export before the event loop gets a turn, which costs as much as a small
 file."""
 
 

@@ -189,7 +189,7 @@ FETCHED = frozenset({"successful", "expired"})
 
 
 class WaitReply(msgspec.Struct, frozen=True):
-    """Why a pending task is left alone, and until when."""
+    """The reason for which a pending task is left alone, and the end of its wait."""
 
     reason: str
     until: str

@@ -66,7 +66,7 @@ class Moods:
 
 BUSY, FLAKY, BROKEN = "429", "503", "broken connection"
 _PLAN = {16: BUSY, **dict.fromkeys((2, 8, 13, 21, 27), FLAKY), **dict.fromkeys((5, 24), BROKEN)}
-"""What happens to the first request for a page, by its place."""
+"""The trouble of the first request for a page, by its place."""
 _SLOWEST = 0.9
 """Seconds before the slowest pages."""
 

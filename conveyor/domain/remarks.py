@@ -1,4 +1,4 @@
-"""What the check of a list says beside taking it: fields that nobody reads, and the bad tasks that
+"""Remarks of the check of a list that was taken: fields that nobody reads, and the bad tasks that
 were left out because the caller asked for it."""
 
 from __future__ import annotations

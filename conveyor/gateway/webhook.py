@@ -53,7 +53,7 @@ _ANY_PORT = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookRules:
-    """Where events may go beside the public internet.
+    """The receivers beside those on the public internet that events may go to.
 
     `names` are hosts inside one's own network, `networks` its addresses. `loopback` admits this
     machine and plain http, for development; without it loopback, link-local addresses, those of

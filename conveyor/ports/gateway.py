@@ -48,7 +48,7 @@ class Success(msgspec.Struct, frozen=True):
 
 
 class Shared(StrEnum):
-    """What many tasks share on the way to their targets, and none of them can mend."""
+    """Parts that many tasks share on the way to their targets, and none of them can mend."""
 
     GATEWAY = "gateway"
     RESOLVER = "resolver"

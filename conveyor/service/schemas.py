@@ -113,7 +113,7 @@ class StatsBody(Struct, frozen=True, kw_only=True):
 
 
 class OutageBody(Struct, frozen=True, kw_only=True):
-    """What a run waits for, because all tasks share it and it is away."""
+    """An outage: something that all tasks share is away, and the run waits for it."""
 
     shared: Annotated[str, _words(Shared, "What is away.")]
     detail: Annotated[str, Meta(description="What was seen of it, in a sentence.")]
@@ -290,7 +290,7 @@ class ProblemBody(Struct, frozen=True, kw_only=True):
 
 
 class WaitBody(Struct, frozen=True):
-    """Why a pending task is left alone for now."""
+    """A wait: a pending task is left alone for now."""
 
     reason: Annotated[
         str,
@@ -489,7 +489,7 @@ class FinalizedKeyBody(Struct, frozen=True):
 
 
 class WebhookTestBody(Struct, frozen=True):
-    """What came of a test event. The answer is 200 whatever the receiver did."""
+    """The outcome of a test event. The answer is 200 whatever the receiver did."""
 
     delivered: Annotated[bool, _text("Whether the receiver answered with a 2xx status.")]
     event_id: Annotated[str, _ulid("The id of the event, another one each time.")]

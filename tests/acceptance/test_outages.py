@@ -1,4 +1,4 @@
-"""What all tasks share is taken away from real processes: no task pays for it."""
+"""Real processes lose what all tasks share, and no task pays for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gateway_process(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def away(server: Booted) -> list[str]:
-    """What /readyz names."""
+    """The services that /readyz names as away."""
     answer = httpx.get(f"{server.origin}/readyz", trust_env=False)
     assert answer.status_code == 200
     found: list[str] = answer.json().get("away", [])

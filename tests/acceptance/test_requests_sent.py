@@ -39,7 +39,7 @@ _PATH = re.compile(rb"GET /(\d+) ")
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What an origin does: `first` it sends at once, `last` after some seconds. Then, however the
+    """The behaviour of an origin: `first` it sends at once, `last` after some seconds. Then, however the
     connection ends, no other request of it is answered."""
 
     first: bytes

@@ -66,7 +66,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
-        """What names the change while lines move."""
+        """The name of the change, the same while lines move."""
         return self.path, self.function, self.text, self.change, self.nth
 
     def apply(self, source: str) -> str:

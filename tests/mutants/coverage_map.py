@@ -57,7 +57,7 @@ def test_modules() -> list[str]:
 
 @dataclass(slots=True)
 class CoverageMap:
-    """What was seen: the data file of each test module, and the seconds of each test."""
+    """The record of a run: the data file of each test module, and the seconds of each test."""
 
     files: dict[str, Path] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

@@ -23,7 +23,7 @@ START_SECONDS = 60.0
 
 
 class Outcome(StrEnum):
-    """What became of a mutant."""
+    """The outcome of a trial."""
 
     CAUGHT = "caught"
     HANGS = "hangs"

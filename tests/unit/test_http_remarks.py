@@ -1,4 +1,4 @@
-"""What an accepted list is told: fields that nobody reads, and bad tasks that were left out."""
+"""Remarks on an accepted list: fields that nobody reads, and bad tasks that were left out."""
 
 from __future__ import annotations
 

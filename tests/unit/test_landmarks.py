@@ -84,7 +84,7 @@ class Direct:
         return failed
 
     async def shared(self, *hosts: str) -> set[Shared | None]:
-        """What those failures are a sign of; None for the hosts' own troubles."""
+        """Return the sign that those failures give; None for the hosts' own troubles."""
         found = await self.failures(*hosts)
         return {one.absence.shared if one.absence is not None else None for one in found}
 
@@ -180,7 +180,7 @@ def test_a_socket_that_cannot_be_made_is_this_process_own_trouble(number: int) -
 
 
 async def broken(gateway: HttpGateway) -> Shared | None:
-    """What a call that breaks is a sign of."""
+    """Return the sign that a call gives which breaks."""
     with pytest.raises(ScrapeFailed) as caught:
         async with gateway.scrape(ScrapeRequest("http://any.test/", "key")):
             raise AssertionError("it answered")

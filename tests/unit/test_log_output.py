@@ -41,7 +41,7 @@ def record(text: str) -> logging.LogRecord:
 
 
 def all_lines(read: int) -> list[str]:
-    """What can be read, until the other end is closed."""
+    """Read until the other end is closed."""
     with os.fdopen(read, "rb") as output:
         return output.read().decode().splitlines()
 

@@ -1,4 +1,4 @@
-"""When schedules fire: zones and days on which clocks change, held against two oracles."""
+"""The fires of schedules, on days when clocks change too, held against two oracles."""
 
 from __future__ import annotations
 
