@@ -45,8 +45,8 @@ EXPORT_START = 30.0
 """Seconds that such an export may wait for another one."""
 ROWS_AT_A_TIME = 64
 PIECE_BYTES = 1 << 20
-"""The bytes that are taken out of an export before the event loop gets a turn, which costs as much as a small
-file."""
+"""The bytes that are taken out of an export before the event loop gets a turn, which costs as much
+as a small file."""
 
 
 @dataclass(slots=True)

@@ -39,8 +39,8 @@ _PATH = re.compile(rb"GET /(\d+) ")
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """The behaviour of an origin: `first` it sends at once, `last` after some seconds. Then, however the
-    connection ends, no other request of it is answered."""
+    """The behaviour of an origin: `first` it sends at once, `last` after some seconds. Then,
+    however the connection ends, no other request of it is answered."""
 
     first: bytes
     end: End = End.STAYS
