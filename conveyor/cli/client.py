@@ -15,6 +15,7 @@ from conveyor.cli.completion import complete, completion, suggest_jobs
 from conveyor.cli.run import run
 from conveyor.cli.server import api, conveyor_dev, run_role, worker
 from conveyor.cli.simulate import simulate
+from conveyor.cli.webhooks import keys, webhook
 from conveyor.client.options import (
     file_options,
     json_option,
@@ -331,6 +332,6 @@ def _confirmed(jobs: tuple[str, ...], common: dict[str, Any]) -> list[str]:
     return [job.job_id for job in found]
 
 
-for command in (run, simulate, api, worker, admin, completion):
+for command in (keys, webhook, run, simulate, api, worker, admin, completion):
     conveyor.add_command(command)
 conveyor.add_command(conveyor_dev, "dev")

@@ -26,16 +26,20 @@ from conveyor.client.output import printable
 from conveyor.client.wire import (
     AddReply,
     ExportReply,
+    FinalizedKeyReply,
     InputReply,
     JobReply,
     JobsReply,
+    NewKeyReply,
     RawResultsPage,
     RefusalReply,
     RerunReply,
     ResultRow,
     RunReply,
+    SigningKeysReply,
     SubmitReply,
     UploadReply,
+    WebhookTestReply,
 )
 
 ATTEMPTS = 4
@@ -271,6 +275,30 @@ class Api:
         """Delete a job with its runs and results."""
         await self._send("DELETE", f"/jobs/{_quoted(job_id)}")
 
+    async def signing_keys(self) -> SigningKeysReply:
+        """Read which signing keys there are."""
+        return self._decode(await self._send("GET", "/hmac/keys"), SigningKeysReply)
+
+    async def rotate_key(self) -> NewKeyReply:
+        """Make a signing key. Sent once: a repetition would make another one."""
+        response = await self._send("POST", "/hmac/keys/rotate", repeats=False)
+        return self._decode(response, NewKeyReply)
+
+    async def finalize_key(self) -> FinalizedKeyReply:
+        """Let the candidate sign."""
+        response = await self._send("POST", "/hmac/keys/rotate/finalize", repeats=False)
+        return self._decode(response, FinalizedKeyReply)
+
+    async def cancel_rotation(self) -> None:
+        """Remove the candidate."""
+        await self._send("DELETE", "/hmac/keys/rotate")
+
+    async def test_webhook(self, url: str, *, signed: bool) -> WebhookTestReply:
+        """Have the server post a test event to a receiver."""
+        body = {"url": url, "signature": signed}
+        response = await self._send("POST", "/webhook/test", body=body, repeats=False)
+        return self._decode(response, WebhookTestReply)
+
     async def results(
         self, job_id: str, *, run_id: str | None = None, status: str | None = None
     ) -> AsyncIterator[tuple[ResultRow, bytes]]:
@@ -331,6 +359,7 @@ class Api:
         query: Mapping[str, str | None] | None = None,
         body: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
+        repeats: bool = True,
     ) -> httpx.Response:
         headers: dict[str, str] = {}
         content = None
@@ -349,7 +378,10 @@ class Api:
             headers=headers,
             timeout=CHECK_TIMEOUT if is_long else self._timeout,
         )
-        return await self._exchange(lambda: request, self._keyed, self._refusal, is_long=is_long)
+        tries = ATTEMPTS if repeats else 1
+        return await self._exchange(
+            lambda: request, self._keyed, self._refusal, is_long=is_long, tries=tries
+        )
 
     async def _exchange(
         self,
@@ -358,13 +390,14 @@ class Api:
         refused: Callable[[httpx.Response], ClientError],
         *,
         is_long: bool,
+        tries: int = ATTEMPTS,
     ) -> httpx.Response:
         """Send what `build` returns, retry if that may help, and return the good answer.
 
         Wait for a long request in silence: its progress is shown elsewhere.
         """
-        # Every operation may be repeated: those that create something carry an idempotency key, and
-        # an extra slot or export expires by itself.
+        # Nearly every operation may be repeated: those that create something carry an idempotency
+        # key, and an extra slot or export expires by itself.
 
         async def send() -> httpx.Response:
             return await self._send_once(build(), through, is_long=is_long)
@@ -372,9 +405,9 @@ class Api:
         broken = retry_if_exception_type(httpx.RequestError)
         busy = retry_if_result(lambda response: _transient(response, refused))
         try:
-            response: httpx.Response = await retrying(
-                self.pace, ATTEMPTS, broken | busy, wait=_wait
-            )(send)
+            response: httpx.Response = await retrying(self.pace, tries, broken | busy, wait=_wait)(
+                send
+            )
         except httpx.RequestError:
             raise ServerUnreachable(f"lost the connection to {printable(self.address)}") from None
         if not response.is_success:

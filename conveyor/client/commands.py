@@ -121,6 +121,11 @@ class Terminal:
         if self.printing is Printing.JSON:
             print(_json_line(msgspec.json.encode(document)), flush=True)
 
+    @property
+    def gives_json(self) -> bool:
+        """True if documents are printed in place of lines for people."""
+        return self.printing is Printing.JSON
+
     def give_id(self, job_id: str) -> None:
         """Print the id of a new job, if it is given alone."""
         if self.printing is Printing.ID:

@@ -222,3 +222,42 @@ class RawResultsPage(msgspec.Struct, frozen=True):
 
     results: list[msgspec.Raw]
     next_cursor: str | None = None
+
+
+class SigningKeyReply(msgspec.Struct, frozen=True):
+    """A signing key, without its secret."""
+
+    kid: str
+    created_at: str
+
+
+class SigningKeysReply(msgspec.Struct, frozen=True):
+    """The key that signs, and the one that a rotation has staged."""
+
+    active: SigningKeyReply | None = None
+    candidate: SigningKeyReply | None = None
+
+
+class NewKeyReply(msgspec.Struct, frozen=True):
+    """A new signing key, with its secret in base64."""
+
+    kid: str
+    secret: str
+    created_at: str
+
+
+class FinalizedKeyReply(msgspec.Struct, frozen=True):
+    """The key that signs from now on."""
+
+    active_kid: str
+    created_at: str
+
+
+class WebhookTestReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The outcome of a test event."""
+
+    delivered: bool
+    event_id: str
+    elapsed_ms: int
+    status_code: int | None = None
+    error: str | None = None

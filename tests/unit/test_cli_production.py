@@ -322,7 +322,7 @@ def test_no_hash_is_made_where_one_is_a_key_that_no_request_carries(
     assert line not in err
 
 
-@pytest.mark.parametrize("group", [[], ["admin"], ["admin", "dlq"]])
+@pytest.mark.parametrize("group", [[], ["admin"], ["admin", "dlq"], ["keys"], ["webhook"]])
 def test_a_group_without_a_command_shows_its_help_as_it_is(
     capsys: pytest.CaptureFixture[str], group: list[str]
 ) -> None:
@@ -340,5 +340,11 @@ def test_every_group_is_among_these() -> None:
             for part, inner in command.commands.items():
                 yield from groups(inner, (*name, part))
 
-    assert set(groups(cli.conveyor, ())) == {(), ("admin",), ("admin", "dlq")}
+    assert set(groups(cli.conveyor, ())) == {
+        (),
+        ("admin",),
+        ("admin", "dlq"),
+        ("keys",),
+        ("webhook",),
+    }
     assert not isinstance(cli.conveyor_dev, click.Group)
