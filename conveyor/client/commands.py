@@ -483,7 +483,7 @@ def removal(jobs: Sequence[JobReply]) -> str:
 async def remove_jobs(target: ServerTarget, terminal: Terminal, jobs: Sequence[str]) -> int:
     """Delete jobs with all their runs and results, in order, until one is not there."""
     async with target.connect(terminal) as api:
-        for job_id in await find_jobs(api, jobs):
+        for job_id in dict.fromkeys(await find_jobs(api, jobs)):
             await _existing(api, job_id)
             with about(job_id):
                 await api.delete_job(job_id)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import filecmp
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,6 +24,9 @@ from conveyor.client.errors import ClientError
 from conveyor.client.output import clean
 from conveyor.domain.export_rows import INDEX, MANIFEST, ExportRow
 from conveyor.domain.result_index import IndexPage
+
+if sys.platform != "win32":
+    import fcntl
 
 MAX_NAME = 120
 
@@ -194,6 +198,23 @@ def writing_into(directory: Path) -> Iterator[None]:
         raise unwritable(directory, error) from None
 
 
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Keep other commands out of a directory. Raises ClientError if one is writing into it."""
+    with ExitStack() as opened:
+        if sys.platform != "win32":
+            with writing_into(directory):
+                descriptor = os.open(directory, os.O_RDONLY)
+            opened.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ClientError(
+                    f"another command is writing into {clean(str(directory))}"
+                ) from None
+        yield
+
+
 def unwritable(directory: Path, error: OSError) -> ClientError:
     """Say that the file system refused to write into a directory."""
     reason = error.strerror or type(error).__name__
@@ -251,14 +272,19 @@ class ResultDirectory:
         self._strangers: set[str] = set()
         self._names = FileNames()
         self._manifest: BinaryIO | None = None
+        self._lock = ExitStack()
         self.moved: list[str] = []
 
     def __enter__(self) -> Self:
-        self._destination.prepare(self._job_id)
-        with writing_into(self.path):
-            self._take_over()
-            # Written anew just now: it is no link.
-            self._manifest = (self.path / MANIFEST).open("ab", buffering=0)
+        self._destination.try_out()
+        with ExitStack() as held_alone:
+            held_alone.enter_context(_alone_in(self.path))
+            self._destination.prepare(self._job_id)
+            with writing_into(self.path):
+                self._take_over()
+                # Written anew just now: it is no link.
+                self._manifest = (self.path / MANIFEST).open("ab", buffering=0)
+            self._lock = held_alone.pop_all()
         held = {file.name.lower() for file in self._held.values()}
         if not self._destination.force:
             there = {name.lower() for name in os.listdir(self.path)}
@@ -269,7 +295,7 @@ class ResultDirectory:
     def __exit__(self, *_error: object) -> None:
         assert self._manifest is not None
         self._manifest.close()
-        with writing_into(self.path):
+        with self._lock, writing_into(self.path):
             named = self._write_lists()
             for name in self._replaced - set(named.values()):
                 self._remove(name, named.get(name.lower()))

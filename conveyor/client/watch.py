@@ -48,6 +48,10 @@ async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
             answered_at = pace.monotonic()
             view.show(run, answered_at)
             unheard.look(run, answered_at)
+        if run.cut_short:
+            # A call may have ended between the last two looks, at the run and at its rows.
+            run = await api.run(run.job_id, run.run_id)
+            view.show(run, pace.monotonic())
     return run
 
 

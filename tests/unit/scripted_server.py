@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -57,8 +58,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+        # The client may have left, as some tests have it do.
+        with contextlib.suppress(ConnectionError):
+            self.end_headers()
+            self.wfile.write(body)
         self.close_connection = "Content-Length" in headers
 
     do_GET = do_POST = do_PUT = do_DELETE = answer

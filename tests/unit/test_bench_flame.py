@@ -194,8 +194,12 @@ def test_the_words_that_let_a_process_be_sampled_are_python() -> None:
 
 @pytest.mark.skipif(not counts_threads(), reason="this system does not count the CPU of threads")
 def test_the_cpu_of_each_thread_is_read_in_nanoseconds() -> None:
-    before = thread_seconds(os.getpid())[os.getpid()]
-    sum(range(300_000))
-    used = thread_seconds(os.getpid())[os.getpid()] - before
+    before = used = thread_seconds(os.getpid())[os.getpid()]
+    # The system may count at its next tick alone.
+    for _ in range(1_000):
+        sum(range(300_000))
+        used = thread_seconds(os.getpid())[os.getpid()] - before
+        if used:
+            break
 
-    assert 0 < used < 10
+    assert 0 < used < 100

@@ -224,3 +224,14 @@ def test_pages_named_like_the_lists_get_another_name(tmp_path: Path) -> None:
     take(tmp_path, lambda taking: taking.body("1", b"root", "index"))
     assert (tmp_path / "index-2.html").read_bytes() == b"root"
     assert listed(tmp_path)[0]["file"] == "index-2.html"
+
+
+def test_two_commands_do_not_write_into_one_directory_at_once(tmp_path: Path) -> None:
+    with (
+        ResultDirectory(Destination(tmp_path), "JOB"),
+        pytest.raises(ClientError, match="another command is writing"),
+        ResultDirectory(Destination(tmp_path, force=True), "JOB"),
+    ):
+        raise AssertionError("the second one went on")
+    with ResultDirectory(Destination(tmp_path), "JOB"):
+        pass
