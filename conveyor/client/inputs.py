@@ -27,6 +27,8 @@ from conveyor.client.errors import ClientError
 from conveyor.client.options import CsvOptions, FileType
 from conveyor.client.output import clean, shorten
 from conveyor.client.rewriting import GZIP, Reading, as_utf8, place_of, with_schemes
+from conveyor.domain import strict_json
+from conveyor.domain.errors import ConveyorError
 from conveyor.domain.listed_urls import (
     AROUND,
     SEPARATOR_LINE,
@@ -377,17 +379,17 @@ def _parse(text: str, source: str, scheme: str | None) -> dict[str, Any]:
         raise ClientError(f"{source}: a list; write one JSON task a line")
     if not text.startswith("{"):
         try:
-            url = url_of_line(text)
+            url = url_of_line(text if scheme is None else with_scheme(text, scheme))
         except Refused as refused:
             raise ClientError(f"{source}: {refused.value}: {refused.detail}") from None
-        return {"url": url if scheme is None else with_scheme(url, scheme)}
+        return {"url": url}
     try:
-        task: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        reason = clean(str(error))
+        task = strict_json.decode(text.encode())
+    except ConveyorError as error:
+        reason = clean(error.detail.removeprefix("the request body "))
         raise ClientError(
-            f"{source}: not a JSON object ({reason}); write one JSON task a line"
+            f"{source}: not a JSON object as it should be (it {reason}); write one JSON task a line"
         ) from None
-    if not isinstance(task.get("url"), str):
+    if not isinstance(task, dict) or not isinstance(task.get("url"), str):
         raise ClientError(f'{source}: a JSON task needs a "url" that is text')
     return task

@@ -8,6 +8,7 @@ import re
 
 from conveyor.domain.errors import InvalidTaskReason
 from conveyor.domain.text_rules import Refused, quoted
+from conveyor.domain.urls import MAX_LENGTH
 
 # No-break and other spaces, and the marks that copying from pages and documents leaves behind.
 AROUND = (
@@ -26,18 +27,38 @@ SEPARATOR_LINE = re.compile(r'"?sep=([^\r\n])"?(?=\r?\n|\Z)', re.IGNORECASE)
 """The first line of a CSV file that Excel writes and reads to name the separator."""
 
 _COMMENT = re.compile(r"\s#")
-_SEVERAL = re.compile(r"[\s,;|]['\"<(]?(?:https?|ftp)://", re.IGNORECASE)
+_BETWEEN = rf"[{re.escape(AROUND)},;|\uff0c\u3001\uff1b\uff5c]"
+_OPENING = r"['\"<(\[{\u2018\u201a\u201c\u201e\xab\u300c\uff08]"
+# A separator before a URL, or a character that no URL holds. A URL may hold another one behind any
+# character of its own, as in a path or query, but for a letter or digit that ends no escape.
+_SEVERAL = re.compile(
+    rf"{_BETWEEN}{_OPENING}*(?:(?:https?|ftp)://|www\.\w)"
+    r"|[<>\"\u201c\u201d\u201e\xab\xbb](?:https?|ftp)://",
+    re.IGNORECASE,
+)
+_GLUED = re.compile(r"(?<=[A-Za-z0-9])(?<!%[0-9A-Fa-f]{2})https?://", re.IGNORECASE)
+_FURTHER_NAME = re.compile(r"[,;|]www\.", re.IGNORECASE)
+_SCHEME_TWICE = re.compile(r"https?://https?(?::/|//)", re.IGNORECASE)
+# Blanks of every kind; control characters have a reason of their own.
+_BLANK = re.compile(r"[^\S\x00-\x1f\x7f-\x9f]")
+_HOST = r"(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|(?:[\w-]+\.)+[^\W\d][\w-]+|[\w-]+(?=:\d))(?![\w@])"
+_BARE = re.compile(r"(?://)?[\w.-]+(?::\d+)?(?:[/?#].*)?", re.DOTALL)
+_FIRST_HOST = re.compile(rf"(?://)?{_HOST}")
+_FURTHER_HOST = re.compile(rf"{_BETWEEN}{_OPENING}*{_HOST}")
+_BEFORE_HOST = re.compile(rf"(?:{_OPENING}+|[^\s/?#]*@){_HOST}")
 # Quotes, brackets, bullets, numbers, formulas and links of Markdown.
 _BEFORE = re.compile(
     r"(?:[^A-Za-z0-9]+|[0-9]+[.)]?\s+|=HYPERLINK\([\"']?|\[[^\]]*\]\()https?://", re.IGNORECASE
 )
+_PATH_PARAM = re.compile(r";[\w.-]+=")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _OTHER_SCHEME = re.compile(r"(?:about|blob|data|file|ftp|javascript|mailto|sms|tel|view-source):")
 
 
 def is_alone(urls: list[str]) -> bool:
     """Return whether no text holds a second URL; False says nothing about any one of them."""
-    return "\n".join(urls).count("://") <= len(urls)
+    text = "\n".join(urls)
+    return text.count("://") <= len(urls) and _FURTHER_NAME.search(text) is None
 
 
 def url_of_line(line: str) -> str:
@@ -56,6 +77,7 @@ def url_of_line(line: str) -> str:
     _refuse_several(url)
     if "\t" in url:
         _refuse(url, "a tab is within: send columns as CSV (--type csv --delimiter '\\t')")
+    _refuse_blank(url)
     return url
 
 
@@ -67,15 +89,21 @@ def url_of_cell(cell: str, quote: str) -> str:
     _refuse_several(url)
     if _COMMENT.search(url) is not None:
         _refuse(url, "a note follows the URL: give it a column of its own")
+    _refuse_blank(url)
     if url.endswith("\\") or "\\" + quote in url:
         _refuse(url, "the backslash escapes nothing here: put the cell in quotes, and double those")
     return url
 
 
 def with_scheme(text: str, scheme: str) -> str:
-    """Put a scheme before a bare host; leave a text that is empty or has a scheme."""
+    """Put a scheme before a bare host, with a port, path or query or without.
+
+    Leave any other text to its reader, which takes what has a scheme and refuses the rest.
+    """
     url = text.strip(AROUND)
-    if not url or _SCHEME.match(url) or _OTHER_SCHEME.match(url.lower()):
+    note = _COMMENT.search(url)
+    alone = url if note is None else url[: note.start()]
+    if not _is_bare(alone) or _BARE.fullmatch(alone) is None or _has_several_hosts(alone):
         return text
     return f"{scheme}:{url}" if url.startswith("//") else f"{scheme}://{url}"
 
@@ -83,6 +111,11 @@ def with_scheme(text: str, scheme: str) -> str:
 def separator_in_all(texts: list[str]) -> str | None:
     """Return a separator that every text holds, so that they are probably rows of columns."""
     return next((one for one in SEPARATORS if texts and all(one in text for text in texts)), None)
+
+
+def without_params(url: str) -> str:
+    """Return a URL without its params of the path (`;v=1`), whose semicolons separate nothing."""
+    return _PATH_PARAM.sub("", url)
 
 
 def separator_at_all_ends(lines: list[str]) -> str | None:
@@ -95,9 +128,37 @@ def separated(separator: str) -> str:
     return f'every line ends in "{separator}": take it away, or send CSV (--type csv)'
 
 
+def _is_bare(text: str) -> bool:
+    """Return whether a text has no scheme."""
+    return not (_SCHEME.match(text) or _OTHER_SCHEME.match(text.lower()))
+
+
+def _has_several_hosts(text: str) -> bool:
+    """Return whether a text of at most the length of a URL begins with a host and has another
+    behind a separator; a longer one is refused for its length."""
+    if len(text) > MAX_LENGTH or _FIRST_HOST.match(text) is None:
+        return False
+    return _FURTHER_HOST.search(text) is not None
+
+
 def _refuse_several(url: str) -> None:
-    if _SEVERAL.search(url) is not None:
+    start = url.find("://") + 1
+    if _SEVERAL.search(url) is not None or (start and _GLUED.search(url, start) is not None):
         _refuse(url, "more than one URL: give each a line, or write a JSON task if it is one")
+    if _SCHEME_TWICE.match(url) is not None:
+        _refuse(url, "the scheme is there twice: take one away")
+    if len(url) <= MAX_LENGTH and _is_bare(url):
+        if _has_several_hosts(url):
+            _refuse(url, "more than one host: give each a line, or the scheme if it is one URL")
+        if _BEFORE_HOST.match(url) is not None:
+            _refuse(url, "something stands before the host: take it away, or write the whole URL")
+
+
+def _refuse_blank(url: str) -> None:
+    if _BLANK.search(url) is not None and _SCHEME.match(url) is not None:
+        _refuse(
+            url, "a blank is within: take away what follows it, write it as %20, or a JSON task"
+        )
 
 
 def _refuse(url: str, detail: str) -> None:

@@ -15,6 +15,7 @@ from conveyor.domain.listed_urls import (
     is_alone,
     separator_in_all,
     url_of_cell,
+    without_params,
 )
 from conveyor.domain.model import TaskSpec
 from conveyor.domain.submission import parse_task
@@ -145,11 +146,14 @@ def read_csv(pieces: Iterator[Piece], spec: Csv, tasks: FileTasks) -> None:
     pieces, delimiter = _after_separator_line(pieces, spec.delimiter)
     records = CsvRecords(pieces, delimiter=delimiter, quote=spec.quote)
     header = _read_header(records) if spec.header else None
-    columns = _Columns(spec, header)
+    columns = _Columns(spec, header, delimiter)
+    looked_at = False
     try:
         while (batch := records.read(BATCH_RECORDS)).records:
-            if batch.first_line == 1:
-                _refuse_unseparated("every record", batch.records)
+            if not looked_at:
+                looked_at = True
+                _refuse_unseparated("every record", batch.records, headed=spec.header)
+            columns.measure(batch.records)
             specs = columns.plain_specs(batch.records)
             if specs is None:
                 _add_one_by_one(batch, columns, tasks)
@@ -173,12 +177,16 @@ def _after_separator_line(pieces: Iterator[Piece], delimiter: str) -> tuple[Iter
     return chain([first], pieces), delimiter
 
 
-def _refuse_unseparated(what: str, records: list[list[str]]) -> None:
-    """Refuse records of one column if each holds the same separator of columns."""
+def _refuse_unseparated(what: str, records: list[list[str]], *, headed: bool = False) -> None:
+    """Refuse records of one column if each holds the same separator of columns.
+
+    Behind a header, which says that there is one column, params of a URL's path separate none.
+    """
     found = [record for record in records if not is_blank(record)]
     if any(len(record) > 1 for record in found):
         return
-    separator = separator_in_all([record[0] for record in found])
+    cells = [record[0] for record in found]
+    separator = separator_in_all(list(map(without_params, cells)) if headed else cells)
     if separator is not None:
         shown = shorten(separator)
         _refuse(
@@ -190,16 +198,24 @@ def _refuse_unseparated(what: str, records: list[list[str]]) -> None:
 class _Columns:
     """The positions of the url, and of the external id if any, in a record."""
 
-    def __init__(self, spec: Csv, header: list[str] | None) -> None:
+    def __init__(self, spec: Csv, header: list[str] | None, delimiter: str) -> None:
         if header is not None:
             _refuse_unseparated("the header", [header])
         self._quote = spec.quote
+        self._delimiter = delimiter
+        self._widest = "the first record" if header is None else "the header"
+        self._width = 0 if header is None else len(header)
         self._url = _place(spec.url, header)
         self._external_id = None
         self._needed = self._url + 1
         if spec.external_id is not None:
             self._external_id = _place(spec.external_id, header)
             self._needed = max(self._url, self._external_id) + 1
+
+    def measure(self, records: list[list[str]]) -> None:
+        """Take the number of columns from the first record, if no header gave it."""
+        if not self._width:
+            self._width = next((len(record) for record in records if not is_blank(record)), 0)
 
     def plain_specs(self, records: list[list[str]]) -> list[TaskSpec] | None:
         """Return the tasks of all records that are not empty, if a quick check finds all good.
@@ -208,6 +224,8 @@ class _Columns:
         """
         if not all(records):
             records = list(filter(None, records))
+        if max(map(len, records), default=0) > self._width:
+            return None
         url, external_id = self._url, self._external_id
         try:
             urls = [record[url] for record in records]
@@ -226,6 +244,14 @@ class _Columns:
         """Return the task of one record."""
         if len(record) < self._needed:
             columns = f"too few columns: {len(record)} of {self._needed}"
+            return InvalidTask(index, InvalidTaskReason.MALFORMED_URL, columns, detail=columns)
+        if not is_blank(record[self._width :]):
+            cells = max(place for place, cell in enumerate(record, 1) if cell.strip(AROUND))
+            shown = shorten(self._delimiter)
+            columns = (
+                f"{cells} columns, {self._widest} has {self._width}: "
+                f'quote a cell with "{shown}" in it'
+            )
             return InvalidTask(index, InvalidTaskReason.MALFORMED_URL, columns, detail=columns)
         try:
             url = url_of_cell(record[self._url], self._quote)

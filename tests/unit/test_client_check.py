@@ -56,6 +56,18 @@ def test_bad_tasks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert err[2].startswith("conveyor: 2 of 3 tasks in the file are invalid; nothing was created")
 
 
+def test_a_short_list_of_json_is_read_as_strictly_as_a_long_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(f'{{"url": "{A}", "url": "{B}"}}\n')
+
+    for arguments in ((str(path),), (str(path), "--type", "jsonl")):
+        code, out, err = checked(capsys, *arguments)
+        assert (code, out) == (1, [])
+        assert 'names the key "url" twice in one object' in err[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from conveyor.client.check import check_tasks
 from conveyor.client.errors import ClientError
 from conveyor.client.inputs import file_input, opened, read_lines
 from conveyor.client.options import CsvOptions, FileType
 from conveyor.client.rewriting import Reading
+from conveyor.client.submit import JobOptions
 from conveyor.domain import input_spec
 from conveyor.domain.model import TaskSpec
 from conveyor.intake.frames import Csv, Done, ListSource, Refusal, ValidationRequest
@@ -100,6 +102,23 @@ SHAPES = {
     "tabs, named": Shape(WITH_TABS, TWO, CsvOptions(header=True, delimiter="\t")),
     "a semicolon in some URLs": Shape(f"{A};v=1\n{B}\n", [f"{A};v=1", B]),
     "a semicolon in URLs under a header": Shape(f"url\n{A};v=1\n", [f"{A};v=1"], HEADED),
+    "semicolons in the rows of a one-word header": Shape(
+        f"url\n{A};x\n{B};y\n", "--delimiter ';'", HEADED
+    ),
+    "pipes in the rows of a header that is not announced": Shape(
+        f"\nurl\n\n{A}|x\n{B}|y\n", "--delimiter '|'"
+    ),
+    "pipes behind blank lines": Shape(f"\n\n{A}|x\n", "--delimiter '|'"),
+    # more columns than there are
+    "a comma in a cell": Shape(
+        f"id,url\n1,{A}?q=red,green\n2,{B}\n", "3 columns, the header has 2: quote a cell", HEADED
+    ),
+    "a comma in the only column": Shape(f"url\n{A}?q=red,green\n", "2 columns, the header has 1"),
+    "a comma in a cell without a header": Shape(
+        f"\n{A},x\n{B},x,y\n", "3 columns, the first record has 2: quote a cell"
+    ),
+    "a comma in a quoted cell": Shape(f'id,url\n1,"{A}?q=a,b"\n', [f"{A}?q=a,b"], HEADED),
+    "blank cells at the ends": Shape(f"id,url\n1,{A},\n2,{B}, ,\t\n", TWO, HEADED),
     # what Excel writes
     "sep= and semicolons": Shape(f"sep=;\r\n{A};a\r\n{B};b\r\n", TWO),
     "sep= and a header": Shape(f"sep=;\r\nref;url\r\na;{A}\r\nb;{B}\r\n", TWO, HEADED),
@@ -143,6 +162,8 @@ SHAPES = {
     "a note in a cell": Shape(f"{A} # note\n", "a note follows the URL"),
     "an escaped separator": Shape(f"{A}\\,2,x\n", "the backslash escapes nothing"),
     "an escaped quote": Shape(f'{A}?\\"a\\",x\n', "the backslash escapes nothing"),
+    "text behind the URL of a cell": Shape(f"{A} - a page,x\n", "a blank is within"),
+    "a bare URL behind the URL of a cell": Shape(f'"{A},www.t.test/2"\n', "more than one URL"),
     # headers
     "a header in another case": Shape(
         f"id,url\n1,{A}\n2,{B}\n", TWO, CsvOptions("URL", header=True)
@@ -183,6 +204,42 @@ SHAPES = {
     "a JSON task": lines(f'{A}\n{{"url": "{B}"}}\n', "--type jsonl"),
     "form feeds at the ends": lines(f"\x0c{A}\x0b\n{B}\x0c\n", TWO),
     "UTF-16": lines(f"{A}\n{B}\n".encode("utf-16"), TWO, encoding="utf-16"),
+    # text behind a URL
+    "a title": lines(f"{B}\n{A} - a page\n", "a blank is within"),
+    "brackets behind it": lines(f"{A} (dead)\n", "a blank is within"),
+    "slashes for a note": lines(f"{A} // note\n", "a blank is within"),
+    "a no-break space": lines(f"{A}\xa0page\n", "a blank is within"),
+    "www after a blank": lines(f"{A} www.t.test/2\n", "more than one URL"),
+    "www after a comma": lines(f"{B}\n{A},www.t.test/2\n", "more than one URL"),
+    "www after a comma behind a usual host": lines(
+        "http://a.example/1,www.t.test/2\n", "more than one URL"
+    ),
+    "a URL in square brackets": lines(f"{A} [{B}]\n", "more than one URL"),
+    "a URL in curly quotes": lines(f"{A} “{B}”\n", "more than one URL"),
+    "a full-width comma": lines(f"{A}，{B}\n", "more than one URL"),
+    "an ideographic comma": lines(f"{A}、{B}\n", "more than one URL"),
+    "a full-width semicolon": lines(f"{A}；{B}\n", "more than one URL"),
+    "a space of no width": lines(f"{A}\u200b{B}\n", "more than one URL"),
+    "HTML between": lines(f"{A}<br>{B}\n", "more than one URL"),
+    "nothing between": lines(f"{A}{B}\n", "more than one URL"),
+    "letters between": lines(f"{A}x{B}\n", "more than one URL"),
+    "a scheme twice": lines("https://https://t.test/\n", "the scheme is there twice"),
+    "a scheme twice with one colon": lines("http://https//t.test/\n", "the scheme is there twice"),
+    "URLs in URLs": lines(
+        f"http://web.test/web/2020/{A}\nhttp://a.test/go?u%3D{A}&v={B}\nhttp://a.test/x:{A}\n"
+        f"http://a.test/?{A}#{B}\nhttp://a.test/crop({A})\nhttp://http/x\n",
+        [
+            f"http://web.test/web/2020/{A}",
+            f"http://a.test/go?u%3D{A}&v={B}",
+            f"http://a.test/x:{A}",
+            f"http://a.test/?{A}#{B}",
+            f"http://a.test/crop({A})",
+            "http://http/x",
+        ],
+    ),
+    "marks within words": lines(
+        "http://t.test/\u0645\u06cc\u200c\u062e\n", ["http://t.test/\u0645\u06cc\u200c\u062e"]
+    ),
     # bare hosts
     "a bare host": lines("t.test/1\n", "malformed_url"),
     "bare hosts": lines(
@@ -191,6 +248,41 @@ SHAPES = {
         scheme="https",
     ),
     "what is no host": lines("mailto:a@t.test\n", "unsupported_scheme", scheme="https"),
+    "more about bare hosts": lines(
+        "localhost:9480/x?q=a,b\nbücher.test\nt.test/@user;v=1 # see a.test\n127.0.0.1/#a\n",
+        [
+            "https://localhost:9480/x?q=a,b",
+            "https://bücher.test",
+            "https://t.test/@user;v=1",
+            "https://127.0.0.1/#a",
+        ],
+        scheme="https",
+    ),
+    **{
+        f"no bare host: {text}": lines(f"t.test/1\n{text}\n", hint, scheme="https")
+        for text, hint in {
+            "127.0.0.1:9480/x, 127.0.0.1:9481/y": "more than one host",
+            "a.test;b.test": "more than one host",
+            "a.test,b.test": "more than one host",
+            "a.test/x,b.test/y": "more than one host",
+            "a.test/x | b.test": "more than one host",
+            "a.test/x b.test": "more than one host",
+            '"a.test/x"': "something stands before the host",
+            "'a.test/x'": "something stands before the host",
+            "(a.test/x)": "something stands before the host",
+            "joe@a.test": "something stands before the host",
+            "a.test/x - a page": "a blank is within",
+            "a.test page": "malformed_url",
+        }.items()
+    },
+    "several bare hosts in a cell": Shape(
+        'id,url\n1,"a.test,b.test"\n', "more than one host", reading=Reading(scheme="https")
+    ),
+    "a quoted bare host in a cell": Shape(
+        "id,url\n1,'a.test/x'\n",
+        "something stands before the host",
+        reading=Reading(scheme="https"),
+    ),
     "bare hosts in a table": Shape(
         f"id;url\n1;'t.test/1;a'\n;\n2; {A} \n",
         ["http://t.test/1;a", A],
@@ -232,7 +324,10 @@ def test_a_short_list_is_read_alike(name: str) -> None:
 
     if isinstance(shape.right, list):
         assert found == shape.right
-    elif any(hint in shape.right for hint in ("more than one", "every line", "stands before")):
+    elif any(
+        hint in shape.right
+        for hint in ("more than", "every line", "stands before", "blank", "twice")
+    ):
         assert shape.right in found
 
 
@@ -340,6 +435,63 @@ def test_a_formula_of_a_workbook_is_what_it_gave(tmp_path: Path) -> None:
     rows: list[list[str | int | Formula]] = [[Formula(f'HYPERLINK("{B}","x")', A)], [f"{B}\n"]]
 
     assert urls(read_workbook(workbook(tmp_path / "list.xlsm", rows))) == TWO
+
+
+def placed(path: Path, cells: str) -> Path:
+    """A workbook with cells that say where they are, as Excel writes them."""
+    workbook(path, [["x"]])
+    with zipfile.ZipFile(path) as file:
+        parts = {name: file.read(name).decode() for name in file.namelist()}
+    name = "xl/worksheets/s1.xml"
+    start, end = parts[name].index("<row>"), parts[name].index("</sheetData>")
+    parts[name] = parts[name][:start] + cells + parts[name][end:]
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in parts.items():
+            file.writestr(name, content)
+    return path
+
+
+def text_cell(place: str, text: str) -> str:
+    return f'<c r="{place}" t="inlineStr"><is><t>{text}</t></is></c>'
+
+
+@pytest.mark.parametrize("far", ["XFD1048576", "XFD2000", "AAA100000"])
+def test_a_cell_far_from_the_others_refuses_a_workbook_in_one_line(
+    tmp_path: Path, far: str
+) -> None:
+    row = "".join(filter(str.isdigit, far))
+    cells = (
+        f'<row r="1">{text_cell("A1", A)}</row><row r="{row}"><c s="1" r="{far}"><v>1</v></c></row>'
+    )
+    found = read_workbook(placed(tmp_path / "list.xlsx", cells))
+
+    assert isinstance(found, str)
+    assert "has cells far from the others" in found
+    assert "\n" not in found
+
+
+def test_styled_cells_without_content_do_not_count(tmp_path: Path) -> None:
+    cells = (
+        f'<row r="2">{text_cell("A2", A)}</row><row r="3">{text_cell("A3", B)}'
+        '<c r="XFD3" s="1"/></row><row r="1048576"><c r="XFD1048576" s="1"/></row>'
+    )
+    assert urls(read_workbook(placed(tmp_path / "list.xlsx", cells))) == TWO
+
+
+def test_an_error_of_a_workbook_is_a_bad_task(tmp_path: Path) -> None:
+    cells = (
+        f'<row r="1">{text_cell("A1", A)}</row>'
+        '<row r="2"><c r="A2" s="1" t="e"><f>NA()</f><v>#N/A</v></c></row>'
+        f'<row r="3">{text_cell("A3", B)}</row>'
+    )
+    chosen = file_input([str(placed(tmp_path / "list.xlsx", cells))], None, CsvOptions())
+    assert chosen is not None
+
+    with opened(chosen) as source:
+        number, skipped, said = check_tasks(source, JobOptions(skip_invalid=True))
+
+    assert (number, skipped) == (2, 1)
+    assert "record 2 at line 2: #N/A" in said[0]
 
 
 @pytest.mark.parametrize("suffix", ["xls", "XLSB", "ods"])
