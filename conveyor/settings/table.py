@@ -363,7 +363,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "rate_limit_deadline",
         "seconds",
-        "after a task's creation, from which on a rate limit fails it",
+        "after a task's first wait without an attempt, from which on a rate limit fails it",
         lasting(0),
         used_by=WORKERS,
     ),
