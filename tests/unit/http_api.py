@@ -33,7 +33,7 @@ from conveyor.domain.model import (
 from conveyor.domain.task_rules import Failed, Settlement, Succeeded
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.openapi import document
-from conveyor.http.request import BodyMemory
+from conveyor.http.request import BODY_SECONDS, BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.tasks import Claimed
 from conveyor.records.blob_keys import result_key
@@ -161,6 +161,7 @@ async def open_api(
     *,
     max_request_bytes: int = 50_331_648,
     body_memory: BodyMemory = AMPLE,
+    body_seconds: float = BODY_SECONDS,
     **options: Any,
 ) -> AsyncIterator[Api]:
     """An API over a fresh data directory; `options` go to the service."""
@@ -185,6 +186,7 @@ async def open_api(
             allowed_hosts=["conveyor.test"],
             max_request_bytes=max_request_bytes,
             body_memory=body_memory,
+            body_seconds=body_seconds,
         ),
     )
     transport = httpx.ASGITransport(app)
