@@ -168,12 +168,8 @@ async def open_api(
     clock = FakeClock()
     dev = await open_binding(directory, clock)
     options.setdefault("public_origin", ORIGIN)
-    service = Service(
-        dev.ports,
-        ServiceOptions(**options),
-        clock,
-        webhooks=loopback_webhooks(clock),
-    )
+    webhooks = loopback_webhooks(clock)
+    service = Service(dev.ports, ServiceOptions(**options), clock, webhooks=webhooks)
     registry = CollectorRegistry()
     Counter("conveyor_things", "Things.", registry=registry).inc(3)
     ready = [True]
