@@ -79,6 +79,8 @@ class Outages:
         if absence.shared is not None:
             self._shut(absence.shared)
         failed.is_spared = self.is_shut
+        if self._now is not None:
+            failed.waits_since = self._now.since
 
     def admit(self) -> None:
         """Begin a call. Raises ScrapeFailed if none may be made now, without a mark on its task."""

@@ -108,6 +108,7 @@ def _app_options(settings: Settings, clock: Clock, worker: Worker) -> AppOptions
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
         max_request_bytes=settings.max_request_bytes,
+        body_seconds=settings.body_timeout,
         body_memory=body_memory(settings),
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),

@@ -196,6 +196,7 @@ def _app(
         options=AppOptions(
             allowed_hosts=allowed_hosts(settings),
             max_request_bytes=settings.max_request_bytes,
+            body_seconds=settings.body_timeout,
             body_memory=body_memory(settings),
             api_keys=api_keys,
             rate_limit=binding.rate_limit,

@@ -150,6 +150,7 @@ async def _open_contents(
     await store.agree([directory.secret, *older_secrets])
     blobs = FileBlobs(directory.blobs)
     opened.push_async_callback(blobs.aclose)
+    store.database.file.watch(directory.blobs)
     await remove_unnamed(store, blobs)
     await store.void_claims(clock.now(), read_begun(directory.calls))
     # The table before is replaced only now: a boot that is killed up to here is made again.

@@ -15,6 +15,7 @@ import errno
 import itertools
 import os
 import queue
+import shutil
 import stat
 import sys
 import threading
@@ -258,8 +259,11 @@ class FileBlobs(Blobs, NewBodies):
         self._writer = FileWriter(self._root, self._temporary)
         with _DISK:
             os.makedirs(self._temporaries, mode=0o700, exist_ok=True)
-            for leftover in os.listdir(self._temporaries):
-                os.unlink(f"{self._temporaries}/{leftover}")
+            for leftover in list(os.scandir(self._temporaries)):
+                if leftover.is_dir(follow_symlinks=False):
+                    shutil.rmtree(leftover.path)
+                else:
+                    os.unlink(leftover.path)
 
     async def aclose(self) -> None:
         """Write the queued bodies and stop. No put may follow."""

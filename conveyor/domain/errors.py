@@ -78,6 +78,8 @@ class ErrorCode(StrEnum):
     """There is no candidate that could become the active signing key."""
     METHOD_NOT_ALLOWED = "method_not_allowed"
     """The path takes other methods; `Allow` names them."""
+    REQUEST_TIMEOUT = "request_timeout"
+    """The body of the request stopped coming."""
     PAYLOAD_TOO_LARGE = "payload_too_large"
     """A request body or file is too large, unpacks to too much, or would take too long to check."""
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"

@@ -265,6 +265,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     `attempts` counts the attempts that used up a try, `interruptions` the lapsed claims.
     `claim_number` grows with each claim and fences off holders of earlier ones; `claimed_until`
     bounds the current claim. `not_before` delays the next attempt, and `waiting` says why it does.
+    `waiting_since` is when the waits without an attempt between them began, 0 outside of any.
     `source_run_id` is set on inherited rows.
     """
 
@@ -281,6 +282,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     claimed_until: int = 0
     not_before: int = 0
     waiting: WaitReason | None = None
+    waiting_since: int = 0
     result: StoredBody | None = None
     error: Problem | None = None
     failure: TaskFailure | None = None

@@ -71,13 +71,15 @@ class Failed(msgspec.Struct, frozen=True):
 
 class Retry(msgspec.Struct, frozen=True):
     """Back to pending until `not_before`; `burns_attempt` tells whether a try was used up, and
-    `recorded` whether the event stays in the history. One that does not has cost nothing."""
+    `recorded` whether the event stays in the history. One that does not has cost nothing. `since`
+    is when the waits without an attempt began; 0 ends them."""
 
     event: Event
     not_before: int
     burns_attempt: bool = True
     recorded: bool = True
     waiting: WaitReason = WaitReason.BACKOFF
+    since: int = 0
 
 
 class Released(msgspec.Struct, frozen=True):
@@ -85,10 +87,12 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Deferred(msgspec.Struct, frozen=True):
-    """Back to pending until `not_before`, else as if never claimed: no call was made."""
+    """Back to pending until `not_before`, else as if never claimed: no call was made. `since` is
+    when the waits without an attempt began."""
 
     not_before: int
     waiting: WaitReason
+    since: int = 0
 
 
 Settlement = Succeeded | Failed | Retry | Released | Deferred
@@ -116,9 +120,9 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
     """The change of a row by a claim or a settlement.
 
     `attempts` and `interruptions` are added to those of the row; a `not_before` of None leaves the
-    row's as it is. `waiting` is set with a `not_before` ahead. `event` goes to the end of the
-    history, and `result`, `error` and `failure` are written with it. `delta` goes to the run; None
-    changes nothing there.
+    row's as it is. `waiting` is set with a `not_before` ahead, and `waiting_since` with it. `event`
+    goes to the end of the history, and `result`, `error` and `failure` are written with it. `delta`
+    goes to the run; None changes nothing there.
     """
 
     status: TaskStatus
@@ -126,6 +130,7 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
     interruptions: int = 0
     not_before: int | None = None
     waiting: WaitReason | None = None
+    waiting_since: int = 0
     event: Event | None = None
     result: StoredBody | None = None
     error: Problem | None = None
@@ -269,13 +274,18 @@ def settlement_change(settlement: Settlement, *, now: int) -> TaskChange:
     if isinstance(settlement, Released):
         return TaskChange(TaskStatus.PENDING)
     if isinstance(settlement, Deferred):
-        not_before, waiting = settlement.not_before, settlement.waiting
-        return TaskChange(TaskStatus.PENDING, not_before=not_before, waiting=waiting)
+        return TaskChange(
+            TaskStatus.PENDING,
+            not_before=settlement.not_before,
+            waiting=settlement.waiting,
+            waiting_since=settlement.since,
+        )
     return TaskChange(
         TaskStatus.PENDING,
         attempts=int(settlement.burns_attempt),
         not_before=settlement.not_before,
         waiting=settlement.waiting,
+        waiting_since=settlement.since,
         event=settlement.event if settlement.recorded else None,
         delta=RunDelta(now, spend=settlement.event.spend),
     )

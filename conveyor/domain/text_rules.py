@@ -110,9 +110,13 @@ def mask_parameters(text: str) -> str:
     return _SECRET_PARAMETERS.sub(r"\g<name>***", text)
 
 
+_WITHIN = re.compile(r"((?:/|%2f){2})[^/@\s?#&]*(?:@|%40)", re.IGNORECASE)
+"""Credentials of a URL that stands in the path or query of another."""
+
+
 def logged_url(url: str) -> str:
     """Return the form in which a log may show a URL: short, without credentials."""
-    return shorten(mask_parameters(mask_credentials(url)))
+    return shorten(mask_parameters(_WITHIN.sub(r"\1***@", mask_credentials(url))))
 
 
 def has_control(text: str) -> bool:

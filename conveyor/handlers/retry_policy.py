@@ -45,72 +45,76 @@ class RetryPolicy:
 
         An attempt that counts is the last one if the job allows no more. One that does not count (a
         gateway's 429, a call that is postponed, something shared that is away) is bounded by a
-        deadline instead, from the task's creation. There may be hundreds of these until then: those
-        of later receives are not recorded, unless they cost something, nor are those that sent
-        nothing.
+        deadline instead, from the first of them in a row. There may be hundreds of these until
+        then: those of later receives are not recorded, unless they cost something, nor are those
+        that sent nothing.
         """
         now = self._clock.now()
         final = Failed(event, failure.problem, failure.failure)
         if not failure.retryable:
             return final
-        if isinstance(failure, Postponed):
-            return final if self._too_late(task, now) else _postponed(failure, event, now, receives)
-        if failure.is_spared:
-            if self._too_late(task, now):
-                return final
-            return _spared(failure, event, now + self._spared_for(), receives)
-        if failure.burns_attempt:
+        if not isinstance(failure, Postponed) and not failure.is_spared and failure.burns_attempt:
             if event.attempt >= job.max_attempts:
                 return final
-            step = event.attempt
-        else:
-            if self._too_late(task, now):
-                return Failed(event, failure.problem, TaskFailure.RATE_LIMITED)
-            step = receives
-        delay = self._delay(failure, step)
-        recorded = failure.burns_attempt or receives <= RECORDED or event.spend != Spend()
-        waiting = WaitReason.LOAD_REFUSAL
-        if failure.burns_attempt:
+            delay = self._delay(failure, event.attempt)
             is_asked = failure.retry_after >= delay
             waiting = WaitReason.RETRY_AFTER if is_asked else WaitReason.BACKOFF
-        return Retry(event, now + int(delay * 1000), failure.burns_attempt, recorded, waiting)
+            return Retry(event, now + int(delay * 1000), waiting=waiting)
+        since = _waits_since(failure, task, now)
+        is_late = self._is_late(since, now)
+        if isinstance(failure, Postponed) or failure.is_spared:
+            if is_late:
+                return final
+            return _put_off(event, *self._put_off_until(failure, now), since, receives)
+        if is_late:
+            return Failed(event, failure.problem, TaskFailure.RATE_LIMITED)
+        return Retry(
+            event,
+            now + int(self._delay(failure, receives) * 1000),
+            burns_attempt=False,
+            recorded=receives <= RECORDED or event.spend != Spend(),
+            waiting=WaitReason.LOAD_REFUSAL,
+            since=since,
+        )
 
     def pause(self, failure: ScrapeFailed, task: Task, call: int) -> float | None:
         """Return the seconds to wait after `call` calls that were refused for load, or None past
         the deadline."""
-        if self._too_late(task, self._clock.now()):
+        now = self._clock.now()
+        if self._is_late(_waits_since(failure, task, now), now):
             return None
         return self._delay(failure, call)
 
-    def _spared_for(self) -> int:
-        return int(SPARED_PAUSE * (0.5 + self._clock.random()) * 1000)
+    def _put_off_until(self, failure: ScrapeFailed, now: int) -> tuple[int, WaitReason]:
+        """Return when a call that was not made, or met an outage, is due, and why not before."""
+        if isinstance(failure, Postponed):
+            # Due sooner, it would be postponed again.
+            return now + ceil(failure.retry_after * 1000), failure.waiting
+        spared_for = int(SPARED_PAUSE * (0.5 + self._clock.random()) * 1000)
+        return now + spared_for, WaitReason.OUTAGE
 
-    def _too_late(self, task: Task, now: int) -> bool:
-        return now - task.created_at >= self._rate_limit_deadline * 1000
+    def _is_late(self, since: int, now: int) -> bool:
+        return now - since >= self._rate_limit_deadline * 1000
 
     def _delay(self, failure: ScrapeFailed, step: int) -> float:
         return max(self._backoff.spread(step, self._clock.random()), failure.retry_after)
 
 
-def _postponed(failure: Postponed, event: Event, now: int, receives: int) -> Retry | Deferred:
-    """Put a task off; redirects that led to a postponed call go into the history."""
-    not_before = now + ceil(failure.retry_after * 1000)  # sooner, it would be postponed again
-    if not failure.sent:
-        return Deferred(not_before, failure.waiting)
-    recorded = receives <= RECORDED
-    return Retry(event, not_before, burns_attempt=False, recorded=recorded, waiting=failure.waiting)
+def _waits_since(failure: ScrapeFailed, task: Task, now: int) -> int:
+    """Return since when a task waits without an attempt: no pause of another task's making, nor the
+    time in a queue, counts against it."""
+    begun = max(failure.waits_since, task.created_at) if failure.waits_since else now
+    return min(begun, task.waiting_since or begun)
 
 
-def _spared(
-    failure: ScrapeFailed, event: Event, not_before: int, receives: int
+def _put_off(
+    event: Event, not_before: int, waiting: WaitReason, since: int, receives: int
 ) -> Retry | Deferred:
-    """Put a task off that met an outage; a request that went out goes into the history."""
-    if not failure.sent:
-        return Deferred(not_before, WaitReason.OUTAGE)
+    """Put a task off; requests that went out go into the history."""
+    if not event.sent:
+        return Deferred(not_before, waiting, since)
     recorded = receives <= RECORDED
-    return Retry(
-        event, not_before, burns_attempt=False, recorded=recorded, waiting=WaitReason.OUTAGE
-    )
+    return Retry(event, not_before, False, recorded, waiting, since)
 
 
 def internal_failure() -> ScrapeFailed:

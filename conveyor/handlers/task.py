@@ -315,7 +315,8 @@ class TaskHandler(StagedHandler):
         if not isinstance(held.error, ResultLost):
             return Released()
         pause = HIDING.delay(held.receives)
-        return Deferred(self._clock.now() + round(pause * 1000), WaitReason.OUTAGE)
+        not_before = self._clock.now() + round(pause * 1000)
+        return Deferred(not_before, WaitReason.OUTAGE, held.task.waiting_since)
 
     async def _give_up(self, held: ClaimedTask) -> None:
         """Give a claim back after an error or a cancellation, so that nobody has to wait until it
@@ -391,7 +392,7 @@ class TaskHandler(StagedHandler):
     ) -> Succeeded:
         """Scrape; while the gateway refuses for load, wait with the permit in hand, so that the
         message need not be received again. Raises ScrapeFailed."""
-        task = held.task
+        task, refused_at = held.task, 0
         for call in itertools.count(1):
             try:
                 return await self._scrape(held, template)
@@ -400,6 +401,7 @@ class TaskHandler(StagedHandler):
                 if failure.burns_attempt or failure.is_spared or isinstance(failure, Postponed):
                     raise
                 throttled()
+                refused_at = failure.waits_since = refused_at or self._clock.now()
                 pause = self._retry_policy.pause(failure, task, call)
                 if call >= PATIENCE or pause is None or pause > PATIENT_PAUSE:
                     raise

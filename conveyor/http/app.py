@@ -23,7 +23,14 @@ from conveyor.http.middleware import (
     routing_problem,
 )
 from conveyor.http.pages import page_routes
-from conveyor.http.request import BodyLimits, BodyMemory, Handler, RequestContext, receive_upload
+from conveyor.http.request import (
+    BODY_SECONDS,
+    BodyLimits,
+    BodyMemory,
+    Handler,
+    RequestContext,
+    receive_upload,
+)
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
 from conveyor.http.routes_schedules import SCHEDULE_ROUTES
@@ -51,7 +58,8 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
-    """The limits on callers: the accepted hosts, the rate of requests, their size and their memory.
+    """The limits on callers: the accepted hosts, the rate of requests, their size, memory and
+    silence.
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
@@ -60,6 +68,7 @@ class AppOptions:
 
     allowed_hosts: Collection[str]
     max_request_bytes: int = 50_331_648
+    body_seconds: float = BODY_SECONDS
     body_memory: BodyMemory = field(default_factory=BodyMemory)
     api_keys: ApiKeys = field(default_factory=AnyKey)
     rate_limit: RateLimit | None = None
@@ -91,7 +100,7 @@ def create_app(
                 allowed_hosts=options.allowed_hosts,
                 public_origin=service.options.public_origin,
             ),
-            Middleware(BodyLimits, limit=options.max_request_bytes),
+            Middleware(BodyLimits, limit=options.max_request_bytes, seconds=options.body_seconds),
         ],
         exception_handlers={HTTPException: routing_problem},
     )

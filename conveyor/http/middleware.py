@@ -131,6 +131,13 @@ class ProblemResponses:
             await self._app(scope, receive, send_and_note)
         except ClientGone:
             return
+        except anyio.get_cancelled_exc_class():
+            # Only the end of the server cancels a request as a whole.
+            if not started:
+                with anyio.CancelScope(shield=True):
+                    answer = problem_response(_stopping(), request_id=request_id)
+                    await answer(scope, receive, send)
+            raise
         except Exception as error:
             refused = error if isinstance(error, ConveyorError) else _unexpected(error, request_id)
             if started:
@@ -158,6 +165,18 @@ async def routing_problem(request: Request, error: Exception) -> Response:
     )
     response.headers["Allow"] = allowed
     return response
+
+
+STOPPING_RETRY = 5
+"""Seconds after which a request that the end of its server cut off may be sent again."""
+
+
+def _stopping() -> ConveyorError:
+    return ConveyorError(
+        ErrorCode.UNAVAILABLE,
+        "the server is stopping, and may have done this or not; ask again later",
+        retry_after=STOPPING_RETRY,
+    )
 
 
 def _unexpected(error: Exception, request_id: str) -> ConveyorError:

@@ -21,7 +21,12 @@ from conveyor.http.openapi_operations import (
 from conveyor.http.openapi_schemas import SCHEMAS, ref
 from conveyor.service.links import ANY_BYTES
 
-ANY_OPERATION = (ErrorCode.PERMISSION_DENIED, ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE)
+ANY_OPERATION = (
+    ErrorCode.PERMISSION_DENIED,
+    ErrorCode.REQUEST_TIMEOUT,
+    ErrorCode.INTERNAL,
+    ErrorCode.UNAVAILABLE,
+)
 """Errors of any operation."""
 WITH_A_KEY = (ErrorCode.UNAUTHENTICATED, ErrorCode.RATE_LIMITED)
 """Further errors of any operation that needs a key."""

@@ -679,7 +679,7 @@ EXPORT_OPERATIONS = (
         media_type="*/*",
         parameters=("Expires", "Signature"),
         note="`permission_denied` for a link that is forged or has expired.",
-        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND),
+        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND, ErrorCode.RESULT_EXPIRED),
         open=True,
     ),
 )

@@ -13,11 +13,12 @@ from functools import cache
 from html import escape
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from conveyor import __version__
-from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.http.middleware import routing_problem
 from conveyor.http.openapi import document
 
 _STYLE = """
@@ -61,23 +62,38 @@ def page_routes(origin: str, *, has_metrics: bool) -> dict[str, Page]:
     start = _start(origin, has_metrics=has_metrics)
 
     async def root(request: Request) -> Response:
-        _require_browser(request)
-        return Response(start, headers=_HEADERS, media_type="text/html")
+        return await _shown(request, lambda: start)
 
     async def docs(request: Request) -> Response:
-        _require_browser(request)
-        return Response(_docs(), headers=_HEADERS, media_type="text/html")
+        return await _shown(request, _docs)
 
     return {"/": root, "/docs": docs}
 
 
-def _require_browser(request: Request) -> None:
-    """Raise ConveyorError(not_found), as for any unknown path, unless HTML is asked for by name."""
+async def _shown(request: Request, page: Callable[[], str]) -> Response:
+    """Answer with a page where HTML is asked for by name; else as for any unknown path."""
+    if _wants_html(request):
+        return Response(page(), headers=_HEADERS, media_type="text/html")
+    response = await routing_problem(request, HTTPException(404))
+    response.headers["Vary"] = _HEADERS["Vary"]
+    return response
+
+
+def _wants_html(request: Request) -> bool:
     for accepted in ",".join(request.headers.getlist("Accept")).split(","):
         media_type, *parameters = (part.strip().lower() for part in accepted.split(";"))
-        if media_type == "text/html" and not any(one in ("q=0", "q=0.0") for one in parameters):
-            return
-    raise ConveyorError(ErrorCode.NOT_FOUND, "no such path")
+        if media_type == "text/html":
+            return not any(map(_is_zero, parameters))
+    return False
+
+
+def _is_zero(parameter: str) -> bool:
+    """Tell whether a parameter of a media type is the weight 0, which means never."""
+    name, _, value = parameter.partition("=")
+    try:
+        return name.strip() == "q" and float(value) == 0
+    except ValueError:
+        return False
 
 
 def _page(title: str, *body: str) -> str:

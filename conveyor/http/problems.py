@@ -21,6 +21,7 @@ PROBLEMS: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.NOT_FOUND: (404, "Not found"),
     ErrorCode.FILE_INPUT_NOT_FOUND: (404, "No such file input"),
     ErrorCode.METHOD_NOT_ALLOWED: (405, "The method is not allowed here"),
+    ErrorCode.REQUEST_TIMEOUT: (408, "The body of the request stopped coming"),
     ErrorCode.CONFLICT: (409, "Conflict with the present state"),
     ErrorCode.CALLBACK_URL_MUST_BE_HTTPS: (400, "A webhook needs an https URL"),
     ErrorCode.CALLBACK_URL_UNRESOLVABLE: (400, "The host of the webhook cannot be used"),
@@ -78,7 +79,7 @@ def problem_response(error: ConveyorError, *, request_id: str) -> Response:
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
-    if error.code is ErrorCode.PAYLOAD_TOO_LARGE:
+    if error.code in (ErrorCode.PAYLOAD_TOO_LARGE, ErrorCode.REQUEST_TIMEOUT):
         # The rest of the body will not be read, so the connection cannot be reused.
         headers["Connection"] = "close"
     return Response(encode(document), status_code=status, headers=headers, media_type=MEDIA_TYPE)

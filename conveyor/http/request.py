@@ -379,17 +379,38 @@ def given_response(given: Reply) -> Response:
 _UPLOAD = re.compile(UPLOAD_PATH.replace("{input_id}", "[^/]+"))
 
 
-class BodyLimits:
-    """Middleware that bounds every body except uploads, which the service bounds."""
+BODY_SECONDS = 30.0
+"""Default number of seconds that a reader waits for more of a body."""
 
-    def __init__(self, app: ASGIApp, *, limit: int) -> None:
+
+class BodyLimits:
+    """Middleware that bounds the silence within every body, and the size of every one except
+    uploads, which the service bounds."""
+
+    def __init__(self, app: ASGIApp, *, limit: int, seconds: float = BODY_SECONDS) -> None:
         self._app = app
         self._limited = BodyLimit(app, limit=limit)
+        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Raises ConveyorError(payload_too_large)."""
+        """Serve one request. Raises ConveyorError: payload_too_large, request_timeout."""
         app = self._app if _is_upload(scope) else self._limited
-        await app(scope, receive, send)
+        is_whole = False
+
+        async def receive_in_time() -> Message:
+            nonlocal is_whole
+            if is_whole:  # the next message says that the client has hung up
+                return await receive()
+            with anyio.move_on_after(self._seconds):
+                message = await receive()
+                is_whole = not message.get("more_body", False)
+                return message
+            raise ConveyorError(
+                ErrorCode.REQUEST_TIMEOUT,
+                f"no byte of the body came for {self._seconds:g} s (CONVEYOR_BODY_TIMEOUT)",
+            )
+
+        await app(scope, receive_in_time, send)
 
 
 async def receive_upload(request: Request, service: Service) -> Response:

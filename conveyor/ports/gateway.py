@@ -75,7 +75,8 @@ class ScrapeFailed(Exception):
     `account` is set, the gateway refused the account, which ends the run. Otherwise the task fails
     for good. `problem` never holds a key; `failure` is the reason in the roll-up; `sent` counts the
     requests that went out. `absence` is there if nobody gave a whole answer; a worker that finds
-    something shared away sets `is_spared`, and the try is none of the task's.
+    something shared away sets `is_spared`, and the try is none of the task's. `waits_since` is when
+    the trouble began, where it lasts; 0 means now.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class ScrapeFailed(Exception):
         self.sent = 1
         self.absence: Absence | None = None
         self.is_spared = False
+        self.waits_since = 0
 
 
 class Postponed(ScrapeFailed):

@@ -168,6 +168,8 @@ def bound(host: str, port: int, *, option: str = "--port") -> Iterator[socket.so
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Every accepted socket has it from here: a client that vanished is noticed in the end.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             listener.bind((host, port))
             listener.listen(BACKLOG)

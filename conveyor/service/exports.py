@@ -83,7 +83,7 @@ class RunExports:
         """Open the export of a signed link.
 
         Raises ConveyorError: permission_denied for a link that is not ours or has expired;
-        not_found.
+        not_found; result_expired where its bytes are lost.
         """
         now = self._context.clock.now()
         self._links.check(target, expires=expires, signature=signature, now=now)
@@ -93,9 +93,13 @@ class RunExports:
             raise not_found("export")
         export = await self._find(job.caller, target)
         key = export_key(export.job_id, export.run_id, export.export_id)
-        pieces = await self._context.blobs.open(key, size=export.size)
-        if pieces is None or export.size is None:
+        if export.size is None:
             raise not_found("export")
+        pieces = await self._context.blobs.open(key, size=export.size)
+        if pieces is None:
+            raise ConveyorError(
+                ErrorCode.RESULT_EXPIRED, "the file of the export is missing, or lost some bytes"
+            )
         return Download(pieces, export.size, export.format, _file_name(export))
 
     async def _link(self, target: ExportTarget, export: Export) -> str:

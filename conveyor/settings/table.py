@@ -80,6 +80,7 @@ class Settings:
     max_body_memory: int = 268_435_456
     max_caller_body_memory: int = 134_217_728
     head_timeout: float = 30.0
+    body_timeout: float = 30.0
     max_inline_tasks: int = 100_000
     async_threshold: int = 10_000
     max_add_tasks: int = 10_000
@@ -363,7 +364,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "rate_limit_deadline",
         "seconds",
-        "after a task's creation, from which on a rate limit fails it",
+        "after a task's first wait without an attempt, from which on a rate limit fails it",
         lasting(0),
         used_by=WORKERS,
     ),
@@ -396,6 +397,13 @@ SETTINGS: tuple[Setting, ...] = (
         "head_timeout",
         "seconds",
         "within which the head of a request must be there, and the first one of a connection begin",
+        lasting(0.001),
+        used_by=SERVERS,
+    ),
+    Setting(
+        "body_timeout",
+        "seconds",
+        "without a byte of a request body, after which it is refused",
         lasting(0.001),
         used_by=SERVERS,
     ),

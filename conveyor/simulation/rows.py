@@ -63,6 +63,7 @@ class Row:
         "task_id",
         "updated_at",
         "waiting",
+        "waiting_since",
         "worker",
     )
 
@@ -75,6 +76,7 @@ class Row:
         self.status = TaskStatus.PENDING
         self.claimed_at = self.claimed_until = self.not_before = 0
         self.waiting: WaitReason | None = None
+        self.waiting_since = 0
         self.worker = ""
         self.endings = 0
         self.events: list[Event] = []
@@ -99,6 +101,7 @@ class Row:
             claimed_until=self.claimed_until if claimed else 0,
             not_before=self.not_before,
             waiting=self.waiting,
+            waiting_since=self.waiting_since,
             result=self.result,
             error=self.error,
             failure=self.failure,
@@ -113,7 +116,7 @@ class Row:
         if change.not_before is not None:
             self.not_before = change.not_before
         if change.waiting is not None:
-            self.waiting = change.waiting
+            self.waiting, self.waiting_since = change.waiting, change.waiting_since
         if change.event is not None:
             self.events.append(change.event)
         self.result, self.error, self.failure = change.result, change.error, change.failure
@@ -239,6 +242,7 @@ class RunRows:
                 claim_number=row.claim_number,
                 claimed_until=until,
                 not_before=row.not_before,
+                waiting_since=row.waiting_since,
             )
         )
 

@@ -160,11 +160,11 @@ def refuse(server: Booted, caller: Caller) -> None:
 
 
 def break_down(server: Booted, caller: Caller) -> None:
-    """The bodies' directory is gone, so that storing breaks; and, which nobody foresaw, a row that
+    """The results' directory is gone, so that storing breaks; and, which nobody foresaw, a row that
     cannot be read."""
-    blobs = server.data_dir / "blobs"
-    blobs.rename(server.data_dir / "aside")
-    blobs.write_bytes(b"")
+    results = server.data_dir / "blobs" / "results"
+    results.rename(server.data_dir / "aside")
+    results.write_bytes(b"")
     job = caller.submit(target("cannot/be/stored"), target("large", size=500_000), max_attempts=1)
 
     def complains(of: bytes) -> Callable[[], bool | None]:
@@ -173,8 +173,8 @@ def break_down(server: Booted, caller: Caller) -> None:
     eventually(complains(b"handler failed"), "the server logs what failed")
     caller.http.get(f"/jobs/{job['job_id']}/results")
     caller.http.post(f"/jobs/{job['job_id']}/stop")
-    blobs.unlink()
-    (server.data_dir / "aside").rename(blobs)
+    results.unlink()
+    (server.data_dir / "aside").rename(results)
     broken = f"/jobs/{caller.http.post('/jobs', json={'status': 'open'}).json()['job_id']}"
     caller.http.post(f"{broken}/pause")
     caller.http.post(f"{broken}/tasks", json={"tasks": [{"url": target("cannot/be/read")}]})

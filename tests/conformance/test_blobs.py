@@ -399,17 +399,39 @@ def _can_mount() -> bool:
     return unshare is not None and not subprocess.run(command, check=False).returncode
 
 
-def test_a_body_too_large_for_its_disk_is_refused_and_a_full_disk_is_away(tmp_path: Path) -> None:
+def _on_a_small_disk(directory: Path, program: str) -> str:
+    """Return what a program wrote whose argument is a directory with a small disk of its own."""
     if not _can_mount():
         pytest.skip("needs a small disk of its own")
     limited = [
         "unshare", "-rm", "sh", "-c",
-        'mount -t tmpfs -o size=6m tmpfs "$1" && shift && exec "$@"', "sh", str(tmp_path),
-        sys.executable, "-m", "tests.conformance.small_disk", str(tmp_path),
+        'mount -t tmpfs -o size=6m tmpfs "$1" && shift && exec "$@"', "sh", str(directory),
+        sys.executable, "-m", f"tests.conformance.{program}", str(directory),
     ]  # fmt: skip
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    return done.stdout
+
+
+def test_a_store_on_a_full_disk_says_so_at_its_opening(tmp_path: Path) -> None:
+    assert _on_a_small_disk(tmp_path, "full_disk") == "the disk is full"
+
+
+async def test_whatever_lies_among_the_temporaries_goes_at_the_start(tmp_path: Path) -> None:
+    temporaries, kept = tmp_path / "blobs" / "tmp", tmp_path / "kept"
+    (temporaries / "1" / "2").mkdir(parents=True)
+    (temporaries / "1" / "2" / "file").write_bytes(b"x")
+    (temporaries / "3").write_bytes(b"x")
+    kept.mkdir()
+    (temporaries / "4").symlink_to(kept, target_is_directory=True)
+    blobs = FileBlobs(tmp_path / "blobs")
+    assert os.listdir(temporaries) == []
+    assert kept.is_dir()
+    await blobs.aclose()
+
+
+def test_a_body_too_large_for_its_disk_is_refused_and_a_full_disk_is_away(tmp_path: Path) -> None:
+    assert json.loads(_on_a_small_disk(tmp_path, "small_disk")) == {
         "small": "kept",
         "large": "NoRoom",
         "small beside it": "kept",

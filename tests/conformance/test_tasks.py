@@ -110,6 +110,28 @@ async def test_a_deferred_claim_leaves_no_trace_but_its_wait(world: World, tasks
     assert (again.attempts, again.claim_number) == (0, 2)
 
 
+async def test_a_claim_knows_since_when_its_task_waits(world: World, tasks: Tasks) -> None:
+    _, run_id = await world.submit(1)
+    task = await world.claimed(run_id, 0)
+    assert task.waiting_since == 0
+    began = world.now
+    await world.settle(task, Deferred(began, WaitReason.HOST_RETRY_AFTER, began))
+    task = await world.claimed(run_id, 0)
+    assert task.waiting_since == began
+    refused = world.retry(task, after=0, burns_attempt=False)
+    await world.settle(task, msgspec.structs.replace(refused, since=began))
+    assert (await world.rows(run_id))[0].waiting_since == began
+    task = await world.claimed(run_id, 0)
+    await world.settle(task, Released())
+    task = await world.claimed(run_id, 0)
+    assert task.waiting_since == began
+    await world.settle(task, world.retry(task, after=0))  # an attempt that was answered
+    assert (await world.claimed(run_id, 0)).waiting_since == 0
+    row = await tasks.get_task(run_id, task.task_id)
+    assert row is not None
+    assert row.waiting_since == 0
+
+
 async def test_a_clock_set_back_holds_a_row_no_longer_than_its_wait(world: World) -> None:
     _, run_id = await world.submit(3)
     retried, deferred, _ = [await world.claimed(run_id, index) for index in range(3)]

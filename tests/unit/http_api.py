@@ -33,7 +33,7 @@ from conveyor.domain.model import (
 from conveyor.domain.task_rules import Failed, Settlement, Succeeded
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.openapi import document
-from conveyor.http.request import BodyMemory
+from conveyor.http.request import BODY_SECONDS, BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.tasks import Claimed
 from conveyor.records.blob_keys import result_key
@@ -161,18 +161,15 @@ async def open_api(
     *,
     max_request_bytes: int = 50_331_648,
     body_memory: BodyMemory = AMPLE,
+    body_seconds: float = BODY_SECONDS,
     **options: Any,
 ) -> AsyncIterator[Api]:
     """An API over a fresh data directory; `options` go to the service."""
     clock = FakeClock()
     dev = await open_binding(directory, clock)
     options.setdefault("public_origin", ORIGIN)
-    service = Service(
-        dev.ports,
-        ServiceOptions(**options),
-        clock,
-        webhooks=loopback_webhooks(clock),
-    )
+    webhooks = loopback_webhooks(clock)
+    service = Service(dev.ports, ServiceOptions(**options), clock, webhooks=webhooks)
     registry = CollectorRegistry()
     Counter("conveyor_things", "Things.", registry=registry).inc(3)
     ready = [True]
@@ -185,6 +182,7 @@ async def open_api(
             allowed_hosts=["conveyor.test"],
             max_request_bytes=max_request_bytes,
             body_memory=body_memory,
+            body_seconds=body_seconds,
         ),
     )
     transport = httpx.ASGITransport(app)

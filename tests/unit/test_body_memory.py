@@ -9,8 +9,11 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 
-from conveyor.http.request import BODY_SPARE, BodyMemory
+from conveyor.http.request import BODY_SPARE, BodyLimits, BodyMemory, read_body
+from conveyor.simulation.loop import VirtualTime, run
 from tests.unit.http_api import Api, open_api, problem_of
 
 SIZE = 200_000
@@ -115,3 +118,49 @@ async def test_nobody_without_a_key_takes_memory(tmp_path: Path) -> None:
             await stranger.held.wait()
             assert [response.status_code for response in stranger.responses] == [401]
             await ended(api, [Slow(api.client)], refused=0)
+
+
+async def test_a_body_that_stops_coming_gives_its_memory_back(tmp_path: Path) -> None:
+    memory = BodyMemory(limit=2 * COUNTED, caller_limit=2 * COUNTED)
+    async with open_api(tmp_path / "data", body_memory=memory, body_seconds=0.05) as api:
+        stalled = [Slow(api.client), Slow(api.foreign)]
+        async with anyio.create_task_group() as group:
+            for one in stalled:
+                group.start_soon(one.send)
+        for one in stalled:
+            [response] = one.responses
+            problem = problem_of(response, status=408, code="request_timeout")
+            assert "CONVEYOR_BODY_TIMEOUT" in problem["detail"]
+            assert response.headers["Connection"] == "close"
+        whole = [await api.client.post("/v1/jobs", content=body(), headers=JSON) for _ in range(2)]
+        assert [response.status_code for response in whole] == [201, 201]
+        assert memory._held == 0
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_slow_but_steady_body_passes(announced: bool) -> None:
+    async def main(time: VirtualTime) -> list[bytes]:
+        left = [b"a"] * 100
+
+        async def receive() -> Message:
+            await time.sleep(29.0)
+            if not left:
+                return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+        async def send(_message: Message) -> None:
+            raise AssertionError("nothing is answered")
+
+        found: list[bytes] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            found.extend((await read_body(Request(scope, receive))).pieces)
+            await time.sleep(3_600.0)  # a long answer is no silence of the client's
+            assert (await receive())["type"] == "http.disconnect"
+
+        headers = [(b"content-length", b"100")] if announced else []
+        scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "headers": headers}
+        await BodyLimits(app, limit=1_000)(scope, receive, send)
+        return found
+
+    assert run(main, backend="asyncio") == [b"a"] * 100

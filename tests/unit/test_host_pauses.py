@@ -328,7 +328,7 @@ async def test_a_claim_whose_host_must_wait_is_one_write(
 
     assert outcome.hide_for is not None
     until = api.clock.now() + round(outcome.hide_for * 1_000)
-    assert settled == [Deferred(until, WaitReason.HOST_RETRY_AFTER)]
+    assert settled == [Deferred(until, WaitReason.HOST_RETRY_AFTER, api.clock.now())]
 
 
 async def test_a_task_does_not_wait_for_its_host_past_its_deadline(
@@ -351,6 +351,22 @@ async def test_a_task_does_not_wait_for_its_host_past_its_deadline(
     assert (row["status"], row["error"]["code"]) == ("failed", "rate_limited")
     [event] = (await work.history(1))["events"]
     assert event["sent"] == 0
+
+
+async def test_a_pause_fails_no_task_for_the_age_of_its_job(
+    api: Api, over: DirectGateway, server: RawServer
+) -> None:
+    work = await work_on(api, over, asking(server, 429, "2"), server.url("/another"))
+    await api.clock.advance(2 * DEADLINE)
+    await work.handle(0)
+
+    assert (await work.handle(1)).hide_for is not None
+
+    row = (await work.rows())[1]
+    assert (row["status"], row["waiting"]["reason"]) == ("pending", "host_retry_after")
+    await api.clock.advance(2.0 + SPREAD)
+    assert (await work.handle(1)).hide_for is None
+    assert (await work.rows())[1]["status"] == "successful"
 
 
 async def test_redirects_that_led_to_a_pause_are_in_the_history(

@@ -103,6 +103,24 @@ async def test_an_export_is_not_found_after_its_time(api: Api) -> None:
     assert (await api.bare.get(link)).status_code in (403, 404)
 
 
+@pytest.mark.parametrize("loss", ["some bytes", "all"])
+async def test_an_export_that_lost_bytes_is_told_as_a_lost_body(api: Api, loss: str) -> None:
+    job = await api.submit(1)
+    await api.drain(job)
+    export_id = await start(api, job)
+    await handler(api).handle(await received(api), never)
+    link = str((await state(api, job, export_id)).download_url)
+    [file] = [path for path in (api.directory / "blobs" / "exports").rglob("*") if path.is_file()]
+    if loss == "all":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
+
+    problem = problem_of(await api.bare.get(link), status=410, code="result_expired")
+
+    assert "lost some bytes" in problem["detail"]
+
+
 async def test_what_is_asked_wrongly_is_refused(api: Api) -> None:
     job = await api.submit(1)
     path = path_of(job)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import socket
+from http.client import HTTPMessage, HTTPResponse
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -58,3 +61,52 @@ def test_a_connection_on_which_no_head_arrives_is_closed(tmp_path: Path, sent: b
             connection.sendall(sent)
             answered = b"".join(iter(lambda: connection.recv(65_536), b""))
     assert answered.count(b"HTTP/1.1 200") == sent.count(REQUEST)
+
+
+def _stalled(connection: socket.socket) -> None:
+    """Begin a submit whose body is not sent; return once the server reads it."""
+    connection.sendall(
+        HEAD + b"X-API-Key: k\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n"
+        b"Expect: 100-continue\r\n\r\n"
+    )
+    assert connection.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    connection.sendall(b"{")
+
+
+def _answer_of(connection: socket.socket) -> tuple[int, HTTPMessage, dict[str, object]]:
+    with HTTPResponse(connection) as response:
+        response.begin()
+        return response.status, response.headers, json.loads(response.read())
+
+
+@pytest.mark.slow
+def test_a_body_that_stops_coming_is_refused(tmp_path: Path) -> None:
+    with conveyor_server(tmp_path / "data", body_timeout=0.2) as server:
+        address = urlsplit(server.base_url)
+        with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+            _stalled(connection)
+            status, headers, problem = _answer_of(connection)
+    assert status == 408
+    assert headers["Connection"] == "close"
+    assert problem["code"] == "request_timeout"
+
+
+@pytest.mark.slow
+def test_a_request_that_the_end_of_the_server_cuts_off_is_told_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "conveyor.http")
+    with contextlib.ExitStack() as open_connections:
+        with conveyor_server(tmp_path / "data") as server:
+            address = urlsplit(server.base_url)
+            connection = open_connections.enter_context(
+                socket.create_connection((address.hostname, address.port), timeout=60)
+            )
+            _stalled(connection)
+        status, headers, problem = _answer_of(connection)
+    assert status == 503
+    assert headers["Content-Type"] == "application/problem+json"
+    assert int(headers["Retry-After"]) > 0
+    assert problem["code"] == "unavailable"
+    [logged] = [one for one in caplog.records if one.getMessage() == "request"]
+    assert logged.__dict__["status"] == 503

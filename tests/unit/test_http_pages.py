@@ -84,12 +84,16 @@ async def test_a_page_holds_no_script_and_loads_nothing(api: Api, path: str) -> 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
 @pytest.mark.parametrize(
-    "accept", ["*/*", "application/json", "", "text/*", "text/html;q=0, */*", "text/htmlx"]
+    "accept",
+    ["*/*", "application/json", "", "text/*", "text/html;q=0, */*", "text/htmlx"]
+    + ["text/html;q=0.000", "text/html; q = 0.00", "text/html;level=1;Q=0."],
 )
 async def test_whoever_asks_for_something_else_finds_no_page(
     api: Api, path: str, accept: str
 ) -> None:
-    problem_of(await api.bare.get(path, headers={"Accept": accept}), status=404, code="not_found")
+    response = await api.bare.get(path, headers={"Accept": accept})
+    problem_of(response, status=404, code="not_found")
+    assert response.headers["Vary"] == "Accept"
 
 
 async def test_the_start_says_where_things_are(api: Api) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from conveyor.domain.model import (
@@ -36,7 +37,7 @@ def make_job(max_attempts: int = 3) -> Job:
     )
 
 
-def make_task(clock: FakeClock, *, attempts: int = 0) -> Task:
+def make_task(clock: FakeClock, *, attempts: int = 0, waiting_since: int = 0) -> Task:
     return Task(
         run_id="01J00000000000000000000001",
         task_id="0000000AAAAAAAAAAAAAAAAAAA",
@@ -46,6 +47,7 @@ def make_task(clock: FakeClock, *, attempts: int = 0) -> Task:
         created_at=clock.now(),
         updated_at=clock.now(),
         attempts=attempts,
+        waiting_since=waiting_since,
     )
 
 
@@ -104,11 +106,18 @@ async def test_a_throttled_call_burns_no_attempt_until_its_deadline() -> None:
         )
         return rules.decide(failure, task, make_job(), event=event, receives=9)
 
+    await clock.advance(90)  # a task that is old has waited for nothing yet
     early = verdict()
     assert isinstance(early, Retry)
     assert not early.burns_attempt
     assert early.recorded
-    await clock.advance(60)
+    assert early.since == clock.now()
+    task = msgspec.structs.replace(task, waiting_since=early.since)
+    await clock.advance(59)
+    again = verdict()
+    assert isinstance(again, Retry)
+    assert again.since == early.since
+    await clock.advance(1)
     late = verdict()
     assert isinstance(late, Failed)
     assert late.failure is TaskFailure.RATE_LIMITED
@@ -175,14 +184,52 @@ async def test_a_postponed_call_is_put_off_until_the_deadline(waiting: WaitReaso
         event = attempt_event(task, started_at=now, ended_at=now, failure=failure)
         return rules.decide(failure, task, make_job(), event=event, receives=receives)
 
-    assert verdict() == Deferred(clock.now() + 11, waiting)
+    await clock.advance(90)
+    since = clock.now()
+    assert verdict() == Deferred(since + 11, waiting, since)
+    task = msgspec.structs.replace(task, waiting_since=since)
+    await clock.advance(59)
+    assert verdict() == Deferred(clock.now() + 11, waiting, since)
     failure.sent = 1
     for receives in (RECORDED, RECORDED + 1):
         led = verdict(receives)
         assert isinstance(led, Retry)
         assert (led.not_before, led.waiting) == (clock.now() + 11, waiting)
         assert (led.burns_attempt, led.recorded) == (False, receives <= RECORDED)
-    await clock.advance(60)
+        assert led.since == since
+    await clock.advance(1)
     late = verdict()
     assert isinstance(late, Failed)
     assert (late.problem, late.failure) == (PROBLEM, TaskFailure.OTHER)
+
+
+async def test_an_attempt_that_was_answered_ends_the_wait() -> None:
+    clock = FakeClock()
+    task = make_task(clock, waiting_since=clock.now())
+    await clock.advance(90)
+    failure = ScrapeFailed(PROBLEM, TaskFailure.TIMEOUT, retryable=True)
+    event = attempt_event(task, started_at=clock.now(), ended_at=clock.now(), failure=failure)
+    rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+    verdict = rules.decide(failure, task, make_job(), event=event, receives=2)
+    assert isinstance(verdict, Retry)
+    assert verdict.since == 0
+
+
+async def test_an_outage_counts_from_its_begin_and_not_from_before_its_task() -> None:
+    clock = FakeClock()
+    failure = ScrapeFailed(PROBLEM, TaskFailure.GATEWAY_ERROR, retryable=True)
+    failure.is_spared, failure.sent, failure.waits_since = True, 0, clock.now()
+    rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+    await clock.advance(30)
+    task = make_task(clock)
+
+    def verdict() -> Failed | Retry | Deferred:
+        event = attempt_event(task, started_at=clock.now(), ended_at=clock.now(), failure=failure)
+        return rules.decide(failure, task, make_job(), event=event, receives=1)
+
+    await clock.advance(59)
+    put_off = verdict()
+    assert isinstance(put_off, Deferred)
+    assert put_off.since == task.created_at
+    await clock.advance(1)
+    assert isinstance(verdict(), Failed)

@@ -163,9 +163,10 @@ def busy(_reader: sqlite3.Connection) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", ["", "blobs"])
 @pytest.mark.parametrize("way", ["removed", "moved and moved back"])
 def test_a_server_without_its_data_directory_takes_nothing_on(
-    tmp_path: Path, way: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, way: str, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     job = {"tasks": [{"url": "https://site.test/"}]}
@@ -178,9 +179,9 @@ def test_a_server_without_its_data_directory_takes_nothing_on(
         assert client.post(f"{info.api}/jobs", json=job).status_code == 201
         assert client.get(ready).status_code == 200
         if way == "removed":
-            shutil.rmtree(data)
+            shutil.rmtree(data / part)
         else:
-            data.rename(elsewhere)
+            (data / part).rename(elsewhere)
         for _ in range(3):
             answers = [client.get(ready), client.post(f"{info.api}/jobs", json=job)]
             answers.append(client.get(f"{info.api}/jobs"))
@@ -188,9 +189,9 @@ def test_a_server_without_its_data_directory_takes_nothing_on(
             assert "directory was removed or replaced" in answers[1].json()["detail"]
         said = [text for text in caplog.messages if "while its server runs" in text]
         assert len(said) == 1
-        assert not data.exists()
+        assert not (data / part).exists()
         if way != "removed":
-            elsewhere.rename(data)
+            elsewhere.rename(data / part)
             assert client.get(ready).status_code == 200
             assert client.post(f"{info.api}/jobs", json=job).status_code == 201
 

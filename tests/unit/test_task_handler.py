@@ -366,7 +366,10 @@ async def test_the_end_of_a_task_is_logged_with_its_url_and_without_its_secrets(
     caplog.set_level(logging.INFO, "conveyor.tasks")
     gateway = GatedGateway()
     gateway.gate.set()
-    url = "https://user:hunter2@a.test/1?api_key=hunter3&page=2"
+    within = (
+        "https://u:hunter4@b.test/?u=https%3A%2F%2Fu:hunter5%40c.test/&v=http://hunter6@d.test/"
+    )
+    url = f"https://user:hunter2@a.test/{within}?api_key=hunter3&page=2"
     made = await api.client.post("/v1/jobs", json={"tasks": [{"url": url}]})
     job = made.json()
     [task] = await api.tasks_of(job["latest_run"]["run_id"])
@@ -376,7 +379,8 @@ async def test_the_end_of_a_task_is_logged_with_its_url_and_without_its_secrets(
 
     [record] = [one for one in caplog.records if one.getMessage() == "task ended"]
     fields = record.__dict__
-    assert fields["url"] == "https://***@a.test/1?api_key=***&page=2"
+    masked = "https://***@b.test/?u=https%3A%2F%2F***@c.test/&v=http://***@d.test/"
+    assert fields["url"] == f"https://***@a.test/{masked}?api_key=***&page=2"
     assert (fields["state"], fields["attempt"], fields["reason"]) == ("successful", 1, None)
     assert fields["ms"] >= 0
     assert (fields["task_id"], fields["run_id"]) == (task.task_id, task.run_id)

@@ -54,9 +54,9 @@ SETTLEMENTS: list[Settlement] = [
     Failed(EVENT, PROBLEM, TaskFailure.BLOCKED),
     Retry(EVENT, NOW + 50),
     Retry(EVENT, NOW + 50, burns_attempt=False),
-    Retry(EVENT, 0, False, recorded=False, waiting=WaitReason.LOAD_REFUSAL),
+    Retry(EVENT, 0, False, recorded=False, waiting=WaitReason.LOAD_REFUSAL, since=NOW - 1),
     Released(),
-    Deferred(NOW + 70, WaitReason.HOST_RETRY_AFTER),
+    Deferred(NOW + 70, WaitReason.HOST_RETRY_AFTER, NOW - 2),
 ]
 
 
@@ -195,11 +195,11 @@ def test_what_each_settlement_does() -> None:
             failure=TaskFailure.BLOCKED,
             delta=RunDelta(NOW, failed=1, failure=TaskFailure.BLOCKED, spend=EVENT.spend),
         ),
-        TaskChange(pending, 1, 0, NOW + 50, WaitReason.BACKOFF, EVENT, delta=spent),
-        TaskChange(pending, 0, 0, NOW + 50, WaitReason.BACKOFF, EVENT, delta=spent),
-        TaskChange(pending, 0, 0, 0, WaitReason.LOAD_REFUSAL, delta=spent),
+        TaskChange(pending, 1, 0, NOW + 50, WaitReason.BACKOFF, 0, EVENT, delta=spent),
+        TaskChange(pending, 0, 0, NOW + 50, WaitReason.BACKOFF, 0, EVENT, delta=spent),
+        TaskChange(pending, 0, 0, 0, WaitReason.LOAD_REFUSAL, NOW - 1, delta=spent),
         TaskChange(pending),
-        TaskChange(pending, not_before=NOW + 70, waiting=WaitReason.HOST_RETRY_AFTER),
+        TaskChange(pending, 0, 0, NOW + 70, WaitReason.HOST_RETRY_AFTER, NOW - 2),
     ]
 
 

@@ -164,10 +164,10 @@ _STATES = {
 
 _SELECT_CANDIDATES = KeyStatement(
     f"""
-    SELECT group_concat(printf('[%d,"%s","%s",%d,%d,%d,%d,%d,%d,%d,%d,%s]', t.task_key, t.task_id,
-        {STATUS}, t.created_at, t.updated_at, t.attempts, t.interruptions,
+    SELECT group_concat(printf('[%d,"%s","%s",%d,%d,%d,%d,%d,%d,%d,%d,%d,%s]',
+        t.task_key, t.task_id, {STATUS}, t.created_at, t.updated_at, t.attempts, t.interruptions,
         coalesce(c.claim_number, t.claim_number), t.not_before,
-        c.claimed_at, c.claimed_until, t.spec))
+        c.claimed_at, c.claimed_until, t.waiting_since, t.spec))
     FROM tasks t LEFT JOIN claims c ON c.task_key = t.task_key WHERE t.task_key IN ({{keys}})
     """
 )
@@ -196,9 +196,10 @@ _UPDATE = RowsStatement(
 _WAIT = RowsStatement(
     """
     WITH written AS ({rows})
-    UPDATE tasks SET waiting = column2 FROM written WHERE tasks.task_key = written.column1
+    UPDATE tasks SET waiting = column2, waiting_since = column3
+    FROM written WHERE tasks.task_key = written.column1
     """,
-    width=2,
+    width=3,
 )
 """Apart from _UPDATE, so that rows without a wait cost no more."""
 _RECORD = RowsStatement(
@@ -226,6 +227,7 @@ class _Candidate(msgspec.Struct, array_like=True, frozen=True):
     not_before: int
     claimed_at: int
     claimed_until: int
+    waiting_since: int
     spec: TaskSpec
 
 
@@ -269,7 +271,7 @@ class _Writes:
             error = None if change.error is None else to_json(change.error)
             self.records.append((key, to_json(event), result, error, change.failure))
         if change.waiting is not None:
-            self.waits.append((key, change.waiting))
+            self.waits.append((key, change.waiting, change.waiting_since))
         if change.status is not TaskStatus.PROCESSING:
             self.releases.append(key)
         self.updates.append(
@@ -400,6 +402,7 @@ def _claim(move: ClaimRequest, run: CountedRun, row: _Candidate, writes: _Writes
             claim_number=number,
             claimed_until=move.claimed_until,
             not_before=row.not_before,
+            waiting_since=row.waiting_since,
         )
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import sqlite3
 import threading
 from collections import deque
@@ -111,13 +112,25 @@ async def _open(path: Path, set_up: Callable[[sqlite3.Connection], None]) -> Con
         await connection
     except sqlite3.Error as error:
         connection.join()
-        raise translated(error) from error
+        raise _unopened(path, error) from error
     try:
         await connection.run(set_up)
     except BaseException as error:
         await connection.close()
-        raise translated(error) from error
+        raise _unopened(path, error) from error
     return connection
+
+
+def _unopened(path: Path, error: BaseException) -> BaseException:
+    """Translate a failure of an opening: on a full disk SQLite finds no room for its index of the
+    log, and says only that some input or output failed."""
+    full = getattr(error, "sqlite_errorname", "").startswith("SQLITE_IOERR")
+    if full and shutil.disk_usage(path.parent).free == 0:
+        return ConveyorError(ErrorCode.UNAVAILABLE, DISK_FULL)
+    return translated(error)
+
+
+DISK_FULL = "the disk is full"
 
 
 def translated(error: BaseException) -> BaseException:
@@ -135,7 +148,7 @@ def translated(error: BaseException) -> BaseException:
         return _damaged(name)
     reason = f"the store failed (conveyor.db: {name})"
     if name == "SQLITE_FULL":
-        reason = "the disk is full"
+        reason = DISK_FULL
     elif is_busy(error):
         reason = "another program has locked conveyor.db"
     return ConveyorError(ErrorCode.UNAVAILABLE, reason)
@@ -155,21 +168,25 @@ def is_busy(error: BaseException) -> bool:
 class DatabaseFile:
     """The file under the connections, which go on with a file that was removed without noticing.
 
-    Tells once that it is gone. It may come back, as when a directory is moved and moved back.
+    Tells once that it is gone, or a path that is watched beside it. They may come back, as when a
+    directory is moved and moved back.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = str(path)
-        self._identity = self._look()
+        self._watched = {str(path): _identity(str(path))}
         self._lock = threading.Lock()
         self._told = False
 
     def is_there(self) -> bool:
-        """Look whether the path still leads to the file that was opened."""
-        there = self._look() == self._identity
+        """Look whether each path still leads to what was opened."""
+        there = all(_identity(path) == seen for path, seen in self._watched.items())
         if there is self._told:
             self._tell(gone=not there)
         return there
+
+    def watch(self, path: Path) -> None:
+        """Take a path without which the file means little as a part of it."""
+        self._watched = {**self._watched, str(path): _identity(str(path))}
 
     def _tell(self, *, gone: bool) -> None:
         with self._lock:  # threads of several connections look
@@ -180,12 +197,13 @@ class DatabaseFile:
                 )
             self._told = gone
 
-    def _look(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 T = TypeVar("T")

@@ -131,13 +131,14 @@ TASK_JSON = (
     """printf(
     '{"run_id":"%s","task_id":"%s","index":%d,"status":"%s","created_at":%d,"updated_at":%d,'
     || '"attempts":%d,"interruptions":%d,"claim_number":%d,"claimed_until":%d,"not_before":%d,'
-    || '"waiting":%s,"result":%s,"error":%s,"failure":%s,"source_run_id":%s,"spec":%s}',
+    || '"waiting":%s,"waiting_since":%d,"result":%s,"error":%s,"failure":%s,'
+    || '"source_run_id":%s,"spec":%s}',
     ?1, t.task_id, t.task_key & 34359738367, """
     + STATUS
     + """,
     t.created_at, max(t.updated_at, coalesce(c.claimed_at, 0)),
     t.attempts, t.interruptions, coalesce(c.claim_number, t.claim_number), c.claimed_until,
-    t.not_before, coalesce('"' || t.waiting || '"', 'null'),
+    t.not_before, coalesce('"' || t.waiting || '"', 'null'), t.waiting_since,
     coalesce(h.result, 'null'), coalesce(h.error, 'null'),
     coalesce('"' || h.failure || '"', 'null'), coalesce('"' || t.source_run_id || '"', 'null'),
     t.spec

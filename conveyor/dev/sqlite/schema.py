@@ -239,7 +239,15 @@ SECRETS = (
     """,
 )
 
-STEPS = (TABLES, SIGNING_KEYS, WAITS, SECRETS)
+WAITS_SINCE = (
+    """
+    ALTER TABLE tasks ADD COLUMN waiting_since INTEGER NOT NULL -- when the waits without an attempt
+        -- between them began; 0 outside of any
+        DEFAULT 0
+    """,
+)
+
+STEPS = (TABLES, SIGNING_KEYS, WAITS, SECRETS, WAITS_SINCE)
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 
 

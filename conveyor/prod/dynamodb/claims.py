@@ -332,8 +332,9 @@ class _RowUpdate(NamedTuple):
             sets.append("not_before = :not_before")
             values["not_before"] = change.not_before
         if change.waiting is not None:
-            sets.append("#waiting = :waiting")
+            sets += ["#waiting = :waiting", "waiting_since = :since"]
             values["waiting"] = str(change.waiting)
+            values["since"] = change.waiting_since
         if change.result is not None:
             sets.append("#result = :result")
             values["result"] = encode_record(change.result)

@@ -86,6 +86,7 @@ class _TaskRow(ClaimState, frozen=True, kw_only=True):
     spec: str
     created_at: int
     waiting: WaitReason | None = None
+    waiting_since: int = 0
     result: str | None = None
     error: str | None = None
     failure: TaskFailure | None = None
@@ -147,6 +148,7 @@ def read_task(run_id: str, item: Item) -> Task:
         claimed_until=row.claimed_until,
         not_before=row.not_before,
         waiting=row.waiting,
+        waiting_since=row.waiting_since,
         result=None if row.result is None else _result.decode(row.result),
         error=None if row.error is None else _problem.decode(row.error),
         failure=row.failure,

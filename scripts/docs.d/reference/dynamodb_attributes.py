@@ -136,6 +136,8 @@ ITEMS: dict[str, ItemInfo] = {
             "not_before": "when it may be tried again",
             "waiting": "why it waits until then; means nothing from then on; absent if it never "
             "waited",
+            "waiting_since": "when the waits without an attempt between them began; 0 outside of "
+            "any; absent if it never waited",
             "moved_by": "token of the call that wrote it last",
             "events": "attempts and interruptions, JSON texts, each with `by`, the token of the "
             "call that wrote it",
