@@ -257,6 +257,7 @@ class FileBlobs(Blobs, NewBodies):
         self._temporaries = f"{root}/{_TEMPORARIES}"
         self._number = itertools.count(1).__next__
         self._writer = FileWriter(self._root, self._temporary)
+        self._large = self._begun = 0
         with _DISK:
             os.makedirs(self._temporaries, mode=0o700, exist_ok=True)
             for leftover in list(os.scandir(self._temporaries)):
@@ -346,6 +347,7 @@ class FileBlobs(Blobs, NewBodies):
 
     async def _put_large(self, target: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
         temporary = self._temporary()
+        is_first, number = not self._large, self._begin_large()
         try:
             size = await _write_pieces(temporary, head, rest)
             with _DISK:
@@ -354,15 +356,24 @@ class FileBlobs(Blobs, NewBodies):
             refusal = None
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(_unlink, temporary)
-                if isinstance(error, ConveyorError):
+                # Bodies that fill a disk together may each fit alone.
+                is_alone = is_first and number == self._begun
+                if is_alone and isinstance(error, ConveyorError):
                     look = partial(self._writer.refusal, error.__cause__, len(head))
                     refusal = await to_thread.run_sync(look)
             if refusal is not None:
                 raise refusal from error
             raise
+        finally:
+            self._large -= 1
         self._writer.kept += 1
         self._writer.kept_bytes += size
         return size
+
+    def _begin_large(self) -> int:
+        self._large += 1
+        self._begun += 1
+        return self._begun
 
     def _temporary(self) -> str:
         return f"{self._temporaries}/{self._number()}"

@@ -305,7 +305,8 @@ class Dispatcher:
                     await self._park()
                     woken = True
                     continue
-                if self._outages.is_shut and not plan.lane.is_control:
+                asks = not isinstance(plan, Acquire) and not plan.lane.is_control
+                if asks and self._outages.is_shut:
                     self._outages.asked(now)
                     self._timer_wake.set()
                 if woken or not isinstance(plan, Start):

@@ -13,7 +13,7 @@ from conveyor.dev.files import FileBlobs
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.blobs import Content
 
-SMALL, LARGE, PIECE = 50_000, 8_000_000, 100_000
+SMALL, USUAL, LARGE, PIECE = 50_000, 1_500_000, 8_000_000, 100_000
 
 
 async def _pieces(size: int) -> AsyncIterator[bytes]:
@@ -41,6 +41,10 @@ async def main(root: Path) -> dict[str, object]:
     together = [("a/5", bytes(SMALL)), ("a/6", bytes(LARGE))]
     errors = await blobs.put_new(together)
     found["many at once"] = ["kept" if error is None else type(error).__name__ for error in errors]
+    # Each fits alone, and they fill the disk together: none of them is too large.
+    at_once = (_kept(blobs, f"b/{number}", _pieces(USUAL)) for number in range(8))
+    found["usual ones at once"] = "NoRoom" in await asyncio.gather(*at_once)
+    await blobs.delete_prefix("b/")
     number = 10
     while await _kept(blobs, f"a/{number}", bytes(SMALL)) == "kept":
         number += 1

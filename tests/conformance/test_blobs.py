@@ -437,6 +437,7 @@ def test_a_body_too_large_for_its_disk_is_refused_and_a_full_disk_is_away(tmp_pa
         "small beside it": "kept",
         "large piece by piece": "NoRoom",
         "many at once": ["kept", "NoRoom"],
+        "usual ones at once": False,
         "full": "ConveyorError",
         "large while full": "ConveyorError",
         "leftovers": [],
