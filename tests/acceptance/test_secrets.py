@@ -160,8 +160,8 @@ def refuse(server: Booted, caller: Caller) -> None:
 
 
 def break_down(server: Booted, caller: Caller) -> None:
-    """The results' directory is gone, so that storing breaks; and, which nobody foresaw, a row that
-    cannot be read."""
+    """The results' directory is gone, so that storing breaks; a row cannot be read; and, which
+    nobody foresaw, a sealed key is no bytes."""
     results = server.data_dir / "blobs" / "results"
     results.rename(server.data_dir / "aside")
     results.write_bytes(b"")
@@ -182,10 +182,17 @@ def break_down(server: Booted, caller: Caller) -> None:
         with database:
             database.execute("UPDATE tasks SET spec = '{' WHERE spec LIKE '%cannot/be/read%'")
         caller.http.post(f"{broken}/resume")
-        eventually(complains(b"Traceback"), "the server logs a traceback")
+        eventually(complains(b"is damaged"), "the server names what is damaged")
         caller.http.post(f"{broken}/stop")
         with database:
             database.execute("UPDATE tasks SET spec = '{}' WHERE spec = '{'")
+        keyless = f"/jobs/{caller.http.post('/jobs', json={'status': 'open'}).json()['job_id']}"
+        caller.http.post(f"{keyless}/pause")
+        caller.http.post(f"{keyless}/tasks", json={"tasks": [{"url": target("cannot/be/called")}]})
+        with database:
+            database.execute("UPDATE jobs SET sealed_key = 5 WHERE job_id = ?", (keyless[6:],))
+        caller.http.post(f"{keyless}/resume")
+        eventually(complains(b"Traceback"), "the server logs a traceback")
 
 
 def test_the_session_was_busy_and_was_logged(session: tuple[Booted, bytes]) -> None:

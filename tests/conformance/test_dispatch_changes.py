@@ -29,7 +29,7 @@ class Case(NamedTuple):
 
 CASES: list[Case] = []
 READS = {
-    *("get_job", "find_job", "list_jobs", "get_run", "list_runs", "deleted_runs"),
+    *("get_job", "find_job", "list_jobs", "get_run", "run_exists", "list_runs", "deleted_runs"),
     *("dispatchable_runs", "dispatchable_run", "dispatch_changes"),
     *("page_tasks", "get_task", "task_history", "unfinished_after"),
 }
