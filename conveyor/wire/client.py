@@ -15,6 +15,8 @@ from conveyor.wire.pool import KEEP_ALIVE, Pool
 from conveyor.wire.resolver import Admits, Lookup, Resolver
 from conveyor.wire.response import ResponseReader
 
+RESET_SECONDS = 0.1
+"""Within so long a connection is reset that a dying process would have accepted."""
 FRESH_SECONDS = 1.0
 """A request that may not be repeated uses a kept connection only if it was idle for less."""
 
@@ -157,11 +159,24 @@ class HttpClient:
 
     async def reach(self, url: str) -> None:
         """Look the origin of a URL up afresh, make a connection to it and close it. Raises
-        TransportError."""
+        TransportError.
+
+        A process that is dying may still have its place to listen at: then the connection is reset
+        soon, because nobody will accept it.
+        """
         origin, _ = split_url(url)
-        connector = (self._opened or self._open()).connector
-        addresses = await connector.resolve(origin, afresh=True)
-        (await connector.open_socket(addresses, origin)).close()
+        opened = self._opened or self._open()
+        addresses = await opened.connector.resolve(origin, afresh=True)
+        sock = await opened.connector.open_socket(addresses, origin)
+        try:
+            async with asyncio.timeout(RESET_SECONDS):
+                await opened.loop.sock_recv(sock, 1)
+        except TimeoutError:
+            return
+        except OSError:
+            raise TransportError(TransportTrouble.UNREACHABLE) from None
+        finally:
+            sock.close()
 
     async def aclose(self) -> None:
         """Close every connection. A call under way raises TransportError."""

@@ -341,4 +341,6 @@ def test_a_directory_in_which_the_server_runs_cannot_change_the_child(tmp_path: 
         check=False,
     )
 
-    assert ran.stdout.split("\n")[:3] == ["Head", "Chunk", "Done(rows=1, units=1)"], ran.stderr
+    head, chunk, done, *_ = ran.stdout.split("\n")
+    assert (head, chunk) == ("Head", "Chunk"), ran.stderr
+    assert done.startswith("Done(rows=1, units=1,")

@@ -408,3 +408,15 @@ async def test_a_request_on_the_wire(client: HttpClient) -> None:
         f"POST /p?q=1 HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
         "X-Name: välue\r\nContent-Length: 3\r\n\r\n"
     )
+
+
+async def test_a_place_whose_process_dies_is_not_reached() -> None:
+    """Its listener takes the connection, and the end of the process resets it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    async with aclosing(HttpClient(connections=1)) as client:
+        await client.reach(url)
+        asyncio.get_running_loop().call_later(0.02, listener.close)
+        with pytest.raises(TransportError) as caught:
+            await client.reach(url)
+    assert caught.value.trouble is TransportTrouble.UNREACHABLE
