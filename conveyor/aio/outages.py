@@ -19,6 +19,9 @@ from conveyor.ports.gateway import Absence, Postponed, ScrapeFailed, Shared
 TRIAL_EVERY = 1.0
 """Seconds from one trial call of a worker to the next."""
 
+UNHEARD_SECONDS = 10.0
+"""Seconds after its first call from which a gateway that has not answered yet is named."""
+
 TITLES = {
     Shared.GATEWAY: "the gateway cannot be reached",
     Shared.RESOLVER: "no host name can be looked up",
@@ -49,6 +52,7 @@ class Outages:
         self._gateway = gateway
         self._now: Outage | None = None
         self._was_heard = False
+        self._first_call: tuple[int, float] | None = None
         self._ask_at = self._begin_at = 0.0
         self._has_trial = False
         self._is_late = False
@@ -83,7 +87,10 @@ class Outages:
             failed.waits_since = self._now.since
 
     def admit(self) -> None:
-        """Begin a call. Raises ScrapeFailed if none may be made now, without a mark on its task."""
+        """Begin a call while an answer is awaited. Raises ScrapeFailed if none may be made now,
+        without a mark on its task."""
+        if self._first_call is None:
+            self._first_call = self._clock.now(), self._clock.monotonic()
         if self._now is None or self._has_trial:
             self._has_trial = False
             return
@@ -138,8 +145,18 @@ class Outages:
 
     def now(self) -> list[Outage]:
         """Return what is away."""
-        found = [self._now, *(other() for other in self._others)]
+        found = [self._now or self._unheard(), *(other() for other in self._others)]
         return [outage for outage in found if outage is not None]
+
+    def _unheard(self) -> Outage | None:
+        """Name a gateway that has not answered since the start, though its first call is old."""
+        if self._was_heard or self._first_call is None or "://" not in self._gateway:
+            return None
+        since, began = self._first_call
+        if self._clock.monotonic() - began < UNHEARD_SECONDS:
+            return None
+        detail = f"the gateway {self._gateway} has not answered yet"
+        return Outage(Shared.GATEWAY, detail, since, was_heard=False)
 
     def _shut(self, shared: Shared) -> None:
         if self._now is not None and self._now.shared is shared:

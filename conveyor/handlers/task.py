@@ -427,7 +427,7 @@ class TaskHandler(StagedHandler):
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
-        if self._outages.is_shut:
+        if self._outages.awaits_answer:
             self._outages.admit()
         try:
             async with self._gateway.scrape(request) as success:

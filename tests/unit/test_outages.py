@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from zenrows.batch.models import Run
 
+from conveyor.aio.outages import Outage, Outages
 from conveyor.ports.gateway import Shared
+from conveyor.testing.clock import FakeClock
 from tests.unit.outage_world import LeavingGateway, OutageWorld, outage_world
 
 pytestmark = pytest.mark.anyio
@@ -150,3 +152,28 @@ async def test_a_task_waits_until_its_deadline(tmp_path: Path) -> None:
         assert ended["stats"]["failure_reasons"] == {"gateway_error": 200}
         assert len(world.gateway.tried_at) <= 5 + world.clock.monotonic()
         assert "outage" not in ended
+
+
+async def test_a_gateway_that_has_not_answered_yet_is_named_after_ten_seconds() -> None:
+    clock = FakeClock()
+    outages = Outages(clock, gateway="https://scraper.test/v1/")
+    assert outages.now() == []
+    outages.admit()
+    began = clock.now()
+    await clock.advance(9.9)
+    assert outages.now() == []
+    await clock.advance(0.2)
+    detail = "the gateway https://scraper.test/v1/ has not answered yet"
+    assert outages.now() == [Outage(Shared.GATEWAY, detail, began, was_heard=False)]
+    assert not outages.is_shut
+    outages.heard()
+    assert outages.now() == []
+
+
+async def test_slow_targets_of_direct_fetches_are_no_gateway() -> None:
+    clock = FakeClock()
+    outages = Outages(clock, gateway="direct")
+    outages.admit()
+    await clock.advance(60.0)
+
+    assert outages.now() == []
