@@ -58,6 +58,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
         middleware.MAX_UNREAD,
         int(middleware.LINGER_SECONDS),
     ),
+    "time without a byte of a request body (408 `request_timeout`)": (int(DEFAULTS.body_timeout),),
     "head of a request (one more socket read may pass)": (malformed.MAX_HEAD,),
     "time for the head of a request, and until the first one of a connection begins": (
         int(malformed.HEAD_SECONDS),
