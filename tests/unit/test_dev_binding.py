@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from conveyor.dev.binding import open_binding
-from conveyor.dev.sqlite.schema import SECRETS, STEPS
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer, secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage
@@ -69,10 +68,10 @@ async def _reopen(directory: Path, clock: FakeClock, *secrets: str) -> None:
 
 
 def _forget_fingerprints(directory: Path) -> None:
-    """Make the database one of an earlier version, which knew no fingerprint."""
+    """Make the database one that an earlier version wrote, which knew no fingerprint."""
     with closing(sqlite3.connect(directory / "conveyor.db")) as database:
-        database.execute("DROP TABLE root_secrets")
-        database.execute(f"PRAGMA user_version = {STEPS.index(SECRETS)}")
+        database.execute("DELETE FROM root_secrets")
+        database.commit()
 
 
 @pytest.mark.parametrize("earlier_version", [False, True])

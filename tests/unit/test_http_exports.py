@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.disk import files_below
 from tests.unit.export_world import handler, made, manifest, never, path_of, received, start, state
 from tests.unit.http_api import PAGE, Api, open_api, problem_of
 
@@ -110,7 +111,7 @@ async def test_an_export_that_lost_bytes_is_told_as_a_lost_body(api: Api, loss: 
     export_id = await start(api, job)
     await handler(api).handle(await received(api), never)
     link = str((await state(api, job, export_id)).download_url)
-    [file] = [path for path in (api.directory / "blobs" / "exports").rglob("*") if path.is_file()]
+    [file] = files_below(api.directory / "blobs" / "exports")
     if loss == "all":
         file.unlink()
     else:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_cli import CLIENT, free_port
 from tests.acceptance.support_site import Page, serving_site
 from tests.acceptance.support_wire import Wire, eventually
+from tests.patient import fetched
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -37,7 +37,7 @@ def gateway_process(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 def away(server: Booted) -> list[str]:
     """The services that /readyz names as away."""
-    answer = httpx.get(f"{server.origin}/readyz", trust_env=False)
+    answer = fetched(f"{server.origin}/readyz")
     assert answer.status_code == 200
     found: list[str] = answer.json().get("away", [])
     return found
