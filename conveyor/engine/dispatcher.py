@@ -341,8 +341,9 @@ class Dispatcher:
         ahead = self._pace.allowance(now)
         if ahead and self._planner.room(ahead) >= self._pace.worth_claiming:
             plan = self._planner.plan(now, ahead)
-            # Where tasks are claimed ahead, nothing is in a buffer that could be started.
-            if plan is not None and not isinstance(plan, Start):
+            if plan is not None:
+                # Where tasks are claimed ahead, nothing is in a buffer that could be started.
+                assert not isinstance(plan, Start)
                 self._spawn(partial(self._ask, plan))
 
     async def _ask(self, plan: Receive | Acquire) -> None:

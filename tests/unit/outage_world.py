@@ -37,12 +37,14 @@ _TROUBLES = {
 @dataclass
 class LeavingGateway:
     """Answers after CALL seconds, but for `away` seconds from `leaves_at`: no call comes about
-    then, and those under way break. `tried_at` are the calls made in that time."""
+    then, and those under way break. `tried_at` are the calls made in that time. The first call
+    after it takes `hangs` seconds more."""
 
     clock: FakeClock
     shared: Shared = Shared.GATEWAY
     leaves_at: float = float("inf")
     away: float = 0.0
+    hangs: float = 0.0
     tried_at: list[float] = field(default_factory=list)
     answers: int = 0
     broken: int = 0
@@ -63,7 +65,10 @@ class LeavingGateway:
             self.tried_at.append(self.clock.monotonic())
             trouble = _TROUBLES[self.shared]
             raise unconnected(TransportError(trouble, is_connecting=True), Absence(self.shared))
-        await self.clock.sleep(CALL)
+        hangs = 0.0
+        if self.clock.monotonic() >= self.leaves_at + self.away:
+            hangs, self.hangs = self.hangs, 0.0
+        await self.clock.sleep(CALL + hangs)
         if self.is_away():
             self.broken += 1
             raise self._broken()

@@ -105,6 +105,7 @@ async def test_a_stopped_run_ends_with_its_last_call_in_flight() -> None:
     assert ["cursor=page" in path for path in pages] == [False, True, True, True]
 
 
+@pytest.mark.slow
 async def test_a_call_that_never_ends_is_not_waited_for_for_ever() -> None:
     row = {"task_id": "1", "url": "http://a/", "status": "processing"}
     run_and_rows = {**RUN, "status": "stopped", "stats": {"total": 4, "completed": 1}}

@@ -5,17 +5,27 @@ from __future__ import annotations
 import re
 
 from conveyor.aio.outages import TRIAL_EVERY
-from conveyor.domain import input_spec, params, shards, strict_json, submission, text_rules, urls
+from conveyor.domain import (
+    input_spec,
+    params,
+    schedule,
+    shards,
+    strict_json,
+    submission,
+    text_rules,
+    urls,
+)
 from conveyor.domain.api_keys import MAX_API_KEY_LENGTH
 from conveyor.domain.remarks import MAX_LISTED, MAX_WARNINGS
 from conveyor.domain.submission import MAX_BODY_BYTES, MAX_ROW_BYTES
+from conveyor.domain.webhooks import MOST_WEBHOOK_URL
 from conveyor.engine.planner import CONTROL_SLOTS
-from conveyor.gateway import decode, direct, headers, problems
+from conveyor.gateway import decode, direct, headers, problems, webhook
 from conveyor.gateway.landmarks import HOSTS
 from conveyor.handlers import delete
 from conveyor.http import malformed, middleware
 from conveyor.http.auth import LONGEST
-from conveyor.http.request import BODY_SPARE, MAX_LENGTH
+from conveyor.http.request import BODY_SPARE, MAX_LENGTH, SMALL_BODY
 from conveyor.intake import frames, lines
 from conveyor.intake.csv_file import MAX_RECORD
 from conveyor.ports import queues
@@ -36,6 +46,7 @@ from conveyor.service import reruns, results, submit, task_lists
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
 from conveyor.service.submit import COUNTED_PER_JOB, LEAST_COUNTED
+from conveyor.service.webhooks import MOST_TESTS
 from conveyor.settings import Settings
 from conveyor.settings.validators import MOST_SHARDS
 from conveyor.wire.connection import MOST_HELD_IN_ALL
@@ -63,6 +74,19 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "time for the head of a request, and until the first one of a connection begins": (
         int(malformed.HEAD_SECONDS),
     ),
+    "body of a preview of a schedule, and of a test of a receiver": (SMALL_BODY,),
+    "times of day, and days, that a calendar names; interval of a rate": (
+        schedule.MOST_ENTRIES,
+        schedule.MOST_INTERVAL // schedule.UNITS["day"],
+    ),
+    "URL of a receiver": (MOST_WEBHOOK_URL,),
+    "time for the look-up of a receiver, to connect, and in all": (
+        int(webhook.LOOKUP_SECONDS),
+        int(webhook.CONNECT_SECONDS),
+        int(webhook.WHOLE_SECONDS),
+    ),
+    "answer of a receiver, read and thrown away": (webhook.MOST_ANSWER,),
+    "tests of receivers at a time in a process, one a caller": (MOST_TESTS,),
     "JSON nesting": (strict_json.MAX_DEPTH,),
     "objects and lists in a document, brackets in strings counted too": (
         strict_json.MAX_CONTAINERS,

@@ -79,6 +79,7 @@ async def failure(gateway: Gateway, url: str, *, max_bytes: int = LIMIT) -> Scra
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("G11")
 @pytest.mark.parametrize("framing", ["", "&chunked=1"], ids=["length", "chunked"])
 @pytest.mark.parametrize("coding", CODINGS)

@@ -98,6 +98,7 @@ def test_the_verdict_on_an_answer_in_one_packet(kind: Kind) -> None:
         assert verdict == expected(answer), answer.name
 
 
+@pytest.mark.slow
 @EACH_KIND
 def test_the_verdict_does_not_depend_on_the_cut(kind: Kind) -> None:
     for answer in kind.answers:
@@ -123,6 +124,7 @@ def test_the_verdict_does_not_depend_on_the_cut_of_long_answers(kind: Kind) -> N
         assert read(bytewise(wire), end, answer.method) == right, answer.name
 
 
+@pytest.mark.slow
 @EACH_KIND
 def test_a_part_of_an_answer_is_never_whole(kind: Kind) -> None:
     """Every proper prefix, whichever way the connection ends there."""
@@ -141,6 +143,7 @@ def test_a_part_of_an_answer_is_never_whole(kind: Kind) -> None:
                     assert verdict.trouble in troubles, (answer.name, place, end)
 
 
+@pytest.mark.slow
 @EACH_KIND
 def test_bytes_after_the_end_change_nothing_but_that_no_request_follows(kind: Kind) -> None:
     for answer in kind.answers:

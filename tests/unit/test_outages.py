@@ -73,6 +73,18 @@ async def test_no_task_pays_for_an_outage(tmp_path: Path, shared: Shared, away: 
         assert {one["attempt"] for one in events} == {1}
 
 
+@pytest.mark.slow
+async def test_a_trial_that_hangs_holds_up_no_other_trial(tmp_path: Path) -> None:
+    """Meanwhile the worker has shrunk to one permit, and has to ask for one more."""
+    tasks = 150
+    async with outage_world(tmp_path, workers=SLOTS) as world:
+        gateway, clock = world.gateway, world.clock
+        await world.submit(tasks, max_inflight=SLOTS, max_attempts=1)
+        gateway.leaves_at, gateway.away = clock.monotonic() + LEAVES_AFTER, 10.0
+        gateway.hangs = 170.0
+        await world.until(lambda: gateway.answers == tasks - 1, limit=60.0)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("shared", [Shared.GATEWAY, Shared.RESOLVER, Shared.PROCESS])
@@ -128,6 +140,7 @@ async def test_one_that_never_answered_is_told_as_such(tmp_path: Path) -> None:
         assert (await world.again(run))["outage"]["never_answered"] is True
 
 
+@pytest.mark.slow
 async def test_a_run_that_waits_can_be_stopped_and_run_again(tmp_path: Path) -> None:
     async with outage_world(tmp_path, workers=5) as world:
         world.gateway.leaves_at, world.gateway.away = 0.0, 20.0
@@ -141,6 +154,7 @@ async def test_a_run_that_waits_can_be_stopped_and_run_again(tmp_path: Path) -> 
         await world.until(lambda: world.gateway.answers == 20, limit=60.0)
 
 
+@pytest.mark.slow
 async def test_a_task_waits_until_its_deadline(tmp_path: Path) -> None:
     async with outage_world(tmp_path, workers=5, rate_limit_deadline=60.0) as world:
         world.gateway.leaves_at, world.gateway.away = 0.0, 1_000.0

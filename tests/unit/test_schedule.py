@@ -190,7 +190,10 @@ def drawn_calendar(draw: random.Random) -> Calendar:
 
 @pytest.mark.parametrize(
     ("seed", "spans"),
-    [pytest.param(1, 2, marks=pytest.mark.slow), pytest.param(2, 40, marks=pytest.mark.extended)],
+    [
+        pytest.param(1, 2, marks=pytest.mark.slow),
+        pytest.param(2, 40, marks=[pytest.mark.slow, pytest.mark.extended]),
+    ],
 )
 def test_fires_are_those_of_two_oracles(seed: int, spans: int) -> None:
     """500 schedules in each span; 20,000 in all in the longer run."""

@@ -153,6 +153,7 @@ def test_below_the_table_the_words_are_explained(capsys: pytest.CaptureFixture[s
     assert LEGEND in out.splitlines()
 
 
+@pytest.mark.slow
 def test_nothing_printed_is_wider_than_a_hundred_columns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

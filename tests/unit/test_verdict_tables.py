@@ -336,6 +336,7 @@ def expected(row: Row, code: str) -> list[str]:
     return [f"end the run: `{code if code in others else first}`", row[2]]
 
 
+@pytest.mark.slow
 def test_every_status_and_code_of_a_gateway() -> None:
     met = set()
     for status in ANY:
