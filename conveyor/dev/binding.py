@@ -126,6 +126,8 @@ async def open_binding(
         sweeping=store.sweeping,
         outbox=store.outbox,
         signing_keys=store.signing_keys,
+        deliveries=store.deliveries,
+        schedules=store.schedules,
         callbacks=FileCallbacks(directory.callbacks, clock),
         queues=queues,
         blobs=blobs,

@@ -10,6 +10,9 @@ from enum import StrEnum
 
 import msgspec
 
+from conveyor.domain.scheduling import Scheduling
+from conveyor.domain.webhooks import Webhook
+
 
 class JobStatus(StrEnum):
     """open → closed → deleted."""
@@ -139,8 +142,9 @@ class Callback(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A reusable template and its configuration.
 
-    `caller` is the keyed hash of the API key, `sealed_key` the encrypted key itself. `version`
-    counts writes, for optimistic locking.
+    `caller` is the keyed hash of the API key, `sealed_key` the encrypted key itself. A scheduled
+    job has a `scheduling`, and no run before its first fire. `version` counts writes, for
+    optimistic locking.
     """
 
     job_id: str
@@ -163,6 +167,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     latest_run_id: str | None = None
     run_count: int = 0
     callback: Callback | None = None
+    webhook: Webhook | None = None
+    scheduling: Scheduling | None = None
     version: int = 1
 
 
@@ -177,15 +183,16 @@ class Ingest(msgspec.Struct, frozen=True, kw_only=True):
     """The way the rows of a large run are written, and the progress.
 
     The run will have indexes below `end`; rows below `next_index` have been written. A submit
-    stages its rows in chunks, named in `chunks` by their first indexes. A rerun has no chunks and
-    copies the rows of `Run.rerun_of`: rows of `statuses` afresh (None: all), other terminal ones as
-    they are.
+    stages its rows in chunks, named in `chunks` by their first indexes; with `template` they are
+    those of the job's template, whose rows get ids of the run. A rerun has no chunks and copies the
+    rows of `Run.rerun_of`: rows of `statuses` afresh (None: all), other terminal ones as they are.
     """
 
     status: IngestStatus
     end: int
     next_index: int = 0
     chunks: tuple[int, ...] = ()
+    template: bool = False
     statuses: frozenset[TaskStatus] | None = None
 
 

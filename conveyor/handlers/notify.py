@@ -14,7 +14,7 @@ from conveyor.domain.run_events import RunFinished, build_run_event
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import Observer
-from conveyor.ports.outbox import Callbacks, Outbox, OutboxEntry, TokenExpired
+from conveyor.ports.outbox import Callbacks, EntryKey, Outbox, OutboxEntry, TokenExpired
 from conveyor.ports.records import JobLookup
 
 PAGE = 100
@@ -55,7 +55,7 @@ class Notifier:
 
     async def deliver(self) -> None:
         """Deliver every due entry once; log an entry that fails, and put it off for another try."""
-        before: list[str] = []
+        before: list[EntryKey] = []
         while True:
             due = await self._outbox.due_entries(now=self._clock.now(), limit=PAGE)
             await for_each(self._alone, due, limit=SIDE_BY_SIDE)
@@ -63,16 +63,14 @@ class Notifier:
                 return
             before = due
 
-    async def _alone(self, run_id: str) -> None:
+    async def _alone(self, key: EntryKey) -> None:
         await log_and_continue(
-            _log, f"the callback of run {run_id} failed", lambda: self._deliver(run_id)
+            _log, f"the {key.subscriber} of run {key.run_id} failed", lambda: self._deliver(key)
         )
 
-    async def _deliver(self, run_id: str) -> None:
+    async def _deliver(self, key: EntryKey) -> None:
         now = self._clock.now()
-        entry = await self._outbox.lease_entry(
-            run_id, now=now, lapses_at=now + round(LEASE * 1_000)
-        )
+        entry = await self._outbox.lease_entry(key, now=now, lapses_at=now + round(LEASE * 1_000))
         if entry is None:
             return
         if entry.ending is not None:
@@ -83,6 +81,7 @@ class Notifier:
             await self._decide(entry)
 
     async def _say_alive(self, entry: OutboxEntry) -> None:
+        assert entry.callback is not None
         try:
             await self._callbacks.send_heartbeat(entry.callback.task_token)
         except TokenExpired:
@@ -112,6 +111,7 @@ class Notifier:
             await self._tell(structs.replace(entry, decided_at=now), ending)
 
     async def _tell(self, entry: OutboxEntry, ending: RunFinished) -> None:
+        assert entry.callback is not None
         try:
             await self._send(entry.callback.task_token, ending)
         except TokenExpired:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conveyor.ports.blobs import Blobs
+from conveyor.ports.deliveries import Deliveries
 from conveyor.ports.exports import ExportRequests, ExportWork
 from conveyor.ports.ingestion import IngestWork
 from conveyor.ports.inputs import InputSlots
@@ -24,6 +25,7 @@ from conveyor.ports.permits import Permits
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import ApiRuns, Idempotency, JobReader, JobWriter, WorkerRuns
+from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskClaims, TaskReader, UnfinishedTasks
 
@@ -71,6 +73,8 @@ class Binding:
     sweeping: Sweeping
     outbox: Outbox
     signing_keys: SigningKeys
+    deliveries: Deliveries
+    schedules: Schedules
     callbacks: Callbacks
     queues: Queues
     blobs: Blobs

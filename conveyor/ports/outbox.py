@@ -1,15 +1,19 @@
-"""The outbox port and the callbacks port: reports of runs to state machines that wait for them.
+"""The outbox port and the callbacks port: reports of runs to those who wait for their ends.
 
-An outbox entry reports the end of one run. It is written together with the run, and stays until it
-is delivered or its task token has expired: neither a crash after the run's end nor a destination
-that is away loses it. While the run goes on, its entry is due now and then, for a heartbeat.
+An outbox entry reports the end of one run to one subscriber: the state machine of a callback, or
+the webhook of the job. It is written together with the run (that of a webhook also with a webhook
+that is set while the run goes on), and stays until it is delivered, handed on as a delivery, or no
+longer wanted: neither a crash after the run's end nor a destination that is away loses it. While
+the run goes on, its entry is due now and then, for a heartbeat, or to notice an end whose write was
+cut off.
 
 Callbacks deliver heartbeats and results to a state machine by its task token.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -50,11 +54,26 @@ CLOCKS_APART = 60_000
 taken before a clock was set back, and is ignored."""
 
 
+class Subscriber(StrEnum):
+    """The one to whom an entry reports."""
+
+    CALLBACK = "callback"
+    WEBHOOK = "webhook"
+
+
+class EntryKey(NamedTuple):
+    """The run of an entry, and its subscriber."""
+
+    run_id: str
+    subscriber: Subscriber
+
+
 class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An entry, leased to one worker for delivery.
 
-    `run` is its run as it is now, None if it is gone. `ended_as` is the state in which the run
-    ended, also after its deletion; None while the run goes on, or if the state was not noted.
+    `callback` is None for a webhook, which stands in the job. `run` is its run as it is now, None
+    if it is gone. `ended_as` is the state in which the run ended, also after its deletion, and
+    `ended_at` the instant of that end; None and 0 while the run goes on, or if they were not noted.
     `ending` is the payload, None until it is fixed at `decided_at` and the same at every attempt
     from then on; `attempts` counts its failed deliveries. `lease` is the instant at which the lease
     lapses. Instants are in milliseconds since the epoch.
@@ -62,24 +81,33 @@ class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     run_id: str
-    callback: Callback
+    subscriber: Subscriber
+    callback: Callback | None
     lease: int
     run: Run | None
     ended_as: RunStatus | None = None
+    ended_at: int = 0
     ending: RunFinished | None = None
     decided_at: int = 0
     attempts: int = 0
 
+    @property
+    def key(self) -> EntryKey:
+        """The key of the entry."""
+        return EntryKey(self.run_id, self.subscriber)
+
 
 class Outbox(Protocol):
-    """Entries, for workers: one for the first run of each job with a callback.
+    """Entries, for workers: one for the first run of each job with a callback, and one for each run
+    of a job with a webhook.
 
-    `JobWriter.create_job` writes them, due at once. They outlive their runs: `purge_run` and
-    `purge_job` leave them alone.
+    Whatever makes a run (`JobWriter.create_job`, `RunWriter.rerun`, `Schedules.change_schedule`)
+    writes them in the same step, due at once; `JobWriter.set_webhook` writes that of a live run.
+    They outlive their runs: `purge_run` and `purge_job` leave them alone.
     """
 
-    async def due_entries(self, *, now: int, limit: int) -> list[str]:
-        """Return the run ids of at most `limit` entries that are due by `now`, longest due first.
+    async def due_entries(self, *, now: int, limit: int) -> list[EntryKey]:
+        """Return the keys of at most `limit` entries that are due by `now`, longest due first.
         Leave out leased ones, unless the lease is longer than any lease may be.
 
         The end of a run makes its entry due at the time of that end. In a store that cannot write
@@ -87,7 +115,7 @@ class Outbox(Protocol):
         """
         ...
 
-    async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
+    async def lease_entry(self, key: EntryKey, *, now: int, lapses_at: int) -> OutboxEntry | None:
         """Lease an entry for one delivery; return None if it is gone, not due, or leased.
 
         Until `lapses_at` it is not due, and nobody else gets it. An earlier lease that lapses more

@@ -23,6 +23,7 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
+from conveyor.domain.webhooks import Webhook
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -121,11 +122,18 @@ class JobReader(JobLookup, Protocol):
         ...
 
     async def list_jobs(
-        self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
+        self,
+        caller: str,
+        *,
+        status: JobStatus | None,
+        before: str | None,
+        limit: int,
+        scheduled: bool | None = None,
     ) -> list[JobView]:
         """Return at most `limit` jobs of a caller, newest first by job_id, strictly below `before`.
 
-        With a `status`, return only jobs in it; without one, leave out deleted jobs.
+        With a `status`, return only jobs in it; without one, leave out deleted jobs. `scheduled`
+        chooses between scheduled and regular jobs; None takes both.
         """
         ...
 
@@ -136,7 +144,7 @@ class JobWriter(Protocol):
     async def create_job(
         self,
         job: Job,
-        run: Run,
+        run: Run | None,
         tasks: Sequence[NewTask],
         *,
         answer: StoredResponse,
@@ -144,9 +152,9 @@ class JobWriter(Protocol):
     ) -> None:
         """Write a job, its first run, every task and, under `once`, the answer: all or nothing.
 
-        A run with an `ingest` comes without tasks. If the job has a `callback`, the same step
-        writes its entry in the outbox. Raises ConveyorError(conflict), and changes nothing, if the
-        job_id exists.
+        A run with an `ingest` comes without tasks; a scheduled job comes without a run. If the job
+        has a `callback` or a `webhook`, the same step writes the run's entries in the outbox.
+        Raises ConveyorError(conflict), and changes nothing, if the job_id exists.
         """
         ...
 
@@ -171,6 +179,17 @@ class JobWriter(Protocol):
         """Refuse further tasks; complete the run at once if all its tasks have ended.
 
         Idempotent. Raises ConveyorError(not_found), also for a deleted job.
+        """
+        ...
+
+    async def set_webhook(
+        self, caller: str, job_id: str, webhook: Webhook | None, *, now: int
+    ) -> Job:
+        """Set or remove the webhook of a job, and return the job after it.
+
+        If its latest run is live and has no entry in the outbox for a webhook, write one with it,
+        due at once: a run that ended before owes nothing. Idempotent. Raises
+        ConveyorError(not_found), also for a deleted job.
         """
         ...
 
@@ -265,6 +284,7 @@ class RunWriter(Protocol):
         Without statuses every task starts afresh under its old id. With statuses, matching rows
         start afresh, other terminal rows are copied with the run that owns their body in
         source_run_id, and other rows are left out; the new run pins the runs whose bodies it uses.
+        If the job has a webhook, the same step writes the new run's entry in the outbox.
 
         If the latest run has `large_from` tasks or more, read and write no row here: give the new
         run an `ingest` to be done, and the totals that it will have. If statuses name only one of

@@ -63,6 +63,16 @@ def staged_key(job_id: str, run_id: str, first_index: int) -> str:
     return f"{staged_prefix(job_id, run_id)}{first_index:011}"
 
 
+def template_prefix(job_id: str) -> str:
+    """The prefix of the task list of a scheduled job, which stays until the job is deleted."""
+    return f"templates/{job_id}/"
+
+
+def template_key(job_id: str, first_index: int) -> str:
+    """The key of one chunk of a scheduled job's list, named by the index of its first task."""
+    return f"{template_prefix(job_id)}{first_index:011}"
+
+
 def input_key(input_id: str) -> str:
     """The key of an uploaded file of tasks."""
     return f"inputs/{input_id}"

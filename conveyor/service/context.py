@@ -13,10 +13,12 @@ from conveyor.domain.model import JobStatus, JobView, Run, RunStatus
 from conveyor.ports.binding import Jobs
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
+from conveyor.ports.deliveries import DeliveryLog
 from conveyor.ports.exports import ExportRequests
 from conveyor.ports.inputs import InputSlots
 from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import ApiRuns, Idempotency
+from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskReader, UnfinishedTasks
 from conveyor.service.callers import Keyring
@@ -81,6 +83,12 @@ class ApiPorts(Protocol):
 
     @property
     def signing_keys(self) -> SigningKeys: ...
+
+    @property
+    def deliveries(self) -> DeliveryLog: ...
+
+    @property
+    def schedules(self) -> Schedules: ...
 
     @property
     def blobs(self) -> Blobs: ...

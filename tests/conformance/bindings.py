@@ -9,9 +9,11 @@ from typing import Protocol
 
 from conveyor.dev.sqlite import open_store
 from conveyor.ports.binding import Exports, Ingestion, Inputs, Jobs, Runs, Tasks
+from conveyor.ports.deliveries import Deliveries
 from conveyor.ports.maintenance import Sweeping
 from conveyor.ports.outbox import Outbox
 from conveyor.ports.records import Idempotency
+from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from tests.conformance.production_store import open_production
 
@@ -48,6 +50,12 @@ class Store(Protocol):
 
     @property
     def signing_keys(self) -> SigningKeys: ...
+
+    @property
+    def deliveries(self) -> Deliveries: ...
+
+    @property
+    def schedules(self) -> Schedules: ...
 
     async def aclose(self) -> None: ...
 

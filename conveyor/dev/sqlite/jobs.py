@@ -9,8 +9,15 @@ from msgspec import structs
 
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.idempotency import store_answer, stored_answer
-from conveyor.dev.sqlite.outbox import insert_entry
-from conveyor.dev.sqlite.rows import SELECT_VIEW, insert_job, insert_run, insert_tasks, view_from
+from conveyor.dev.sqlite.outbox import insert_entries
+from conveyor.dev.sqlite.rows import (
+    SELECT_VIEW,
+    insert_job,
+    insert_run,
+    insert_tasks,
+    to_json,
+    view_from,
+)
 from conveyor.dev.sqlite.states import (
     RUN_CHANGED,
     end_of_tasks,
@@ -26,6 +33,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run, TaskSpec
 from conveyor.domain.shards import shards_of
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.webhooks import Webhook
 from conveyor.ports.binding import Jobs
 from conveyor.ports.records import Appended, AppendRequest, IdempotencyScope, StoredResponse
 
@@ -39,7 +47,7 @@ class SqliteJobs(Jobs):
     async def create_job(
         self,
         job: Job,
-        run: Run,
+        run: Run | None,
         tasks: Sequence[NewTask],
         *,
         answer: StoredResponse,
@@ -50,11 +58,12 @@ class SqliteJobs(Jobs):
                 raise ConveyorError(ErrorCode.CONFLICT, "the request has been answered already")
             try:
                 insert_job(connection, job)
-                place = insert_run(connection, run, shards_of(job))
+                place = None if run is None else insert_run(connection, run, shards_of(job))
             except sqlite3.IntegrityError:
                 raise ConveyorError(ErrorCode.CONFLICT, "the job exists already") from None
-            insert_tasks(connection, place, tasks, now=run.created_at)
-            insert_entry(connection, job, run)
+            if run is not None and place is not None:
+                insert_tasks(connection, place, tasks, now=run.created_at)
+                insert_entries(connection, job, run)
             store_answer(connection, once, answer)
 
         await self._database.write(create)
@@ -66,15 +75,28 @@ class SqliteJobs(Jobs):
         return await self._database.read(lambda reader: find_job(reader, job_id))
 
     async def list_jobs(
-        self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
+        self,
+        caller: str,
+        *,
+        status: JobStatus | None,
+        before: str | None,
+        limit: int,
+        scheduled: bool | None = None,
     ) -> list[JobView]:
         wanted = "jobs.status <> 'deleted'" if status is None else "jobs.status = :status"
         below = "" if before is None else "AND jobs.job_id < :before"
+        kind = "" if scheduled is None else "AND (jobs.scheduling IS NOT NULL) = :scheduled"
         sql = (
-            f"{SELECT_VIEW} WHERE jobs.caller = :caller AND {wanted} {below} "
+            f"{SELECT_VIEW} WHERE jobs.caller = :caller AND {wanted} {below} {kind} "
             "ORDER BY jobs.job_id DESC LIMIT :limit"
         )
-        values = {"caller": caller, "status": status, "before": before, "limit": limit}
+        values = {
+            "caller": caller,
+            "status": status,
+            "before": before,
+            "limit": limit,
+            "scheduled": scheduled,
+        }
         return await self._database.read(
             lambda reader: [view_from(row) for row in reader.execute(sql, values)]
         )
@@ -119,10 +141,36 @@ class SqliteJobs(Jobs):
 
         return await self._database.write(close)
 
+    async def set_webhook(
+        self, caller: str, job_id: str, webhook: Webhook | None, *, now: int
+    ) -> Job:
+        def change(connection: sqlite3.Connection) -> Job:
+            view = need_view(connection, caller, job_id)
+            if view.job.status is JobStatus.DELETED:
+                raise not_found("job")
+            if webhook != view.job.webhook:
+                connection.execute(
+                    "UPDATE jobs SET webhook = ?, updated_at = max(updated_at, ?), "
+                    "version = version + 1 WHERE job_id = ?",
+                    (None if webhook is None else to_json(webhook), now, job_id),
+                )
+            job = need_view(connection, caller, job_id).job
+            run = view.latest_run
+            if run is not None and run.status in LIVE_RUN_STATES:
+                insert_entries(
+                    connection,
+                    structs.replace(job, callback=None),
+                    structs.replace(run, created_at=now),
+                )
+            return job
+
+        return await self._database.write(change)
+
     async def delete_job(self, caller: str, job_id: str, *, now: int) -> list[str]:
         def delete(connection: sqlite3.Connection) -> list[str]:
             job = need_view(connection, caller, job_id).job
             move_job(connection, job, JobStatus.DELETED, now=now)
+            connection.execute("UPDATE jobs SET fires_at = NULL WHERE job_id = ?", (job_id,))
             connection.execute(
                 f"UPDATE runs SET status = 'deleted', {RUN_CHANGED} "
                 "WHERE job_id = :job_id AND status <> 'deleted'",

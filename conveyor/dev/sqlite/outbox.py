@@ -13,16 +13,23 @@ from conveyor.dev.sqlite.rows import callback_from, to_json
 from conveyor.dev.sqlite.states import find_run
 from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.domain.run_events import RunFinished
-from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Outbox, OutboxEntry
+from conveyor.ports.outbox import (
+    CLOCKS_APART,
+    LONGEST_LEASE,
+    EntryKey,
+    Outbox,
+    OutboxEntry,
+    Subscriber,
+)
 
 _DUE = """
-    SELECT run_id FROM notices
+    SELECT run_id, subscriber FROM notices
     WHERE due_at <= :now AND (leased_until <= :now OR leased_until > :most)
     ORDER BY due_at LIMIT :limit
 """
 _LEASE = """
     UPDATE notices SET leased_until = :lapses_at
-    WHERE run_id = :run_id AND due_at <= :now
+    WHERE run_id = :run_id AND subscriber = :subscriber AND due_at <= :now
         AND (leased_until <= :now OR leased_until > :most)
 """
 _PUT_OFF = """
@@ -31,7 +38,7 @@ _PUT_OFF = """
             SELECT 1 FROM runs
             WHERE runs.run_id = notices.run_id AND status IN ('running', 'pending')
         ), due_at, :due_at)
-    WHERE run_id = :run_id AND leased_until = :lease
+    WHERE run_id = :run_id AND subscriber = :subscriber AND leased_until = :lease
 """
 """If the run has ended and the payload is not fixed yet, the entry stays due at the time of that
 end."""
@@ -45,31 +52,31 @@ class SqliteOutbox(Outbox):
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def due_entries(self, *, now: int, limit: int) -> list[str]:
+    async def due_entries(self, *, now: int, limit: int) -> list[EntryKey]:
         values = {"now": now, "most": now + LONGEST_LEASE, "limit": limit}
         rows = await self._database.read(lambda reader: reader.execute(_DUE, values).fetchall())
-        return [run_id for (run_id,) in rows]
+        return [EntryKey(run_id, Subscriber(subscriber)) for run_id, subscriber in rows]
 
-    async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
+    async def lease_entry(self, key: EntryKey, *, now: int, lapses_at: int) -> OutboxEntry | None:
         def lease(connection: sqlite3.Connection) -> OutboxEntry | None:
             values = {
-                "run_id": run_id,
+                **key._asdict(),
                 "now": now,
                 "lapses_at": lapses_at,
                 "most": lapses_at + CLOCKS_APART,
             }
             taken = connection.execute(_LEASE, values).rowcount
-            return _leased(connection, run_id) if taken else None
+            return _leased(connection, key) if taken else None
 
         return await self._database.write(lease)
 
     async def fix_payload(self, entry: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
-        values = (to_json(ending), now, entry.run_id, entry.lease)
+        values = (to_json(ending), now, *entry.key, entry.lease)
         return await self._database.write(
             lambda connection: (
                 connection.execute(
                     "UPDATE notices SET ending = ?, decided_at = ? "
-                    "WHERE run_id = ? AND leased_until = ? AND ending IS NULL",
+                    "WHERE run_id = ? AND subscriber = ? AND leased_until = ? AND ending IS NULL",
                     values,
                 ).rowcount
                 == 1
@@ -78,7 +85,7 @@ class SqliteOutbox(Outbox):
 
     async def reschedule_entry(self, entry: OutboxEntry, *, due_at: int, attempts: int) -> None:
         values = {
-            "run_id": entry.run_id,
+            **entry.key._asdict(),
             "lease": entry.lease,
             "due_at": due_at,
             "attempts": attempts,
@@ -86,36 +93,45 @@ class SqliteOutbox(Outbox):
         await self._database.write(lambda connection: connection.execute(_PUT_OFF, values))
 
     async def drop_entry(self, entry: OutboxEntry) -> None:
-        values = (entry.run_id, entry.lease)
+        values = (*entry.key, entry.lease)
         await self._database.write(
             lambda connection: connection.execute(
-                "DELETE FROM notices WHERE run_id = ? AND leased_until = ?", values
+                "DELETE FROM notices WHERE run_id = ? AND subscriber = ? AND leased_until = ?",
+                values,
             )
         )
 
 
-def insert_entry(connection: sqlite3.Connection, job: Job, run: Run) -> None:
-    """Write the entry of a job's first run if the job has a callback."""
-    if job.callback is not None:
-        connection.execute(
-            "INSERT INTO notices (run_id, job_id, callback, due_at) VALUES (?, ?, ?, ?)",
-            (run.run_id, job.job_id, to_json(job.callback), run.created_at),
-        )
+def insert_entries(connection: sqlite3.Connection, job: Job, run: Run) -> None:
+    """Write the entries of a job's new run: for its callback if it is the first one, and for a
+    webhook, where that has none yet."""
+    waiting: list[tuple[Subscriber, str | None]] = []
+    if job.callback is not None and run.run_sequence == 1:
+        waiting.append((Subscriber.CALLBACK, to_json(job.callback)))
+    if job.webhook is not None:
+        waiting.append((Subscriber.WEBHOOK, None))
+    connection.executemany(
+        "INSERT OR IGNORE INTO notices (run_id, subscriber, job_id, callback, due_at) "
+        "VALUES (?, ?, ?, ?, ?)",
+        [(run.run_id, who, job.job_id, callback, run.created_at) for who, callback in waiting],
+    )
 
 
-def _leased(connection: sqlite3.Connection, run_id: str) -> OutboxEntry:
-    job_id, callback, lease, ended_as, ending, decided_at, attempts = connection.execute(
-        "SELECT job_id, callback, leased_until, ended_as, ending, decided_at, attempts "
-        "FROM notices WHERE run_id = ?",
-        (run_id,),
+def _leased(connection: sqlite3.Connection, key: EntryKey) -> OutboxEntry:
+    job_id, callback, lease, ended_as, ended_at, ending, decided_at, attempts = connection.execute(
+        "SELECT job_id, callback, leased_until, ended_as, ended_at, ending, decided_at, attempts "
+        "FROM notices WHERE run_id = ? AND subscriber = ?",
+        key,
     ).fetchone()
     return OutboxEntry(
         job_id=job_id,
-        run_id=run_id,
-        callback=callback_from(callback),
+        run_id=key.run_id,
+        subscriber=key.subscriber,
+        callback=None if callback is None else callback_from(callback),
         lease=lease,
-        run=find_run(connection, run_id),
+        run=find_run(connection, key.run_id),
         ended_as=None if ended_as is None else RunStatus(ended_as),
+        ended_at=ended_at,
         ending=None if ending is None else _endings.decode(ending),
         decided_at=decided_at,
         attempts=attempts,

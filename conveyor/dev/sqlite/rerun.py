@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from conveyor.dev.sqlite.idempotency import store_answer, stored_answer
+from conveyor.dev.sqlite.outbox import insert_entries
 from conveyor.dev.sqlite.rows import INDEX_BITS, INDEX_MASK, KeyRange, insert_run
 from conveyor.dev.sqlite.states import (
     count_rows,
@@ -195,6 +196,9 @@ def make_rerun(
             _plan(connection, request, source, sequence=view.job.run_count + 1)
         else:
             _make(connection, request, source, sequence=view.job.run_count + 1)
+        new = find_run(connection, request.run_id)
+        assert new is not None
+        insert_entries(connection, view.job, new)
         connection.execute(
             "UPDATE jobs SET latest_run_id = ?, run_count = run_count + 1, "
             "updated_at = max(updated_at, ?), version = version + 1 WHERE job_id = ?",

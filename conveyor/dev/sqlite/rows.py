@@ -41,7 +41,9 @@ from conveyor.domain.model import (
     TaskSpec,
 )
 from conveyor.domain.run_events import RunFinished
+from conveyor.domain.scheduling import FireRecord, Scheduling
 from conveyor.domain.shards import Shards
+from conveyor.domain.webhooks import Webhook
 
 MOST_ROWS = 64
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_ROWS)
@@ -98,7 +100,7 @@ UNFINISHED, SUCCESSFUL, FAILED = 0, 1, 2
 JOB_COLUMNS = (
     "job_id, caller, status, created_at, updated_at, name, external_id, metadata, params, format, "
     "max_inflight, priority, max_attempts, result_ttl_days, task_shard_count, shard_scheme, "
-    "sealed_key, latest_run_id, run_count, version, callback"
+    "sealed_key, latest_run_id, run_count, version, callback, webhook, scheduling"
 )
 RUN_COLUMNS = (
     "run_id, job_id, run_sequence, status, created_at, updated_at, trigger, paused, "
@@ -158,6 +160,8 @@ _texts = msgspec.json.Decoder(dict[str, str])
 _counts = msgspec.json.Decoder(dict[str, int])
 _ingests = msgspec.json.Decoder(Ingest)
 _callbacks = msgspec.json.Decoder(Callback)
+_webhooks = msgspec.json.Decoder(Webhook)
+_schedulings = msgspec.json.Decoder(Scheduling)
 _encoder = msgspec.json.Encoder()
 
 
@@ -208,6 +212,9 @@ def to_json(
     | Event
     | Ingest
     | Callback
+    | Webhook
+    | Scheduling
+    | FireRecord
     | RunFinished
     | dict[str, Any],
 ) -> str:
@@ -253,9 +260,19 @@ def insert_job(connection: sqlite3.Connection, job: Job) -> None:
         job.run_count,
         job.version,
         None if job.callback is None else to_json(job.callback),
+        None if job.webhook is None else to_json(job.webhook),
+        None if job.scheduling is None else to_json(job.scheduling),
+        next_fire(job),
     )
-    marks = ",".join("?" * JOB_WIDTH)
-    connection.execute(f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({marks})", values)
+    marks = ",".join("?" * len(values))
+    connection.execute(f"INSERT INTO jobs ({JOB_COLUMNS}, fires_at) VALUES ({marks})", values)
+
+
+def next_fire(job: Job) -> int | None:
+    """Return when a job is due to fire; None if it is not."""
+    if job.scheduling is None or job.status is JobStatus.DELETED:
+        return None
+    return job.scheduling.next_at
 
 
 def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> KeyRange:
@@ -329,6 +346,8 @@ def job_from(row: tuple[Any, ...]) -> Job:
         run_count=row[18],
         version=row[19],
         callback=None if row[20] is None else callback_from(row[20]),
+        webhook=None if row[21] is None else _webhooks.decode(row[21]),
+        scheduling=None if row[22] is None else _schedulings.decode(row[22]),
     )
 
 

@@ -247,7 +247,94 @@ WAITS_SINCE = (
     """,
 )
 
-STEPS = (TABLES, SIGNING_KEYS, WAITS, SECRETS, WAITS_SINCE)
+EVENTS_AND_SCHEDULES = (
+    """
+    ALTER TABLE jobs ADD COLUMN webhook TEXT -- where its events go, as JSON
+        DEFAULT NULL
+    """,
+    """
+    ALTER TABLE jobs ADD COLUMN scheduling TEXT -- schedule, template and next fire of a scheduled
+        -- job, as JSON
+        DEFAULT NULL
+    """,
+    """
+    ALTER TABLE jobs ADD COLUMN fires_at INTEGER -- when a scheduled job that is not deleted fires
+        -- next
+        DEFAULT NULL
+    """,
+    "CREATE INDEX jobs_by_next_fire ON jobs (fires_at) WHERE fires_at IS NOT NULL",
+    "CREATE INDEX jobs_scheduled ON jobs (job_id) WHERE scheduling IS NOT NULL",
+    "DROP TRIGGER notices_of_ended_runs",
+    "DROP INDEX notices_by_due",
+    "ALTER TABLE notices RENAME TO earlier_notices",
+    """
+    CREATE TABLE notices (
+        -- the outbox: one row a run and subscriber that waits for its end; without a foreign key,
+        -- because the run and its job may be deleted first
+        run_id TEXT NOT NULL, -- the run
+        subscriber TEXT NOT NULL, -- callback or webhook
+        job_id TEXT NOT NULL, -- its job
+        callback TEXT, -- whom to notify of the end, as JSON, with a secret in it; absent for a
+            -- webhook
+        due_at INTEGER NOT NULL, -- when to look at it next
+        leased_until INTEGER NOT NULL DEFAULT 0, -- when the lease of the present notifier ends
+        ended_as TEXT, -- the state that the run ended in; a trigger on `runs.status` sets it
+        ended_at INTEGER NOT NULL DEFAULT 0, -- when the run ended; set by the same trigger
+        ending TEXT, -- the message about the end, as JSON, once it is decided
+        decided_at INTEGER NOT NULL DEFAULT 0, -- when it was decided
+        attempts INTEGER NOT NULL DEFAULT 0, -- notifications that failed
+        PRIMARY KEY (run_id, subscriber)
+    ) WITHOUT ROWID
+    """,
+    """
+    INSERT INTO notices (run_id, subscriber, job_id, callback, due_at, leased_until, ended_as,
+        ending, decided_at, attempts)
+    SELECT run_id, 'callback', job_id, callback, due_at, leased_until, ended_as, ending, decided_at,
+        attempts
+    FROM earlier_notices
+    """,
+    "DROP TABLE earlier_notices",
+    "CREATE INDEX notices_by_due ON notices (due_at)",
+    """
+    CREATE TRIGGER notices_of_ended_runs AFTER UPDATE OF status ON runs
+    WHEN NEW.status <> OLD.status AND NEW.status NOT IN ('running', 'pending')
+    BEGIN
+        UPDATE notices SET due_at = NEW.updated_at, ended_as = ifnull(ended_as, NEW.status),
+            ended_at = iif(ended_at, ended_at, NEW.updated_at)
+        WHERE run_id = NEW.run_id AND ending IS NULL;
+    END
+    """,
+    """
+    CREATE TABLE deliveries ( -- one row an event that is sent to a webhook
+        delivery_id TEXT NOT NULL, -- ULID, the id of the event
+        caller TEXT NOT NULL, -- keyed hash of the API key that made the job
+        job_id TEXT NOT NULL, -- its job
+        status TEXT NOT NULL, -- pending, delivered, failed or dropped
+        created_at INTEGER NOT NULL, -- when it was made
+        updated_at INTEGER NOT NULL, -- when it last changed
+        due_at INTEGER NOT NULL, -- when the next attempt is made; 0 unless it is pending
+        leased_until INTEGER NOT NULL, -- when the lease of the attempt under way ends
+        version INTEGER NOT NULL, -- raised by each change, for optimistic locking
+        record TEXT NOT NULL, -- all of it, as JSON: the event's bytes and its attempts
+        PRIMARY KEY (caller, delivery_id)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX deliveries_by_job ON deliveries (job_id, delivery_id)",
+    "CREATE INDEX deliveries_by_due ON deliveries (due_at) WHERE status = 'pending'",
+    "CREATE INDEX deliveries_by_change ON deliveries (updated_at) WHERE status <> 'pending'",
+    """
+    CREATE TABLE fires ( -- one row a fire of a scheduled job, or some in a row without a run
+        job_id TEXT NOT NULL, -- its job
+        fire_id TEXT NOT NULL, -- ULID
+        noted_at INTEGER NOT NULL, -- when the row last changed
+        record TEXT NOT NULL, -- all of it, as JSON
+        PRIMARY KEY (job_id, fire_id)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX fires_by_change ON fires (noted_at)",
+)
+
+STEPS = (TABLES, SIGNING_KEYS, WAITS, SECRETS, WAITS_SINCE, EVENTS_AND_SCHEDULES)
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 
 

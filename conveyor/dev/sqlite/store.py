@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conveyor.dev.call_table import BegunCalls
 from conveyor.dev.sqlite.database import Connection, Database, open_reader, open_writer
+from conveyor.dev.sqlite.deliveries import SqliteDeliveries, release_deliveries
 from conveyor.dev.sqlite.exports import SqliteExports
 from conveyor.dev.sqlite.idempotency import SqliteIdempotency
 from conveyor.dev.sqlite.ingestion import SqliteIngestion
@@ -19,6 +20,7 @@ from conveyor.dev.sqlite.jobs import SqliteJobs
 from conveyor.dev.sqlite.outbox import SqliteOutbox
 from conveyor.dev.sqlite.rows import index_of
 from conveyor.dev.sqlite.runs import SqliteRuns
+from conveyor.dev.sqlite.schedules import SqliteSchedules
 from conveyor.dev.sqlite.schema import migrate, without_records
 from conveyor.dev.sqlite.signing_keys import SqliteSigningKeys
 from conveyor.dev.sqlite.states import find_job, find_place
@@ -60,6 +62,8 @@ class SqliteStore:
     sweeping: SqliteSweeping
     outbox: SqliteOutbox
     signing_keys: SqliteSigningKeys
+    deliveries: SqliteDeliveries
+    schedules: SqliteSchedules
 
     @property
     def rows_read(self) -> int:
@@ -127,6 +131,7 @@ class SqliteStore:
                 (now, now),
             )
             connection.execute("UPDATE notices SET leased_until = 0 WHERE leased_until > 0")
+            release_deliveries(connection)
             return connection.execute("UPDATE claims SET claimed_until = ?", (now,)).rowcount
 
         return await self.database.write(void)
@@ -246,4 +251,6 @@ async def open_store(
         sweeping=SqliteSweeping(database),
         outbox=SqliteOutbox(database),
         signing_keys=SqliteSigningKeys(database),
+        deliveries=SqliteDeliveries(database),
+        schedules=SqliteSchedules(database),
     )

@@ -1,0 +1,88 @@
+"""The scheduling of a job: its schedule, the template of its runs, and the record of its fires."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from conveyor.domain.schedule import Schedule
+
+
+class Overlap(StrEnum):
+    """What becomes of a fire while a run of the job is live: skipped, or kept until its end."""
+
+    SKIP = "skip"
+    WAIT = "wait"
+
+
+class Template(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks of each run: `rows` of them, staged in chunks named by their first indexes;
+    `units` are the write units of all."""
+
+    rows: int
+    units: int
+    chunks: tuple[int, ...]
+
+
+class Scheduling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The scheduling of one job.
+
+    A rate counts from `anchor`. `next_at` is the instant of the next fire, None if there is none,
+    and `next_nominal` its nominal local time, both computed by the zone rules `zones_version`.
+    `last_nominal` is the nominal time of the latest fire that was decided: no earlier one fires.
+    `waiting` is the nominal time of the fire that waits for the end of the live run (Overlap.WAIT),
+    empty if none does. `key_hash` is the caller's line in the file of API keys. Instants are in
+    milliseconds since the epoch.
+    """
+
+    schedule: Schedule
+    template: Template
+    anchor: int
+    overlap: Overlap = Overlap.SKIP
+    paused: bool = False
+    next_at: int | None = None
+    next_nominal: str = ""
+    last_nominal: str = ""
+    waiting: str = ""
+    zones_version: str = ""
+    key_hash: str = ""
+
+
+class FireStatus(StrEnum):
+    """The outcome of a fire: it made a run, was skipped, or passed while nobody looked."""
+
+    STARTED = "started"
+    SKIPPED = "skipped"
+    MISSED = "missed"
+
+
+class SkipReason(StrEnum):
+    """Why a fire made no run."""
+
+    PAUSED = "paused"
+    RUN_LIVE = "run_live"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    KEY_UNREADABLE = "key_unreadable"
+    TOO_LATE = "too_late"
+
+
+class FireRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A row of the record: one fire, or `count` of them in a row that were skipped for one reason
+    or missed together.
+
+    `fire_id` is a ULID; ids grow with each row. `nominal` and `instant` are of the first of them,
+    `last_nominal` and `last_instant` of the last one. `run_id` names the run of a started one. All
+    instants are in milliseconds since the epoch; `noted_at` is the last change of the row.
+    """
+
+    fire_id: str
+    status: FireStatus
+    nominal: str
+    instant: int
+    last_nominal: str
+    last_instant: int
+    noted_at: int
+    count: int = 1
+    reason: SkipReason | None = None
+    run_id: str | None = None
