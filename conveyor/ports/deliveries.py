@@ -59,15 +59,11 @@ class DeliveryQueue(DeliveryLog, Protocol):
 
 
 class DeliveryUpkeep(Protocol):
-    """Removal of old deliveries, for the sweeper and for the end of jobs."""
+    """Removal of old deliveries, for the sweeper. Those of a job go with it (`JobPurge`)."""
 
     async def drop_old_deliveries(self, *, before: int, limit: int) -> int:
         """Remove at most `limit` deliveries that are not pending and last changed before `before`;
         return their number. A store whose items have a time to live may do nothing."""
-        ...
-
-    async def drop_deliveries_of(self, caller: str, job_id: str) -> None:
-        """Remove every delivery of a job."""
         ...
 
 

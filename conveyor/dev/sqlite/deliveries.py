@@ -94,14 +94,6 @@ class SqliteDeliveries(Deliveries):
             lambda connection: connection.execute(_OLD, (before, limit)).rowcount
         )
 
-    async def drop_deliveries_of(self, caller: str, job_id: str) -> None:
-        def drop(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "DELETE FROM deliveries WHERE job_id = ? AND caller = ?", (job_id, caller)
-            )
-
-        await self._database.write(drop)
-
 
 _CONDITIONS = {
     "job_id": "job_id = :job_id",
