@@ -106,6 +106,8 @@ class Settings:
     outbox_interval: float = 5.0
     callback_heartbeat: float = 30.0
     row_retention_days: int = 30
+    delivery_retention_days: int = 30
+    fire_retention_days: int = 30
     role: str = ""
     environment: str = ""
     region: str = ""
@@ -551,6 +553,18 @@ SETTINGS: tuple[Setting, ...] = (
         "that an ended run is kept beyond its last result; 0 keeps it",
         lasting(0, MOST_DAYS),
         used_by=WORKERS,
+    ),
+    Setting(
+        "delivery_retention_days",
+        "days",
+        "that the delivery of an event is kept after its last change, unless it is pending",
+        lasting(1, MOST_DAYS),
+    ),
+    Setting(
+        "fire_retention_days",
+        "days",
+        "that the record of a schedule's fire is kept after its last change",
+        lasting(1, MOST_DAYS),
     ),
     Setting(
         "role",
