@@ -31,6 +31,7 @@ from tests.conformance.dynamo_schedules import (
     AT,
     DONE,
     HOUR,
+    HOURLY,
     MADE,
     draft,
     due,
@@ -458,8 +459,8 @@ async def test_retention_takes_runs_and_leaves_jobs_that_may_fire(
 ) -> None:
     lose_every_answer(bench)
     world = bench.world
-    rule = {"schedule": AT} if schedule == "at" else {}
-    job = await fired(world, await scheduled(world, **rule))
+    rule = AT if schedule == "at" else HOURLY
+    job = await fired(world, await scheduled(world, schedule=rule))
     change = ScheduleChange(before=job, after=moved(job, next_at=next_at))
     assert await bench.store.schedules.change_schedule(change)
     await finished(world, job)

@@ -138,7 +138,7 @@ class Deletion:
         async for _ in list_run_rows(self._table, job_id, limit=1):
             return
         item = await self._table.get(job_key(job_id))
-        if item is None or item["status"] != JobStatus.DELETED:
+        if item is None or item.get("status") != JobStatus.DELETED:
             return
         await self._delete_fires(job_id)
         try:
@@ -153,9 +153,7 @@ class Deletion:
 
     async def _delete_fires(self, job_id: str) -> None:
         fires = fire_key(job_id, "")
-        async for page in self._table.pages(
-            Query(fires.pk, begins_with=fires.sk, keys_only=True, known_only=True)
-        ):
+        async for page in self._table.pages(Query(fires.pk, begins_with=fires.sk, keys_only=True)):
             await self._table.delete_many(keys_of(page.items))
 
     def _deletion_parts(
