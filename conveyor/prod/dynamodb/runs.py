@@ -89,7 +89,8 @@ class Deletion:
         while True:
             job = (await self._job_reads.require(caller, job_id)).job
             rows = [row async for row in list_run_rows(self._table, job_id)]
-            parts = self._deletion_parts(job, rows, now)
+            left = [row for row in rows if row.run.status is not RunStatus.DELETED][:MOST_RUNS]
+            parts = self._deletion_parts(job, left, now)
             if not parts:
                 return [row.run.run_id for row in reversed(rows)]
             try:
@@ -101,7 +102,7 @@ class Deletion:
                 if losses == TRIES:
                     raise contention_error() from None
             else:
-                for row in rows:
+                for row in left:
                     await _make_end_due(self._records, row, now=now)
 
     async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:
@@ -145,13 +146,8 @@ class Deletion:
             if not refused.is_condition:
                 raise
 
-    def _deletion_parts(
-        self, job: JobRow, newest_first: list[RunRow], now: int
-    ) -> list[dict[str, Any]]:
-        not_deleted = [row for row in newest_first if row.run.status is not RunStatus.DELETED]
-        parts = [
-            self._records.change_part(row, DELETE_RUN, now=now) for row in not_deleted[:MOST_RUNS]
-        ]
+    def _deletion_parts(self, job: JobRow, rows: list[RunRow], now: int) -> list[dict[str, Any]]:
+        parts = [self._records.change_part(row, DELETE_RUN, now=now) for row in rows]
         if job.job.status is not JobStatus.DELETED:
             parts.append(
                 job_part(self._table, job, next_version(job, now=now, status=JobStatus.DELETED))
@@ -220,7 +216,7 @@ async def _write_tombstone(
 
 
 async def _make_end_due(records: DynamoRunRows, row: RunRow, *, now: int) -> None:
-    """Make the outbox entry due of a run that was just turned to `deleted`, from its row before
+    """Make the outbox entries due of a run that was just turned to `deleted`, from its row before
     that: at its first end, even if the process that ended it died before it could."""
     run = structs.replace(row.run, status=RunStatus.DELETED) if row.live else row.run
     ended_at = row.ended_at or max(row.run.updated_at, now)

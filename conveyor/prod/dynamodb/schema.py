@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from conveyor.domain import ids
 from conveyor.domain.shards import Shards
+from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import Parameters
 
 PARTITION_KEY = "pk"
@@ -150,9 +151,12 @@ def export_mark_key(job_id: str, run_id: str, export_id: str) -> Key:
     return Key(f"Job#{job_id}", f"Export#{run_id}#{export_id}")
 
 
-def notice_key(run_id: str) -> Key:
-    """Key of a run's outbox entry: by the run's id, and not removed with the run."""
-    return Key(f"Notice#{run_id}", "Notice")
+def notice_key(run_id: str, subscriber: Subscriber) -> Key:
+    """Key of a run's outbox entry for a subscriber: by the run's id, and not removed with it."""
+    return Key(f"Notice#{run_id}", _NOTICE_SORT_KEYS[subscriber])
+
+
+_NOTICE_SORT_KEYS = {Subscriber.CALLBACK: "Notice", Subscriber.WEBHOOK: "Webhook"}
 
 
 def signing_key(caller: str) -> Key:
