@@ -40,6 +40,7 @@ class OwnStore:
         self.sweeping = store.sweeping
         self.outbox = store.outbox
         self.signing_keys = store.signing_keys
+        self.deliveries = store.deliveries
         self._store = store
         self._release = release
 

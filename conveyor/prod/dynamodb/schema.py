@@ -22,10 +22,11 @@ SORT_KEY = "sk"
 TIME_TO_LIVE = "ttl"
 """Whole seconds since the epoch, after which DynamoDB removes an item by itself, with a delay."""
 BY_OWNER = "gsi1"
-"""Finds jobs of a caller, and runs by the work that is due for them."""
+"""Finds jobs of a caller, deliveries of a job, and runs by the work that is due for them."""
 BY_DISPATCH = "gsi2"
 """Finds runs by the time of their last change of status or pause. Partitions of their own in this
-index also find file inputs and exports by their end, and outbox entries by their due time."""
+index also find file inputs and exports by their end, outbox entries by their due time, and
+deliveries by their due time or their last change."""
 
 INDEXES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     BY_OWNER: ("gsi1pk", "gsi1sk", ("status", "job_id", "run_id")),
@@ -164,6 +165,16 @@ def signing_key(caller: str) -> Key:
     return Key(f"Signing#{caller}", "Keys")
 
 
+def delivery_key(caller: str, delivery_id: str) -> Key:
+    """Key of a delivery."""
+    return Key(f"Deliveries#{caller}", f"Delivery#{delivery_id}")
+
+
+def late_delivery_key(caller: str, delivery_id: str) -> Key:
+    """Key of the mark of a delivery that was made long after the end of its run."""
+    return Key(f"Deliveries#{caller}", f"Late#{delivery_id}")
+
+
 def permits_key(job_id: str) -> Key:
     """Key of a job's permit ledger, if DynamoDB keeps it."""
     return Key(f"Permits#{job_id}", "Permits")
@@ -180,6 +191,11 @@ DATA_KEY = Key("Fleet", "DataKey")
 def caller_jobs(caller: str) -> str:
     """gsi1: jobs of a caller, by job id."""
     return f"Caller#{caller}"
+
+
+def deliveries_of(job_id: str) -> str:
+    """gsi1: deliveries of a job, by delivery id."""
+    return f"Deliveries#{job_id}"
 
 
 def ingesting(run_id: str) -> str:
@@ -222,6 +238,10 @@ EXPORTS = "exports"
 """gsi2: exports, by their end."""
 OUTBOX = "outbox"
 """gsi2: outbox entries, by due time."""
+DELIVERIES = "deliveries"
+"""gsi2: pending deliveries, by due time."""
+ENDED_DELIVERIES = "deliveries-ended"
+"""gsi2: all other deliveries, by their last change."""
 
 
 def all_partitions(kind: str) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws
 from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.deliveries import DynamoDeliveries
 from conveyor.prod.dynamodb.exports import DynamoExports
 from conveyor.prod.dynamodb.idempotency import DynamoIdempotency
 from conveyor.prod.dynamodb.ingestion import DynamoIngestion
@@ -38,6 +39,7 @@ class DynamoStore:
     sweeping: DynamoSweeping
     outbox: DynamoOutbox
     signing_keys: DynamoSigningKeys
+    deliveries: DynamoDeliveries
 
     @property
     def rows_read(self) -> int:
@@ -84,4 +86,5 @@ async def open_store(
         sweeping=DynamoSweeping(records),
         outbox=DynamoOutbox(records),
         signing_keys=DynamoSigningKeys(client),
+        deliveries=DynamoDeliveries(client),
     )
