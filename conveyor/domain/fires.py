@@ -24,7 +24,11 @@ def run_from_template(job: Job, *, run_id: str, trigger: str, now: int) -> tuple
         next_index=template.rows,
         stats=RunStats(total=template.rows),
         ingest=Ingest(
-            status=IngestStatus.PENDING, end=template.rows, chunks=template.chunks, template=True
+            status=IngestStatus.PENDING,
+            end=template.rows,
+            chunks=template.chunks,
+            template=True,
+            list_id=template.list_id,
         ),
     )
     after = structs.replace(

@@ -18,11 +18,13 @@ class Overlap(StrEnum):
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):
     """The tasks of each run: `rows` of them, staged in chunks named by their first indexes;
-    `units` are the write units of all."""
+    `units` are the write units of all. `list_id` tells the list from one that another attempt at
+    the same submit staged."""
 
     rows: int
     units: int
     chunks: tuple[int, ...]
+    list_id: str = "0"
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

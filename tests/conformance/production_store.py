@@ -41,6 +41,7 @@ class OwnStore:
         self.outbox = store.outbox
         self.signing_keys = store.signing_keys
         self.deliveries = store.deliveries
+        self.schedules = store.schedules
         self._store = store
         self._release = release
 
