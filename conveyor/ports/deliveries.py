@@ -44,7 +44,12 @@ class DeliveryLog(Protocol):
 
     async def change_delivery(self, before: Delivery, after: Delivery) -> bool:
         """Replace a record by its next version; return False and change nothing if it is no longer
-        at the version of `before`, or gone. A repetition after a lost answer returns True."""
+        at the version of `before`, or gone.
+
+        Of several calls that name one version a single one returns True, though all write the same:
+        who has True makes the attempt. A store that repeats its own write after a lost answer has
+        to know it again as its own.
+        """
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 import msgspec
+from msgspec import structs
 
 from conveyor.dev.sqlite.database import Database
 from conveyor.domain.deliveries import Delivery
@@ -78,10 +79,7 @@ class SqliteDeliveries(Deliveries):
         )
 
     async def change_delivery(self, before: Delivery, after: Delivery) -> bool:
-        values = (*_changing(after), before.caller, before.delivery_id, before.version)
-        return await self._database.write(
-            lambda connection: connection.execute(_CHANGE, values).rowcount == 1
-        )
+        return await self._database.write(lambda connection: _change(connection, before, after))
 
     async def due_deliveries(self, *, now: int, limit: int) -> list[Delivery]:
         values = {"now": now, "most": now + LONGEST_LEASE, "limit": limit}
@@ -103,6 +101,11 @@ _CONDITIONS = {
 }
 
 
+def _change(connection: sqlite3.Connection, before: Delivery, after: Delivery) -> bool:
+    values = (*_changing(after), before.caller, before.delivery_id, before.version)
+    return connection.execute(_CHANGE, values).rowcount == 1
+
+
 def _changing(delivery: Delivery) -> tuple[object, ...]:
     """Return the columns that a change rewrites."""
     return (
@@ -120,5 +123,7 @@ def _decoded(rows: list[tuple[str]]) -> list[Delivery]:
 
 
 def release_deliveries(connection: sqlite3.Connection) -> None:
-    """End the leases of an earlier process. The record of a row follows at its next change."""
-    connection.execute("UPDATE deliveries SET leased_until = 0 WHERE leased_until > 0")
+    """End the leases of an earlier process."""
+    rows = connection.execute("SELECT record FROM deliveries WHERE leased_until > 0").fetchall()
+    for leased in _decoded(rows):
+        _change(connection, leased, structs.replace(leased, leased_until=0))

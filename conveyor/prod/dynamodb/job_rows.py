@@ -1,8 +1,9 @@
-"""Job rows: their attributes, reads together with the latest run, and the closing of jobs.
+"""Job rows: their attributes, reads together with the latest run, and changes of a job by itself.
 
 A job is stored as one JSON text beside the attributes that conditions and indexes use, and changes
 under its version. `JobReads` reads a job and its latest run so that the two agree. `JobCloser`
-closes a job and completes its run if all tasks have ended.
+closes a job and completes its run if all tasks have ended. `WebhookSetter` sets and removes the
+webhook of a job.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from msgspec import structs
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.webhooks import Webhook
+from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
@@ -26,6 +29,7 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     merge_json,
 )
+from conveyor.prod.dynamodb.outbox_rows import WAITING, late_webhook_part
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
@@ -311,3 +315,47 @@ def _last_batch_change(row: RunRow) -> Change:
     return Change(
         status=None if status is run.status else status, sets={"last_batch_received": True}
     )
+
+
+class WebhookSetter:
+    """Sets and removes webhooks of jobs."""
+
+    def __init__(self, records: DynamoRunRows, job_reads: JobReads) -> None:
+        self._records = records
+        self._table = records.table
+        self._job_reads = job_reads
+
+    async def set(self, caller: str, job_id: str, webhook: Webhook | None, *, now: int) -> Job:
+        """Set or remove the webhook; see `JobWriter.set_webhook`."""
+        for _ in range(TRIES):
+            view = await self._job_reads.require(caller, job_id)
+            if view.job.job.status is JobStatus.DELETED:
+                raise not_found("job")
+            parts, after = self._parts(view, webhook, now)
+            if not parts:
+                return after.job
+            try:
+                await self._table.transact(parts, token=self._table.clock.new_id())
+            except AwsRefused as refused:
+                if not refused.is_condition:
+                    raise
+                continue
+            return after.job
+        raise contention_error()
+
+    def _parts(
+        self, view: JobAndRun, webhook: Webhook | None, now: int
+    ) -> tuple[list[dict[str, Any]], JobRow]:
+        """Describe the change of the job, if it is one, and the entry of a live run. Under the
+        version of that run, so that a run which has ended meanwhile owes nothing."""
+        parts: list[dict[str, Any]] = []
+        after = view.job
+        if webhook != view.job.job.webhook:
+            after = next_version(view.job, now=now, webhook=webhook)
+            parts.append(job_part(self._table, view.job, after))
+        if webhook is not None and view.run is not None and view.run.live:
+            change = Change(sets={WAITING[Subscriber.WEBHOOK]: True})
+            parts.append(self._records.change_part(view.run, change, now=now))
+            run_id = view.run.run.run_id
+            parts.append(late_webhook_part(self._table, after.job, run_id, now=now))
+        return parts, after

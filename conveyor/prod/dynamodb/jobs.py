@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run
+from conveyor.domain.webhooks import Webhook
 from conveyor.ports.records import Appended, AppendRequest, IdempotencyScope, StoredResponse
 from conveyor.prod.dynamodb.client import Query, RowFilter
 from conveyor.prod.dynamodb.idempotency import StoredResponses
-from conveyor.prod.dynamodb.job_rows import JobAndRun, JobCloser, JobReads
+from conveyor.prod.dynamodb.job_rows import JobAndRun, JobCloser, JobReads, WebhookSetter
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, list_run_rows
 from conveyor.prod.dynamodb.runs import Deletion
 from conveyor.prod.dynamodb.schema import BY_OWNER, END, INDEXES, caller_jobs
@@ -29,6 +30,7 @@ class DynamoJobs:
         self._creator = JobCreator(records, responses)
         self._appender = TaskAppender(records, self._job_reads, responses)
         self._closer = JobCloser(records, self._job_reads)
+        self._webhooks = WebhookSetter(records, self._job_reads)
         self._deletion = Deletion(records, self._job_reads)
 
     async def create_job(
@@ -109,6 +111,11 @@ class DynamoJobs:
 
     async def close_job(self, caller: str, job_id: str, *, now: int) -> JobView:
         return await self._closer.close(caller, job_id, now=now)
+
+    async def set_webhook(
+        self, caller: str, job_id: str, webhook: Webhook | None, *, now: int
+    ) -> Job:
+        return await self._webhooks.set(caller, job_id, webhook, now=now)
 
     async def delete_job(self, caller: str, job_id: str, *, now: int) -> list[str]:
         return await self._deletion.delete_job(caller, job_id, now=now)

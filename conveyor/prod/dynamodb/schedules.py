@@ -31,6 +31,7 @@ from conveyor.prod.dynamodb.client import (
 )
 from conveyor.prod.dynamodb.idempotency import StoredResponses
 from conveyor.prod.dynamodb.job_rows import JobReads, JobRow, job_part, read_job_row
+from conveyor.prod.dynamodb.outbox_rows import new_entry_parts
 from conveyor.prod.dynamodb.run_rows import TRIES, DynamoRunRows, RunPlace, new_run_item
 from conveyor.prod.dynamodb.schema import (
     BEGIN,
@@ -187,6 +188,7 @@ class DynamoSchedules(Schedules):
         return [
             table.put_part(place.key, new_run_item(run, job), condition=IS_ABSENT),
             table.put_part(place_key(run.run_id), place.item(), condition=IS_ABSENT),
+            *new_entry_parts(table, job, run),
         ]
 
 
