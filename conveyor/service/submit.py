@@ -13,9 +13,10 @@ from conveyor.domain.api_keys import NONCE_LENGTH
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats
 from conveyor.domain.shards import Shards, ShardScheme, layout
-from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.states import live_run_status
 from conveyor.domain.submission import JobRequest, Limits, parse_add, parse_job
 from conveyor.ports.records import Appended, AppendRequest, JobReader, StoredResponse
+from conveyor.records.active_jobs import are_jobs_full
 from conveyor.service.callers import Caller
 from conveyor.service.context import Context
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
@@ -81,14 +82,6 @@ class Additions:
         return answer
 
 
-PAGE = 100
-"""Jobs read at a time."""
-LEAST_COUNTED = 1_000
-COUNTED_PER_JOB = 10
-"""The quota reads a caller's newest 1,000 jobs, or ten for each allowed one if that is more: the
-cost of a submit does not grow with all jobs of its caller."""
-
-
 class ActiveJobQuota:
     """Limits the unfinished jobs of each caller, within one process; a `limit` of 0 means no
     limit."""
@@ -108,27 +101,11 @@ class ActiveJobQuota:
             yield
             return
         async with self._locks.lock(caller_id):
-            if await self._is_full(caller_id):
+            if await are_jobs_full(self._jobs, caller_id, limit=self._limit):
                 raise ConveyorError(
                     ErrorCode.QUOTA_EXCEEDED, f"at most {self._limit} jobs may be unfinished"
                 )
             yield
-
-    async def _is_full(self, caller_id: str) -> bool:
-        """Return whether the newest jobs of a caller reach the limit; reads no page beyond that."""
-        active = 0
-        left = max(LEAST_COUNTED, COUNTED_PER_JOB * self._limit)
-        before: str | None = None
-        while active < self._limit and left > 0:
-            limit = min(PAGE, left)
-            views = await self._jobs.list_jobs(caller_id, status=None, before=before, limit=limit)
-            runs = [view.latest_run for view in views if view.latest_run is not None]
-            active += sum(run.status in LIVE_RUN_STATES for run in runs)
-            if len(views) < limit:
-                break
-            left -= limit
-            before = views[-1].job.job_id
-        return active >= self._limit
 
 
 READ_HERE = 262_144
