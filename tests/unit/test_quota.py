@@ -11,7 +11,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, JobView, Run, RunStatus
 from conveyor.ports.binding import Jobs
-from conveyor.service.submit import COUNTED_PER_JOB, LEAST_COUNTED, PAGE, ActiveJobQuota
+from conveyor.service.quotas import COUNTED_PER_JOB, LEAST_COUNTED, PAGE, ActiveJobQuota
 
 
 class History:
