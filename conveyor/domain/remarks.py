@@ -26,6 +26,7 @@ JOB_FIELDS = frozenset(
     }
 )
 SCHEDULE_FIELDS = frozenset({"at", "rate", "calendar", "timezone", "overlap"})
+WEBHOOK_FIELDS = frozenset({"url", "signature", "events"})
 ADD_FIELDS = frozenset({"tasks", "last_batch", "skip_invalid"})
 INPUT_FIELDS = frozenset({"type", "csv"})
 CSV_FIELDS = frozenset({"csv.fields", "csv.header", "csv.delimiter", "csv.quote"})

@@ -20,12 +20,14 @@ from conveyor.domain.remarks import (
     JOB_FIELDS,
     MAX_LISTED,
     SCHEDULE_FIELDS,
+    WEBHOOK_FIELDS,
     Remarks,
     UnknownFields,
 )
 from conveyor.domain.schedule import Schedule, parse_schedule
 from conveyor.domain.scheduling import Overlap, parse_overlap
 from conveyor.domain.text_rules import Refused
+from conveyor.domain.webhooks import Webhook, parse_webhook
 
 MAX_BODY_BYTES = 16_384
 MAX_ROW_BYTES = 131_072
@@ -146,8 +148,8 @@ class Limits(msgspec.Struct, frozen=True):
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A job to create.
 
-    `schedule` is set on scheduled jobs. `force_async` is the field `async`. `has_webhook` and
-    `file_input_id` only say that the caller asked for the feature: its content is not read here.
+    `schedule` is set on scheduled jobs. `force_async` is the field `async`. `file_input_id` only
+    names a file, and whether events may go to the URL of `webhook` is judged elsewhere.
     With `skip_invalid` bad tasks are left out, and the remarks tell of them.
     """
 
@@ -165,7 +167,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     force_async: bool
     file_input_id: str | None
     callback: Callback | None
-    has_webhook: bool
+    webhook: Webhook | None
     schedule: Schedule | None = None
     overlap: Overlap = Overlap.SKIP
     skip_invalid: bool = False
@@ -216,7 +218,7 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
         force_async=_flag(fields, "async"),
         file_input_id=_text(fields, "file_input_id", 128),
         callback=_callback(fields),
-        has_webhook=_is_present(fields, "webhook"),
+        webhook=_webhook(fields, unknown),
         schedule=schedule,
         overlap=overlap,
         skip_invalid=skips,
@@ -387,6 +389,17 @@ def _callback(fields: dict[str, Any]) -> Callback | None:
     if not isinstance(token, str) or not _TASK_TOKEN.fullmatch(token):
         _refuse("callback.task_token", f"must be 1 to {MAX_TASK_TOKEN} visible ASCII characters")
     return Callback(token)
+
+
+def _webhook(fields: dict[str, Any], unknown: UnknownFields) -> Webhook | None:
+    if not _is_present(fields, "webhook"):
+        return None
+    try:
+        webhook = parse_webhook(fields["webhook"])
+    except ConveyorError as error:
+        raise ConveyorError(error.code, f"webhook.{error.detail}") from None
+    unknown.note(fields["webhook"], WEBHOOK_FIELDS, of="a webhook", where="")
+    return webhook
 
 
 def _external_id(fields: dict[str, Any]) -> str | None:

@@ -46,7 +46,7 @@ def not_implemented(what: str) -> ConveyorError:
 
 def refuse_unbuilt(request: JobRequest) -> None:
     """Raise ConveyorError(not_implemented) for the first reserved feature in the request."""
-    if request.has_webhook:
+    if request.webhook is not None:
         raise not_implemented("webhooks")
 
 
