@@ -161,6 +161,7 @@ def service_options(
         max_add_tasks=settings.max_add_tasks,
         max_open_job_tasks=settings.max_open_job_tasks,
         max_active_jobs=settings.max_active_jobs,
+        max_scheduled_jobs=settings.max_scheduled_jobs,
         idempotency_claim=settings.idempotency_claim,
         idempotency_ttl=settings.idempotency_ttl,
         result_url_ttl=settings.result_url_ttl,

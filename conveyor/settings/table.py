@@ -86,6 +86,7 @@ class Settings:
     max_add_tasks: int = 10_000
     max_open_job_tasks: int = 100_000
     max_active_jobs: int = 0
+    max_scheduled_jobs: int = 0
     rate_limit: float = 0.0
     rate_limit_burst: int = 20
     idempotency_claim: float = 60.0
@@ -424,6 +425,13 @@ SETTINGS: tuple[Setting, ...] = (
         "jobs",
         "maximum unfinished for one caller; 0 means no limit",
         at_least(0),
+    ),
+    Setting(
+        "max_scheduled_jobs",
+        "jobs",
+        "maximum with a schedule for one caller; 0 means no limit",
+        at_least(0),
+        used_by=SERVERS,
     ),
     Setting(
         "rate_limit",

@@ -12,7 +12,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, JobView, Run, RunStatus
 from conveyor.ports.binding import Jobs
 from conveyor.records.active_jobs import COUNTED_PER_JOB, LEAST_COUNTED, PAGE
-from conveyor.service.submit import ActiveJobQuota
+from conveyor.service.quotas import ActiveJobQuota
 
 
 class History:
