@@ -1,7 +1,9 @@
 """The schedules port on DynamoDB.
 
-A scheduled job is an ordinary job item, which its attributes bring into the index by its next fire.
-One transaction makes a change: the job under its version, its new run, its fires and the response.
+A scheduled job is an ordinary job item, whose attributes bring it into the index by its due time.
+One transaction makes a change: the job under its version, its new run with an outbox entry, its
+fires and the response.
+
 The index lags behind the table, so it only shows where to look: jobs found there are read strongly.
 """
 
@@ -101,9 +103,9 @@ class DynamoSchedules(Schedules):
                 )
             ):
                 for job in await self._read(keys_of(page.items)):
-                    next_at = None if job.scheduling is None else job.scheduling.next_at
-                    if next_at is not None and next_at <= now:
-                        found.append((next_at, job))
+                    due_at = None if job.scheduling is None else job.scheduling.due_at
+                    if due_at is not None and due_at <= now:
+                        found.append((due_at, job))
                         count += 1
                 if count >= limit:
                     return

@@ -26,7 +26,7 @@ BY_OWNER = "gsi1"
 BY_DISPATCH = "gsi2"
 """Finds runs by the time of their last change of status or pause. Partitions of their own in this
 index also find file inputs and exports by their end, outbox entries by their due time,
-deliveries by their due time or their last change, and scheduled jobs by their next fire."""
+deliveries by their due time or their last change, and scheduled jobs by their due time."""
 
 INDEXES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     BY_OWNER: ("gsi1pk", "gsi1sk", ("status", "job_id", "run_id")),
@@ -238,7 +238,7 @@ def idle(run_id: str) -> str:
 
 
 def schedules(job_id: str) -> str:
-    """gsi2: scheduled jobs that are not deleted, by their next fire; last those without one."""
+    """gsi2: scheduled jobs that are not deleted, by due time; last those without one."""
     return _hashed_partition("schedules", job_id)
 
 

@@ -277,8 +277,8 @@ FOUND_BY: dict[str, dict[str, str]] = {
         schema.INPUTS: "file inputs, by their end",
         schema.EXPORTS: "exports, by their end",
         schema.OUTBOX: "outbox entries, by the time they are due",
-        "schedules#N": "scheduled jobs that are not deleted, by their next fire, last those "
-        "without one",
+        "schedules#N": "scheduled jobs that are not deleted, by the time they are due, last "
+        "those that fire no more",
     },
 }
 """The partitions of each index. N is the CRC-32 of the id, of the job for schedules and else of the
