@@ -6,6 +6,7 @@ A ladder of waits leads from the first attempt to the last one. A replay begins 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -133,10 +134,11 @@ def end_attempt(
 ) -> Delivery:
     """End the attempt `number` that was begun in `ladder`, and give the lease back.
 
-    `delivery` is as it stands now: where a replay has begun a new ladder meanwhile, only the
-    attempt changes. `random` is in [0, 1).
+    `delivery` is as it stands now: where a replay has begun a new ladder meanwhile, or a failure
+    comes after it was dropped, only the attempt changes. `random` is in [0, 1).
     """
-    if delivery.ladder != ladder:
+    is_dropped = delivery.status is DeliveryStatus.DROPPED
+    if delivery.ladder != ladder or (is_dropped and result.error):
         return _changed(_noted(delivery, number, result, next_at=0), now=now, leased_until=0)
     if not result.error:
         ended = _noted(delivery, number, result, next_at=0)
@@ -177,6 +179,42 @@ def replayed(delivery: Delivery, *, now: int) -> Delivery:
         first_at=0,
         failures=0,
         is_last=False,
+    )
+
+
+class ReceiverHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a receiver, as its newest deliveries tell it.
+
+    `outcome` and `attempted_at` are of the last attempt that ended, empty and 0 before the first.
+    `failing_since` is the instant of the first failure since the last success, 0 after a success;
+    `next_at` that of the next attempt, 0 if none is owed.
+    """
+
+    outcome: str = ""
+    attempted_at: int = 0
+    failing_since: int = 0
+    next_at: int = 0
+
+
+def receiver_health(deliveries: Sequence[Delivery]) -> ReceiverHealth:
+    """Judge a receiver by deliveries to it, in any order."""
+    ended = sorted(
+        (attempt for one in deliveries for attempt in one.attempts if attempt.outcome),
+        key=lambda attempt: attempt.started_at,
+    )
+    due = [one.due_at for one in deliveries if one.status is DeliveryStatus.PENDING]
+    failing_since = 0
+    for attempt in ended:
+        if attempt.outcome == DELIVERED:
+            failing_since = 0
+        elif not failing_since:
+            failing_since = attempt.started_at
+    last = ended[-1] if ended else None
+    return ReceiverHealth(
+        outcome="" if last is None else last.outcome,
+        attempted_at=0 if last is None else last.started_at,
+        failing_since=failing_since,
+        next_at=min(due, default=0),
     )
 
 

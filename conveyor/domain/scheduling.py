@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
+from msgspec import structs
 
-from conveyor.domain.schedule import Schedule
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.schedule import ZONES_VERSION, Fire, Schedule, next_fire, next_fires
 
 
 class Overlap(StrEnum):
@@ -16,13 +19,31 @@ class Overlap(StrEnum):
     WAIT = "wait"
 
 
+def parse_overlap(document: Any, *, usual: Overlap) -> Overlap:
+    """Read the field `overlap` of a JSON object that holds a schedule; `usual` where it is absent
+    or null.
+
+    Raises ConveyorError(invalid_argument), naming the field.
+    """
+    word = document.get("overlap")
+    if word is None:
+        return usual
+    if word not in list(Overlap):
+        raise ConveyorError(
+            ErrorCode.INVALID_ARGUMENT, f"schedule.overlap: must be {' or '.join(Overlap)}"
+        )
+    return Overlap(word)
+
+
 class Template(msgspec.Struct, frozen=True, kw_only=True):
     """The tasks of each run: `rows` of them, staged in chunks named by their first indexes;
-    `units` are the write units of all."""
+    `units` are the write units of all. `list_id` tells the list from one that another attempt at
+    the same submit staged."""
 
     rows: int
     units: int
     chunks: tuple[int, ...]
+    list_id: str = "0"
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,10 +51,11 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A rate counts from `anchor`. `next_at` is the instant of the next fire, None if there is none,
     and `next_nominal` its nominal local time, both computed by the zone rules `zones_version`.
-    `last_nominal` is the nominal time of the latest fire that was decided: no earlier one fires.
-    `waiting` is the nominal time of the fire that waits for the end of the live run (Overlap.WAIT),
-    empty if none does. `key_hash` is the caller's line in the file of API keys. Instants are in
-    milliseconds since the epoch.
+    `last_nominal` and `last_at` are the nominal time and the instant of the latest fire that was
+    decided: no earlier one fires. `waiting` is the nominal time of the fire that waits for the end
+    of the live run (Overlap.WAIT), empty if none does, and `waiting_at` its instant. `look_at` is
+    set if a worker is to look at the job then, and not at `next_at`. `key_hash` is the caller's
+    line in the file of API keys. Instants are in milliseconds since the epoch.
     """
 
     schedule: Schedule
@@ -44,14 +66,88 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     next_at: int | None = None
     next_nominal: str = ""
     last_nominal: str = ""
+    last_at: int = 0
     waiting: str = ""
+    waiting_at: int = 0
+    look_at: int | None = None
     zones_version: str = ""
     key_hash: str = ""
+
+    @property
+    def due_at(self) -> int | None:
+        """When a worker is to look at the job next; None if there is nothing to look for."""
+        return self.next_at if self.look_at is None else self.look_at
 
     @property
     def is_over(self) -> bool:
         """Whether this is a single `at` that has fired: nothing waits, and no fire follows."""
         return self.schedule.at is not None and self.next_at is None and not self.waiting
+
+
+_DAYS = 2 * 86_400_000
+"""No change of a zone's rules moves a local time by more, in milliseconds."""
+
+
+def first_scheduling(
+    schedule: Schedule, *, template: Template, overlap: Overlap, key_hash: str, now: int
+) -> Scheduling:
+    """Make the scheduling of a job that is submitted now.
+
+    Raises ConveyorError(invalid_argument) for a single time that has passed.
+    """
+    begun = Scheduling(
+        schedule=schedule, template=template, anchor=now, overlap=overlap, key_hash=key_hash
+    )
+    return _begun(begun, now)
+
+
+def with_schedule(
+    scheduling: Scheduling, schedule: Schedule, *, overlap: Overlap, now: int
+) -> Scheduling:
+    """Replace the schedule from now on. One that fires at the same times keeps its anchor and its
+    next fire, also where that has passed.
+
+    Raises ConveyorError(invalid_argument) for a single time that has passed.
+    """
+    present = by_present_rules(scheduling)
+    changed = structs.replace(present, schedule=schedule, overlap=overlap)
+    if _timing(schedule) == _timing(scheduling.schedule):
+        return changed
+    return _begun(structs.replace(changed, anchor=now, last_nominal=""), now)
+
+
+def by_present_rules(scheduling: Scheduling) -> Scheduling:
+    """Return the scheduling with its next fire computed by the present rules of zones. The nominal
+    time stays if the zone still has it: only its instant moves."""
+    next_at = scheduling.next_at
+    if scheduling.zones_version == ZONES_VERSION:
+        return scheduling
+    if next_at is None or scheduling.schedule.rate is not None:
+        return structs.replace(scheduling, zones_version=ZONES_VERSION)
+    fires = next_fires(scheduling.schedule, after=next_at - _DAYS, anchor=scheduling.anchor)
+    fire = next((one for one in fires if one.nominal >= scheduling.next_nominal), None)
+    return _with_fire(scheduling, fire)
+
+
+def _begun(scheduling: Scheduling, now: int) -> Scheduling:
+    fire = next_fire(scheduling.schedule, after=now, anchor=scheduling.anchor)
+    if fire is None and scheduling.schedule.at is not None:
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "schedule.at: has passed")
+    return _with_fire(scheduling, fire)
+
+
+def _with_fire(scheduling: Scheduling, fire: Fire | None) -> Scheduling:
+    return structs.replace(
+        scheduling,
+        next_at=None if fire is None else fire.instant,
+        next_nominal="" if fire is None else fire.nominal,
+        zones_version=ZONES_VERSION,
+    )
+
+
+def _timing(schedule: Schedule) -> Schedule:
+    """Leave out the zone of a rate, which changes no fire."""
+    return schedule if schedule.rate is None else structs.replace(schedule, timezone=None)
 
 
 class FireStatus(StrEnum):

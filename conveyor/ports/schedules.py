@@ -2,7 +2,7 @@
 
 A scheduled job is a job whose `scheduling` is set; it is made by `JobWriter.create_job`, without a
 run. Its index entry (when it is due) follows from the job itself: a job that is not deleted is due
-at `scheduling.next_at`. Instants are in milliseconds since the epoch.
+at `scheduling.due_at`. Instants are in milliseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Schedules(FireUpkeep, Protocol):
         ...
 
     async def due_schedules(self, *, now: int, limit: int) -> list[Job]:
-        """Return at most `limit` scheduled jobs of all callers whose `next_at` is `now` or earlier,
+        """Return at most `limit` scheduled jobs of all callers whose `due_at` is `now` or earlier,
         longest due first; deleted jobs are left out."""
         ...
 

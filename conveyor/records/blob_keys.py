@@ -64,13 +64,18 @@ def staged_key(job_id: str, run_id: str, first_index: int) -> str:
 
 
 def template_prefix(job_id: str) -> str:
-    """The prefix of the task list of a scheduled job, which stays until the job is deleted."""
+    """The prefix of the task lists of a scheduled job, which stay until the job is deleted."""
     return f"templates/{job_id}/"
 
 
-def template_key(job_id: str, first_index: int) -> str:
-    """The key of one chunk of a scheduled job's list, named by the index of its first task."""
-    return f"{template_prefix(job_id)}{first_index:011}"
+def template_list_prefix(job_id: str, list_id: str) -> str:
+    """The prefix of one of them: two attempts at one submit stage a list each."""
+    return f"{template_prefix(job_id)}{list_id}/"
+
+
+def template_key(job_id: str, list_id: str, first_index: int) -> str:
+    """The key of one chunk of such a list, named by the index of its first task."""
+    return f"{template_list_prefix(job_id, list_id)}{first_index:011}"
 
 
 def input_key(input_id: str) -> str:

@@ -6,8 +6,8 @@ Pages come newest first.
 from __future__ import annotations
 
 from conveyor.domain.errors import not_found
-from conveyor.domain.model import JobStatus, JobView, Run
-from conveyor.service.context import Context
+from conveyor.domain.model import JobStatus, Run
+from conveyor.service.context import Context, template_is_fixed
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import job_body, run_body
 from conveyor.service.results import Cursors, bad_cursor
@@ -48,11 +48,13 @@ class JobQueries:
         """Return a page of jobs. Raises ConveyorError(invalid_argument) for a bad cursor."""
         scope = f"jobs:{caller_id}:{status}:{job_type}"
         before = self._cursors.decode(cursor, scope=scope) if cursor is not None else None
-        views: list[JobView] = []
-        if job_type != "scheduled":
-            views = await self._context.jobs.list_jobs(
-                caller_id, status=status, before=before, limit=limit + 1
-            )
+        views = await self._context.jobs.list_jobs(
+            caller_id,
+            status=status,
+            before=before,
+            limit=limit + 1,
+            scheduled=None if job_type is None else job_type == "scheduled",
+        )
         following = None
         if len(views) > limit:
             following = self._cursors.encode(views[limit - 1].job.job_id, scope=scope)
@@ -99,7 +101,11 @@ class JobCommands:
         self._notifier = notifier
 
     async def close(self, caller_id: str, job_id: str) -> JobBody:
-        """Close a job to further tasks. Raises ConveyorError(not_found)."""
+        """Close a job to further tasks. Raises ConveyorError: not_found; job_not_open on a
+        scheduled job."""
+        found = await self._jobs.get_job(caller_id, job_id)
+        if found is not None and found.job.scheduling is not None:
+            raise not_found("job") if found.job.status is JobStatus.DELETED else template_is_fixed()
         view = await self._jobs.close_job(caller_id, job_id, now=self._context.clock.now())
         if view.latest_run is not None:
             self._notifier.run_changed(view.latest_run.run_id)

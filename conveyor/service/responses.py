@@ -22,27 +22,37 @@ from conveyor.domain.model import (
     Task,
 )
 from conveyor.domain.remarks import NO_REMARKS, Remarks
+from conveyor.domain.schedule import WEEKDAYS, Calendar
+from conveyor.domain.scheduling import Scheduling, by_present_rules
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.records import Appended, Rerun
 from conveyor.service.schemas import (
     AddTasksBody,
+    CadenceBody,
+    CalendarBody,
     CallbackBody,
     EventBody,
     HistoryBody,
     JobBody,
+    MonthDaysBody,
     OutageBody,
     ProblemBody,
+    RateBody,
     RerunBody,
     ResultBody,
     RunBody,
+    ScheduleBody,
     SpendBody,
     StatsBody,
     SubmitBody,
     WaitBody,
+    WeekDaysBody,
     present,
 )
 
+ACTIVE, PAUSED = STATES = ("active", "paused")
+"""The states of a schedule."""
 PROBLEM_TYPE = "urn:conveyor:problem:"
 """The prefix of a problem's type; its code follows."""
 
@@ -58,9 +68,10 @@ def job_body(view: JobView, outage: Outage | None = None) -> JobBody:
     """Show a job on the wire, without its caller and its sealed key; `outage` is as in
     `run_body`."""
     job = view.job
+    plan = None if job.scheduling is None else by_present_rules(job.scheduling)
     return JobBody(
         job_id=job.job_id,
-        type="regular",
+        type="regular" if job.scheduling is None else "scheduled",
         status=job.status.value,
         format=job.format.value,
         zenrows_params=job.params,
@@ -72,10 +83,47 @@ def job_body(view: JobView, outage: Outage | None = None) -> JobBody:
         max_attempts=job.max_attempts,
         result_ttl_days=job.result_ttl_days,
         callback=CallbackBody(job.callback.task_token) if job.callback is not None else UNSET,
+        schedule=UNSET if plan is None else schedule_body(plan),
+        schedule_state=UNSET if plan is None else state_word(plan),
+        next_scheduled_run=UNSET if plan is None else next_run(plan),
         latest_run=run_body(view.latest_run, outage) if view.latest_run is not None else UNSET,
         created_at=rfc3339(job.created_at),
         updated_at=rfc3339(job.updated_at),
     )
+
+
+def schedule_body(plan: Scheduling) -> ScheduleBody:
+    """Show a schedule on the wire."""
+    rate = plan.schedule.rate
+    return ScheduleBody(
+        at=present(plan.schedule.at),
+        rate=UNSET if rate is None else RateBody(rate.every, rate.unit),
+        calendar=_calendar_body(plan.schedule.calendar),
+        timezone=present(plan.schedule.timezone),
+        overlap=plan.overlap.value,
+    )
+
+
+def _calendar_body(calendar: Calendar | None) -> CalendarBody | UnsetType:
+    if calendar is None:
+        return UNSET
+    if calendar.weekdays:
+        cadence = CadenceBody(weekly=WeekDaysBody([WEEKDAYS[day] for day in calendar.weekdays]))
+    elif calendar.month_days:
+        cadence = CadenceBody(monthly=MonthDaysBody(list(calendar.month_days)))
+    else:
+        cadence = CadenceBody(daily={})
+    return CalendarBody([f"{hour:02}:00" for hour in calendar.hours], cadence)
+
+
+def state_word(plan: Scheduling) -> str:
+    """Return the state of a schedule as the wire calls it."""
+    return PAUSED if plan.paused else ACTIVE
+
+
+def next_run(plan: Scheduling) -> str | UnsetType:
+    """Show the next fire of a schedule, if one follows."""
+    return UNSET if plan.next_at is None else rfc3339(plan.next_at)
 
 
 def run_body(run: Run, outage: Outage | None = None) -> RunBody:
@@ -149,6 +197,17 @@ def rerun_body(rerun: Rerun) -> RerunBody:
         rerun_of=rerun.rerun_of,
         retried_tasks=rerun.retried,
         inherited_tasks=rerun.inherited,
+    )
+
+
+def first_rerun_body(job: Job, run: Run) -> RerunBody:
+    """Build the answer to a rerun that made the first run of a scheduled job."""
+    return RerunBody(
+        job_id=job.job_id,
+        status=job.status.value,
+        latest_run=run_body(run),
+        retried_tasks=run.stats.total,
+        inherited_tasks=0,
     )
 
 

@@ -19,7 +19,7 @@ from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
-from conveyor.service.schedules import Schedules
+from conveyor.service.schedules import JobSchedules
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
 from conveyor.service.webhooks import WebhookTests
@@ -39,7 +39,7 @@ class Service:
     `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
     makes archives of results, `rotations` changes signing keys, `webhook_tests` tests receivers,
-    `schedules` shows when schedules fire. `outages` tells what the worker of this process waits
+    `schedules` shows and changes schedules. `outages` tells what the worker of this process waits
     for.
     """
 
@@ -62,6 +62,7 @@ class Service:
             tasks=ports.tasks,
             inputs=ports.inputs,
             exports=ports.exports,
+            schedules=ports.schedules,
             blobs=ports.blobs,
             clock=clock,
             options=options,
@@ -91,7 +92,7 @@ class Service:
         self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
         signer = EventSigner(ports.signing_keys, self._keyring.signing, clock)
         self.webhook_tests = WebhookTests(webhooks, signer, clock)
-        self.schedules = Schedules(clock)
+        self.schedules = JobSchedules(context, cursors)
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""

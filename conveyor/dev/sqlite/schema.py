@@ -258,8 +258,8 @@ EVENTS_AND_SCHEDULES = (
         DEFAULT NULL
     """,
     """
-    ALTER TABLE jobs ADD COLUMN fires_at INTEGER -- when a scheduled job that is not deleted fires
-        -- next
+    ALTER TABLE jobs ADD COLUMN fires_at INTEGER -- when a scheduled job that is not deleted is
+        -- looked at next
         DEFAULT NULL
     """,
     "CREATE INDEX jobs_by_next_fire ON jobs (fires_at) WHERE fires_at IS NOT NULL",

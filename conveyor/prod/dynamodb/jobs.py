@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from conveyor.domain.model import Job, JobStatus, JobView, NewTask, Run
+from conveyor.domain.webhooks import Webhook
 from conveyor.ports.records import Appended, AppendRequest, IdempotencyScope, StoredResponse
 from conveyor.prod.dynamodb.client import Query, RowFilter
 from conveyor.prod.dynamodb.idempotency import StoredResponses
-from conveyor.prod.dynamodb.job_rows import JobAndRun, JobCloser, JobReads
+from conveyor.prod.dynamodb.job_rows import JobAndRun, JobCloser, JobReads, WebhookSetter
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, list_run_rows
 from conveyor.prod.dynamodb.runs import Deletion
 from conveyor.prod.dynamodb.schema import BY_OWNER, END, INDEXES, caller_jobs
@@ -29,12 +30,13 @@ class DynamoJobs:
         self._creator = JobCreator(records, responses)
         self._appender = TaskAppender(records, self._job_reads, responses)
         self._closer = JobCloser(records, self._job_reads)
+        self._webhooks = WebhookSetter(records, self._job_reads)
         self._deletion = Deletion(records, self._job_reads)
 
     async def create_job(
         self,
         job: Job,
-        run: Run,
+        run: Run | None,
         tasks: Sequence[NewTask],
         *,
         answer: StoredResponse,
@@ -51,10 +53,22 @@ class DynamoJobs:
         return None if row is None else row.job
 
     async def list_jobs(
-        self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
+        self,
+        caller: str,
+        *,
+        status: JobStatus | None,
+        before: str | None,
+        limit: int,
+        scheduled: bool | None = None,
     ) -> list[JobView]:
         """Find jobs by index, and read them strongly. A job made a moment ago may be missing,
         because the index lags behind the table."""
+
+        def is_listed(job: Job) -> bool:
+            if scheduled is not None and scheduled is (job.scheduling is None):
+                return False
+            return job.status is not JobStatus.DELETED if status is None else job.status is status
+
         condition = "#status <> :status" if status is None else "#status = :status"
         found: list[JobView] = []
         start, size = None, limit
@@ -70,9 +84,9 @@ class DynamoJobs:
                     where=RowFilter(condition, {"status": str(status or JobStatus.DELETED)}),
                 )
             )
-            views = await self._job_reads.find_many(caller, [item[JOB_ID] for item in page.items])
-            listed = [view for view in views if _is_listed(view.job.job, status)]
-            found += [await self._shown(view) for view in listed]
+            job_ids = [item[JOB_ID] for item in page.items]
+            views = await self._job_reads.find_many(caller, job_ids, is_listed)
+            found += [await self._shown(view) for view in views]
             start, size = page.last, min(2 * size, MOST_LISTED)
             if start is None:
                 break
@@ -98,12 +112,13 @@ class DynamoJobs:
     async def close_job(self, caller: str, job_id: str, *, now: int) -> JobView:
         return await self._closer.close(caller, job_id, now=now)
 
+    async def set_webhook(
+        self, caller: str, job_id: str, webhook: Webhook | None, *, now: int
+    ) -> Job:
+        return await self._webhooks.set(caller, job_id, webhook, now=now)
+
     async def delete_job(self, caller: str, job_id: str, *, now: int) -> list[str]:
         return await self._deletion.delete_job(caller, job_id, now=now)
 
     async def purge_job(self, job_id: str) -> None:
         await self._deletion.purge_job(job_id)
-
-
-def _is_listed(job: Job, status: JobStatus | None) -> bool:
-    return job.status is not JobStatus.DELETED if status is None else job.status is status
