@@ -32,7 +32,16 @@ class ScheduleChange(msgspec.Struct, frozen=True, kw_only=True):
     once: IdempotencyScope | None = None
 
 
-class Schedules(Protocol):
+class FireUpkeep(Protocol):
+    """Removal of old rows of fires, for the sweeper. Those of a job go with it (`JobPurge`)."""
+
+    async def drop_old_fires(self, *, before: int, limit: int) -> int:
+        """Remove at most `limit` rows that were last changed before `before`; return their number.
+        A store whose items have a time to live may do nothing."""
+        ...
+
+
+class Schedules(FireUpkeep, Protocol):
     """Scheduled jobs, for the API and for workers that fire them."""
 
     async def change_schedule(self, change: ScheduleChange) -> bool:
@@ -57,9 +66,4 @@ class Schedules(Protocol):
 
     async def list_fires(self, job_id: str, *, before: str | None, limit: int) -> list[FireRecord]:
         """Return at most `limit` rows of a job, newest first by id, strictly below `before`."""
-        ...
-
-    async def drop_old_fires(self, *, before: int, limit: int) -> int:
-        """Remove at most `limit` rows that were last changed before `before`; return their number.
-        A store whose items have a time to live may do nothing."""
         ...

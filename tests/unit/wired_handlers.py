@@ -110,6 +110,8 @@ def sweeper(binding: Binding, clock: Clock, *, options: SweepOptions) -> Sweeper
         ingestion=binding.ingestion,
         exports=binding.exports,
         inputs=binding.inputs,
+        deliveries=binding.deliveries,
+        schedules=binding.schedules,
         runs=binding.runs,
         blobs=binding.blobs,
         queues=binding.queues,

@@ -320,6 +320,7 @@ EVENTS_AND_SCHEDULES = (
     ) WITHOUT ROWID
     """,
     "CREATE INDEX deliveries_by_job ON deliveries (job_id, delivery_id)",
+    "CREATE INDEX deliveries_by_creation ON deliveries (caller, created_at)",
     "CREATE INDEX deliveries_by_due ON deliveries (due_at) WHERE status = 'pending'",
     "CREATE INDEX deliveries_by_change ON deliveries (updated_at) WHERE status <> 'pending'",
     """
