@@ -424,6 +424,7 @@ def _tickers(
         ingestion=binding.ingestion,
         exports=binding.exports,
         inputs=binding.inputs,
+        jobs=binding.jobs,
         runs=binding.runs,
         blobs=binding.blobs,
         queues=binding.queues,

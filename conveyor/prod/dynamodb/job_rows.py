@@ -128,8 +128,8 @@ def _schedule_keys(job: Job) -> dict[str, str | None]:
         return {}
     if job.status is JobStatus.DELETED:
         return {"gsi2pk": None, "gsi2sk": None}
-    next_at = job.scheduling.next_at
-    place = after_all_times(job.job_id) if next_at is None else by_time(next_at, job.job_id)
+    due_at = job.scheduling.due_at
+    place = after_all_times(job.job_id) if due_at is None else by_time(due_at, job.job_id)
     return {"gsi2pk": schedules(job.job_id), "gsi2sk": place}
 
 

@@ -100,9 +100,9 @@ class DynamoSchedules(Schedules):
                 )
             ):
                 for job in await self._read(keys_of(page.items)):
-                    next_at = None if job.scheduling is None else job.scheduling.next_at
-                    if next_at is not None and next_at <= now:
-                        found.append((next_at, job))
+                    due_at = None if job.scheduling is None else job.scheduling.due_at
+                    if due_at is not None and due_at <= now:
+                        found.append((due_at, job))
                         count += 1
                 if count >= limit:
                     return
