@@ -23,6 +23,7 @@ from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.control import ControlHandler
 from conveyor.handlers.delete import DeleteHandler
 from conveyor.handlers.export import ExportHandler
+from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
 from conveyor.handlers.retry_policy import RetryPolicy
@@ -254,7 +255,10 @@ def build_worker(
     )
     chores = Chores(
         control=_control_handlers(binding, settings, clock),
-        tickers=_tickers(binding, settings, clock, telemetry),
+        tickers=[
+            *_tickers(binding, settings, clock, telemetry),
+            _schedule_ticker(binding, settings, clock, telemetry=telemetry, sealer=ports.sealer),
+        ],
     )
     return assemble_worker(
         ports, settings, clock, telemetry=telemetry, chores=chores, options=options
@@ -420,6 +424,7 @@ def _tickers(
         ingestion=binding.ingestion,
         exports=binding.exports,
         inputs=binding.inputs,
+        jobs=binding.jobs,
         runs=binding.runs,
         blobs=binding.blobs,
         queues=binding.queues,
@@ -443,6 +448,30 @@ def _tickers(
         Ticker(sweep, clock, interval=settings.sweep_interval, what="the sweep"),
         Ticker(deliver, clock, interval=settings.outbox_interval, what="the look for callbacks"),
     ]
+
+
+def _schedule_ticker(
+    binding: Binding, settings: Settings, clock: Clock, *, telemetry: Telemetry, sealer: KeySealer
+) -> Ticker:
+    ports = SchedulerPorts(
+        schedules=binding.schedules,
+        jobs=binding.jobs,
+        runs=binding.runs,
+        queues=binding.queues,
+        signals=binding.signals,
+        sealer=sealer,
+    )
+    options = SchedulerOptions(
+        interval=settings.schedule_interval,
+        catch_up=settings.schedule_catch_up,
+        max_active_jobs=settings.max_active_jobs,
+    )
+    scheduler = Scheduler(ports, clock, options=options)
+    fires = scheduler.outcomes
+    telemetry.family("fires", lambda: [((outcome,), fires[outcome]) for outcome in fires])
+    telemetry.gauge("fire_late_seconds", lambda: scheduler.late)
+    what = "the look for due schedules"
+    return Ticker(scheduler.fire, clock, interval=settings.schedule_interval, what=what)
 
 
 def _backlog_teller(dispatcher: Dispatcher, queues: Queues, clock: Clock) -> Ticker:

@@ -106,6 +106,8 @@ class Settings:
     quiet_after: float = 300.0
     outbox_interval: float = 5.0
     callback_heartbeat: float = 30.0
+    schedule_interval: float = 5.0
+    schedule_catch_up: float = 604_800.0
     row_retention_days: int = 30
     role: str = ""
     environment: str = ""
@@ -423,7 +425,6 @@ SETTINGS: tuple[Setting, ...] = (
         "jobs",
         "maximum unfinished for one caller; 0 means no limit",
         at_least(0),
-        used_by=SERVERS,
     ),
     Setting(
         "max_scheduled_jobs",
@@ -551,6 +552,20 @@ SETTINGS: tuple[Setting, ...] = (
         "seconds",
         "between heartbeats to the state machine waiting for a run",
         lasting(1, HOUR),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "schedule_interval",
+        "seconds",
+        "between looks for schedules that are due to fire",
+        lasting(0.1, HOUR),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "schedule_catch_up",
+        "seconds",
+        "that the newest of the fires missed while no worker ran may be late and still run",
+        lasting(0),
         used_by=WORKERS,
     ),
     Setting(

@@ -15,6 +15,7 @@ from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DAY, DB, INSERT, LAPSE, TRANSACT, Bench, open_bench
+from tests.conformance.dynamo_schedules import fire, scheduled
 from tests.conformance.world import CALLER
 
 pytestmark = pytest.mark.extended
@@ -145,12 +146,26 @@ async def dropping_notice(bench: Bench, job_id: str, run_id: str) -> Step:
     return lambda: outbox.drop_entry(notice)
 
 
+async def firing(bench: Bench, job_id: str, run_id: str) -> Step:
+    change = fire(bench.world, await scheduled(bench.other))
+    return lambda: bench.store.schedules.change_schedule(change)
+
+
+async def purge(bench: Bench, job_id: str, run_id: str) -> Step:
+    job = await scheduled(bench.other)
+    await bench.other.store.jobs.delete_job(CALLER, job.job_id, now=bench.world.now)
+    return lambda: bench.store.jobs.purge_job(job.job_id)
+
+
 def generations(bench: Bench) -> DynamoGenerations:
     return DynamoGenerations(DynamoRunRows(bench.store.table, RunPlaces(bench.store.table)))
 
 
 STEPS: dict[str, Steps] = {
     "submit": simply(lambda bench, job_id, run_id: bench.world.submit(2)),
+    "submit a schedule": simply(lambda bench, job_id, run_id: scheduled(bench.world)),
+    "fire": firing,
+    "purge a job": purge,
     "append": simply(lambda bench, job_id, run_id: bench.world.append(job_id, 1)),
     "close": simply(
         lambda bench, job_id, run_id: bench.store.jobs.close_job(

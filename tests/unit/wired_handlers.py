@@ -110,6 +110,7 @@ def sweeper(binding: Binding, clock: Clock, *, options: SweepOptions) -> Sweeper
         ingestion=binding.ingestion,
         exports=binding.exports,
         inputs=binding.inputs,
+        jobs=binding.jobs,
         runs=binding.runs,
         blobs=binding.blobs,
         queues=binding.queues,

@@ -7,7 +7,7 @@ closes a job and completes its run if all tasks have ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,7 +34,16 @@ from conveyor.prod.dynamodb.run_rows import (
     RunRow,
     read_run_row,
 )
-from conveyor.prod.dynamodb.schema import ROW_SHAPE, Key, caller_jobs, job_key, run_key
+from conveyor.prod.dynamodb.schema import (
+    ROW_SHAPE,
+    Key,
+    after_all_times,
+    by_time,
+    caller_jobs,
+    job_key,
+    run_key,
+    schedules,
+)
 
 _job = msgspec.json.Decoder(Job)
 
@@ -55,13 +64,14 @@ class JobRow(msgspec.Struct, frozen=True):
 def job_item(row: JobRow) -> Item:
     """Make the item of a new job."""
     job = row.job
+    attributes = _mutable_attributes(row)
     return {
         "shape": ROW_SHAPE,
         "job_id": job.job_id,
         "caller": job.caller,
         "gsi1pk": caller_jobs(job.caller),
         "gsi1sk": job.job_id,
-        **_mutable_attributes(row),
+        **{name: value for name, value in attributes.items() if value is not None},
     }
 
 
@@ -78,12 +88,16 @@ def job_part(table: Table, known: JobRow, after: JobRow) -> dict[str, Any]:
     """Describe the rewriting of a job within a transaction; it is refused if the version has
     changed."""
     attributes = _mutable_attributes(after)
+    sets = {name: value for name, value in attributes.items() if value is not None}
+    update = "SET " + ", ".join(f"#{name} = :{name}" for name in sets)
+    if removes := attributes.keys() - sets.keys():
+        update += " REMOVE " + ", ".join(sorted(removes))
     return table.update_part(
         job_key(known.job.job_id),
-        "SET " + ", ".join(f"#{name} = :{name}" for name in attributes),
+        update,
         condition="#version = :known_version",
         known_version=known.job.version,
-        **attributes,
+        **sets,
     )
 
 
@@ -97,13 +111,26 @@ def next_version(row: JobRow, *, now: int, **fields: Any) -> JobRow:
 
 
 def _mutable_attributes(row: JobRow) -> Item:
-    """Return the attributes that changes of a job rewrite."""
+    """Return the attributes that changes of a job rewrite; None removes one."""
     return {
         "job": merge_json(row.text, row.job),
         "status": str(row.job.status),
         "version": row.job.version,
         "latest_run_sequence": row.latest_run_sequence,
+        **_schedule_keys(row.job),
     }
+
+
+def _schedule_keys(job: Job) -> dict[str, str | None]:
+    """Return the index keys that find a scheduled job by its next fire, None once it is deleted.
+    No change makes another job a scheduled one."""
+    if job.scheduling is None:
+        return {}
+    if job.status is JobStatus.DELETED:
+        return {"gsi2pk": None, "gsi2sk": None}
+    due_at = job.scheduling.due_at
+    place = after_all_times(job.job_id) if due_at is None else by_time(due_at, job.job_id)
+    return {"gsi2pk": schedules(job.job_id), "gsi2sk": place}
 
 
 class JobAndRun(NamedTuple):
@@ -163,17 +190,21 @@ class JobReads:
             raise ConveyorError(ErrorCode.NO_PRIOR_RUN, "the job has no run that is not deleted")
         return run
 
-    async def find_many(self, caller: str, job_ids: Sequence[str]) -> list[JobAndRun]:
-        """Read those of the jobs that belong to the caller, in the given order; leave out jobs that
-        are unreadable, or whose run is."""
+    async def find_many(
+        self, caller: str, job_ids: Sequence[str], is_wanted: Callable[[Job], bool]
+    ) -> list[JobAndRun]:
+        """Read those of the jobs that belong to the caller and are wanted, in the given order;
+        leave out jobs that are unreadable, or whose run is."""
         items = await self._table.get_many([job_key(job_id) for job_id in job_ids])
         found = [items[key] for key in map(job_key, job_ids) if key in items]
-        jobs = {row.job.job_id: row for row in decode_intact(read_job_row, found)}
+        jobs = {
+            row.job.job_id: row
+            for row in decode_intact(read_job_row, found)
+            if row.job.caller == caller and is_wanted(row.job)
+        }
         runs = await self._table.get_many(list(_latest_keys(jobs.values())))
         views: list[JobAndRun | None] = []
         for job_id, job in jobs.items():
-            if job.job.caller != caller:
-                continue
             try:
                 run = await self._read(runs.get(run_key(job_id, job.latest_run_sequence)))
                 certain = _is_consistent(job, run)
@@ -184,7 +215,7 @@ class JobReads:
                 )
             except UnreadableRow:
                 continue
-        return [view for view in views if view is not None]
+        return [view for view in views if view is not None and is_wanted(view.job.job)]
 
     async def _latest(self, job: JobRow) -> RunRow | None:
         if not job.latest_run_sequence:

@@ -34,7 +34,7 @@ class DynamoJobs:
     async def create_job(
         self,
         job: Job,
-        run: Run,
+        run: Run | None,
         tasks: Sequence[NewTask],
         *,
         answer: StoredResponse,
@@ -51,10 +51,22 @@ class DynamoJobs:
         return None if row is None else row.job
 
     async def list_jobs(
-        self, caller: str, *, status: JobStatus | None, before: str | None, limit: int
+        self,
+        caller: str,
+        *,
+        status: JobStatus | None,
+        before: str | None,
+        limit: int,
+        scheduled: bool | None = None,
     ) -> list[JobView]:
         """Find jobs by index, and read them strongly. A job made a moment ago may be missing,
         because the index lags behind the table."""
+
+        def is_listed(job: Job) -> bool:
+            if scheduled is not None and scheduled is (job.scheduling is None):
+                return False
+            return job.status is not JobStatus.DELETED if status is None else job.status is status
+
         condition = "#status <> :status" if status is None else "#status = :status"
         found: list[JobView] = []
         start, size = None, limit
@@ -70,9 +82,9 @@ class DynamoJobs:
                     where=RowFilter(condition, {"status": str(status or JobStatus.DELETED)}),
                 )
             )
-            views = await self._job_reads.find_many(caller, [item[JOB_ID] for item in page.items])
-            listed = [view for view in views if _is_listed(view.job.job, status)]
-            found += [await self._shown(view) for view in listed]
+            job_ids = [item[JOB_ID] for item in page.items]
+            views = await self._job_reads.find_many(caller, job_ids, is_listed)
+            found += [await self._shown(view) for view in views]
             start, size = page.last, min(2 * size, MOST_LISTED)
             if start is None:
                 break
@@ -103,7 +115,3 @@ class DynamoJobs:
 
     async def purge_job(self, job_id: str) -> None:
         await self._deletion.purge_job(job_id)
-
-
-def _is_listed(job: Job, status: JobStatus | None) -> bool:
-    return job.status is not JobStatus.DELETED if status is None else job.status is status

@@ -61,6 +61,7 @@ from conveyor.prod.dynamodb.schema import (
     by_time,
     export_item_key,
     export_mark_key,
+    fire_key,
     job_key,
     place_key,
 )
@@ -132,9 +133,14 @@ class Deletion:
         await self._table.transact(parts, token=self._table.clock.new_id())
 
     async def purge_job(self, job_id: str) -> None:
-        """Remove the tombstone of a deleted job that has no runs; see `Jobs.purge_job`."""
+        """Remove the tombstone of a deleted job that has no runs, last of all that is left of it;
+        see `Jobs.purge_job`."""
         async for _ in list_run_rows(self._table, job_id, limit=1):
             return
+        item = await self._table.get(job_key(job_id))
+        if item is None or item.get("status") != JobStatus.DELETED:
+            return
+        await self._delete_fires(job_id)
         try:
             await self._table.delete(
                 job_key(job_id),
@@ -144,6 +150,11 @@ class Deletion:
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
+
+    async def _delete_fires(self, job_id: str) -> None:
+        fires = fire_key(job_id, "")
+        async for page in self._table.pages(Query(fires.pk, begins_with=fires.sk, keys_only=True)):
+            await self._table.delete_many(keys_of(page.items))
 
     def _deletion_parts(
         self, job: JobRow, newest_first: list[RunRow], now: int
@@ -192,7 +203,8 @@ async def write_tombstone(records: DynamoRunRows, row: RunRow, *, now: int) -> N
 
 
 async def delete_ended_run(records: DynamoRunRows, row: RunRow, *, now: int) -> None:
-    """Write a tombstone as `write_tombstone` does, and delete the job if no other run is left."""
+    """Write a tombstone as `write_tombstone` does, and delete the job if no other run is left, and
+    none will be made."""
     await _write_tombstone(records, row, now=now, last_takes_job=True)
 
 
@@ -205,7 +217,7 @@ async def _write_tombstone(
     if job is not None:
         other = await _newest_other(table, row)
         fields: dict[str, Any] = {"latest_run_id": None if other is None else other.run.run_id}
-        if other is None and last_takes_job:
+        if other is None and last_takes_job and job.job.goes_with_its_runs:
             fields["status"] = JobStatus.DELETED
         sequence = 0 if other is None else other.run.run_sequence
         after = structs.replace(next_version(job, now=now, **fields), latest_run_sequence=sequence)

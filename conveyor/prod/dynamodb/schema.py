@@ -24,7 +24,8 @@ BY_OWNER = "gsi1"
 """Finds jobs of a caller, and runs by the work that is due for them."""
 BY_DISPATCH = "gsi2"
 """Finds runs by the time of their last change of status or pause. Partitions of their own in this
-index also find file inputs and exports by their end, and outbox entries by their due time."""
+index also find file inputs and exports by their end, outbox entries by their due time, and
+scheduled jobs by their next fire."""
 
 INDEXES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     BY_OWNER: ("gsi1pk", "gsi1sk", ("status", "job_id", "run_id")),
@@ -150,6 +151,11 @@ def export_mark_key(job_id: str, run_id: str, export_id: str) -> Key:
     return Key(f"Job#{job_id}", f"Export#{run_id}#{export_id}")
 
 
+def fire_key(job_id: str, fire_id: str) -> Key:
+    """Key of a row of a scheduled job's fires; with an empty id, the prefix of their sort keys."""
+    return Key(f"Job#{job_id}", f"Fire#{fire_id}")
+
+
 def notice_key(run_id: str) -> Key:
     """Key of a run's outbox entry: by the run's id, and not removed with the run."""
     return Key(f"Notice#{run_id}", "Notice")
@@ -212,6 +218,11 @@ def idle(run_id: str) -> str:
     return _hashed_partition("idle", run_id)
 
 
+def schedules(job_id: str) -> str:
+    """gsi2: scheduled jobs that are not deleted, by their next fire; last those without one."""
+    return _hashed_partition("schedules", job_id)
+
+
 INPUTS = "inputs"
 """gsi2: file inputs, by their end."""
 EXPORTS = "exports"
@@ -221,8 +232,8 @@ OUTBOX = "outbox"
 
 
 def all_partitions(kind: str) -> list[str]:
-    """Return all index partitions of a kind: "ingesting", "unsettled", "ended", "deleted", "active"
-    or "idle"."""
+    """Return all index partitions of a kind: "ingesting", "unsettled", "ended", "deleted",
+    "active", "idle" or "schedules"."""
     return [f"{kind}#{number}" for number in range(SPREAD)]
 
 
@@ -231,6 +242,11 @@ def by_time(instant: int, tail: str) -> str:
     return f"{max(instant, 0):015}#{tail}"
 
 
-def _hashed_partition(kind: str, run_id: str) -> str:
+def after_all_times(tail: str) -> str:
+    """Return a sort key behind those of all instants, unique by its tail."""
+    return f"{END}#{tail}"
+
+
+def _hashed_partition(kind: str, item_id: str) -> str:
     # Ids of one moment share a prefix; a checksum spreads them all the same.
-    return f"{kind}#{zlib.crc32(run_id.encode()) % SPREAD}"
+    return f"{kind}#{zlib.crc32(item_id.encode()) % SPREAD}"

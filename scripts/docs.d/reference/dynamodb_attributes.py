@@ -222,6 +222,14 @@ ITEMS: dict[str, ItemInfo] = {
             "attempts": "failed attempts to deliver it",
         },
     ),
+    "fire": ItemInfo(
+        schema.fire_key("JOB", "FIRE"),
+        "a row of a scheduled job's fires: one fire, or several in a row that made no run",
+        {
+            "fire": "the whole of it, as JSON",
+            "ttl": "`CONVEYOR_FIRE_RETENTION_DAYS` after its last change",
+        },
+    ),
     "permits": ItemInfo(
         schema.permits_key("JOB"),
         "the ledger of a job, if `CONVEYOR_LEDGER` is `dynamodb`",
@@ -269,7 +277,9 @@ FOUND_BY: dict[str, dict[str, str]] = {
         schema.INPUTS: "file inputs, by their end",
         schema.EXPORTS: "exports, by their end",
         schema.OUTBOX: "outbox entries, by the time they are due",
+        "schedules#N": "scheduled jobs that are not deleted, by their next fire, last those "
+        "without one",
     },
 }
-"""The partitions of each index. N is the CRC-32 of the run id modulo SPREAD, so that no partition
-becomes hot."""
+"""The partitions of each index. N is the CRC-32 of the id, of the job for schedules and else of the
+run, modulo SPREAD, so that no partition becomes hot."""
