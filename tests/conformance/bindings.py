@@ -67,8 +67,8 @@ class BindingKind:
     `filtered_pages_read_only_matches`: a page by status touches no row that it does not return.
     `effort`: the share of the random steps that it is put through, less than 1.0 where each call
     takes milliseconds. `is_sqlite`: it is one SQLite file of one process, so that tests change rows
-    behind its ports, and a boot voids all claims. `ages_by_time_to_live`: old deliveries and fires
-    go by themselves.
+    behind its ports, and a boot voids all claims. `ages_by_time_to_live`: old fires go by
+    themselves.
     """
 
     name: str

@@ -25,7 +25,6 @@ from conveyor.domain.deliveries import (
 )
 from conveyor.ports.deliveries import Deliveries, DeliveryFilter
 from conveyor.ports.outbox import LONGEST_LEASE
-from tests.conformance.bindings import BindingKind
 from tests.conformance.sent_deliveries import (
     DELIVERED,
     LEASE,
@@ -405,10 +404,11 @@ async def test_the_largest_delivery_is_kept(world: World) -> None:
 
 
 async def test_old_deliveries_go_and_pending_ones_stay(
-    deliveries: Deliveries, world: World, binding_kind: BindingKind
+    deliveries: Deliveries, world: World
 ) -> None:
     made = await owe_some(world, 5)
-    old = [await attempt(world, one, DELIVERED) for one in made[:3]]
+    for one in made[:3]:
+        await attempt(world, one, DELIVERED)
     await world.clock.advance(1)
     border = world.now
     young = await change(world, made[3], dropped(made[3], now=world.now))
@@ -416,21 +416,17 @@ async def test_old_deliveries_go_and_pending_ones_stay(
     removed = await deliveries.drop_old_deliveries(before=border, limit=2)
     removed += await deliveries.drop_old_deliveries(before=border, limit=2)
     removed += await deliveries.drop_old_deliveries(before=border, limit=2)
-    kept = [made[4], young]
-    if binding_kind.ages_by_time_to_live:
-        assert (removed, await listed(world)) == (0, [*kept, *old[::-1]])
-    else:
-        assert (removed, await listed(world)) == (3, kept)
+    assert (removed, await listed(world)) == (3, [made[4], young])
 
 
 async def test_a_page_of_old_deliveries_is_removed_at_a_time(
-    deliveries: Deliveries, world: World, binding_kind: BindingKind
+    deliveries: Deliveries, world: World
 ) -> None:
     for one in await owe_some(world, 3):
         await attempt(world, one, DELIVERED)
     before = world.now + 1
     counts = [await deliveries.drop_old_deliveries(before=before, limit=2) for _ in range(3)]
-    assert counts == ([0, 0, 0] if binding_kind.ages_by_time_to_live else [2, 1, 0])
+    assert counts == [2, 1, 0]
 
 
 async def end(world: World, job_id: str, run_id: str) -> None:

@@ -82,24 +82,12 @@ class DynamoDeliveries(Deliveries):
         return found[:limit]
 
     async def create_delivery(self, delivery: Delivery) -> bool:
-        caller, delivery_id = delivery.caller, delivery.delivery_id
-        item: Item = {
-            "shape": ROW_SHAPE,
-            "job_id": delivery.job_id,
-            "run_id": delivery.run_id,
-            "created_at": delivery.created_at,
-            "gsi1pk": deliveries_of(delivery.job_id),
-            "gsi1sk": delivery_id,
-            **_changing(delivery, ""),
-        }
-        parts = [
-            self._table.put_part(
-                delivery_key(caller, delivery_id), item, condition="attribute_not_exists(pk)"
-            )
-        ]
+        key = delivery_key(delivery.caller, delivery.delivery_id)
+        item = new_delivery_item(delivery)
+        parts = [self._table.put_part(key, item, condition="attribute_not_exists(pk)")]
         if _is_late(delivery):
             mark: Item = {"shape": ROW_SHAPE, "created_at": delivery.created_at}
-            parts.append(self._table.put_part(late_delivery_key(caller, delivery_id), mark))
+            parts.append(self._table.put_part(_mark_of(key), mark))
         return await self._write(parts)
 
     async def change_delivery(self, before: Delivery, after: Delivery) -> bool:
@@ -221,6 +209,19 @@ async def drop_deliveries_of(table: Table, caller: str, job_id: str) -> None:
     async for page in table.pages(Query(deliveries_of(job_id), index=BY_OWNER, keys_only=True)):
         keys = [key for key in keys_of(page.items) if key.pk == delivery_key(caller, "").pk]
         await table.delete_many([*keys, *map(_mark_of, keys)])
+
+
+def new_delivery_item(delivery: Delivery) -> Item:
+    """Make the item of a new delivery."""
+    return {
+        "shape": ROW_SHAPE,
+        "job_id": delivery.job_id,
+        "run_id": delivery.run_id,
+        "created_at": delivery.created_at,
+        "gsi1pk": deliveries_of(delivery.job_id),
+        "gsi1sk": delivery.delivery_id,
+        **_changing(delivery, ""),
+    }
 
 
 @decodes_row

@@ -48,7 +48,7 @@ def new_entry_parts(table: Table, job: Job, run: Run) -> list[dict[str, Any]]:
     return [
         table.put_part(
             notice_key(run.run_id, subscriber),
-            _new_item(job, run.run_id, subscriber, run.created_at),
+            new_entry_item(job, run.run_id, subscriber, run.created_at),
         )
         for subscriber in subscribers_of(job, run)
     ]
@@ -57,7 +57,7 @@ def new_entry_parts(table: Table, job: Job, run: Run) -> list[dict[str, Any]]:
 def late_webhook_part(table: Table, job: Job, run_id: str, *, now: int) -> dict[str, Any]:
     """Describe the entry of a live run whose job gets a webhook, due at once; an entry that is
     there already stays as it is."""
-    item = _new_item(job, run_id, Subscriber.WEBHOOK, now)
+    item = new_entry_item(job, run_id, Subscriber.WEBHOOK, now)
     return table.update_part(
         notice_key(run_id, Subscriber.WEBHOOK),
         "SET " + ", ".join(f"#{name} = if_not_exists(#{name}, :{name})" for name in item),
@@ -66,7 +66,8 @@ def late_webhook_part(table: Table, job: Job, run_id: str, *, now: int) -> dict[
     )
 
 
-def _new_item(job: Job, run_id: str, subscriber: Subscriber, due_at: int) -> dict[str, Plain]:
+def new_entry_item(job: Job, run_id: str, subscriber: Subscriber, due_at: int) -> dict[str, Plain]:
+    """Make the entry of a run of the job."""
     item: dict[str, Plain] = {
         "shape": ROW_SHAPE,
         "run_id": run_id,
