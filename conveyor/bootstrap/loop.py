@@ -424,6 +424,8 @@ def _tickers(
         ingestion=binding.ingestion,
         exports=binding.exports,
         inputs=binding.inputs,
+        deliveries=binding.deliveries,
+        schedules=binding.schedules,
         jobs=binding.jobs,
         runs=binding.runs,
         blobs=binding.blobs,
@@ -434,6 +436,8 @@ def _tickers(
         interval=settings.sweep_interval,
         quiet_after=settings.quiet_after,
         row_retention_days=settings.row_retention_days,
+        delivery_retention_days=settings.delivery_retention_days,
+        fire_retention_days=settings.fire_retention_days,
     )
     sweep = Sweeper(ports, clock, options=options).sweep
     deliver = Notifier(

@@ -109,6 +109,8 @@ class Settings:
     schedule_interval: float = 5.0
     schedule_catch_up: float = 604_800.0
     row_retention_days: int = 30
+    delivery_retention_days: int = 30
+    fire_retention_days: int = 30
     role: str = ""
     environment: str = ""
     region: str = ""
@@ -574,6 +576,18 @@ SETTINGS: tuple[Setting, ...] = (
         "that an ended run is kept beyond its last result; 0 keeps it",
         lasting(0, MOST_DAYS),
         used_by=WORKERS,
+    ),
+    Setting(
+        "delivery_retention_days",
+        "days",
+        "that the delivery of an event is kept after its last change, unless it is pending",
+        lasting(1, MOST_DAYS),
+    ),
+    Setting(
+        "fire_retention_days",
+        "days",
+        "that the record of a schedule's fire is kept after its last change",
+        lasting(1, MOST_DAYS),
     ),
     Setting(
         "role",

@@ -163,6 +163,8 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "partial rerun": (DEFAULTS.partial_rerun_window_days,),
     "result retention": (JOB.result_ttl_days,),
     "row retention": (DEFAULTS.row_retention_days,),
+    "deliveries that are not pending, after their last change": (DEFAULTS.delivery_retention_days,),
+    "fires, after their last change": (DEFAULTS.fire_retention_days,),
     "bodies in an export": (DEFAULTS.max_export_bytes,),
     "export": (int(DEFAULTS.export_ttl) // 3_600,),
     "stored idempotent answer": (int(DEFAULTS.idempotency_ttl) // 3_600,),

@@ -111,6 +111,8 @@ def sweeper(binding: Binding, clock: Clock, *, options: SweepOptions) -> Sweeper
         ingestion=binding.ingestion,
         exports=binding.exports,
         inputs=binding.inputs,
+        deliveries=binding.deliveries,
+        schedules=binding.schedules,
         jobs=binding.jobs,
         runs=binding.runs,
         blobs=binding.blobs,
