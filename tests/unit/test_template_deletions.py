@@ -84,7 +84,7 @@ async def test_deleting_a_job_that_never_fired_leaves_nothing(
     caller = service.identify(API_KEY)
     job = await world.add(caller=caller.caller_id)
     if is_told:
-        await service.job_commands.delete_job(caller.caller_id, job.job_id)
+        await service.lifecycle.delete_job(caller.caller_id, job.job_id)
     else:
         now = world.clock.now()
         assert await world.binding.jobs.delete_job(caller.caller_id, job.job_id, now=now) == []
