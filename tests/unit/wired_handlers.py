@@ -5,6 +5,7 @@ from __future__ import annotations
 from conveyor.domain.api_keys import KeySealer
 from conveyor.handlers.delete import DeleteHandler
 from conveyor.handlers.export import ExportHandler
+from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
 from conveyor.handlers.retry_policy import RetryPolicy
@@ -117,3 +118,18 @@ def sweeper(binding: Binding, clock: Clock, *, options: SweepOptions) -> Sweeper
         signals=binding.signals,
     )
     return Sweeper(ports, clock, options=options)
+
+
+def scheduler(
+    binding: Binding, clock: Clock, *, sealer: KeySealer, options: SchedulerOptions
+) -> Scheduler:
+    """Make a scheduler."""
+    ports = SchedulerPorts(
+        schedules=binding.schedules,
+        jobs=binding.jobs,
+        runs=binding.runs,
+        queues=binding.queues,
+        signals=binding.signals,
+        sealer=sealer,
+    )
+    return Scheduler(ports, clock, options=options)
