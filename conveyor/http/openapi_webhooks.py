@@ -6,7 +6,7 @@ from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.webhooks import MOST_WEBHOOK_URL, USUAL_EVENTS, EventType
 from conveyor.http.openapi_operations import Operation
-from conveyor.http.openapi_schemas import Schema, nullable, ref
+from conveyor.http.openapi_schemas import Schema, nullable
 from conveyor.service.deliveries import MOST_REPLAYED
 from conveyor.service.schemas import ULID_PATTERN
 
@@ -54,12 +54,14 @@ WEBHOOK_SCHEMAS: dict[str, Schema] = {
         "description": "Deliveries in one state, made in a window of time.",
         "required": ["since"],
         "properties": {
-            "status": {
-                "type": "string",
-                "description": "Their state.",
-                "enum": _STATES,
-                "default": DeliveryStatus.FAILED.value,
-            },
+            "status": nullable(
+                {
+                    "type": "string",
+                    "description": "Their state.",
+                    "enum": _STATES,
+                    "default": DeliveryStatus.FAILED.value,
+                }
+            ),
             "since": {
                 "type": "string",
                 "format": "date-time",

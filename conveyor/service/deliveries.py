@@ -222,7 +222,9 @@ def _parse_window(document: object) -> _Window:
     if not isinstance(document, dict):
         raise _invalid("the request body must be a JSON object")
     words = [status.value for status in DeliveryStatus]
-    status = document.get("status", DeliveryStatus.FAILED.value)
+    status = document.get("status")
+    if status is None:
+        status = DeliveryStatus.FAILED.value
     if status not in words:
         raise _invalid(f"status: must be one of {', '.join(words)}")
     since = _instant(document, "since")

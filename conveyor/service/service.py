@@ -9,7 +9,7 @@ from conveyor.domain.submission import Limits
 from conveyor.ports.clock import Clock
 from conveyor.ports.webhooks import Webhooks
 from conveyor.records.signed_events import EventSigner
-from conveyor.service.callers import Caller, derive_keyring, identify
+from conveyor.service.callers import Caller, Keyring, derive_keyring, identify
 from conveyor.service.context import ApiPorts, Context, ServiceOptions
 from conveyor.service.deliveries import DeliveryQueries, DeliveryReplays
 from conveyor.service.exports import RunExports
@@ -31,6 +31,28 @@ def _limits(options: ServiceOptions) -> Limits:
         max_inline_tasks=options.max_inline_tasks,
         max_add_tasks=options.max_add_tasks,
         max_open_job_tasks=options.max_open_job_tasks,
+    )
+
+
+def _context(
+    ports: ApiPorts,
+    options: ServiceOptions,
+    clock: Clock,
+    keyring: Keyring,
+    outages: Callable[[], Sequence[Outage]],
+) -> Context:
+    return Context(
+        jobs=ports.jobs,
+        runs=ports.runs,
+        tasks=ports.tasks,
+        inputs=ports.inputs,
+        exports=ports.exports,
+        deliveries=ports.deliveries,
+        blobs=ports.blobs,
+        clock=clock,
+        options=options,
+        keyring=keyring,
+        outages=outages,
     )
 
 
@@ -58,19 +80,7 @@ class Service:
         self._keyring = derive_keyring(
             [ports.root_secret, *options.older_secrets], ports.sealing_secrets
         )
-        context = Context(
-            jobs=ports.jobs,
-            runs=ports.runs,
-            tasks=ports.tasks,
-            inputs=ports.inputs,
-            exports=ports.exports,
-            deliveries=ports.deliveries,
-            blobs=ports.blobs,
-            clock=clock,
-            options=options,
-            keyring=self._keyring,
-            outages=outages,
-        )
+        context = _context(ports, options, clock, self._keyring, outages)
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
         once = IdempotentRequests(
             ports.idempotency,

@@ -117,6 +117,7 @@ async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncCl
         "task_id": "0" * 26,
         "export_id": job["job_id"],
         "input_id": job["job_id"],
+        "delivery_id": job["job_id"],
     }
     marked = {(one.method.upper(), one.path) for one in operations() if one.success == 501}
     answered = set()
@@ -163,6 +164,14 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "HMACKeyCreated": schemas.NewSigningKeyBody,
     "HMACKeyFinalized": schemas.FinalizedKeyBody,
     "TestWebhookResponse": schemas.WebhookTestBody,
+    "WebhookConfig": schemas.WebhookBody,
+    "WebhookStatus": schemas.WebhookStatusBody,
+    "Delivery": schemas.DeliveryBody,
+    "DeliveryAttempt": schemas.DeliveryAttemptBody,
+    "LoggedDelivery": schemas.LoggedDeliveryBody,
+    "DeliveriesPage": schemas.DeliveriesPage,
+    "Replayed": schemas.ReplayedBody,
+    "DeliveryHeaders": schemas.DeliveryHeadersBody,
     "Fire": schemas.FireBody,
     "SchedulePreview": schemas.SchedulePreviewBody,
 }

@@ -31,7 +31,9 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 async def test_nothing_is_answered_without_a_key(api: Api) -> None:
     for method, path in EVERY:
-        url = path.format(job_id=NOWHERE, run_id=NOWHERE, task_id="0" * 26, export_id=NOWHERE)
+        url = path.format(
+            job_id=NOWHERE, run_id=NOWHERE, task_id="0" * 26, export_id=NOWHERE, delivery_id=NOWHERE
+        )
 
         missing = await api.bare.request(method, url)
         in_query = await api.bare.request(method, url, params={"apikey": "k", "X-API-Key": "k"})
@@ -71,9 +73,13 @@ async def test_a_foreign_job_does_not_exist(api: Api) -> None:
     before = (await api.client.get(f"/v1/jobs/{job['job_id']}")).content
     for method, path in OF_A_JOB:
         url = path.format(
-            job_id=job["job_id"], run_id=run_id, task_id=task.task_id, export_id=NOWHERE
+            job_id=job["job_id"],
+            run_id=run_id,
+            task_id=task.task_id,
+            export_id=NOWHERE,
+            delivery_id=NOWHERE,
         )
-        content = TASKS if path.endswith("/tasks") else None
+        content = TASKS if path.endswith(("/tasks", "/webhook")) else None
 
         foreign = await api.foreign.request(method, url, json=content)
         missing = await api.client.request(
@@ -89,7 +95,9 @@ async def test_a_foreign_job_does_not_exist(api: Api) -> None:
 @pytest.mark.parametrize("garbage", ["x", "01arz3ndektsv4rrffq69g5fav", "%00", "%F0%9F%92%A9"])
 async def test_an_id_that_cannot_be_one_is_not_found(api: Api, garbage: str) -> None:
     for method, path in OF_A_JOB:
-        url = path.format(job_id=garbage, run_id=garbage, task_id=garbage, export_id=garbage)
+        url = path.format(
+            job_id=garbage, run_id=garbage, task_id=garbage, export_id=garbage, delivery_id=garbage
+        )
 
         response = await api.client.request(
             method, url, json=TASKS if path.endswith("/tasks") else None
@@ -103,7 +111,9 @@ async def test_ids_of_runs_and_tasks_that_cannot_be_ones_are_not_found(api: Api)
     for method, path in OF_A_JOB:
         if path in RESERVED or not {"{run_id}", "{task_id}"} & set(path.split("/")):
             continue
-        url = path.format(job_id=job["job_id"], run_id="x", task_id="x", export_id="x")
+        url = path.format(
+            job_id=job["job_id"], run_id="x", task_id="x", export_id="x", delivery_id="x"
+        )
 
         problem_of(await api.client.request(method, url), status=404, code="not_found")
 
@@ -128,7 +138,10 @@ async def test_what_is_reserved_says_so(api: Api) -> None:
     job = await api.submit(1)
     for method, path in UNBUILT:
         url = path.format(
-            job_id=job["job_id"], run_id=job["latest_run"]["run_id"], export_id=NOWHERE
+            job_id=job["job_id"],
+            run_id=job["latest_run"]["run_id"],
+            export_id=NOWHERE,
+            delivery_id=NOWHERE,
         )
 
         problem_of(await api.client.request(method, url), status=501, code="not_implemented")
@@ -139,7 +152,6 @@ async def test_a_submit_that_asks_for_something_reserved(api: Api) -> None:
     asked: list[dict[str, object]] = [
         {"type": "scheduled"},
         {"type": "scheduled", "schedule": schedule},
-        {"webhook": {"url": "https://hook.test/", "signature": False}},
     ]
     for fields in asked:
         response = await api.client.post("/v1/jobs", json={**TASKS, **fields})
