@@ -194,7 +194,7 @@ class CallbackBody(Struct, frozen=True):
 class WebhookBody(Struct, frozen=True):
     """A receiver of a job's events."""
 
-    url: Annotated[str, _text("Where events go. As it was sent.", format="uri")]
+    url: Annotated[str, _text("Where events go, as it was sent.")]
     signature: Annotated[bool, _text("Whether events are signed.")]
     events: Annotated[
         list[Annotated[str, _words(EventType, "The end of a run.")]],
