@@ -210,7 +210,7 @@ WEBHOOK_OPERATIONS = (
         summary="Write the headers of an event as if it were sent now",
         answer="DeliveryHeaders",
         note="Signed if the webhook asks for it; where there is none any more, if you have a key.",
-        refusals=(ErrorCode.NOT_FOUND, ErrorCode.WEBHOOK_SIGNING_REQUIRES_ACTIVE_KEY),
+        refusals=(ErrorCode.NOT_FOUND,),
     ),
 )
 """Operations of webhooks and their deliveries."""
