@@ -9,12 +9,11 @@ from conveyor.domain.run_events import build_test_event
 from conveyor.domain.webhooks import Webhook, parse_webhook
 from conveyor.ports.clock import Clock
 from conveyor.ports.webhooks import WebhookAnswer, Webhooks
-from conveyor.records.signed_events import EventSigner
+from conveyor.records.signed_events import KEY_UNREADABLE, EventSigner
 from conveyor.service.schemas import WebhookTestBody, present
 
 MOST_TESTS = 16
 """Tests under way at a time in one process; of one caller, one."""
-KEY_UNREADABLE = "transport_error:signing key unreadable"
 
 
 class WebhookTests:
