@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conveyor.bootstrap.loop import (
+    Outside,
     Readiness,
     allowed_hosts,
     body_memory,
@@ -57,10 +58,11 @@ async def open_dev(
     binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
-    worker = build_worker(binding.ports, scraper, settings, clock, telemetry=telemetry)
     _, older = root_secrets(settings)
     webhooks = webhooks_of(settings, clock, loopback=True)
     options = service_options(settings, origin, older)
+    outside = Outside(scraper, webhooks, options.public_origin)
+    worker = build_worker(binding.ports, outside, settings, clock, telemetry=telemetry)
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()

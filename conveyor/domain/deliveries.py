@@ -161,16 +161,27 @@ def begin_attempt(delivery: Delivery, *, now: int, lapses_at: int) -> Delivery:
 def end_attempt(
     delivery: Delivery, number: int, ladder: int, result: AttemptResult, *, now: int, random: float
 ) -> Delivery:
-    """End the attempt `number` that was begun in `ladder`, and give the lease back.
+    """End the attempt `number` that was begun in `ladder`, and give its lease back.
 
-    `delivery` is as it stands now: where a replay has begun a new ladder meanwhile, only the
-    attempt changes. `random` is in [0, 1).
+    `delivery` is as it stands now. Only the attempt changes where a replay has begun a new ladder,
+    where the delivery has ended, and where the attempt failed after a later one had begun, because
+    its lease had lapsed. `random` is in [0, 1).
     """
-    if delivery.ladder != ladder:
-        return _changed(_noted(delivery, number, result, next_at=0), now=now, leased_until=0)
+    is_newest = number == delivery.attempt_count
+    leased_until = 0 if is_newest else delivery.leased_until
+    is_past = delivery.ladder != ladder or delivery.status is not DeliveryStatus.PENDING
+    if is_past or (result.error and not is_newest):
+        noted = _noted(delivery, number, result, next_at=0)
+        return _changed(noted, now=now, leased_until=leased_until)
     if not result.error:
         ended = _noted(delivery, number, result, next_at=0)
-        return _changed(ended, now=now, leased_until=0, due_at=0, status=DeliveryStatus.DELIVERED)
+        return _changed(
+            ended,
+            now=now,
+            leased_until=leased_until,
+            due_at=0,
+            status=DeliveryStatus.DELIVERED,
+        )
     failures = delivery.failures + 1
     due_at = _next_due(delivery, failures, result, now=now, random=random)
     return _changed(
@@ -182,6 +193,12 @@ def end_attempt(
         is_last=result.status == GONE or due_at >= delivery.first_at + LONGEST * 1_000,
         status=DeliveryStatus.PENDING if due_at else DeliveryStatus.FAILED,
     )
+
+
+def interrupted(delivery: Delivery, *, now: int) -> Delivery:
+    """Give the lease of an attempt back whose outcome will never be known: it climbs no rung, and
+    the next one is due when this one was."""
+    return _changed(delivery, now=now, leased_until=0)
 
 
 def dropped(delivery: Delivery, *, now: int) -> Delivery:
