@@ -20,7 +20,7 @@ from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
-from conveyor.service.schedules import Schedules
+from conveyor.service.schedules import JobSchedules
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
 from conveyor.service.webhooks import JobWebhooks, ReceiverCheck, WebhookTests
@@ -48,6 +48,7 @@ def _context(
         inputs=ports.inputs,
         exports=ports.exports,
         deliveries=ports.deliveries,
+        schedules=ports.schedules,
         blobs=ports.blobs,
         clock=clock,
         options=options,
@@ -63,7 +64,7 @@ class Service:
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
     makes archives of results, `rotations` changes signing keys, `webhooks` sets the webhooks of
     jobs, `webhook_tests` tests receivers, `deliveries` reads the log of events, `replays` sends
-    some again, `schedules` shows when schedules fire. `outages` tells what the worker of this
+    some again, `schedules` shows and changes schedules. `outages` tells what the worker of this
     process waits for.
     """
 
@@ -110,7 +111,7 @@ class Service:
         self.webhook_tests = WebhookTests(context, webhooks, receivers, signer)
         self.deliveries = DeliveryQueries(context, cursors, signer)
         self.replays = DeliveryReplays(context, once)
-        self.schedules = Schedules(clock)
+        self.schedules = JobSchedules(context, cursors)
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""

@@ -105,7 +105,7 @@ async def test_every_route_that_is_served_is_an_operation(app_client: httpx.Asyn
     assert not differences(where, described, served)
 
 
-async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncClient) -> None:
+async def test_no_route_answers_501(app_client: httpx.AsyncClient) -> None:
     headers = {"X-API-Key": "docs"}
     created = await app_client.post(
         "/v1/jobs", json={"tasks": [{"url": "http://fake.test/"}]}, headers=headers
@@ -119,15 +119,9 @@ async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncCl
         "input_id": job["job_id"],
         "delivery_id": job["job_id"],
     }
-    marked = {(one.method.upper(), one.path) for one in operations() if one.success == 501}
-    answered = set()
     for method, path in sorted(described_routes() - {("DELETE", "/v1/jobs/{job_id}")}):
         answer = await app_client.request(method, path.format(**ids), headers=headers)
-        if answer.status_code == 501:
-            assert answer.json()["code"] == "not_implemented"
-            answered.add((method, path))
-
-    assert answered == marked
+        assert answer.status_code != 501, path
 
 
 def test_every_error_code_has_a_status_and_a_meaning() -> None:

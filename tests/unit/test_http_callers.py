@@ -1,4 +1,4 @@
-"""Keys, callers, and reserved features: each caller sees only its own."""
+"""Keys and callers: each caller sees only its own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from conveyor.http.app import V1_ROUTES
-from conveyor.http.routes_server import UNBUILT_ROUTES as RESERVED
 from tests.unit.http_api import Api, open_api, problem_of
 
 EVERY = [(method, path) for path, methods in V1_ROUTES.items() for method in methods]
 OF_A_JOB = [(method, path) for method, path in EVERY if "{job_id}" in path]
-UNBUILT = [(method, path) for path, methods in RESERVED.items() for method in methods]
 NOWHERE = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 TASKS = {"tasks": [{"url": "https://a.test/"}]}
 
@@ -109,7 +107,7 @@ async def test_an_id_that_cannot_be_one_is_not_found(api: Api, garbage: str) -> 
 async def test_ids_of_runs_and_tasks_that_cannot_be_ones_are_not_found(api: Api) -> None:
     job = await api.submit(1)
     for method, path in OF_A_JOB:
-        if path in RESERVED or not {"{run_id}", "{task_id}"} & set(path.split("/")):
+        if not {"{run_id}", "{task_id}"} & set(path.split("/")):
             continue
         url = path.format(
             job_id=job["job_id"], run_id="x", task_id="x", export_id="x", delivery_id="x"
@@ -134,36 +132,13 @@ async def test_another_jobs_run_is_not_found(api: Api) -> None:
         problem_of(response, status=404, code="not_found")
 
 
-async def test_what_is_reserved_says_so(api: Api) -> None:
-    job = await api.submit(1)
-    for method, path in UNBUILT:
-        url = path.format(
-            job_id=job["job_id"],
-            run_id=job["latest_run"]["run_id"],
-            export_id=NOWHERE,
-            delivery_id=NOWHERE,
-        )
-
-        problem_of(await api.client.request(method, url), status=501, code="not_implemented")
-
-
-async def test_a_submit_that_asks_for_something_reserved(api: Api) -> None:
-    schedule = {"rate": {"every": 1, "unit": "day"}}
-    asked: list[dict[str, object]] = [
-        {"type": "scheduled"},
-        {"type": "scheduled", "schedule": schedule},
-    ]
-    for fields in asked:
-        response = await api.client.post("/v1/jobs", json={**TASKS, **fields})
-
-        problem_of(response, status=501, code="not_implemented")
-    assert (await api.client.get("/v1/jobs")).json() == {"jobs": []}
-
-
-async def test_reserved_fields_that_ask_for_nothing_are_taken(api: Api) -> None:
+async def test_fields_that_ask_for_nothing_are_taken(api: Api) -> None:
     nothing = {"async": False, "schedule": None, "webhook": None, "file_input_id": None}
 
-    assert (await api.client.post("/v1/jobs", json={**TASKS, **nothing})).status_code == 201
+    response = await api.client.post("/v1/jobs", json={**TASKS, **nothing})
+
+    assert response.status_code == 201
+    assert "warnings" not in response.json()
 
 
 @pytest.mark.parametrize("schedule", [{"rate": {"every": 1, "unit": "day"}}, {}, "daily", 5])
@@ -172,6 +147,7 @@ async def test_the_schedule_of_a_regular_job_is_ignored(api: Api, schedule: obje
         response = await api.client.post("/v1/jobs", json={**TASKS, **fields})
 
         assert response.status_code == 201
+        assert response.json()["warnings"] == ['"schedule" was ignored: the job is regular']
         assert (
             "schedule" not in (await api.client.get(f"/v1/jobs/{response.json()['job_id']}")).json()
         )

@@ -68,6 +68,8 @@ OWN_IDS = [
     "getDelivery",
     "replayDelivery",
     "signDelivery",
+    "getJobSchedule",
+    "listFires",
     "downloadExport",
     "followLink",
     "health",
