@@ -99,7 +99,8 @@ def instant(text: str) -> int:
 
 @pytest.mark.parametrize("schedule", [RATE, CALENDAR, ONCE], ids=["rate", "calendar", "at"])
 async def test_a_scheduled_job_is_made_without_a_run(api: Api, schedule: dict[str, Any]) -> None:
-    document = {"type": "scheduled", "schedule": schedule, "tasks": tasks_of(3)}
+    tasks = tasks_of(3)
+    document = {"type": "scheduled", "schedule": schedule, "tasks": tasks}
 
     response = await api.client.post("/v1/jobs", json=document)
 
@@ -109,7 +110,7 @@ async def test_a_scheduled_job_is_made_without_a_run(api: Api, schedule: dict[st
     job = await shown(api, made.job_id)
     assert (job["type"], job["schedule_state"]) == ("scheduled", "active")
     assert "latest_run" not in job
-    assert await template_rows(api, made.job_id) == [task["url"] for task in document["tasks"]]
+    assert await template_rows(api, made.job_id) == [task["url"] for task in tasks]
     assert await control_messages(api) == []
     _, plan = await stored(api, made.job_id)
     assert plan.template.rows == 3
@@ -269,10 +270,11 @@ async def test_a_large_document_that_is_refused_leaves_nothing(
 
 async def test_what_does_not_go_with_a_schedule(api: Api) -> None:
     document = {"type": "scheduled", "schedule": RATE, "tasks": tasks_of(1)}
-    for fields, name in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"status": "open"}, "status"),
         ({"callback": {"task_token": "t"}}, "callback"),
-    ]:
+    ]
+    for fields, name in refused:
         response = await api.client.post("/v1/jobs", json={**document, **fields})
         problem = problem_of(response, status=400, code="invalid_argument")
         assert problem["detail"].startswith(f"{name}: ")
