@@ -113,7 +113,7 @@ def verify_each_scheme(
     """Verify as `verify` does, and return the verdict on each scheme under the name of its header;
     None where that header is absent."""
     given = [secrets] if isinstance(secrets, str | bytes) else secrets
-    keys = [_secret_bytes(secret) for secret in given]
+    keys = [secret_bytes(secret) for secret in given]
     names = {str(name).lower() for name in headers}
     # A value that is no ASCII text, as some servers pass it on, is no signature.
     found = {
@@ -164,7 +164,8 @@ def _is_recent(timestamp: str, now: int, tolerance: int) -> bool:
     return _DIGITS.fullmatch(timestamp) is not None and abs(now - int(timestamp)) <= tolerance
 
 
-def _secret_bytes(secret: str | bytes) -> bytes:
+def secret_bytes(secret: str | bytes) -> bytes:
+    """Return the bytes of a secret. Raises ValueError for what cannot be one."""
     try:
         key = (
             secret
