@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
+    Outside,
     Readiness,
     allowed_hosts,
     body_memory,
@@ -63,11 +64,12 @@ async def open_dev(
     binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
-    worker = build_worker(binding.ports, scraper, settings, clock, telemetry=telemetry)
     _, older = root_secrets(settings)
     inbox = f"{origin}{INBOX_PATH}" if is_loopback(urlsplit(origin).hostname or "") else ""
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
+    outside = Outside(scraper, webhooks, options.public_origin)
+    worker = build_worker(binding.ports, outside, settings, clock, telemetry=telemetry)
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()

@@ -171,6 +171,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     scheduling: Scheduling | None = None
     version: int = 1
 
+    @property
+    def goes_with_its_runs(self) -> bool:
+        """Whether retention removes the job with the last of its runs: no fire makes another."""
+        return self.scheduling is None or self.scheduling.is_over
+
 
 class IngestStatus(StrEnum):
     """The progress of writing a large run's rows: pending → done."""

@@ -25,6 +25,7 @@ JOB_FIELDS = frozenset(
         *("callback", "webhook", "schedule"),
     }
 )
+WEBHOOK_FIELDS = frozenset({"url", "signature", "events"})
 ADD_FIELDS = frozenset({"tasks", "last_batch", "skip_invalid"})
 INPUT_FIELDS = frozenset({"type", "csv"})
 CSV_FIELDS = frozenset({"csv.fields", "csv.header", "csv.delimiter", "csv.quote"})

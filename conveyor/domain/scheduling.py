@@ -48,6 +48,11 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     zones_version: str = ""
     key_hash: str = ""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether this is a single `at` that has fired: nothing waits, and no fire follows."""
+        return self.schedule.at is not None and self.next_at is None and not self.waiting
+
 
 class FireStatus(StrEnum):
     """The outcome of a fire: it made a run, was skipped, or passed while nobody looked."""

@@ -15,8 +15,16 @@ import msgspec
 from conveyor.domain import params, text_rules, urls
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
 from conveyor.domain.model import Callback, Format, TaskBody, TaskSpec
-from conveyor.domain.remarks import ADD_FIELDS, JOB_FIELDS, MAX_LISTED, Remarks, UnknownFields
+from conveyor.domain.remarks import (
+    ADD_FIELDS,
+    JOB_FIELDS,
+    MAX_LISTED,
+    WEBHOOK_FIELDS,
+    Remarks,
+    UnknownFields,
+)
 from conveyor.domain.text_rules import Refused
+from conveyor.domain.webhooks import Webhook, parse_webhook
 
 MAX_BODY_BYTES = 16_384
 MAX_ROW_BYTES = 131_072
@@ -137,8 +145,8 @@ class Limits(msgspec.Struct, frozen=True):
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A job to create.
 
-    `type` is regular or scheduled. `force_async` is the field `async`. `has_webhook` and
-    `file_input_id` only say that the caller asked for the feature: its content is not read here.
+    `type` is regular or scheduled. `force_async` is the field `async`. `file_input_id` only names a
+    file, and whether events may go to the URL of `webhook` is judged elsewhere.
     With `skip_invalid` bad tasks are left out, and the remarks tell of them.
     """
 
@@ -157,7 +165,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     force_async: bool
     file_input_id: str | None
     callback: Callback | None
-    has_webhook: bool
+    webhook: Webhook | None
     skip_invalid: bool = False
     remarks: Remarks = Remarks()
 
@@ -204,7 +212,7 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
         force_async=_flag(fields, "async"),
         file_input_id=_text(fields, "file_input_id", 128),
         callback=_callback(fields),
-        has_webhook=_is_present(fields, "webhook"),
+        webhook=_webhook(fields, unknown),
         skip_invalid=skips,
         specs=tasks.specs(),
         remarks=tasks.remarks(),
@@ -357,6 +365,17 @@ def _callback(fields: dict[str, Any]) -> Callback | None:
     if not isinstance(token, str) or not _TASK_TOKEN.fullmatch(token):
         _refuse("callback.task_token", f"must be 1 to {MAX_TASK_TOKEN} visible ASCII characters")
     return Callback(token)
+
+
+def _webhook(fields: dict[str, Any], unknown: UnknownFields) -> Webhook | None:
+    if not _is_present(fields, "webhook"):
+        return None
+    try:
+        webhook = parse_webhook(fields["webhook"])
+    except ConveyorError as error:
+        raise ConveyorError(error.code, f"webhook.{error.detail}") from None
+    unknown.note(fields["webhook"], WEBHOOK_FIELDS, of="a webhook", where="")
+    return webhook
 
 
 def _external_id(fields: dict[str, Any]) -> str | None:

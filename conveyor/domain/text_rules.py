@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import Annotated
+
+import msgspec
 
 from conveyor.domain.errors import InvalidTaskReason
 
@@ -20,6 +23,17 @@ def rfc3339(milliseconds: int) -> str:
 @lru_cache(maxsize=4_096)
 def _to_the_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+def parse_rfc3339(text: str) -> int:
+    """Return the milliseconds since the epoch of a time with a zone, 0 for one before it. Raises
+    ValueError for any other text."""
+    moment = msgspec.convert(text, _Instant)
+    return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
 
 
 MAX_SHOWN = 120

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.text_rules import has_control
 
 MOST_WEBHOOK_URL = 2_048
 """Characters of a URL."""
@@ -42,7 +43,7 @@ def parse_webhook(document: object, *, usual: tuple[EventType, ...] = USUAL_EVEN
     """
     fields = _object(document)
     url, signature = fields.get("url"), fields.get("signature")
-    if not isinstance(url, str) or not url:
+    if not isinstance(url, str) or not url or url != url.strip() or has_control(url):
         raise _invalid("url: must be a URL")
     if signature is not None and not isinstance(signature, bool):
         raise _invalid("signature: must be true or false")

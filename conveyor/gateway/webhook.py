@@ -8,6 +8,7 @@ followed. `CONVEYOR_ALLOW_PRIVATE` has no say here.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +22,7 @@ import msgspec
 
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.gateway.headers import retry_after
 from conveyor.gateway.http_client import USER_AGENT
 from conveyor.gateway.targets import Target, carried_address, is_public, parse_target
 from conveyor.ports.clock import Clock
@@ -139,17 +141,19 @@ class WebhookSender(Webhooks):
         self, url: str, *, headers: Mapping[str, str], body: bytes
     ) -> WebhookAnswer:
         began = self._clock.monotonic()
+        host = ""
         try:
             target = self._read(url)
             place = self._rules.place_in_inbox(target)
             target = target if place is None else parse_target(place)
+            host = _host(target)
             answer = await self._post(target, await self._resolve(target), headers, body)
         except TransportError as error:
             answer = WebhookAnswer(error=_words(error.trouble))
         except ConveyorError as error:
             answer = WebhookAnswer(error=f"transport_error:{error.code.value}")
         milliseconds = round((self._clock.monotonic() - began) * 1_000)
-        return msgspec.structs.replace(answer, milliseconds=milliseconds)
+        return msgspec.structs.replace(answer, milliseconds=milliseconds, host=host)
 
     async def aclose(self) -> None:
         for client in list(self._clients):
@@ -229,7 +233,16 @@ class WebhookSender(Webhooks):
             error=_verdict(answer.status),
             content_type=answer.headers.get("Content-Type", ""),
             length=answer.length,
+            retry_after=self._retry_after(answer),
         )
+
+    def _retry_after(self, answer: Answer) -> float | None:
+        """Return the seconds that an answer asks for; None unless it does so once and readably."""
+        fields = answer.headers.getall("Retry-After", [])
+        if len(fields) != 1:
+            return None
+        # 0 asks for no longer wait than no field does, and is what cannot be read.
+        return retry_after(fields[0], now=self._clock.now(), cap=math.inf) or None
 
 
 _HEADERS = {

@@ -84,7 +84,8 @@ class Sweeping(Protocol):
 
     async def expire_run(self, run_id: str, *, now: int) -> list[str]:
         """Turn an ended run to `deleted`, and its job too if no other run of it is left; return the
-        ids of the runs to be scrubbed.
+        ids of the runs to be scrubbed. A scheduled job stays without a run, unless its schedule was
+        a single `at` that has fired: nothing waits, and no fire follows.
 
         Change nothing and return an empty list if the run is gone, has not ended, or its bodies are
         used by a run that has not ended. Ended runs that use its bodies do not keep it: their
@@ -102,7 +103,8 @@ class JobPurge(Protocol):
     """The last step of deleting a job, for maintenance."""
 
     async def purge_job(self, job_id: str) -> None:
-        """Remove the tombstone of a deleted job if no run of it is left; else do nothing."""
+        """Remove the tombstone of a deleted job if no run of it is left, with the job's deliveries
+        and the record of its fires; else do nothing. A repetition ends what was cut off."""
         ...
 
 

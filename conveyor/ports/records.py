@@ -366,3 +366,13 @@ class Idempotency(Protocol):
         over belongs to another request.
         """
         ...
+
+    async def answer_idempotency_key(
+        self, scope: str, *, created_id: str, answer: StoredResponse
+    ) -> None:
+        """Store the answer of a request whose work took several writes, none of which could store
+        it. Idempotent.
+
+        Do nothing if the key is gone, was answered, or its claim does not name this `created_id`.
+        """
+        ...

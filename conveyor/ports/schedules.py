@@ -37,9 +37,11 @@ class Schedules(Protocol):
 
     async def change_schedule(self, change: ScheduleChange) -> bool:
         """Make the change in one step; return False and change nothing if the job is no longer at
-        the version of `before`, or gone. A repetition after a lost answer returns True.
+        the version of `before`, or gone.
 
-        `after.version` is that of `before` plus one.
+        `after.version` is that of `before` plus one. Of several calls that name one version a
+        single one returns True, though all write the same. A store that repeats its own write after
+        a lost answer has to know it again as its own.
         """
         ...
 

@@ -115,6 +115,7 @@ class Context:
     tasks: TaskReader
     inputs: InputSlots
     exports: ExportRequests
+    deliveries: DeliveryLog
     blobs: Blobs
     clock: Clock
     options: ServiceOptions

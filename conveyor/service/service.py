@@ -11,6 +11,7 @@ from conveyor.ports.webhooks import Webhooks
 from conveyor.records.signed_events import EventSigner
 from conveyor.service.callers import Caller, derive_keyring, identify
 from conveyor.service.context import ApiPorts, Context, ServiceOptions
+from conveyor.service.deliveries import DeliveryQueries, DeliveryReplays
 from conveyor.service.exports import RunExports
 from conveyor.service.file_inputs import FileInputs
 from conveyor.service.idempotency import IdempotentRequests
@@ -22,7 +23,7 @@ from conveyor.service.results import Cursors, Results
 from conveyor.service.schedules import Schedules
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
-from conveyor.service.webhooks import WebhookTests
+from conveyor.service.webhooks import JobWebhooks, ReceiverCheck, WebhookTests
 
 
 def _limits(options: ServiceOptions) -> Limits:
@@ -38,9 +39,10 @@ class Service:
 
     `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
-    makes archives of results, `rotations` changes signing keys, `webhook_tests` tests receivers,
-    `schedules` shows when schedules fire. `outages` tells what the worker of this process waits
-    for.
+    makes archives of results, `rotations` changes signing keys, `webhooks` sets the webhooks of
+    jobs, `webhook_tests` tests receivers, `deliveries` reads the log of events, `replays` sends
+    some again, `schedules` shows when schedules fire. `outages` tells what the worker of this
+    process waits for.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Service:
             tasks=ports.tasks,
             inputs=ports.inputs,
             exports=ports.exports,
+            deliveries=ports.deliveries,
             blobs=ports.blobs,
             clock=clock,
             options=options,
@@ -78,7 +81,11 @@ class Service:
         limits = _limits(options)
         cursors = Cursors(self._keyring.cursors)
         links = LinkSigner(self._keyring.links, origin=options.public_origin)
-        self.submissions = Submissions(context, notifier=notifier, once=once, limits=limits)
+        signer = EventSigner(ports.signing_keys, self._keyring.signing, clock)
+        receivers = ReceiverCheck(webhooks, signer)
+        self.submissions = Submissions(
+            context, notifier=notifier, once=once, limits=limits, receivers=receivers
+        )
         self.additions = Additions(context, notifier=notifier, once=once, limits=limits)
         self.reruns = Reruns(context, notifier, once)
         self.lifecycle = JobCommands(context, notifier)
@@ -89,8 +96,10 @@ class Service:
         downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
         self.exports = RunExports(context, downloads, notifier)
         self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
-        signer = EventSigner(ports.signing_keys, self._keyring.signing, clock)
-        self.webhook_tests = WebhookTests(webhooks, signer, clock)
+        self.webhooks = JobWebhooks(context, receivers)
+        self.webhook_tests = WebhookTests(context, webhooks, receivers, signer)
+        self.deliveries = DeliveryQueries(context, cursors, signer)
+        self.replays = DeliveryReplays(context, once)
         self.schedules = Schedules(clock)
 
     def identify(self, api_key: str | None) -> Caller:

@@ -23,6 +23,7 @@ from conveyor.service.list_validation import CancelOnDisconnect, never_disconnec
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import add_tasks_body, encode, submit_body
 from conveyor.service.task_lists import StagedList, TaskList, TaskListLoader, refuse_unbuilt
+from conveyor.service.webhooks import ReceiverCheck
 
 
 class Additions:
@@ -139,12 +140,19 @@ class Submissions:
     """Creates jobs from the documents that describe them."""
 
     def __init__(
-        self, context: Context, *, notifier: WorkNotifier, once: IdempotentRequests, limits: Limits
+        self,
+        context: Context,
+        *,
+        notifier: WorkNotifier,
+        once: IdempotentRequests,
+        limits: Limits,
+        receivers: ReceiverCheck,
     ) -> None:
         self._context = context
         self._notifier = notifier
         self._once = once
         self._limits = limits
+        self._receivers = receivers
         self._lists = TaskListLoader(context.inputs, context.blobs, context.options, context.clock)
         self._quota = ActiveJobQuota(context.jobs, limit=context.options.max_active_jobs)
 
@@ -161,6 +169,7 @@ class Submissions:
         The answer is 201 with every row written, or 202 for a list that is long, or flagged to be
         written later. A long check of the list runs under `attended`; the rest is never cut short.
         Raises ConveyorError: invalid_argument, with every bad task listed; quota_exceeded;
+        callback_url_must_be_https, callback_url_unresolvable, webhook_signing_requires_active_key;
         not_implemented; idempotency_key_conflict; file_input_not_found, file_input_not_uploaded,
         file_input_unsupported_for_job_type; payload_too_large; unavailable.
         """
@@ -215,14 +224,20 @@ class Submissions:
     ) -> tuple[JobRequest, TaskList]:
         """Check a document; return the request, and its tasks or those of the file that it
         names."""
+
+        async def check(request: JobRequest) -> None:
+            if request.webhook is not None:
+                await self._receivers.check(caller_id, request.webhook, prefix="webhook.")
+
         size = sum(map(len, body))
         if size > READ_HERE:
             request, tasks = await attended(
-                lambda: self._lists.from_document(to, body, self._limits)
+                lambda: self._lists.from_document(to, body, self._limits, check)
             )
         else:
             request = parse_job(strict_json.decode(b"".join(body)), self._limits)
             refuse_unbuilt(request)
+            await check(request)
             if request.file_input_id is None:
                 return request, await self._lists.from_specs(to, request, size)
         if request.file_input_id is not None:
@@ -265,6 +280,7 @@ class Submissions:
             latest_run_id=run.run_id,
             run_count=1,
             callback=request.callback,
+            webhook=request.webhook,
         )
         return job, run
 

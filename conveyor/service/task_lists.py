@@ -7,7 +7,7 @@ checked, and is never in memory as a whole. Features that the contract reserves 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -41,8 +41,6 @@ def refuse_unbuilt(request: JobRequest) -> None:
     """Raise ConveyorError(not_implemented) for the first reserved feature in the request."""
     if request.type != "regular":
         raise not_implemented("scheduled jobs")
-    if request.has_webhook:
-        raise not_implemented("webhooks")
 
 
 MOST_HELD = 67_108_864
@@ -121,9 +119,14 @@ class TaskListLoader:
         self._validator = ListValidator(clock, max_seconds=options.max_validation_seconds)
 
     async def from_document(
-        self, to: StagedList, pieces: Sequence[bytes], limits: Limits
+        self,
+        to: StagedList,
+        pieces: Sequence[bytes],
+        limits: Limits,
+        check: Callable[[JobRequest], Awaitable[None]],
     ) -> tuple[JobRequest, TaskList]:
-        """Return the request in a large document, without its tasks, and the list of them."""
+        """Return the request in a large document, without its tasks, and the list of them. `check`
+        may refuse the request before any task is stored."""
         hopper = _Buffer(to, large_from=self._options.async_threshold)
         requests: list[JobRequest] = []
 
@@ -132,6 +135,7 @@ class TaskListLoader:
                 await hopper.take(frame)
                 return
             refuse_unbuilt(frame.request)
+            await check(frame.request)
             requests.append(frame.request)
             hopper.large = frame.request.force_async or frame.tasks >= self._options.async_threshold
 

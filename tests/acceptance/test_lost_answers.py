@@ -118,7 +118,7 @@ class FailingJobs(SqliteJobs):
     async def create_job(
         self,
         job: Job,
-        run: Run,
+        run: Run | None,
         tasks: Sequence[NewTask],
         *,
         answer: StoredResponse,

@@ -14,6 +14,7 @@ from conveyor.dev.sqlite.rows import MOST_ROWS, KeyStatement, RowsStatement
 from conveyor.dev.sqlite.tasks import UNFINISHED, page_sql
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Callback, RunStatus, TaskStatus
+from conveyor.ports.outbox import EntryKey, Subscriber
 from conveyor.ports.records import StoredResponse
 from conveyor.ports.tasks import Claimed, ClaimedElsewhere
 from conveyor.testing.clock import FakeClock
@@ -220,16 +221,16 @@ async def test_a_boot_voids_the_claims_of_live_runs(store: SqliteStore, world: W
 
 async def test_a_boot_ends_the_leases_of_notices(store: SqliteStore, world: World) -> None:
     _, run_id = await world.submit(1, callback=Callback("a token"))
-    outbox, now = store.outbox, world.now
-    earlier = await outbox.lease_entry(run_id, now=now, lapses_at=now + 60_000)
+    outbox, now, key = store.outbox, world.now, EntryKey(run_id, Subscriber.CALLBACK)
+    earlier = await outbox.lease_entry(key, now=now, lapses_at=now + 60_000)
     assert earlier is not None
     assert await outbox.due_entries(now=now, limit=1) == []
     await store.void_claims(now)
 
-    assert await outbox.due_entries(now=now, limit=1) == [run_id]
-    assert await outbox.lease_entry(run_id, now=now, lapses_at=now + 60_001) is not None
+    assert await outbox.due_entries(now=now, limit=1) == [key]
+    assert await outbox.lease_entry(key, now=now, lapses_at=now + 60_001) is not None
     await outbox.drop_entry(earlier)
-    assert await outbox.due_entries(now=now + 60_001, limit=1) == [run_id]
+    assert await outbox.due_entries(now=now + 60_001, limit=1) == [key]
 
 
 @pytest.mark.guarantee("G18")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 import msgspec
+from msgspec import structs
 
 from conveyor.dev.sqlite.database import Database
 from conveyor.domain.deliveries import Delivery
@@ -78,10 +79,7 @@ class SqliteDeliveries(Deliveries):
         )
 
     async def change_delivery(self, before: Delivery, after: Delivery) -> bool:
-        values = (*_changing(after), before.caller, before.delivery_id, before.version)
-        return await self._database.write(
-            lambda connection: connection.execute(_CHANGE, values).rowcount == 1
-        )
+        return await self._database.write(lambda connection: _change(connection, before, after))
 
     async def due_deliveries(self, *, now: int, limit: int) -> list[Delivery]:
         values = {"now": now, "most": now + LONGEST_LEASE, "limit": limit}
@@ -94,14 +92,6 @@ class SqliteDeliveries(Deliveries):
             lambda connection: connection.execute(_OLD, (before, limit)).rowcount
         )
 
-    async def drop_deliveries_of(self, caller: str, job_id: str) -> None:
-        def drop(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "DELETE FROM deliveries WHERE job_id = ? AND caller = ?", (job_id, caller)
-            )
-
-        await self._database.write(drop)
-
 
 _CONDITIONS = {
     "job_id": "job_id = :job_id",
@@ -109,6 +99,11 @@ _CONDITIONS = {
     "until": "created_at < :until",
     "before": "delivery_id < :before",
 }
+
+
+def _change(connection: sqlite3.Connection, before: Delivery, after: Delivery) -> bool:
+    values = (*_changing(after), before.caller, before.delivery_id, before.version)
+    return connection.execute(_CHANGE, values).rowcount == 1
 
 
 def _changing(delivery: Delivery) -> tuple[object, ...]:
@@ -128,5 +123,7 @@ def _decoded(rows: list[tuple[str]]) -> list[Delivery]:
 
 
 def release_deliveries(connection: sqlite3.Connection) -> None:
-    """End the leases of an earlier process. The record of a row follows at its next change."""
-    connection.execute("UPDATE deliveries SET leased_until = 0 WHERE leased_until > 0")
+    """End the leases of an earlier process."""
+    rows = connection.execute("SELECT record FROM deliveries WHERE leased_until > 0").fetchall()
+    for leased in _decoded(rows):
+        _change(connection, leased, structs.replace(leased, leased_until=0))

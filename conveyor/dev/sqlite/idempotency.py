@@ -103,6 +103,18 @@ class SqliteIdempotency(Idempotency):
 
         await self._database.write(release)
 
+    async def answer_idempotency_key(
+        self, scope: str, *, created_id: str, answer: StoredResponse
+    ) -> None:
+        values = (answer.status, answer.body, scope, created_id)
+        await self._database.write(
+            lambda connection: connection.execute(
+                "UPDATE idempotency_keys SET status = ?, body = ? "
+                "WHERE scope = ? AND status IS NULL AND created_id = ?",
+                values,
+            )
+        )
+
 
 def _sweep(connection: sqlite3.Connection, now: int) -> None:
     connection.execute(

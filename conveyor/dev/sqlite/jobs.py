@@ -184,14 +184,24 @@ class SqliteJobs(Jobs):
         return await self._database.write(delete)
 
     async def purge_job(self, job_id: str) -> None:
-        def purge(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "DELETE FROM jobs WHERE job_id = ?1 AND status = 'deleted' "
-                "AND NOT EXISTS (SELECT 1 FROM runs WHERE job_id = ?1)",
-                (job_id,),
-            )
+        await self._database.write(lambda connection: purge_jobs(connection, job_id))
 
-        await self._database.write(purge)
+
+_PURGED = """
+    SELECT job_id, caller FROM jobs
+    WHERE status = 'deleted' AND (?1 IS NULL OR job_id = ?1)
+        AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id)
+"""
+
+
+def purge_jobs(connection: sqlite3.Connection, job_id: str | None = None) -> None:
+    """Remove the tombstone of a job without a run, or of all such jobs, with what goes with it."""
+    for purged, caller in connection.execute(_PURGED, (job_id,)).fetchall():
+        connection.execute(
+            "DELETE FROM deliveries WHERE job_id = ? AND +caller = ?", (purged, caller)
+        )
+        connection.execute("DELETE FROM fires WHERE job_id = ?", (purged,))
+        connection.execute("DELETE FROM jobs WHERE job_id = ?", (purged,))
 
 
 def _open_run(view: JobView) -> Run:

@@ -16,7 +16,7 @@ from conveyor.dev.sqlite.exports import SqliteExports
 from conveyor.dev.sqlite.idempotency import SqliteIdempotency
 from conveyor.dev.sqlite.ingestion import SqliteIngestion
 from conveyor.dev.sqlite.inputs import SqliteInputs
-from conveyor.dev.sqlite.jobs import SqliteJobs
+from conveyor.dev.sqlite.jobs import SqliteJobs, purge_jobs
 from conveyor.dev.sqlite.outbox import SqliteOutbox
 from conveyor.dev.sqlite.rows import index_of
 from conveyor.dev.sqlite.runs import SqliteRuns
@@ -224,10 +224,7 @@ async def open_store(
     def prepare(connection: sqlite3.Connection) -> None:
         migrate(connection)
         connection.execute("DELETE FROM idempotency_keys WHERE expires_at <= ?", (now,))
-        connection.execute(
-            "DELETE FROM jobs WHERE status = 'deleted' "
-            "AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id)"
-        )
+        purge_jobs(connection)
 
     async with AsyncExitStack() as opened:
         writer = await open_writer(path, prepare, may_be_new=may_be_new)

@@ -205,6 +205,6 @@ def _expire(connection: sqlite3.Connection, run_id: str, *, now: int) -> list[st
             (run.job_id, now),
         )
         job = find_job(connection, run.job_id)
-        if job is not None and job.latest_run_id is None:
+        if job is not None and job.goes_with_its_runs and job.latest_run_id is None:
             move_job(connection, job, JobStatus.DELETED, now=now)
     return [run_id]

@@ -126,6 +126,22 @@ class DynamoIdempotency:
             if not refused.is_condition:
                 raise
 
+    async def answer_idempotency_key(
+        self, scope: str, *, created_id: str, answer: StoredResponse
+    ) -> None:
+        try:
+            await self._table.update(
+                idempotency_key(scope),
+                "SET answer_status = :status, answer_body = :body",
+                condition="attribute_not_exists(answer_status) AND created_id = :created_id",
+                created_id=created_id,
+                status=answer.status,
+                body=answer.body,
+            )
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+
     async def _write_new(self, key: Key, fresh: Item, now: int) -> Item | None:
         """Write a key that is absent or expired; else return the existing one."""
         condition = "attribute_not_exists(pk) OR expires_at <= :now"
