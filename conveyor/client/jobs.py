@@ -29,9 +29,7 @@ async def newest_jobs(
     closes it."""
     cursor = None
     while limit > 0:
-        page = await api.jobs(
-            limit=min(limit, PAGE_JOBS), status=status, cursor=cursor, kind=kind
-        )
+        page = await api.jobs(limit=min(limit, PAGE_JOBS), status=status, cursor=cursor, kind=kind)
         for job in page.jobs[:limit]:
             yield job
         limit -= len(page.jobs)

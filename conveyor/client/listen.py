@@ -7,6 +7,8 @@ that was made long ago may be replayed, and one that is written late lies below 
 from __future__ import annotations
 
 from contextlib import aclosing
+from datetime import datetime
+from typing import NoReturn
 
 import httpx
 
@@ -194,7 +196,7 @@ async def listen(
         await _follow(listener, terminal, target.pace)
 
 
-async def _follow(listener: Listener, terminal: Terminal, pace: ClientClock) -> int:
+async def _follow(listener: Listener, terminal: Terminal, pace: ClientClock) -> NoReturn:
     whole_at, is_away = pace.monotonic() + WHOLE_EVERY, False
     while True:
         await pace.sleep(PAGE_EVERY)
@@ -212,6 +214,4 @@ async def _follow(listener: Listener, terminal: Terminal, pace: ClientClock) -> 
 
 
 def _instant(text: str) -> int:
-    from datetime import datetime
-
     return round(datetime.fromisoformat(text).timestamp() * 1_000)

@@ -76,9 +76,7 @@ _AGO = re.compile(r"([0-9]{1,6})([smhd])", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-def _moment(
-    _context: click.Context, _option: click.Parameter, value: str | None
-) -> str | None:
+def _moment(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     """Turn `2h`, or a time with its zone, into the RFC 3339 of the wire."""
     if value is None:
         return None

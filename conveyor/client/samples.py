@@ -24,7 +24,9 @@ def sample_event(
     Raises ValueError for a secret that cannot be one.
     """
     names = (kid, NEXT_KID)
-    keys = [SigningSecret(name, secret_bytes(one)) for name, one in zip(names, secrets, strict=False)]
+    keys = [
+        SigningSecret(name, secret_bytes(one)) for name, one in zip(names, secrets, strict=False)
+    ]
     event_id, now = clock.new_id(), clock.now()
     body = _body(event_type, event_id, now, clock)
     headers = {

@@ -170,4 +170,3 @@ def _tell(terminal: Terminal, job: JobReply) -> None:
         following = f", {_rule(job.schedule)}, next fire {_next(job, job.schedule)}"
     terminal.say(f"job {printable(job.job_id)}: {printable(job.schedule_state or '')}{following}")
     terminal.give(job)
-

@@ -101,12 +101,13 @@ def _described(webhook: WebhookReply) -> str:
 def _health(status: WebhookStatusReply | None) -> list[str]:
     if status is None:
         return ["no event yet"]
-    lines = [("last", status.last_outcome or "under way"), ("at", status.last_attempt_at)]
-    lines += [("failing since", status.failing_since), ("next try", status.next_attempt_at)]
-    return [
-        f"{label:<14} {text if label == 'last' else to_the_second(text)}"
-        for label, text in ((label, printable(text)) for label, text in lines if text)
-    ]
+    last, at = printable(status.last_outcome or "under way"), status.last_attempt_at
+    lines = [f"last attempt   {last}" + (f", {to_the_second(at)}" if at else "")]
+    if status.failing_since:
+        lines.append(f"failing since  {to_the_second(status.failing_since)}")
+    if status.next_attempt_at:
+        lines.append(f"next attempt   {to_the_second(status.next_attempt_at)}")
+    return lines
 
 
 async def set_webhook(
@@ -249,9 +250,7 @@ async def replay_deliveries(
     return SUCCEEDED
 
 
-async def replay_window(
-    target: ServerTarget, terminal: Terminal, window: Mapping[str, Any]
-) -> int:
+async def replay_window(target: ServerTarget, terminal: Terminal, window: Mapping[str, Any]) -> int:
     """Send the events of a window of time again."""
     async with target.connect(terminal) as api:
         key = target.pace.token(16).hex()
