@@ -113,16 +113,22 @@ def _proxy(url: str) -> Proxy | None:
         raise InvalidSetting("CONVEYOR_GATEWAY_PROXY", problem) from None
 
 
-def webhooks_of(settings: Settings, clock: Clock, *, loopback: bool = False) -> Webhooks:
-    """Make what posts events; with `loopback`, to this machine and over plain http too. Raises
-    InvalidSetting for a file of authorities that cannot be used."""
+def webhooks_of(
+    settings: Settings, clock: Clock, *, loopback: bool = False, inbox: str = ""
+) -> Webhooks:
+    """Make what posts events; with `loopback`, to this machine and over plain http too. `inbox` is
+    the URL that gets those for reserved names, empty in production.
+
+    Raises InvalidSetting for a file of authorities that cannot be used."""
     names, networks = set(), []
     for entry in filter(None, map(str.strip, settings.webhook_private.split(","))):
         try:
             networks.append(ip_network(entry))
         except ValueError:
             names.add(entry.lower())
-    rules = WebhookRules(names=frozenset(names), networks=tuple(networks), loopback=loopback)
+    rules = WebhookRules(
+        names=frozenset(names), networks=tuple(networks), loopback=loopback, inbox=inbox
+    )
     authority = _authority(settings.webhook_ca_file, "CONVEYOR_WEBHOOK_CA_FILE")
     return WebhookSender(clock, rules, authority=authority)
 

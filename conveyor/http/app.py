@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from conveyor.http.auth import AnyKey, ApiKeys, authenticate, check_rate_limit
+from conveyor.http.inbox import Inbox
 from conveyor.http.middleware import (
     AccessLog,
     LingeringClose,
@@ -62,7 +63,7 @@ class AppOptions:
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
-    is. /readyz names what is `away`.
+    is. /readyz names what is `away`. A development server has an `inbox`.
     """
 
     allowed_hosts: Collection[str]
@@ -72,6 +73,7 @@ class AppOptions:
     api_keys: ApiKeys = field(default_factory=AnyKey)
     rate_limit: RateLimit | None = None
     away: Callable[[], Sequence[str]] = tuple
+    inbox: Inbox | None = None
 
 
 def create_app(
@@ -132,6 +134,8 @@ def _routes(
     pages = page_routes(service.options.public_origin, has_metrics=registry is not None)
     for path, answer in {**server_routes(registry, ready, options.away), **pages}.items():
         routes.append(Route(path, answer, methods=["GET"]))
+    if options.inbox is not None:
+        routes += options.inbox.routes()
     return routes
 
 
