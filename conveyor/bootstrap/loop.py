@@ -26,6 +26,7 @@ from conveyor.handlers.control import ControlHandler
 from conveyor.handlers.delete import DeleteHandler
 from conveyor.handlers.deliver import Deliverer, DeliveryPorts
 from conveyor.handlers.export import ExportHandler
+from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
 from conveyor.handlers.retry_policy import RetryPolicy
@@ -112,16 +113,22 @@ def _proxy(url: str) -> Proxy | None:
         raise InvalidSetting("CONVEYOR_GATEWAY_PROXY", problem) from None
 
 
-def webhooks_of(settings: Settings, clock: Clock, *, loopback: bool = False) -> Webhooks:
-    """Make what posts events; with `loopback`, to this machine and over plain http too. Raises
-    InvalidSetting for a file of authorities that cannot be used."""
+def webhooks_of(
+    settings: Settings, clock: Clock, *, loopback: bool = False, inbox: str = ""
+) -> Webhooks:
+    """Make what posts events; with `loopback`, to this machine and over plain http too. `inbox` is
+    the URL that gets those for reserved names, empty in production.
+
+    Raises InvalidSetting for a file of authorities that cannot be used."""
     names, networks = set(), []
     for entry in filter(None, map(str.strip, settings.webhook_private.split(","))):
         try:
             networks.append(ip_network(entry))
         except ValueError:
             names.add(entry.lower())
-    rules = WebhookRules(names=frozenset(names), networks=tuple(networks), loopback=loopback)
+    rules = WebhookRules(
+        names=frozenset(names), networks=tuple(networks), loopback=loopback, inbox=inbox
+    )
     authority = _authority(settings.webhook_ca_file, "CONVEYOR_WEBHOOK_CA_FILE")
     return WebhookSender(clock, rules, authority=authority)
 
@@ -166,6 +173,7 @@ def service_options(
         max_add_tasks=settings.max_add_tasks,
         max_open_job_tasks=settings.max_open_job_tasks,
         max_active_jobs=settings.max_active_jobs,
+        max_scheduled_jobs=settings.max_scheduled_jobs,
         idempotency_claim=settings.idempotency_claim,
         idempotency_ttl=settings.idempotency_ttl,
         result_url_ttl=settings.result_url_ttl,
@@ -277,6 +285,7 @@ def build_worker(
     tickers = [
         _sweep_ticker(binding, settings, clock),
         Ticker(notifier.deliver, clock, interval=interval, what="the look for callbacks"),
+        _schedule_ticker(binding, settings, clock, telemetry=telemetry, sealer=ports.sealer),
     ]
     if options.logs_backlog:
         tickers.append(_minutely(reports.tell, clock, what="telling of webhooks"))
@@ -460,6 +469,9 @@ def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
         ingestion=binding.ingestion,
         exports=binding.exports,
         inputs=binding.inputs,
+        deliveries=binding.deliveries,
+        schedules=binding.schedules,
+        jobs=binding.jobs,
         runs=binding.runs,
         blobs=binding.blobs,
         queues=binding.queues,
@@ -469,6 +481,8 @@ def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
         interval=settings.sweep_interval,
         quiet_after=settings.quiet_after,
         row_retention_days=settings.row_retention_days,
+        delivery_retention_days=settings.delivery_retention_days,
+        fire_retention_days=settings.fire_retention_days,
     )
     sweep = Sweeper(ports, clock, options=options).sweep
     return Ticker(sweep, clock, interval=settings.sweep_interval, what="the sweep")
@@ -508,6 +522,30 @@ def _deliverer(
         signer=signer,
     )
     return Deliverer(ports, clock, observer=telemetry)
+
+
+def _schedule_ticker(
+    binding: Binding, settings: Settings, clock: Clock, *, telemetry: Telemetry, sealer: KeySealer
+) -> Ticker:
+    ports = SchedulerPorts(
+        schedules=binding.schedules,
+        jobs=binding.jobs,
+        runs=binding.runs,
+        queues=binding.queues,
+        signals=binding.signals,
+        sealer=sealer,
+    )
+    options = SchedulerOptions(
+        interval=settings.schedule_interval,
+        catch_up=settings.schedule_catch_up,
+        max_active_jobs=settings.max_active_jobs,
+    )
+    scheduler = Scheduler(ports, clock, options=options)
+    fires = scheduler.outcomes
+    telemetry.family("fires", lambda: [((outcome,), fires[outcome]) for outcome in fires])
+    telemetry.gauge("fire_late_seconds", lambda: scheduler.late)
+    what = "the look for due schedules"
+    return Ticker(scheduler.fire, clock, interval=settings.schedule_interval, what=what)
 
 
 def _backlog_teller(dispatcher: Dispatcher, queues: Queues, clock: Clock) -> Ticker:

@@ -98,17 +98,34 @@ def verify(
     before or after it does not count. Names of headers match in any case. Raises ValueError for a
     secret that is not SECRET_LENGTH bytes.
     """
+    verdicts = verify_each_scheme(body, headers, secrets, now=now, tolerance=tolerance)
+    return any(verdicts.values())
+
+
+def verify_each_scheme(
+    body: bytes,
+    headers: Mapping[str, object],
+    secrets: str | bytes | Sequence[str | bytes],
+    *,
+    now: int,
+    tolerance: int = TOLERANCE,
+) -> dict[str, bool | None]:
+    """Verify as `verify` does, and return the verdict on each scheme under the name of its header;
+    None where that header is absent."""
     given = [secrets] if isinstance(secrets, str | bytes) else secrets
-    keys = [_secret_bytes(secret) for secret in given]
+    keys = [secret_bytes(secret) for secret in given]
+    names = {str(name).lower() for name in headers}
     # A value that is no ASCII text, as some servers pass it on, is no signature.
     found = {
         str(name).lower(): value
         for name, value in headers.items()
         if isinstance(value, str) and value.isascii()
     }
-    return _verify_signature(body, found, keys, now, tolerance) or _verify_standard(
-        body, found, keys, now, tolerance
-    )
+    schemes = {SIGNATURE: _verify_signature, STANDARD_SIGNATURE: _verify_standard}
+    return {
+        name: check(body, found, keys, now, tolerance) if name.lower() in names else None
+        for name, check in schemes.items()
+    }
 
 
 def _verify_signature(
@@ -147,7 +164,8 @@ def _is_recent(timestamp: str, now: int, tolerance: int) -> bool:
     return _DIGITS.fullmatch(timestamp) is not None and abs(now - int(timestamp)) <= tolerance
 
 
-def _secret_bytes(secret: str | bytes) -> bytes:
+def secret_bytes(secret: str | bytes) -> bytes:
+    """Return the bytes of a secret. Raises ValueError for what cannot be one."""
     try:
         key = (
             secret

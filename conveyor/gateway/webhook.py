@@ -50,6 +50,11 @@ METADATA = tuple(
     )
 )
 """Addresses at which clouds hand out credentials."""
+RESERVED_NAMES = (
+    *("example.com", "example.net", "example.org"),
+    *("example", "test", "invalid"),
+)
+"""Names for documentation and tests, which no receiver has (RFC 2606, RFC 6761)."""
 _ANY_PORT = 9
 
 
@@ -59,12 +64,24 @@ class WebhookRules:
 
     `names` are hosts inside one's own network, `networks` its addresses. `loopback` admits this
     machine and plain http, for development; without it loopback, link-local addresses, those of
-    METADATA and this machine's own are refused whatever the names and networks.
+    METADATA and this machine's own are refused whatever the names and networks. With an `inbox`,
+    also for development, events for hosts under RESERVED_NAMES go to that URL and the host's name,
+    and such hosts are not resolved; one of `names` is.
     """
 
     names: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
     loopback: bool = False
+    inbox: str = ""
+
+    def place_in_inbox(self, target: Target) -> str | None:
+        """Return the URL that takes the events for a target under a reserved name; None for any
+        other target."""
+        host = _host(target).rstrip(".")
+        is_reserved = any(host == name or host.endswith(f".{name}") for name in RESERVED_NAMES)
+        if not self.inbox or not is_reserved or host in self.names:
+            return None
+        return f"{self.inbox}/{host}{target.path}"
 
     def admits(self, host: str, address: str) -> bool:
         """Return whether an address of a host may be touched."""
@@ -106,6 +123,8 @@ class WebhookSender(Webhooks):
 
     async def check_url(self, url: str) -> None:
         target = self._read(url)
+        if self._rules.place_in_inbox(target) is not None:
+            return
         try:
             await self._resolve(target)
         except TransportError as error:
@@ -125,6 +144,8 @@ class WebhookSender(Webhooks):
         host = ""
         try:
             target = self._read(url)
+            place = self._rules.place_in_inbox(target)
+            target = target if place is None else parse_target(place)
             host = _host(target)
             answer = await self._post(target, await self._resolve(target), headers, body)
         except TransportError as error:

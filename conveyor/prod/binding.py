@@ -108,6 +108,8 @@ async def open_binding(
             sweeping=store.sweeping,
             outbox=store.outbox,
             signing_keys=store.signing_keys,
+            deliveries=store.deliveries,
+            schedules=store.schedules,
             callbacks=StepFunctionsCallbacks(aws),
             queues=_queues(aws, table, store, options, clock),
             blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),
