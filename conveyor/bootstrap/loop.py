@@ -426,6 +426,7 @@ def _tickers(
         inputs=binding.inputs,
         deliveries=binding.deliveries,
         schedules=binding.schedules,
+        jobs=binding.jobs,
         runs=binding.runs,
         blobs=binding.blobs,
         queues=binding.queues,

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import structs
 from ulid import ULID
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest, IngestStatus, Job, Run, RunStats, RunStatus
 from conveyor.domain.schedule import ZONES_VERSION, Fire, Schedule, next_fire, next_fires, zone_of
 from conveyor.domain.scheduling import (
@@ -72,13 +73,28 @@ def with_next_fire(scheduling: Scheduling, *, after: int) -> Scheduling:
     return _moved(scheduling, fire)
 
 
+def with_first_fire(scheduling: Scheduling) -> Scheduling:
+    """Compute the first fire of a schedule that begins at its anchor.
+
+    Raises ConveyorError(invalid_argument) for a single time that has passed.
+    """
+    begun = with_next_fire(scheduling, after=scheduling.anchor)
+    if begun.next_at is None and begun.schedule.at is not None:
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "schedule.at: has passed")
+    return begun
+
+
 def with_schedule(scheduling: Scheduling, schedule: Schedule, *, now: int) -> Scheduling:
     """Set another schedule from `now` on. The same one changes nothing, not even the anchor of a
-    rate. A fire that waits already is kept."""
-    if schedule == scheduling.schedule:
-        return scheduling
-    changed = structs.replace(scheduling, schedule=schedule, anchor=now, last_nominal="")
-    return with_next_fire(changed, after=now)
+    rate, nor does another zone beside a rate. A fire that waits already is kept.
+
+    Raises ConveyorError(invalid_argument) for another schedule, of a single time that has passed.
+    """
+    changed = structs.replace(scheduling, schedule=schedule)
+    is_same_rate = schedule.rate is not None and schedule.rate == scheduling.schedule.rate
+    if is_same_rate or schedule == scheduling.schedule:
+        return changed
+    return with_first_fire(structs.replace(changed, anchor=now, last_nominal=""))
 
 
 def with_present_zones(scheduling: Scheduling) -> Scheduling:

@@ -6,10 +6,9 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
-from msgspec import structs
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.schedule import ZONES_VERSION, Fire, Schedule, next_fire, next_fires
+from conveyor.domain.schedule import Schedule
 
 
 class Overlap(StrEnum):
@@ -82,72 +81,6 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_over(self) -> bool:
         """Whether this is a single `at` that has fired: nothing waits, and no fire follows."""
         return self.schedule.at is not None and self.next_at is None and not self.waiting
-
-
-_DAYS = 2 * 86_400_000
-"""No change of a zone's rules moves a local time by more, in milliseconds."""
-
-
-def first_scheduling(
-    schedule: Schedule, *, template: Template, overlap: Overlap, key_hash: str, now: int
-) -> Scheduling:
-    """Make the scheduling of a job that is submitted now.
-
-    Raises ConveyorError(invalid_argument) for a single time that has passed.
-    """
-    begun = Scheduling(
-        schedule=schedule, template=template, anchor=now, overlap=overlap, key_hash=key_hash
-    )
-    return _begun(begun, now)
-
-
-def with_schedule(
-    scheduling: Scheduling, schedule: Schedule, *, overlap: Overlap, now: int
-) -> Scheduling:
-    """Replace the schedule from now on. One that fires at the same times keeps its anchor and its
-    next fire, also where that has passed.
-
-    Raises ConveyorError(invalid_argument) for a single time that has passed.
-    """
-    present = by_present_rules(scheduling)
-    changed = structs.replace(present, schedule=schedule, overlap=overlap)
-    if _timing(schedule) == _timing(scheduling.schedule):
-        return changed
-    return _begun(structs.replace(changed, anchor=now, last_nominal=""), now)
-
-
-def by_present_rules(scheduling: Scheduling) -> Scheduling:
-    """Return the scheduling with its next fire computed by the present rules of zones. The nominal
-    time stays if the zone still has it: only its instant moves."""
-    next_at = scheduling.next_at
-    if scheduling.zones_version == ZONES_VERSION:
-        return scheduling
-    if next_at is None or scheduling.schedule.rate is not None:
-        return structs.replace(scheduling, zones_version=ZONES_VERSION)
-    fires = next_fires(scheduling.schedule, after=next_at - _DAYS, anchor=scheduling.anchor)
-    fire = next((one for one in fires if one.nominal >= scheduling.next_nominal), None)
-    return _with_fire(scheduling, fire)
-
-
-def _begun(scheduling: Scheduling, now: int) -> Scheduling:
-    fire = next_fire(scheduling.schedule, after=now, anchor=scheduling.anchor)
-    if fire is None and scheduling.schedule.at is not None:
-        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "schedule.at: has passed")
-    return _with_fire(scheduling, fire)
-
-
-def _with_fire(scheduling: Scheduling, fire: Fire | None) -> Scheduling:
-    return structs.replace(
-        scheduling,
-        next_at=None if fire is None else fire.instant,
-        next_nominal="" if fire is None else fire.nominal,
-        zones_version=ZONES_VERSION,
-    )
-
-
-def _timing(schedule: Schedule) -> Schedule:
-    """Leave out the zone of a rate, which changes no fire."""
-    return schedule if schedule.rate is None else structs.replace(schedule, timezone=None)
 
 
 class FireStatus(StrEnum):

@@ -26,6 +26,9 @@ from conveyor.records.active_jobs import are_jobs_full
 
 PAGE = 100
 """Schedules read at a time; a look goes on while there are as many."""
+RENEWED_PAGE = 1_000
+"""Schedules read at a time to compute next fires anew. A store may read its whole index for each
+page."""
 SIDE_BY_SIDE = 10
 """Schedules decided about at a time."""
 PUT_OFF = 300.0
@@ -94,12 +97,12 @@ class Scheduler:
         """Compute the next fires anew that were computed by other zone rules, once in the life of a
         process: new rules may want one earlier than its look would come."""
         while True:
-            jobs = await self._ports.schedules.list_schedules(after=after, limit=PAGE)
+            jobs = await self._ports.schedules.list_schedules(after=after, limit=RENEWED_PAGE)
             for job in jobs:
                 name = f"computing the next fire of job {job.job_id} failed"
                 await log_and_continue(_log, name, partial(self._renew_one, job))
                 self._renewed_to = after = job.job_id
-            if len(jobs) < PAGE:
+            if len(jobs) < RENEWED_PAGE:
                 self._renewed_to = None
                 return
 

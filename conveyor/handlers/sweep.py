@@ -16,6 +16,8 @@ import msgspec
 
 from conveyor.aio.concurrency import Remove, Throttle
 from conveyor.aio.resilience import log_and_continue
+from conveyor.domain.ids import made_at
+from conveyor.domain.model import JobStatus
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.blobs import BlobPurge, Blobs
 from conveyor.ports.clock import Clock
@@ -38,14 +40,18 @@ from conveyor.ports.queues import (
     Signals,
     run_queue,
 )
+from conveyor.ports.records import JobLookup
 from conveyor.ports.schedules import FireUpkeep
 from conveyor.records.blob_keys import (
     BODIES_A_STEP,
     LIFECYCLE_DAYS,
+    TEMPLATES,
     bodies_below,
     export_key,
     input_key,
     run_prefix,
+    template_list_prefix,
+    template_lists,
 )
 
 
@@ -263,6 +269,57 @@ class Retention:
         return True
 
 
+TEMPLATES_INTERVAL = 3_600.0
+"""Seconds between two looks at every template."""
+TEMPLATE_KEYS = 1_000
+"""Keys of chunks read at a time."""
+STAGED_FOR = _DAY
+"""Milliseconds after its id was made at which the list of a submit is finished or given up."""
+
+
+class Templates:
+    """Remove lists of scheduled jobs that nothing leads to any more: no rule of a store does.
+
+    An api that dies while it stages a list leaves it behind. One that dies while it deletes a job
+    which never had a run leaves list and tombstone.
+    """
+
+    def __init__(self, clock: Clock, *, jobs: JobLookup, blobs: BlobPurge, queues: Queues) -> None:
+        self._clock = clock
+        self._jobs = jobs
+        self._blobs = blobs
+        self._queues = queues
+        self._due_at = 0.0
+        self._after = ""
+
+    async def look(self, *, until: float) -> None:
+        """Look at the lists, by key, if that is due; or go on with an unfinished look. End soon
+        after the monotonic instant `until`."""
+        if not self._after and self._clock.monotonic() < self._due_at:
+            return
+        while True:
+            keys = await self._blobs.list_keys(TEMPLATES, after=self._after, limit=TEMPLATE_KEYS)
+            for job_id, list_id in template_lists(keys):
+                await self._check(job_id, list_id)
+            if len(keys) < TEMPLATE_KEYS:
+                self._after = ""
+                self._due_at = self._clock.monotonic() + TEMPLATES_INTERVAL
+                return
+            self._after = keys[-1]
+            if self._clock.monotonic() >= until:
+                return
+
+    async def _check(self, job_id: str, list_id: str) -> None:
+        job = await self._jobs.find_job(job_id)
+        if job is not None and job.status is JobStatus.DELETED:
+            # Its runs may be under way; the template may go before them.
+            await self._queues.send(CONTROL_QUEUE, DeleteMessage(job_id, job_id))
+            return
+        kept = None if job is None or job.scheduling is None else job.scheduling.template.list_id
+        if list_id != kept and self._clock.now() - made_at(list_id) > STAGED_FOR:
+            await self._blobs.delete_prefix(template_list_prefix(job_id, list_id))
+
+
 CLAIM_SHARE = 0.8
 """Share of the interval for which a claimed sweep keeps other workers from theirs: less than any
 interval with its jitter, so that a worker never blocks itself."""
@@ -295,6 +352,7 @@ class SweepPorts:
     inputs: InputExpiry
     deliveries: DeliveryUpkeep
     schedules: FireUpkeep
+    jobs: JobLookup
     runs: RunTombstones
     blobs: Blobs
     queues: Queues
@@ -324,6 +382,7 @@ class Sweeper:
             queues=ports.queues,
             row_days=options.row_retention_days,
         )
+        self._templates = Templates(clock, jobs=ports.jobs, blobs=ports.blobs, queues=ports.queues)
 
     async def sweep(self) -> None:
         """Sweep once. A part that fails is logged and left to the next sweep; the others are done.
@@ -356,6 +415,9 @@ class Sweeper:
         )
         await log_and_continue(
             _log, "sweeping old fires failed", partial(self._old_fires, until=self._until)
+        )
+        await log_and_continue(
+            _log, "sweeping templates failed", partial(self._templates.look, until=self._until)
         )
         await log_and_continue(
             _log,

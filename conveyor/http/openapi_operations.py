@@ -133,13 +133,13 @@ _ON_JOBS = (
         method="post",
         path="/v1/jobs",
         id="submitJob",
-        summary="Create a job and its first run",
+        summary="Create a job, and its first run unless it is scheduled",
         success=201,
         later=True,
         answer="Submitted",
         body="SubmitJob",
         parameters=("IdempotencyKey",),
-        note="201 where the rows are written, 202 where they follow.",
+        note="201 where the rows are written or the job is scheduled, 202 where rows follow.",
         refusals=(
             ErrorCode.INVALID_ARGUMENT,
             ErrorCode.FILE_INPUT_NOT_FOUND,
@@ -205,8 +205,8 @@ _ON_JOBS = (
         id="closeJob",
         summary="Close an open job: no task comes any more",
         answer="Job",
-        note="Idempotent.",
-        refusals=(ErrorCode.NOT_FOUND,),
+        note="Idempotent; `job_not_open` on a scheduled job.",
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.JOB_NOT_OPEN),
     ),
     Operation(
         method="post",
@@ -253,7 +253,8 @@ _ON_JOBS = (
         answer="Rerun",
         parameters=("RerunStatus", "IdempotencyKey"),
         note=(
-            "201 where the rows are written, 202 where they follow; a `status` makes it partial."
+            "201 where the rows are written, 202 where they follow; a `status` makes it partial. "
+            "A scheduled job without a run gets one of its list."
         ),
         refusals=(
             ErrorCode.INVALID_ARGUMENT,
@@ -425,6 +426,57 @@ _ON_WEBHOOKS = (
 
 _ON_SCHEDULES = (
     Operation(
+        method="get",
+        path=f"{_JOB}/schedule",
+        id="getJobSchedule",
+        summary="Show the schedule of a job, and its next fires",
+        answer="JobSchedule",
+        note="`conflict` on a regular job.",
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.CONFLICT),
+    ),
+    Operation(
+        method="put",
+        path=f"{_JOB}/schedule",
+        id="updateJobSchedule",
+        summary="Replace the schedule of a job; a live run goes on",
+        answer="Job",
+        body="Schedule",
+        note="`conflict` on a regular job. The same schedule changes nothing.",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.NOT_FOUND,
+            ErrorCode.CONFLICT,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ),
+    ),
+    Operation(
+        method="post",
+        path=f"{_JOB}/schedule/state",
+        id="updateScheduleState",
+        summary="Pause the schedule of a job, or resume it, which fires nothing",
+        answer="Job",
+        body="ScheduleState",
+        note="Idempotent; `conflict` on a regular job.",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.NOT_FOUND,
+            ErrorCode.CONFLICT,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ),
+    ),
+    Operation(
+        method="get",
+        path=f"{_JOB}/schedule/fires",
+        id="listFires",
+        summary="List what became of the fires of a job, newest first",
+        answer="FiresPage",
+        parameters=("Limit", "Cursor"),
+        note="`conflict` on a regular job.",
+        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND, ErrorCode.CONFLICT),
+    ),
+    Operation(
         method="post",
         path="/v1/schedule/preview",
         id="previewSchedule",
@@ -454,8 +506,6 @@ def _reserved(method: str, path: str, operation_id: str) -> Operation:
 
 
 _RESERVED = (
-    _reserved("put", f"{_JOB}/schedule", "updateJobSchedule"),
-    _reserved("post", f"{_JOB}/schedule/state", "updateScheduleState"),
     _reserved("get", f"{_JOB}/webhook", "getJobWebhook"),
     _reserved("put", f"{_JOB}/webhook", "putJobWebhook"),
     _reserved("delete", f"{_JOB}/webhook", "deleteJobWebhook"),

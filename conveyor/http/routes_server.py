@@ -35,12 +35,9 @@ def _reserved(what: str) -> Handler:
     return refuse
 
 
-_schedules = _reserved("schedules")
 _webhooks = _reserved("webhooks")
 
 UNBUILT_ROUTES: dict[str, dict[str, Handler]] = {
-    "/v1/jobs/{job_id}/schedule": {"PUT": _schedules},
-    "/v1/jobs/{job_id}/schedule/state": {"POST": _schedules},
     "/v1/jobs/{job_id}/webhook": {"GET": _webhooks, "PUT": _webhooks, "DELETE": _webhooks},
 }
 

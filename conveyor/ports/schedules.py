@@ -50,7 +50,8 @@ class Schedules(FireUpkeep, Protocol):
 
         `after.version` is that of `before` plus one. Of several calls that name one version a
         single one returns True, though all write the same. A store that repeats its own write after
-        a lost answer has to know it again as its own.
+        a lost answer has to know it again as its own. Raises ConveyorError(conflict), and changes
+        nothing, if the request under `once` was answered already, or the run exists.
         """
         ...
 

@@ -136,7 +136,12 @@ class JobCommands:
         run_ids = await self._jobs.delete_job(caller_id, job_id, now=self._context.clock.now())
         for run_id in run_ids:
             await self._notifier.run_deleted(job_id, run_id)
-        if not run_ids:
+        if run_ids:
+            return
+        job = await self._jobs.find_job(job_id)
+        if job is not None and job.scheduling is not None:
+            await self._notifier.job_deleted(job_id)
+        else:
             await self._jobs.purge_job(job_id)
 
     async def delete_run(self, caller_id: str, job_id: str, run_id: str) -> None:

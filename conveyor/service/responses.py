@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from pydantic_core import Url
 
 from conveyor.aio.outages import Outage
+from conveyor.domain.fires import with_present_zones
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
     Event,
@@ -23,7 +24,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.remarks import NO_REMARKS, Remarks
 from conveyor.domain.schedule import WEEKDAYS, Calendar
-from conveyor.domain.scheduling import Scheduling, by_present_rules
+from conveyor.domain.scheduling import Scheduling
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.records import Appended, Rerun
@@ -68,7 +69,7 @@ def job_body(view: JobView, outage: Outage | None = None) -> JobBody:
     """Show a job on the wire, without its caller and its sealed key; `outage` is as in
     `run_body`."""
     job = view.job
-    plan = None if job.scheduling is None else by_present_rules(job.scheduling)
+    plan = None if job.scheduling is None else with_present_zones(job.scheduling)
     return JobBody(
         job_id=job.job_id,
         type="regular" if job.scheduling is None else "scheduled",

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from msgspec import UNSET, structs
 
 from conveyor.domain import strict_json
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import JobView
+from conveyor.domain.fires import (
+    FireLook,
+    decide_fires,
+    due_fires,
+    with_present_zones,
+    with_schedule,
+)
+from conveyor.domain.model import Job, JobView
 from conveyor.domain.schedule import (
     ZONES_VERSION,
     Fire,
@@ -18,13 +25,8 @@ from conveyor.domain.schedule import (
     parse_schedule,
     upcoming,
 )
-from conveyor.domain.scheduling import (
-    FireRecord,
-    Scheduling,
-    by_present_rules,
-    parse_overlap,
-    with_schedule,
-)
+from conveyor.domain.scheduling import FireRecord, Scheduling, parse_overlap
+from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.service.context import Context
@@ -70,11 +72,16 @@ class JobSchedules:
             zones_version=ZONES_VERSION, fires=[_shown(fire, schedule) for fire in fires]
         )
 
+    async def require(self, caller_id: str, job_id: str) -> None:
+        """Raise ConveyorError unless the caller has this job (not_found), and it is scheduled
+        (conflict)."""
+        await self._scheduled(caller_id, job_id)
+
     async def show(self, caller_id: str, job_id: str) -> JobScheduleBody:
         """Show the schedule of a job with its next fires. Raises ConveyorError: not_found; conflict
         on a regular job."""
         _, plan = await self._scheduled(caller_id, job_id)
-        plan = by_present_rules(plan)
+        plan = with_present_zones(plan)
         fires: list[Fire] = []
         if plan.next_at is not None:
             fires = upcoming(
@@ -113,49 +120,63 @@ class JobSchedules:
         Raises ConveyorError: not_found; conflict on a regular job; invalid_argument, naming the
         field; unavailable.
         """
-        await self._scheduled(caller_id, job_id)
         document = strict_json.decode(body)
         schedule = parse_schedule(document)
 
-        def change(plan: Scheduling, now: int) -> Scheduling:
+        async def change(view: JobView, plan: Scheduling, now: int) -> ScheduleChange:
+            changed = with_schedule(with_present_zones(plan), schedule, now=now)
             overlap = parse_overlap(document, usual=plan.overlap)
-            return with_schedule(plan, schedule, overlap=overlap, now=now)
+            return _changed(view.job, structs.replace(changed, overlap=overlap), now)
 
         return await self._change(caller_id, job_id, change)
 
     async def set_state(self, caller_id: str, job_id: str, body: bytes) -> JobBody:
-        """Pause or resume the schedule of a job, as a JSON document says. Resuming fires nothing.
+        """Pause or resume the schedule of a job, as a JSON document says. Resuming fires nothing:
+        what was due before is noted as skipped.
 
         Raises as `replace` does.
         """
-        await self._scheduled(caller_id, job_id)
         is_paused = _parse_state(strict_json.decode(body)) == PAUSED
 
-        def change(plan: Scheduling, _now: int) -> Scheduling:
-            return structs.replace(by_present_rules(plan), paused=is_paused)
+        async def change(view: JobView, plan: Scheduling, now: int) -> ScheduleChange:
+            present = with_present_zones(plan)
+            is_due = bool(plan.waiting) or due_fires(present, now=now) is not None
+            if is_paused or not plan.paused or not is_due:
+                return _changed(view.job, structs.replace(present, paused=is_paused), now)
+            decided = decide_fires(view.job, await self._look(view, now))
+            assert decided.after.scheduling is not None
+            resumed = structs.replace(decided.after.scheduling, paused=False)
+            return structs.replace(_changed(view.job, resumed, now), fires=decided.fires)
 
         return await self._change(caller_id, job_id, change)
 
+    async def _look(self, view: JobView, now: int) -> FireLook:
+        newest = await self._context.schedules.list_fires(view.job.job_id, before=None, limit=1)
+        run = view.latest_run
+        return FireLook(
+            now=now,
+            is_live=run is not None and run.status in LIVE_RUN_STATES,
+            newest=next(iter(newest), None),
+            run_id=self._clock.new_id(),
+            fire_id=self._clock.new_id(),
+            catch_up=0,
+            interval=0,
+        )
+
     async def _change(
-        self, caller_id: str, job_id: str, change: Callable[[Scheduling, int], Scheduling]
+        self,
+        caller_id: str,
+        job_id: str,
+        change: Callable[[JobView, Scheduling, int], Awaitable[ScheduleChange]],
     ) -> JobBody:
-        """Change the scheduling of a job as it is read, anew whenever another write comes first."""
+        """Change a job as it is read, anew whenever another write comes first."""
         for attempt in range(1, CHANGES_TRIED + 1):
             view, plan = await self._scheduled(caller_id, job_id)
-            now = self._clock.now()
-            changed = change(plan, now)
-            if changed == plan:
+            made = await change(view, plan, self._clock.now())
+            if made.after.scheduling == plan:
                 return job_body(view)
-            before = view.job
-            after = structs.replace(
-                before,
-                scheduling=changed,
-                updated_at=max(before.updated_at, now),
-                version=before.version + 1,
-            )
-            made = ScheduleChange(before=before, after=after)
             if await self._context.schedules.change_schedule(made):
-                return job_body(JobView(after, view.latest_run))
+                return job_body(JobView(made.after, view.latest_run))
             await self._clock.sleep(_PAUSES.full_jitter(attempt, self._clock.random()))
         raise ConveyorError(
             ErrorCode.UNAVAILABLE, "others keep changing this job; try again", retry_after=1
@@ -166,6 +187,16 @@ class JobSchedules:
         if view.job.scheduling is None:
             raise ConveyorError(ErrorCode.CONFLICT, "a regular job has no schedule")
         return view, view.job.scheduling
+
+
+def _changed(job: Job, scheduling: Scheduling, now: int) -> ScheduleChange:
+    after = structs.replace(
+        job,
+        scheduling=scheduling,
+        updated_at=max(job.updated_at, now),
+        version=job.version + 1,
+    )
+    return ScheduleChange(before=job, after=after)
 
 
 def _parse_state(document: object) -> str:

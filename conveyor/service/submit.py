@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from conveyor.domain import ids, strict_json
 from conveyor.domain.api_keys import NONCE_LENGTH, key_hash
+from conveyor.domain.fires import with_first_fire
 from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats
-from conveyor.domain.scheduling import Scheduling, Template, first_scheduling
+from conveyor.domain.scheduling import Scheduling, Template
 from conveyor.domain.shards import Shards, ShardScheme, layout
 from conveyor.domain.states import live_run_status
 from conveyor.domain.submission import JobRequest, Limits, parse_add, parse_job
@@ -265,12 +266,14 @@ def _scheduling(
     template = Template(
         rows=tasks.rows, units=tasks.units, chunks=tuple(to.chunks), list_id=to.run_id
     )
-    return first_scheduling(
-        request.schedule,
-        template=template,
-        overlap=request.overlap,
-        key_hash=key_hash(caller.api_key),
-        now=now,
+    return with_first_fire(
+        Scheduling(
+            schedule=request.schedule,
+            template=template,
+            anchor=now,
+            overlap=request.overlap,
+            key_hash=key_hash(caller.api_key),
+        )
     )
 
 

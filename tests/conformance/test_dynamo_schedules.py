@@ -137,7 +137,10 @@ async def test_the_longest_due_come_first_over_all_partitions(bench: Bench) -> N
 
     wanted = [job.job_id for job in reversed(jobs)]
     assert await due(world) == wanted
+    bench.faults.calls.clear()
     assert await due(world, limit=5) == wanted[:5]
+    # A page of each partition, and no more jobs than are wanted.
+    assert bench.faults.calls == [(DB, "query")] * 4 + [(DB, "batch_get_item")]
 
 
 async def test_schedules_are_listed_by_id_with_those_that_fire_no_more(bench: Bench) -> None:
@@ -250,6 +253,27 @@ async def test_jobs_are_listed_by_kind(bench: Bench) -> None:
         CALLER, status=JobStatus.DELETED, before=None, limit=10, scheduled=True
     )
     assert (deleted.job.job_id, deleted.latest_run) == (gone.job_id, None)
+
+
+async def test_jobs_of_both_kinds_are_paged_together_and_each_kind_reads_its_own(
+    bench: Bench,
+) -> None:
+    world, jobs = bench.world, bench.store.jobs
+    made = [
+        (await world.submit(1))[0] if number % 3 else (await scheduled(world)).job_id
+        for number in range(14)
+    ]
+
+    found: list[str] = []
+    while page := await jobs.list_jobs(
+        CALLER, status=None, before=found[-1] if found else None, limit=4
+    ):
+        found += [view.job.job_id for view in page]
+    assert found == made[::-1]
+    bench.faults.calls.clear()
+    assert len(await jobs.list_jobs(CALLER, status=None, before=None, limit=9, scheduled=True)) == 5
+    # The index, and the jobs: no run of them is there.
+    assert bench.faults.calls == [(DB, "query"), (DB, "batch_get_item")]
 
 
 # -- changes --

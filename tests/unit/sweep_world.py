@@ -101,6 +101,10 @@ class ManyBodies:
             await self._clock.advance(self._seconds)
         return went
 
+    async def list_keys(self, prefix: str, *, after: str, limit: int) -> list[str]:
+        """There are no templates."""
+        return []
+
     async def delete(self, key: str) -> None:
         """Remove one."""
         await self._clock.advance(self._seconds)

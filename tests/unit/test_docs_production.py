@@ -57,6 +57,7 @@ def test_every_partition_of_an_index_stands() -> None:
 
     assert finds == {
         schema.caller_jobs("CALLER"),
+        schema.caller_schedules("CALLER"),
         schema.INTENTS,
         schema.INPUTS,
         schema.EXPORTS,

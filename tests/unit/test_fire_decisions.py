@@ -47,7 +47,6 @@ INTERVAL = 5_000
 HOURLY = Schedule(rate=Rate(1, "hour"))
 NINE_IN_BERLIN = Schedule(calendar=Calendar((9,)), timezone="Europe/Berlin")
 GAP_IN_BERLIN = Schedule(calendar=Calendar((2, 3)), timezone="Europe/Berlin")
-LIVE = {"is_live": True}
 
 
 class World:
@@ -207,12 +206,12 @@ def test_pauses_are_one_row_and_the_next_one_fires() -> None:
 
 def test_reasons_that_differ_are_rows_of_their_own() -> None:
     world = World()
-    world.after(HOUR, **LIVE)
-    world.after(HOUR, **LIVE)
+    world.after(HOUR, is_live=True)
+    world.after(HOUR, is_live=True)
     world.after(HOUR, refused=SkipReason.QUOTA_EXCEEDED)
     world.after(HOUR, refused=SkipReason.KEY_UNREADABLE)
     world.after(HOUR)
-    world.after(HOUR, **LIVE)
+    world.after(HOUR, is_live=True)
     assert world.record == [
         ("skipped", "run_live", 2),
         ("skipped", "quota_exceeded", 1),
@@ -224,10 +223,10 @@ def test_reasons_that_differ_are_rows_of_their_own() -> None:
 
 def test_one_fire_waits_for_the_end_of_the_run() -> None:
     world = World(overlap=Overlap.WAIT)
-    assert world.after(HOUR, **LIVE).run is None
+    assert world.after(HOUR, is_live=True).run is None
     assert world.scheduling.waiting_at == START + HOUR
     assert world.record == []
-    world.after(HOUR, **LIVE)
+    world.after(HOUR, is_live=True)
     assert world.record == [("skipped", "run_live", 1)]
     started = world.after(MINUTE).started
     assert started is not None
@@ -238,14 +237,14 @@ def test_one_fire_waits_for_the_end_of_the_run() -> None:
 
 def test_a_wait_is_looked_at_again_and_again_but_ever_more_seldom() -> None:
     world = World(Schedule(rate=Rate(1, "day")), overlap=Overlap.WAIT)
-    world.after(DAY, **LIVE)
+    world.after(DAY, is_live=True)
     pauses = []
     while world.now < START + 2 * DAY - MINUTE:
         due_at = world.scheduling.due_at
         assert due_at is not None
         pauses.append(due_at - world.now)
         world.now = due_at
-        world.look(**LIVE)
+        world.look(is_live=True)
     assert pauses[0] == INTERVAL
     assert pauses[:-1] == sorted(pauses[:-1])
     assert max(pauses) == LONGEST_PAUSE
@@ -254,7 +253,7 @@ def test_a_wait_is_looked_at_again_and_again_but_ever_more_seldom() -> None:
 
 def test_a_fire_that_comes_due_as_the_run_ends_waits_in_its_turn() -> None:
     world = World(overlap=Overlap.WAIT)
-    world.after(HOUR, **LIVE)
+    world.after(HOUR, is_live=True)
     started = world.after(3 * HOUR).started
     assert started is not None
     assert started.instant == START + HOUR
@@ -269,16 +268,16 @@ def test_a_wait_ends_with_a_pause_and_with_the_wish_to_wait(
     change: dict[str, Any], reason: str
 ) -> None:
     world = World(overlap=Overlap.WAIT)
-    world.after(HOUR, **LIVE)
+    world.after(HOUR, is_live=True)
     world.change(**change)
-    assert world.after(MINUTE, **LIVE).run is None
+    assert world.after(MINUTE, is_live=True).run is None
     assert world.record == [("skipped", reason, 1)]
     assert not world.scheduling.waiting
 
 
 def test_a_wait_that_may_not_start_is_skipped() -> None:
     world = World(overlap=Overlap.WAIT)
-    world.after(HOUR, **LIVE)
+    world.after(HOUR, is_live=True)
     world.after(MINUTE, refused=SkipReason.QUOTA_EXCEEDED)
     assert world.record == [("skipped", "quota_exceeded", 1)]
     assert not world.scheduling.waiting

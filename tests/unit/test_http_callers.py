@@ -135,10 +135,7 @@ async def test_what_is_reserved_says_so(api: Api) -> None:
 
 
 async def test_a_submit_that_asks_for_something_reserved(api: Api) -> None:
-    schedule = {"rate": {"every": 1, "unit": "day"}}
     asked: list[dict[str, object]] = [
-        {"type": "scheduled"},
-        {"type": "scheduled", "schedule": schedule},
         {"webhook": {"url": "https://hook.test/", "signature": False}},
     ]
     for fields in asked:
@@ -151,7 +148,10 @@ async def test_a_submit_that_asks_for_something_reserved(api: Api) -> None:
 async def test_reserved_fields_that_ask_for_nothing_are_taken(api: Api) -> None:
     nothing = {"async": False, "schedule": None, "webhook": None, "file_input_id": None}
 
-    assert (await api.client.post("/v1/jobs", json={**TASKS, **nothing})).status_code == 201
+    response = await api.client.post("/v1/jobs", json={**TASKS, **nothing})
+
+    assert response.status_code == 201
+    assert "warnings" not in response.json()
 
 
 @pytest.mark.parametrize("schedule", [{"rate": {"every": 1, "unit": "day"}}, {}, "daily", 5])
@@ -160,6 +160,7 @@ async def test_the_schedule_of_a_regular_job_is_ignored(api: Api, schedule: obje
         response = await api.client.post("/v1/jobs", json={**TASKS, **fields})
 
         assert response.status_code == 201
+        assert response.json()["warnings"] == ['"schedule" was ignored: the job is regular']
         assert (
             "schedule" not in (await api.client.get(f"/v1/jobs/{response.json()['job_id']}")).json()
         )

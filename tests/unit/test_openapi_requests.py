@@ -62,6 +62,8 @@ PUBLISHED_IDS = [
 OWN_IDS = [
     "uploadJobInput",
     "previewSchedule",
+    "getJobSchedule",
+    "listFires",
     "downloadExport",
     "followLink",
     "health",

@@ -112,6 +112,7 @@ def sweeper(binding: Binding, clock: Clock, *, options: SweepOptions) -> Sweeper
         inputs=binding.inputs,
         deliveries=binding.deliveries,
         schedules=binding.schedules,
+        jobs=binding.jobs,
         runs=binding.runs,
         blobs=binding.blobs,
         queues=binding.queues,

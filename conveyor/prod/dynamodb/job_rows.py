@@ -8,7 +8,7 @@ webhook of a job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,6 +44,7 @@ from conveyor.prod.dynamodb.schema import (
     after_all_times,
     by_time,
     caller_jobs,
+    caller_schedules,
     job_key,
     run_key,
     schedules,
@@ -69,11 +70,12 @@ def job_item(row: JobRow) -> Item:
     """Make the item of a new job."""
     job = row.job
     attributes = _mutable_attributes(row)
+    jobs_of = caller_jobs if job.scheduling is None else caller_schedules
     return {
         "shape": ROW_SHAPE,
         "job_id": job.job_id,
         "caller": job.caller,
-        "gsi1pk": caller_jobs(job.caller),
+        "gsi1pk": jobs_of(job.caller),
         "gsi1sk": job.job_id,
         **{name: value for name, value in attributes.items() if value is not None},
     }
@@ -194,17 +196,15 @@ class JobReads:
             raise ConveyorError(ErrorCode.NO_PRIOR_RUN, "the job has no run that is not deleted")
         return run
 
-    async def find_many(
-        self, caller: str, job_ids: Sequence[str], is_wanted: Callable[[Job], bool]
-    ) -> list[JobAndRun]:
-        """Read those of the jobs that belong to the caller and are wanted, in the given order;
-        leave out jobs that are unreadable, or whose run is."""
+    async def find_many(self, caller: str, job_ids: Sequence[str]) -> list[JobAndRun]:
+        """Read those of the jobs that belong to the caller, in the given order; leave out jobs that
+        are unreadable, or whose run is."""
         items = await self._table.get_many([job_key(job_id) for job_id in job_ids])
         found = [items[key] for key in map(job_key, job_ids) if key in items]
         jobs = {
             row.job.job_id: row
             for row in decode_intact(read_job_row, found)
-            if row.job.caller == caller and is_wanted(row.job)
+            if row.job.caller == caller
         }
         runs = await self._table.get_many(list(_latest_keys(jobs.values())))
         views: list[JobAndRun | None] = []
@@ -219,7 +219,7 @@ class JobReads:
                 )
             except UnreadableRow:
                 continue
-        return [view for view in views if view is not None and is_wanted(view.job.job)]
+        return [view for view in views if view is not None]
 
     async def _latest(self, job: JobRow) -> RunRow | None:
         if not job.latest_run_sequence:

@@ -10,12 +10,15 @@ The index lags behind the table, so it only shows where to look: jobs found ther
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import msgspec
 from msgspec import structs
 
 from conveyor.aio.concurrency import for_each
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, Run
 from conveyor.domain.scheduling import FireRecord
 from conveyor.domain.shards import shards_of
@@ -39,6 +42,7 @@ from conveyor.prod.dynamodb.schema import (
     BEGIN,
     BY_DISPATCH,
     END,
+    INDEXES,
     ROW_SHAPE,
     TIME_TO_LIVE,
     Key,
@@ -47,7 +51,7 @@ from conveyor.prod.dynamodb.schema import (
     fire_key,
     place_key,
 )
-from conveyor.prod.dynamodb.submitting import IS_ABSENT
+from conveyor.prod.dynamodb.submitting import CONDITION_FAILED, IS_ABSENT
 
 FIRE_RETENTION_DAYS = 30
 """Days that a row of the fires is kept, by default."""
@@ -84,35 +88,30 @@ class DynamoSchedules(Schedules):
             except AwsRefused as refused:
                 if not refused.is_condition:
                     raise
+                _raise_if_run_exists(refused.reasons, change)
             else:
                 return True
         raise contention_error()
 
     async def due_schedules(self, *, now: int, limit: int) -> list[Job]:
-        found: list[tuple[int, Job]] = []
-
-        async def find(partition: str) -> None:
-            count = 0
-            async for page in self._table.pages(
-                Query(
-                    partition,
-                    index=BY_DISPATCH,
-                    between=(by_time(0, ""), by_time(now, END)),
-                    limit=limit,
-                    keys_only=True,
-                )
-            ):
-                for job in await self._read(keys_of(page.items)):
-                    due_at = None if job.scheduling is None else job.scheduling.due_at
-                    if due_at is not None and due_at <= now:
-                        found.append((due_at, job))
-                        count += 1
-                if count >= limit:
-                    return
-
-        await for_each(find, all_partitions("schedules"))
-        found.sort(key=lambda one: (one[0], one[1].job_id))
-        return [job for _, job in found[:limit]]
+        """Read an index page of each partition, then the jobs, longest due first, until enough are
+        found."""
+        reads = [
+            _DueRead(Query(partition, index=BY_DISPATCH, between=_until(now), limit=limit))
+            for partition in all_partitions("schedules")
+        ]
+        # An entry that moves while its index is read is found twice.
+        found: dict[str, Job] = {}
+        while reads and len(found) < limit:
+            await for_each(self._read_page, reads)
+            keys = [key for _, key in sorted(entry for read in reads for entry in read.entries)]
+            for start in range(0, len(keys), limit):
+                jobs = await self._read(keys[start : start + limit])
+                found |= {job.job_id: job for job in jobs if _due_at(job) <= now}
+                if len(found) >= limit:
+                    break
+            reads = [read for read in reads if read.query.start is not None]
+        return sorted(found.values(), key=lambda job: (_due_at(job), job.job_id))[:limit]
 
     async def list_schedules(self, *, after: str, limit: int) -> list[Job]:
         """Read the whole index, as it is sorted by time."""
@@ -144,7 +143,7 @@ class DynamoSchedules(Schedules):
                 between=(first.sk, last.sk),
                 forward=False,
                 # Of a range, the end is part.
-                limit=limit + 1,
+                limit=limit if before is None else limit + 1,
                 known_only=True,
             )
         ):
@@ -156,6 +155,13 @@ class DynamoSchedules(Schedules):
 
     async def drop_old_fires(self, *, before: int, limit: int) -> int:
         return 0  # DynamoDB removes them by their time to live
+
+    async def _read_page(self, read: _DueRead) -> None:
+        page = await self._table.page(read.query)
+        sort_key = INDEXES[BY_DISPATCH][1]
+        keys = zip(page.items, keys_of(page.items), strict=True)
+        read.entries = [(item[sort_key], key) for item, key in keys]
+        read.query = replace(read.query, start=page.last)
 
     async def _read(self, keys: Sequence[Key]) -> list[Job]:
         """Read jobs strongly, in the given order; leave out deleted and unreadable ones."""
@@ -192,6 +198,32 @@ class DynamoSchedules(Schedules):
             table.put_part(place_key(run.run_id), place.item(), condition=IS_ABSENT),
             *new_entry_parts(table, job, run),
         ]
+
+
+def _raise_if_run_exists(reasons: Sequence[str], change: ScheduleChange) -> None:
+    """Raise ConveyorError(conflict) if not the job was refused, but its run or the run's place."""
+    job, *others = reasons
+    if change.run is not None and job != CONDITION_FAILED and CONDITION_FAILED in others[:2]:
+        raise ConveyorError(ErrorCode.CONFLICT, "the run exists already")
+
+
+@dataclass(slots=True)
+class _DueRead:
+    """The query of one partition, and the entries of its latest page: sort key and job."""
+
+    query: Query
+    entries: list[tuple[str, Key]] = field(default_factory=list)
+
+
+def _until(now: int) -> tuple[str, str]:
+    """Return the bounds of the index entries that are due."""
+    return by_time(0, ""), by_time(now, END)
+
+
+def _due_at(job: Job) -> float:
+    """Return when a scheduled job is due, infinity for never."""
+    assert job.scheduling is not None
+    return inf if job.scheduling.due_at is None else job.scheduling.due_at
 
 
 def fire_item(text: str, fire: FireRecord, *, retention_days: int) -> Item:

@@ -198,8 +198,13 @@ DATA_KEY = Key("Fleet", "DataKey")
 """The data key for callers' API keys, encrypted by KMS, if KMS is used."""
 
 
+def caller_schedules(caller: str) -> str:
+    """gsi1: scheduled jobs of a caller, by job id."""
+    return f"Schedules#{caller}"
+
+
 def caller_jobs(caller: str) -> str:
-    """gsi1: jobs of a caller, by job id."""
+    """gsi1: regular jobs of a caller, by job id."""
     return f"Caller#{caller}"
 
 

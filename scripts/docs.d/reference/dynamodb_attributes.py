@@ -304,7 +304,8 @@ ITEMS: dict[str, ItemInfo] = {
 
 FOUND_BY: dict[str, dict[str, str]] = {
     "gsi1": {
-        schema.caller_jobs("CALLER"): "jobs of a caller, by job id",
+        schema.caller_jobs("CALLER"): "regular jobs of a caller, by job id",
+        schema.caller_schedules("CALLER"): "scheduled jobs of a caller, by job id",
         "ingesting#N": "runs whose rows are still being written, by run id",
         "unsettled#N": "runs whose rows must be counted once more, by run id",
         "ended#N": "runs that have ended, by run id",
