@@ -165,6 +165,15 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "TestWebhookResponse": schemas.WebhookTestBody,
     "Fire": schemas.FireBody,
     "SchedulePreview": schemas.SchedulePreviewBody,
+    "JobRate": schemas.RateBody,
+    "JobCalendar": schemas.CalendarBody,
+    "JobCadence": schemas.CadenceBody,
+    "WeekDays": schemas.WeekDaysBody,
+    "MonthDays": schemas.MonthDaysBody,
+    "StoredSchedule": schemas.ScheduleBody,
+    "JobSchedule": schemas.JobScheduleBody,
+    "FireRecord": schemas.FireRecordBody,
+    "FiresPage": schemas.FiresPage,
 }
 
 
