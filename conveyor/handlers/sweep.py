@@ -8,6 +8,7 @@ that. It may do anything twice, and two workers may do it at once.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +21,7 @@ from conveyor.domain.model import JobStatus
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.blobs import BlobPurge, Blobs
 from conveyor.ports.clock import Clock
+from conveyor.ports.deliveries import DeliveryUpkeep
 from conveyor.ports.maintenance import (
     EndedRun,
     ExportUpkeep,
@@ -39,6 +41,7 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.ports.records import JobLookup
+from conveyor.ports.schedules import FireUpkeep
 from conveyor.records.blob_keys import (
     BODIES_A_STEP,
     LIFECYCLE_DAYS,
@@ -335,6 +338,8 @@ class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
     interval: float
     quiet_after: float
     row_retention_days: int
+    delivery_retention_days: int
+    fire_retention_days: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +350,8 @@ class SweepPorts:
     ingestion: StuckIngests
     exports: ExportUpkeep
     inputs: InputExpiry
+    deliveries: DeliveryUpkeep
+    schedules: FireUpkeep
     jobs: JobLookup
     runs: RunTombstones
     blobs: Blobs
@@ -402,6 +409,12 @@ class Sweeper:
             _log,
             "sweeping expired exports failed",
             partial(self._expired_exports, until=self._until),
+        )
+        await log_and_continue(
+            _log, "sweeping old deliveries failed", partial(self._old_deliveries, until=self._until)
+        )
+        await log_and_continue(
+            _log, "sweeping old fires failed", partial(self._old_fires, until=self._until)
         )
         await log_and_continue(
             _log, "sweeping templates failed", partial(self._templates.look, until=self._until)
@@ -467,3 +480,18 @@ class Sweeper:
                 await self._ports.exports.drop_export(export.export_id)
                 if self._clock.monotonic() >= until:
                     return
+
+    async def _old_deliveries(self, *, until: float) -> None:
+        before = self._clock.now() - self._options.delivery_retention_days * _DAY
+        drop = partial(self._ports.deliveries.drop_old_deliveries, before=before, limit=PAGE)
+        await self._in_pages(drop, until=until)
+
+    async def _old_fires(self, *, until: float) -> None:
+        before = self._clock.now() - self._options.fire_retention_days * _DAY
+        drop = partial(self._ports.schedules.drop_old_fires, before=before, limit=PAGE)
+        await self._in_pages(drop, until=until)
+
+    async def _in_pages(self, drop: Callable[[], Awaitable[int]], *, until: float) -> None:
+        """Drop page after page, until one is not full or the time is over."""
+        while await drop() == PAGE and self._clock.monotonic() < until:
+            pass

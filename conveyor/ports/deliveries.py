@@ -44,7 +44,12 @@ class DeliveryLog(Protocol):
 
     async def change_delivery(self, before: Delivery, after: Delivery) -> bool:
         """Replace a record by its next version; return False and change nothing if it is no longer
-        at the version of `before`, or gone. A repetition after a lost answer returns True."""
+        at the version of `before`, or gone.
+
+        Of several calls that name one version a single one returns True, though all write the same:
+        who has True makes the attempt. A store that repeats its own write after a lost answer has
+        to know it again as its own.
+        """
         ...
 
 
@@ -63,7 +68,7 @@ class DeliveryUpkeep(Protocol):
 
     async def drop_old_deliveries(self, *, before: int, limit: int) -> int:
         """Remove at most `limit` deliveries that are not pending and last changed before `before`;
-        return their number. A store whose items have a time to live may do nothing."""
+        return their number."""
         ...
 
 

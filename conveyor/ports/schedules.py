@@ -32,14 +32,26 @@ class ScheduleChange(msgspec.Struct, frozen=True, kw_only=True):
     once: IdempotencyScope | None = None
 
 
-class Schedules(Protocol):
+class FireUpkeep(Protocol):
+    """Removal of old rows of fires, for the sweeper. Those of a job go with it (`JobPurge`)."""
+
+    async def drop_old_fires(self, *, before: int, limit: int) -> int:
+        """Remove at most `limit` rows that were last changed before `before`; return their number.
+        A store whose items have a time to live may do nothing."""
+        ...
+
+
+class Schedules(FireUpkeep, Protocol):
     """Scheduled jobs, for the API and for workers that fire them."""
 
     async def change_schedule(self, change: ScheduleChange) -> bool:
         """Make the change in one step; return False and change nothing if the job is no longer at
-        the version of `before`, or gone. A repetition after a lost answer returns True.
+        the version of `before`, or gone.
 
-        `after.version` is that of `before` plus one.
+        `after.version` is that of `before` plus one. Of several calls that name one version a
+        single one returns True, though all write the same. A store that repeats its own write after
+        a lost answer has to know it again as its own. Raises ConveyorError(conflict), and changes
+        nothing, if the request under `once` was answered already, or the run exists.
         """
         ...
 
@@ -55,9 +67,4 @@ class Schedules(Protocol):
 
     async def list_fires(self, job_id: str, *, before: str | None, limit: int) -> list[FireRecord]:
         """Return at most `limit` rows of a job, newest first by id, strictly below `before`."""
-        ...
-
-    async def drop_old_fires(self, *, before: int, limit: int) -> int:
-        """Remove at most `limit` rows that were last changed before `before`; return their number.
-        A store whose items have a time to live may do nothing."""
         ...

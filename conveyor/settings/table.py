@@ -109,6 +109,8 @@ class Settings:
     schedule_interval: float = 5.0
     schedule_catch_up: float = 604_800.0
     row_retention_days: int = 30
+    delivery_retention_days: int = 30
+    fire_retention_days: int = 30
     role: str = ""
     environment: str = ""
     region: str = ""
@@ -224,9 +226,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "public_url",
         "URL",
-        "origin of signed links, if not the bound address",
+        "origin of signed links and of those in events, if not the bound address",
         origin,
-        used_by=SERVERS,
     ),
     Setting(
         "webhook_private",
@@ -234,13 +235,11 @@ SETTINGS: tuple[Setting, ...] = (
         "receivers of events inside one's own network: host names, and networks such as "
         "`10.0.0.0/8`; in production never loopback, link-local addresses or those of metadata",
         networks,
-        used_by=SERVERS,
     ),
     Setting(
         "webhook_ca_file",
         "path",
         "a PEM file of certificate authorities that receivers of events have, beside the system's",
-        used_by=SERVERS,
     ),
     Setting(
         "allowed_hosts",
@@ -543,7 +542,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "outbox_interval",
         "seconds",
-        "between looks for due callbacks",
+        "between looks for due callbacks, and for due deliveries",
         lasting(0.1, HOUR),
         used_by=WORKERS,
     ),
@@ -574,6 +573,19 @@ SETTINGS: tuple[Setting, ...] = (
         "that an ended run is kept beyond its last result; 0 keeps it",
         lasting(0, MOST_DAYS),
         used_by=WORKERS,
+    ),
+    Setting(
+        "delivery_retention_days",
+        "days",
+        "that the delivery of an event is kept after its last change, unless it is pending",
+        lasting(1, MOST_DAYS),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "fire_retention_days",
+        "days",
+        "that the record of a schedule's fire is kept after its last change",
+        lasting(1, MOST_DAYS),
     ),
     Setting(
         "role",

@@ -44,6 +44,12 @@ MODELS: dict[tuple[str, str], type[BaseModel] | None] = {
     ("POST", "/v1/hmac/keys/rotate"): models.HMACKeyCreated,
     ("DELETE", "/v1/hmac/keys/rotate"): None,
     ("POST", "/v1/hmac/keys/rotate/finalize"): models.HMACKeyFinalized,
+    ("GET", f"{_JOB}/webhook"): models.WebhookConfig,
+    ("PUT", f"{_JOB}/webhook"): models.WebhookConfig,
+    ("DELETE", f"{_JOB}/webhook"): None,
+    ("POST", "/v1/webhook/test"): models.TestWebhookResponse,
+    ("PUT", f"{_JOB}/schedule"): models.Job,
+    ("POST", f"{_JOB}/schedule/state"): models.Job,
 }
 """What a success must be; None where it has no body."""
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 
 import pytest
 
 from conveyor.signatures import verify
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import Ran, conveyor
+from tests.acceptance.support_receiver import Receiver
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -21,36 +20,6 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConveyorServer]:
     with conveyor_server(tmp_path_factory.mktemp("data")) as booted:
         yield booted
-
-
-class Receiver(HTTPServer):
-    """A receiver that keeps the headers and the body of each event."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(("127.0.0.1", 0), Keeping)
-        self.status = status
-        self.got: list[tuple[dict[str, str], bytes]] = []
-
-    def __enter__(self) -> Receiver:
-        Thread(target=self.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.shutdown()
-        self.server_close()
-
-
-class Keeping(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.got.append((dict(self.headers), body))
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the output of tests clean."""
 
 
 def test_a_secret_is_alone_on_standard_output(server: ConveyorServer) -> None:
@@ -87,20 +56,16 @@ def test_a_rotation_is_cancelled_and_finalized(server: ConveyorServer) -> None:
 def test_a_receiver_is_tested(server: ConveyorServer) -> None:
     secret = conveyor(server, "keys", "rotate").out[0]
     with Receiver(204) as receiver:
-        ran: Ran = conveyor(server, "webhook", "test", _url(receiver), "--sign")
+        ran: Ran = conveyor(server, "webhook", "test", receiver.url, "--sign")
     headers, body = receiver.got[0]
 
     assert (ran.code, ran.out[0].split(" (")[0]) == (0, "delivered")
     assert verify(body, headers, secret)
 
     with Receiver(500) as broken:
-        failed = conveyor(server, "webhook", "test", _url(broken))
-        told = conveyor(server, "webhook", "test", _url(broken), "--json")
+        failed = conveyor(server, "webhook", "test", broken.url)
+        told = conveyor(server, "webhook", "test", broken.url, "--json")
     assert (failed.code, failed.out[0].split(" (")[0]) == (1, "not delivered: http_5xx:500")
     assert json.loads(told.out[0])["status_code"] == 500
     refused = conveyor(server, "webhook", "test", "https://10.0.0.1/")
     assert (refused.code, refused.out, len(refused.err)) == (1, [], 1)
-
-
-def _url(receiver: Receiver) -> str:
-    return f"http://127.0.0.1:{receiver.server_port}/hook"

@@ -9,8 +9,10 @@ import pytest
 
 from conveyor.dev.sqlite import SqliteStore
 from conveyor.ports.binding import Exports, Inputs, Jobs, Runs, Tasks
+from conveyor.ports.deliveries import Deliveries
 from conveyor.ports.outbox import Outbox
 from conveyor.ports.records import Idempotency
+from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import BINDINGS, BindingKind, Store
@@ -101,6 +103,18 @@ def outbox(store: Store) -> Outbox:
 def signing_keys(store: Store) -> SigningKeys:
     """Its signing keys."""
     return store.signing_keys
+
+
+@pytest.fixture
+def deliveries(store: Store) -> Deliveries:
+    """Its deliveries."""
+    return store.deliveries
+
+
+@pytest.fixture
+def schedules(store: Store) -> Schedules:
+    """Its schedules."""
+    return store.schedules
 
 
 @pytest.fixture

@@ -12,14 +12,18 @@ from conveyor.domain.errors import ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.shards import ONE_SHARD
+from conveyor.ports.deliveries import DeliveryFilter
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.dynamodb.client import DamagedRow, UnreadableRow
 from conveyor.prod.dynamodb.schema import (
+    DELIVERIES,
+    ENDED_DELIVERIES,
     EXPORTS,
     INPUTS,
     INTENTS,
     OUTBOX,
     Key,
+    deliveries_of,
     export_item_key,
     fire_key,
     job_key,
@@ -45,9 +49,10 @@ from tests.conformance.world import CALLER
 pytestmark = pytest.mark.extended
 
 DAY = 86_400_000
+DELIVERY_INDEX = [DELIVERIES, ENDED_DELIVERIES]
 PARTITIONS = {
-    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", INTENTS],
-    "gsi2": ["active#0", "idle#1", INPUTS, EXPORTS, OUTBOX, "schedules#2"],
+    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", INTENTS, deliveries_of("JOB")],
+    "gsi2": ["active#0", "idle#1", INPUTS, EXPORTS, OUTBOX, *DELIVERY_INDEX, "schedules#2"],
 }
 SECRET = "a-text-that-is-in-the-row"
 
@@ -89,6 +94,10 @@ async def look_at_everything(versions: Versions, now: int) -> set[str]:
     await store.ingestion.stuck_ingests(before=now)
     await store.runs.deleted_runs()
     await store.outbox.due_entries(now=now, limit=9)
+    assert await store.deliveries.due_deliveries(now=now, limit=9) == []
+    assert await store.deliveries.drop_old_deliveries(before=now, limit=9) == 0
+    wanted = DeliveryFilter(caller=CALLER, job_id="JOB")
+    assert await store.deliveries.list_deliveries(wanted, limit=9) == []
     found += [job.job_id for job in await store.schedules.due_schedules(now=now, limit=9)]
     found += [job.job_id for job in await store.schedules.list_schedules(after="", limit=9)]
     await store.exports.unfinished_exports(before=now)

@@ -13,6 +13,8 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, RunStatus
 from conveyor.domain.scheduling import FireStatus
+from conveyor.domain.webhooks import Webhook
+from conveyor.ports.outbox import Subscriber
 from conveyor.ports.records import IdempotencyScope
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.dynamodb.client import Item
@@ -135,7 +137,10 @@ async def test_the_longest_due_come_first_over_all_partitions(bench: Bench) -> N
 
     wanted = [job.job_id for job in reversed(jobs)]
     assert await due(world) == wanted
+    bench.faults.calls.clear()
     assert await due(world, limit=5) == wanted[:5]
+    # A page of each partition, and no more jobs than are wanted.
+    assert bench.faults.calls == [(DB, "query")] * 4 + [(DB, "batch_get_item")]
 
 
 async def test_schedules_are_listed_by_id_with_those_that_fire_no_more(bench: Bench) -> None:
@@ -248,6 +253,27 @@ async def test_jobs_are_listed_by_kind(bench: Bench) -> None:
         CALLER, status=JobStatus.DELETED, before=None, limit=10, scheduled=True
     )
     assert (deleted.job.job_id, deleted.latest_run) == (gone.job_id, None)
+
+
+async def test_jobs_of_both_kinds_are_paged_together_and_each_kind_reads_its_own(
+    bench: Bench,
+) -> None:
+    world, jobs = bench.world, bench.store.jobs
+    made = [
+        (await world.submit(1))[0] if number % 3 else (await scheduled(world)).job_id
+        for number in range(14)
+    ]
+
+    found: list[str] = []
+    while page := await jobs.list_jobs(
+        CALLER, status=None, before=found[-1] if found else None, limit=4
+    ):
+        found += [view.job.job_id for view in page]
+    assert found == made[::-1]
+    bench.faults.calls.clear()
+    assert len(await jobs.list_jobs(CALLER, status=None, before=None, limit=9, scheduled=True)) == 5
+    # The index, and the jobs: no run of them is there.
+    assert bench.faults.calls == [(DB, "query"), (DB, "batch_get_item")]
 
 
 # -- changes --
@@ -374,6 +400,41 @@ async def test_a_change_whose_key_is_gone_is_made_all_the_same(bench: Bench) -> 
 
     assert await bench.store.schedules.change_schedule(change)
     assert len(await run_ids(world, job.job_id)) == 1
+
+
+async def test_each_fired_run_of_a_job_with_a_webhook_has_an_entry_in_the_outbox(
+    bench: Bench,
+) -> None:
+    lose_every_answer(bench)
+    world = bench.world
+    job = await scheduled(world, webhook=Webhook(url="https://a.test/hook", signature=False))
+    plain = await fired(world, await scheduled(world))
+    runs = []
+    for _ in range(2):
+        job = await fired(world, job)
+        runs.append(job.latest_run_id)
+        await bench.store.runs.stop_run(CALLER, job.job_id, now=world.now)
+
+    entries = await bench.other.store.outbox.due_entries(now=world.now, limit=10)
+    assert sorted(entries) == sorted((run_id, Subscriber.WEBHOOK) for run_id in runs)
+    assert plain.latest_run_id not in runs
+    leased = await bench.other.store.outbox.lease_entry(
+        entries[0], now=world.now, lapses_at=world.now + HOUR
+    )
+    assert leased is not None
+    assert (leased.job_id, leased.ended_as) == (job.job_id, RunStatus.STOPPED)
+
+
+async def test_a_job_waits_at_the_time_when_it_is_looked_at(bench: Bench) -> None:
+    world = bench.world
+    job = await scheduled(world)
+    assert job.scheduling is not None
+    later = structs.replace(job.scheduling, look_at=world.now + 5_000)
+    after = structs.replace(job, scheduling=later, version=2)
+    assert await bench.store.schedules.change_schedule(ScheduleChange(before=job, after=after))
+    assert await due(world) == []
+    await world.clock.advance(5)
+    assert await due(world) == [job.job_id]
 
 
 async def test_a_fired_run_works_and_ends_as_any_other(bench: Bench) -> None:

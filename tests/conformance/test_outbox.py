@@ -11,7 +11,14 @@ from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Callback, Ingest, IngestStatus, RunFailure, RunStats, RunStatus
 from conveyor.domain.run_events import RunFinished
-from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, Outbox, OutboxEntry
+from conveyor.ports.outbox import (
+    CLOCKS_APART,
+    LONGEST_LEASE,
+    EntryKey,
+    Outbox,
+    OutboxEntry,
+    Subscriber,
+)
 from conveyor.ports.records import StoredResponse
 from tests.conformance.world import CALLER, World
 
@@ -27,14 +34,23 @@ async def submit(world: World, count: int = 1, *, closed: bool = True) -> tuple[
     return await world.submit(count, closed=closed, callback=WAITING)
 
 
-async def due(outbox: Outbox, world: World, *, limit: int = 10) -> list[str]:
-    """Return the entries due now."""
-    return await outbox.due_entries(now=world.now, limit=limit)
+def key(run_id: str) -> EntryKey:
+    """Return the key of the entry for a callback."""
+    return EntryKey(run_id, Subscriber.CALLBACK)
+
+
+async def due(
+    outbox: Outbox, world: World, *, now: int | None = None, limit: int = 10
+) -> list[str]:
+    """Return the runs whose entries are due, all of them for callbacks."""
+    found = await outbox.due_entries(now=world.now if now is None else now, limit=limit)
+    assert found == [key(entry.run_id) for entry in found]
+    return [entry.run_id for entry in found]
 
 
 async def take(outbox: Outbox, world: World, run_id: str) -> OutboxEntry | None:
     """Try to lease a notice for a minute."""
-    return await outbox.lease_entry(run_id, now=world.now, lapses_at=world.now + LEASE)
+    return await outbox.lease_entry(key(run_id), now=world.now, lapses_at=world.now + LEASE)
 
 
 async def taken(outbox: Outbox, world: World, run_id: str) -> OutboxEntry:
@@ -65,6 +81,7 @@ async def test_a_job_with_a_callback_has_a_notice_from_the_start(
     assert entry == OutboxEntry(
         job_id=job_id,
         run_id=run_id,
+        subscriber=Subscriber.CALLBACK,
         callback=WAITING,
         lease=world.now + LEASE,
         run=await world.run(job_id),
@@ -96,7 +113,7 @@ async def test_the_longest_due_come_first_and_no_more_than_asked_for(
     assert await due(outbox, world, limit=4) == runs[1:]
     await outbox.reschedule_entry(leased, due_at=world.now, attempts=0)
     assert await due(outbox, world) == [*runs[1:], runs[0]]
-    assert await outbox.due_entries(now=world.now - 6, limit=10) == []
+    assert await due(outbox, world, now=world.now - 6) == []
 
 
 async def test_a_leased_notice_is_nobody_elses_until_the_lease_lapses(
@@ -125,7 +142,7 @@ async def test_a_notice_that_is_not_due_or_not_there_is_not_to_be_had(
     outbox: Outbox, world: World
 ) -> None:
     _, run_id = await submit(world)
-    assert await outbox.lease_entry(run_id, now=world.now - 1, lapses_at=world.now) is None
+    assert await outbox.lease_entry(key(run_id), now=world.now - 1, lapses_at=world.now) is None
     await put_off(outbox, world, await taken(outbox, world, run_id))
     assert (await due(outbox, world), await take(outbox, world, run_id)) == ([], None)
     assert await take(outbox, world, "another run") is None
@@ -139,11 +156,11 @@ async def test_a_lease_of_a_clock_that_was_set_back_does_not_count(
 ) -> None:
     _, run_id = await submit(world)
     ahead = world.now + LONGEST_LEASE + 1
-    lost = await outbox.lease_entry(run_id, now=ahead - LEASE, lapses_at=ahead)
+    lost = await outbox.lease_entry(key(run_id), now=ahead - LEASE, lapses_at=ahead)
     assert lost is not None
     # A minute is the most that two clocks may differ by.
     inside = ahead - CLOCKS_APART
-    assert await outbox.lease_entry(run_id, now=world.now, lapses_at=inside) is None
+    assert await outbox.lease_entry(key(run_id), now=world.now, lapses_at=inside) is None
     assert await due(outbox, world) == [run_id]
     second = await taken(outbox, world, run_id)
     await outbox.drop_entry(lost)
@@ -214,7 +231,7 @@ async def test_the_end_of_a_run_makes_its_notice_due(
     await advance(world, 2)
     await end(world, job_id, run_id)
 
-    assert await outbox.due_entries(now=world.now - 1, limit=10) == []
+    assert await due(outbox, world, now=world.now - 1) == []
     assert await due(outbox, world) == [run_id]
     run = (await taken(outbox, world, run_id)).run
     assert run is not None
@@ -285,8 +302,8 @@ async def test_an_end_during_a_delivery_is_due_when_that_is_put_off(
     await advance(world, 2)
     await put_off(outbox, world, entry)
 
-    assert await outbox.due_entries(now=ended_at - 1, limit=10) == []
-    assert await outbox.due_entries(now=ended_at, limit=10) == [run_id]
+    assert await due(outbox, world, now=ended_at - 1) == []
+    assert await due(outbox, world, now=ended_at) == [run_id]
 
 
 @pytest.mark.parametrize("gone", [False, True])

@@ -87,7 +87,7 @@ async def test_a_slot_the_bytes_and_a_job_that_names_the_slot(tmp_path: Path) ->
         async with asked(ok({})) as (api, server, _):
             server.answers[:] = [slot_answer(server), STORED, accepted()]
             reply = await submit_file(api, file, JobOptions(name="n"), steps)
-    assert (reply.accepted_tasks, reply.latest_run.ingesting) == (2, True)
+    assert (reply.accepted_tasks, run_of(reply).ingesting) == (2, True)
     slot, put, job = server.told
     assert (slot.method, slot.path) == ("POST", "/v1/job_inputs")
     assert msgspec.json.decode(slot.body) == {

@@ -23,7 +23,7 @@ from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.gateway import decode, direct, headers, problems, webhook
 from conveyor.gateway.landmarks import HOSTS
 from conveyor.handlers import delete
-from conveyor.http import malformed, middleware
+from conveyor.http import inbox, malformed, middleware
 from conveyor.http.auth import LONGEST
 from conveyor.http.request import BODY_SPARE, MAX_LENGTH, SMALL_BODY
 from conveyor.intake import frames, lines
@@ -88,6 +88,11 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "answer of a receiver, read and thrown away": (webhook.MOST_ANSWER,),
     "tests of receivers at a time in a process, one a caller": (MOST_TESTS,),
+    "requests that the inbox of `conveyor-dev` keeps; their bodies, each and together": (
+        inbox.MOST_REQUESTS,
+        inbox.MOST_BODY,
+        inbox.MOST_KEPT,
+    ),
     "JSON nesting": (strict_json.MAX_DEPTH,),
     "objects and lists in a document, brackets in strings counted too": (
         strict_json.MAX_CONTAINERS,
@@ -165,6 +170,8 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "partial rerun": (DEFAULTS.partial_rerun_window_days,),
     "result retention": (JOB.result_ttl_days,),
     "row retention": (DEFAULTS.row_retention_days,),
+    "deliveries that are not pending, after their last change": (DEFAULTS.delivery_retention_days,),
+    "fires, after their last change": (DEFAULTS.fire_retention_days,),
     "bodies in an export": (DEFAULTS.max_export_bytes,),
     "export": (int(DEFAULTS.export_ttl) // 3_600,),
     "stored idempotent answer": (int(DEFAULTS.idempotency_ttl) // 3_600,),

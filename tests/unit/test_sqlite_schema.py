@@ -14,6 +14,7 @@ from conveyor.domain.model import WaitReason
 from conveyor.domain.task_rules import Deferred
 from conveyor.testing.clock import FakeClock
 from tests.conformance.world import World
+from tests.unit.earlier_files import write_earlier_file
 
 
 @pytest.fixture
@@ -74,15 +75,10 @@ async def test_an_older_file_is_upgraded_in_place(
         assert query(path, "PRAGMA user_version") == [(len(STEPS) + 1,)]
 
 
-async def test_rows_of_the_first_schema_can_say_why_they_wait(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as old:
-        old.setattr("conveyor.dev.sqlite.schema.STEPS", STEPS[:1])
-        store = await open_store(path, now=0)
-        _job_id, run_id = await World(store, FakeClock()).submit(2)
-        await store.aclose()
-
+async def test_rows_of_the_first_schema_can_say_why_they_wait(path: Path) -> None:
+    runs: list[str] = []
+    write_earlier_file(path, FakeClock(), version=1, fill=lambda file: runs.append(file.submit(2)))
+    [run_id] = runs
     store = await open_store(path, now=0)
     world = World(store, FakeClock())
     task = await world.claimed(run_id, 0)

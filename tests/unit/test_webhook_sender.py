@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from ipaddress import ip_network
 from itertools import cycle
+from typing import Any
 
 import pytest
 import uvloop
@@ -338,3 +339,58 @@ def test_a_machine_of_a_fleet_posts_nothing_to_itself() -> None:
     listed = WebhookRules(networks=(ip_network(f"{own}/32"),))
 
     assert not listed.admits("a.test", own)
+
+
+def never(_host: str, _port: int) -> Any:
+    """A look-up that no test of reserved names may make."""
+    raise AssertionError("looked up")
+
+
+async def test_events_for_reserved_names_go_to_the_inbox_without_a_look_up() -> None:
+    head = "HTTP/1.1 204 No Content\n"
+    async with raw_server(answering(head)) as server:
+        rules = WebhookRules(loopback=True, inbox=server.url("/_dev/inbox"))
+        async with aclosing(WebhookSender(FakeClock(), rules, lookup=never)) as sender:
+            for url in ("https://Hooks.Example.com/a?b=c", "http://x.test:81", "https://invalid."):
+                await sender.check_url(url)
+                answer = await sender.post_event(url, headers={}, body=BODY)
+                assert (answer.status, answer.error) == (204, "")
+
+    assert [line.split(" ")[1] for line in server.all_requests] == [
+        "/_dev/inbox/hooks.example.com/a?b=c",
+        "/_dev/inbox/x.test/",
+        "/_dev/inbox/invalid/",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "inbox", "names"),
+    [
+        ("notexample.com", "http://127.0.0.1/i", ()),
+        ("example.com.evil.dev", "http://127.0.0.1/i", ()),
+        ("mytest", "http://127.0.0.1/i", ()),
+        ("hooks.example.com", "", ()),
+        ("hooks.test", "http://127.0.0.1/i", ("hooks.test",)),
+    ],
+)
+async def test_other_names_are_looked_up(host: str, inbox: str, names: tuple[str, ...]) -> None:
+    asked = []
+
+    async def none(name: str, _port: int) -> list[str]:
+        asked.append(name)
+        return []
+
+    rules = WebhookRules(loopback=True, inbox=inbox, names=frozenset(names))
+    sender = WebhookSender(FakeClock(), rules, lookup=none)
+
+    assert await refusal(sender, f"https://{host}/") is CODE.CALLBACK_URL_UNRESOLVABLE
+    assert asked == [host]
+
+
+async def test_the_rules_on_urls_count_for_reserved_names_too() -> None:
+    rules = WebhookRules(loopback=True, inbox="http://127.0.0.1/i")
+    sender = WebhookSender(FakeClock(), rules, lookup=never)
+
+    for url in ("ftp://example.com/", "https://u:p@example.com/", "https://example.com/#f"):
+        with pytest.raises(ConveyorError):
+            await sender.check_url(url)

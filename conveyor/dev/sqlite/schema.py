@@ -59,7 +59,7 @@ TABLES = (
         status TEXT NOT NULL, -- state of the run
         created_at INTEGER NOT NULL, -- when it was made
         updated_at INTEGER NOT NULL, -- when it last changed
-        trigger TEXT NOT NULL, -- always `manual`
+        trigger TEXT NOT NULL, -- manual or scheduled
         paused INTEGER NOT NULL, -- 1 while it is paused
         last_batch_received INTEGER NOT NULL, -- 1 once no task comes any more
         next_index INTEGER NOT NULL, -- index of the next task to be added
@@ -320,6 +320,7 @@ EVENTS_AND_SCHEDULES = (
     ) WITHOUT ROWID
     """,
     "CREATE INDEX deliveries_by_job ON deliveries (job_id, delivery_id)",
+    "CREATE INDEX deliveries_by_creation ON deliveries (caller, created_at)",
     "CREATE INDEX deliveries_by_due ON deliveries (due_at) WHERE status = 'pending'",
     "CREATE INDEX deliveries_by_change ON deliveries (updated_at) WHERE status <> 'pending'",
     """

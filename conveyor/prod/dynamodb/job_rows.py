@@ -1,13 +1,14 @@
-"""Job rows: their attributes, reads together with the latest run, and the closing of jobs.
+"""Job rows: their attributes, reads together with the latest run, and changes of a job by itself.
 
 A job is stored as one JSON text beside the attributes that conditions and indexes use, and changes
 under its version. `JobReads` reads a job and its latest run so that the two agree. `JobCloser`
-closes a job and completes its run if all tasks have ended.
+closes a job and completes its run if all tasks have ended. `WebhookSetter` sets and removes the
+webhook of a job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +17,8 @@ from msgspec import structs
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.webhooks import Webhook
+from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
@@ -26,6 +29,7 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     merge_json,
 )
+from conveyor.prod.dynamodb.outbox_rows import WAITING, late_webhook_part
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
@@ -40,6 +44,7 @@ from conveyor.prod.dynamodb.schema import (
     after_all_times,
     by_time,
     caller_jobs,
+    caller_schedules,
     job_key,
     run_key,
     schedules,
@@ -65,11 +70,12 @@ def job_item(row: JobRow) -> Item:
     """Make the item of a new job."""
     job = row.job
     attributes = _mutable_attributes(row)
+    jobs_of = caller_jobs if job.scheduling is None else caller_schedules
     return {
         "shape": ROW_SHAPE,
         "job_id": job.job_id,
         "caller": job.caller,
-        "gsi1pk": caller_jobs(job.caller),
+        "gsi1pk": jobs_of(job.caller),
         "gsi1sk": job.job_id,
         **{name: value for name, value in attributes.items() if value is not None},
     }
@@ -122,8 +128,8 @@ def _mutable_attributes(row: JobRow) -> Item:
 
 
 def _schedule_keys(job: Job) -> dict[str, str | None]:
-    """Return the index keys that find a scheduled job by its next fire, None once it is deleted.
-    No change makes another job a scheduled one."""
+    """Return the index keys that find a scheduled job by when it is looked at next, None once it is
+    deleted. No change makes another job a scheduled one."""
     if job.scheduling is None:
         return {}
     if job.status is JobStatus.DELETED:
@@ -190,17 +196,15 @@ class JobReads:
             raise ConveyorError(ErrorCode.NO_PRIOR_RUN, "the job has no run that is not deleted")
         return run
 
-    async def find_many(
-        self, caller: str, job_ids: Sequence[str], is_wanted: Callable[[Job], bool]
-    ) -> list[JobAndRun]:
-        """Read those of the jobs that belong to the caller and are wanted, in the given order;
-        leave out jobs that are unreadable, or whose run is."""
+    async def find_many(self, caller: str, job_ids: Sequence[str]) -> list[JobAndRun]:
+        """Read those of the jobs that belong to the caller, in the given order; leave out jobs that
+        are unreadable, or whose run is."""
         items = await self._table.get_many([job_key(job_id) for job_id in job_ids])
         found = [items[key] for key in map(job_key, job_ids) if key in items]
         jobs = {
             row.job.job_id: row
             for row in decode_intact(read_job_row, found)
-            if row.job.caller == caller and is_wanted(row.job)
+            if row.job.caller == caller
         }
         runs = await self._table.get_many(list(_latest_keys(jobs.values())))
         views: list[JobAndRun | None] = []
@@ -215,7 +219,7 @@ class JobReads:
                 )
             except UnreadableRow:
                 continue
-        return [view for view in views if view is not None and is_wanted(view.job.job)]
+        return [view for view in views if view is not None]
 
     async def _latest(self, job: JobRow) -> RunRow | None:
         if not job.latest_run_sequence:
@@ -311,3 +315,47 @@ def _last_batch_change(row: RunRow) -> Change:
     return Change(
         status=None if status is run.status else status, sets={"last_batch_received": True}
     )
+
+
+class WebhookSetter:
+    """Sets and removes webhooks of jobs."""
+
+    def __init__(self, records: DynamoRunRows, job_reads: JobReads) -> None:
+        self._records = records
+        self._table = records.table
+        self._job_reads = job_reads
+
+    async def set(self, caller: str, job_id: str, webhook: Webhook | None, *, now: int) -> Job:
+        """Set or remove the webhook; see `JobWriter.set_webhook`."""
+        for _ in range(TRIES):
+            view = await self._job_reads.require(caller, job_id)
+            if view.job.job.status is JobStatus.DELETED:
+                raise not_found("job")
+            parts, after = self._parts(view, webhook, now)
+            if not parts:
+                return after.job
+            try:
+                await self._table.transact(parts, token=self._table.clock.new_id())
+            except AwsRefused as refused:
+                if not refused.is_condition:
+                    raise
+                continue
+            return after.job
+        raise contention_error()
+
+    def _parts(
+        self, view: JobAndRun, webhook: Webhook | None, now: int
+    ) -> tuple[list[dict[str, Any]], JobRow]:
+        """Describe the change of the job, if it is one, and the entry of a live run. Under the
+        version of that run, so that a run which has ended meanwhile owes nothing."""
+        parts: list[dict[str, Any]] = []
+        after = view.job
+        if webhook != view.job.job.webhook:
+            after = next_version(view.job, now=now, webhook=webhook)
+            parts.append(job_part(self._table, view.job, after))
+        if webhook is not None and view.run is not None and view.run.live:
+            change = Change(sets={WAITING[Subscriber.WEBHOOK]: True})
+            parts.append(self._records.change_part(view.run, change, now=now))
+            run_id = view.run.run.run_id
+            parts.append(late_webhook_part(self._table, after.job, run_id, now=now))
+        return parts, after

@@ -39,6 +39,7 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     keys_of,
 )
+from conveyor.prod.dynamodb.deliveries import drop_deliveries_of
 from conveyor.prod.dynamodb.job_rows import JobReads, JobRow, job_part, next_version
 from conveyor.prod.dynamodb.rerun import DynamoReruns
 from conveyor.prod.dynamodb.run_rows import (
@@ -90,7 +91,8 @@ class Deletion:
         while True:
             job = (await self._job_reads.require(caller, job_id)).job
             rows = [row async for row in list_run_rows(self._table, job_id)]
-            parts = self._deletion_parts(job, rows, now)
+            left = [row for row in rows if row.run.status is not RunStatus.DELETED][:MOST_RUNS]
+            parts = self._deletion_parts(job, left, now)
             if not parts:
                 return [row.run.run_id for row in reversed(rows)]
             try:
@@ -102,7 +104,7 @@ class Deletion:
                 if losses == TRIES:
                     raise contention_error() from None
             else:
-                for row in rows:
+                for row in left:
                     await _make_end_due(self._records, row, now=now)
 
     async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:
@@ -140,6 +142,7 @@ class Deletion:
         item = await self._table.get(job_key(job_id))
         if item is None or item.get("status") != JobStatus.DELETED:
             return
+        await drop_deliveries_of(self._table, item["caller"], job_id)
         await self._delete_fires(job_id)
         try:
             await self._table.delete(
@@ -156,13 +159,8 @@ class Deletion:
         async for page in self._table.pages(Query(fires.pk, begins_with=fires.sk, keys_only=True)):
             await self._table.delete_many(keys_of(page.items))
 
-    def _deletion_parts(
-        self, job: JobRow, newest_first: list[RunRow], now: int
-    ) -> list[dict[str, Any]]:
-        not_deleted = [row for row in newest_first if row.run.status is not RunStatus.DELETED]
-        parts = [
-            self._records.change_part(row, DELETE_RUN, now=now) for row in not_deleted[:MOST_RUNS]
-        ]
+    def _deletion_parts(self, job: JobRow, rows: list[RunRow], now: int) -> list[dict[str, Any]]:
+        parts = [self._records.change_part(row, DELETE_RUN, now=now) for row in rows]
         if job.job.status is not JobStatus.DELETED:
             parts.append(
                 job_part(self._table, job, next_version(job, now=now, status=JobStatus.DELETED))
@@ -232,7 +230,7 @@ async def _write_tombstone(
 
 
 async def _make_end_due(records: DynamoRunRows, row: RunRow, *, now: int) -> None:
-    """Make the outbox entry due of a run that was just turned to `deleted`, from its row before
+    """Make the outbox entries due of a run that was just turned to `deleted`, from its row before
     that: at its first end, even if the process that ended it died before it could."""
     run = structs.replace(row.run, status=RunStatus.DELETED) if row.live else row.run
     ended_at = row.ended_at or max(row.run.updated_at, now)

@@ -1,19 +1,24 @@
 """The schedules port on DynamoDB.
 
-A scheduled job is an ordinary job item, which its attributes bring into the index by its next fire.
-One transaction makes a change: the job under its version, its new run, its fires and the response.
+A scheduled job is an ordinary job item, whose attributes bring it into the index by its due time.
+One transaction makes a change: the job under its version, its new run with an outbox entry, its
+fires and the response.
+
 The index lags behind the table, so it only shows where to look: jobs found there are read strongly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import msgspec
 from msgspec import structs
 
 from conveyor.aio.concurrency import for_each
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, Run
 from conveyor.domain.scheduling import FireRecord
 from conveyor.domain.shards import shards_of
@@ -31,11 +36,13 @@ from conveyor.prod.dynamodb.client import (
 )
 from conveyor.prod.dynamodb.idempotency import StoredResponses
 from conveyor.prod.dynamodb.job_rows import JobReads, JobRow, job_part, read_job_row
+from conveyor.prod.dynamodb.outbox_rows import new_entry_parts
 from conveyor.prod.dynamodb.run_rows import TRIES, DynamoRunRows, RunPlace, new_run_item
 from conveyor.prod.dynamodb.schema import (
     BEGIN,
     BY_DISPATCH,
     END,
+    INDEXES,
     ROW_SHAPE,
     TIME_TO_LIVE,
     Key,
@@ -67,11 +74,13 @@ class DynamoSchedules(Schedules):
         self._fire_retention_days = fire_retention_days
 
     async def change_schedule(self, change: ScheduleChange) -> bool:
-        for _ in range(TRIES):
+        for refusals in range(TRIES):
             once = await self._responses.unanswered(change.once)
             known = await self._job_reads.job(change.before.job_id)
             if known is None or known.job.version != change.before.version:
                 return False
+            if refusals:
+                await self._refuse_made(change.run)
             parts = await self._parts(change, known)
             if change.answer is not None:
                 parts += self._responses.answer_parts(once, change.answer)
@@ -85,31 +94,30 @@ class DynamoSchedules(Schedules):
                 return True
         raise contention_error()
 
+    async def _refuse_made(self, run: Run | None) -> None:
+        """Raise ConveyorError(conflict) if a run exists already."""
+        if run is not None and await self._records.read(run.run_id) is not None:
+            raise ConveyorError(ErrorCode.CONFLICT, "the run exists already")
+
     async def due_schedules(self, *, now: int, limit: int) -> list[Job]:
-        found: list[tuple[int, Job]] = []
-
-        async def find(partition: str) -> None:
-            count = 0
-            async for page in self._table.pages(
-                Query(
-                    partition,
-                    index=BY_DISPATCH,
-                    between=(by_time(0, ""), by_time(now, END)),
-                    limit=limit,
-                    keys_only=True,
-                )
-            ):
-                for job in await self._read(keys_of(page.items)):
-                    due_at = None if job.scheduling is None else job.scheduling.due_at
-                    if due_at is not None and due_at <= now:
-                        found.append((due_at, job))
-                        count += 1
-                if count >= limit:
-                    return
-
-        await for_each(find, all_partitions("schedules"))
-        found.sort(key=lambda one: (one[0], one[1].job_id))
-        return [job for _, job in found[:limit]]
+        """Read an index page of each partition, then the jobs, longest due first, until enough are
+        found."""
+        reads = [
+            _DueRead(Query(partition, index=BY_DISPATCH, between=_until(now), limit=limit))
+            for partition in all_partitions("schedules")
+        ]
+        # An entry that moves while its index is read is found twice.
+        found: dict[str, Job] = {}
+        while reads and len(found) < limit:
+            await for_each(self._read_page, reads)
+            keys = [key for _, key in sorted(entry for read in reads for entry in read.entries)]
+            for start in range(0, len(keys), limit):
+                jobs = await self._read(keys[start : start + limit])
+                found |= {job.job_id: job for job in jobs if _due_at(job) <= now}
+                if len(found) >= limit:
+                    break
+            reads = [read for read in reads if read.query.start is not None]
+        return sorted(found.values(), key=lambda job: (_due_at(job), job.job_id))[:limit]
 
     async def list_schedules(self, *, after: str, limit: int) -> list[Job]:
         """Read the whole index, as it is sorted by time."""
@@ -141,7 +149,7 @@ class DynamoSchedules(Schedules):
                 between=(first.sk, last.sk),
                 forward=False,
                 # Of a range, the end is part.
-                limit=limit + 1,
+                limit=limit if before is None else limit + 1,
                 known_only=True,
             )
         ):
@@ -153,6 +161,13 @@ class DynamoSchedules(Schedules):
 
     async def drop_old_fires(self, *, before: int, limit: int) -> int:
         return 0  # DynamoDB removes them by their time to live
+
+    async def _read_page(self, read: _DueRead) -> None:
+        page = await self._table.page(read.query)
+        sort_key = INDEXES[BY_DISPATCH][1]
+        keys = zip(page.items, keys_of(page.items), strict=True)
+        read.entries = [(item[sort_key], key) for item, key in keys]
+        read.query = replace(read.query, start=page.last)
 
     async def _read(self, keys: Sequence[Key]) -> list[Job]:
         """Read jobs strongly, in the given order; leave out deleted and unreadable ones."""
@@ -187,7 +202,27 @@ class DynamoSchedules(Schedules):
         return [
             table.put_part(place.key, new_run_item(run, job), condition=IS_ABSENT),
             table.put_part(place_key(run.run_id), place.item(), condition=IS_ABSENT),
+            *new_entry_parts(table, job, run),
         ]
+
+
+@dataclass(slots=True)
+class _DueRead:
+    """The query of one partition, and the entries of its latest page: sort key and job."""
+
+    query: Query
+    entries: list[tuple[str, Key]] = field(default_factory=list)
+
+
+def _until(now: int) -> tuple[str, str]:
+    """Return the bounds of the index entries that are due."""
+    return by_time(0, ""), by_time(now, END)
+
+
+def _due_at(job: Job) -> float:
+    """Return when a scheduled job is due, infinity for never."""
+    assert job.scheduling is not None
+    return inf if job.scheduling.due_at is None else job.scheduling.due_at
 
 
 def fire_item(text: str, fire: FireRecord, *, retention_days: int) -> Item:

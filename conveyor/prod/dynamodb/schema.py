@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from conveyor.domain import ids
 from conveyor.domain.shards import Shards
+from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import Parameters
 
 PARTITION_KEY = "pk"
@@ -21,11 +22,11 @@ SORT_KEY = "sk"
 TIME_TO_LIVE = "ttl"
 """Whole seconds since the epoch, after which DynamoDB removes an item by itself, with a delay."""
 BY_OWNER = "gsi1"
-"""Finds jobs of a caller, and runs by the work that is due for them."""
+"""Finds jobs of a caller, deliveries of a job, and runs by the work that is due for them."""
 BY_DISPATCH = "gsi2"
 """Finds runs by the time of their last change of status or pause. Partitions of their own in this
-index also find file inputs and exports by their end, outbox entries by their due time, and
-scheduled jobs by their next fire."""
+index also find file inputs and exports by their end, outbox entries by their due time,
+deliveries by their due time or their last change, and scheduled jobs by their due time."""
 
 INDEXES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     BY_OWNER: ("gsi1pk", "gsi1sk", ("status", "job_id", "run_id")),
@@ -156,14 +157,27 @@ def fire_key(job_id: str, fire_id: str) -> Key:
     return Key(f"Job#{job_id}", f"Fire#{fire_id}")
 
 
-def notice_key(run_id: str) -> Key:
-    """Key of a run's outbox entry: by the run's id, and not removed with the run."""
-    return Key(f"Notice#{run_id}", "Notice")
+def notice_key(run_id: str, subscriber: Subscriber) -> Key:
+    """Key of a run's outbox entry for a subscriber: by the run's id, and not removed with it."""
+    return Key(f"Notice#{run_id}", _NOTICE_SORT_KEYS[subscriber])
+
+
+_NOTICE_SORT_KEYS = {Subscriber.CALLBACK: "Notice", Subscriber.WEBHOOK: "Webhook"}
 
 
 def signing_key(caller: str) -> Key:
     """Key of a caller's signing keys, both slots in one item."""
     return Key(f"Signing#{caller}", "Keys")
+
+
+def delivery_key(caller: str, delivery_id: str) -> Key:
+    """Key of a delivery."""
+    return Key(f"Deliveries#{caller}", f"Delivery#{delivery_id}")
+
+
+def late_delivery_key(caller: str, delivery_id: str) -> Key:
+    """Key of the mark of a delivery that was made long after the end of its run."""
+    return Key(f"Deliveries#{caller}", f"Late#{delivery_id}")
 
 
 def permits_key(job_id: str) -> Key:
@@ -179,9 +193,19 @@ DATA_KEY = Key("Fleet", "DataKey")
 """The data key for callers' API keys, encrypted by KMS, if KMS is used."""
 
 
+def caller_schedules(caller: str) -> str:
+    """gsi1: scheduled jobs of a caller, by job id."""
+    return f"Schedules#{caller}"
+
+
 def caller_jobs(caller: str) -> str:
-    """gsi1: jobs of a caller, by job id."""
+    """gsi1: regular jobs of a caller, by job id."""
     return f"Caller#{caller}"
+
+
+def deliveries_of(job_id: str) -> str:
+    """gsi1: deliveries of a job, by delivery id."""
+    return f"Deliveries#{job_id}"
 
 
 def ingesting(run_id: str) -> str:
@@ -219,7 +243,7 @@ def idle(run_id: str) -> str:
 
 
 def schedules(job_id: str) -> str:
-    """gsi2: scheduled jobs that are not deleted, by their next fire; last those without one."""
+    """gsi2: scheduled jobs that are not deleted, by due time; last those without one."""
     return _hashed_partition("schedules", job_id)
 
 
@@ -229,6 +253,10 @@ EXPORTS = "exports"
 """gsi2: exports, by their end."""
 OUTBOX = "outbox"
 """gsi2: outbox entries, by due time."""
+DELIVERIES = "deliveries"
+"""gsi2: pending deliveries, by due time."""
+ENDED_DELIVERIES = "deliveries-ended"
+"""gsi2: all other deliveries, by their last change."""
 
 
 def all_partitions(kind: str) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws
 from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.deliveries import DynamoDeliveries
 from conveyor.prod.dynamodb.exports import DynamoExports
 from conveyor.prod.dynamodb.idempotency import DynamoIdempotency
 from conveyor.prod.dynamodb.ingestion import DynamoIngestion
@@ -39,6 +40,7 @@ class DynamoStore:
     sweeping: DynamoSweeping
     outbox: DynamoOutbox
     signing_keys: DynamoSigningKeys
+    deliveries: DynamoDeliveries
     schedules: DynamoSchedules
 
     @property
@@ -87,5 +89,6 @@ async def open_store(
         sweeping=DynamoSweeping(records),
         outbox=DynamoOutbox(records),
         signing_keys=DynamoSigningKeys(client),
+        deliveries=DynamoDeliveries(client),
         schedules=DynamoSchedules(records, fire_retention_days=fire_retention_days),
     )

@@ -43,13 +43,13 @@ from conveyor.prod.dynamodb.job_rows import (
     job_item,
     job_part,
 )
+from conveyor.prod.dynamodb.outbox_rows import new_entry_parts
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
     DynamoRunRows,
     RunPlace,
     RunRow,
-    new_outbox_item,
     new_run_item,
     read_run_row,
 )
@@ -59,7 +59,6 @@ from conveyor.prod.dynamodb.schema import (
     by_time,
     intent_key,
     job_key,
-    notice_key,
     place_key,
 )
 from conveyor.prod.dynamodb.task_rows import insert_items, new_task_item, remove_untouched
@@ -149,20 +148,14 @@ class JobCreator:
     ) -> list[dict[str, Any]]:
         table = self._table
         row = job_item(JobRow(job, run.run_sequence))
-        run_item = new_run_item(run, job)
-        if job.callback is not None:
-            run_item["calls_back"] = True
         parts = [
             table.put_part(job_key(job.job_id), row, condition=IS_ABSENT),
-            table.put_part(place.key, run_item, condition=IS_ABSENT),
+            table.put_part(place.key, new_run_item(run, job), condition=IS_ABSENT),
             table.put_part(place_key(run.run_id), place.item(), condition=IS_ABSENT),
         ]
         if has_intent:
             parts.append(table.delete_part(_intent_of(place), condition=INTENT_STANDS))
-        if job.callback is not None:
-            notice = new_outbox_item(run, job.callback)
-            parts.append(table.put_part(notice_key(run.run_id), notice))
-        return parts
+        return [*parts, *new_entry_parts(table, job, run)]
 
     async def _remove_rows(self, place: RunPlace, rows: Sequence[Key]) -> None:
         """Remove the rows of a run that was not made, unless another call made this very run: then
