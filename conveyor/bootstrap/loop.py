@@ -26,6 +26,7 @@ from conveyor.handlers.control import ControlHandler
 from conveyor.handlers.delete import DeleteHandler
 from conveyor.handlers.deliver import Deliverer, DeliveryPorts
 from conveyor.handlers.export import ExportHandler
+from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
 from conveyor.handlers.retry_policy import RetryPolicy
@@ -172,6 +173,7 @@ def service_options(
         max_add_tasks=settings.max_add_tasks,
         max_open_job_tasks=settings.max_open_job_tasks,
         max_active_jobs=settings.max_active_jobs,
+        max_scheduled_jobs=settings.max_scheduled_jobs,
         idempotency_claim=settings.idempotency_claim,
         idempotency_ttl=settings.idempotency_ttl,
         result_url_ttl=settings.result_url_ttl,
@@ -283,6 +285,7 @@ def build_worker(
     tickers = [
         _sweep_ticker(binding, settings, clock),
         Ticker(notifier.deliver, clock, interval=interval, what="the look for callbacks"),
+        _schedule_ticker(binding, settings, clock, telemetry=telemetry, sealer=ports.sealer),
     ]
     if options.logs_backlog:
         tickers.append(_minutely(reports.tell, clock, what="telling of webhooks"))
@@ -466,6 +469,9 @@ def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
         ingestion=binding.ingestion,
         exports=binding.exports,
         inputs=binding.inputs,
+        deliveries=binding.deliveries,
+        schedules=binding.schedules,
+        jobs=binding.jobs,
         runs=binding.runs,
         blobs=binding.blobs,
         queues=binding.queues,
@@ -475,6 +481,8 @@ def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
         interval=settings.sweep_interval,
         quiet_after=settings.quiet_after,
         row_retention_days=settings.row_retention_days,
+        delivery_retention_days=settings.delivery_retention_days,
+        fire_retention_days=settings.fire_retention_days,
     )
     sweep = Sweeper(ports, clock, options=options).sweep
     return Ticker(sweep, clock, interval=settings.sweep_interval, what="the sweep")
@@ -514,6 +522,30 @@ def _deliverer(
         signer=signer,
     )
     return Deliverer(ports, clock, observer=telemetry)
+
+
+def _schedule_ticker(
+    binding: Binding, settings: Settings, clock: Clock, *, telemetry: Telemetry, sealer: KeySealer
+) -> Ticker:
+    ports = SchedulerPorts(
+        schedules=binding.schedules,
+        jobs=binding.jobs,
+        runs=binding.runs,
+        queues=binding.queues,
+        signals=binding.signals,
+        sealer=sealer,
+    )
+    options = SchedulerOptions(
+        interval=settings.schedule_interval,
+        catch_up=settings.schedule_catch_up,
+        max_active_jobs=settings.max_active_jobs,
+    )
+    scheduler = Scheduler(ports, clock, options=options)
+    fires = scheduler.outcomes
+    telemetry.family("fires", lambda: [((outcome,), fires[outcome]) for outcome in fires])
+    telemetry.gauge("fire_late_seconds", lambda: scheduler.late)
+    what = "the look for due schedules"
+    return Ticker(scheduler.fire, clock, interval=settings.schedule_interval, what=what)
 
 
 def _backlog_teller(dispatcher: Dispatcher, queues: Queues, clock: Clock) -> Ticker:

@@ -255,6 +255,7 @@ def _options(settings: Settings) -> ProdOptions:
         permit_lease=settings.permit_lease,
         rate_limit=settings.rate_limit,
         rate_limit_burst=settings.rate_limit_burst,
+        fire_retention_days=settings.fire_retention_days,
     )
 
 

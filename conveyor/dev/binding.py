@@ -6,6 +6,7 @@ blob that no record names belongs to nobody.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -29,10 +30,18 @@ from conveyor.ports.queues import (
     ExportMessage,
     IngestMessage,
 )
-from conveyor.records.blob_keys import export_key, input_key, staged_prefix
+from conveyor.records.blob_keys import (
+    TEMPLATES,
+    export_key,
+    input_key,
+    staged_prefix,
+    template_list_prefix,
+    template_lists,
+)
 
 FOREVER = 1 << 62
 """An instant after all others, also where the clock was set back."""
+ALL = sys.maxsize
 
 
 CLAIMS_AT_ONCE = 50
@@ -59,7 +68,7 @@ def _are_ulids(names: tuple[str, ...]) -> bool:
 
 async def remove_unnamed(store: SqliteStore, blobs: FileBlobs) -> None:
     """Remove bodies of calls that were never settled, staged tasks of runs that have been ingested,
-    exports without a record, and uploads whose slot is gone.
+    templates that no job names, exports without a record, and uploads whose slot is gone.
 
     The claims of the earlier process name those bodies, so they must not be void yet.
     """
@@ -70,6 +79,11 @@ async def remove_unnamed(store: SqliteStore, blobs: FileBlobs) -> None:
     for job_id, run_id in await blobs.staged_runs():
         if run_id in known and run_id not in ingesting:
             await blobs.delete_prefix(staged_prefix(job_id, run_id))
+    for job_id, list_id in template_lists(await blobs.list_keys(TEMPLATES, after="", limit=ALL)):
+        job = await store.jobs.find_job(job_id)
+        # That of a job which is being deleted goes with its runs.
+        if job is None or job.scheduling is None or job.scheduling.template.list_id != list_id:
+            await blobs.delete_prefix(template_list_prefix(job_id, list_id))
     for job_id, run_id, export_id in filter(_are_ulids, await blobs.export_ids()):
         if run_id in known and await store.exports.get_export(export_id) is None:
             await blobs.delete(export_key(job_id, run_id, export_id))

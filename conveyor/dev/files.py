@@ -314,6 +314,11 @@ class FileBlobs(Blobs, NewBodies):
                 removed += sum(portion)
         return removed
 
+    async def list_keys(self, prefix: str, *, after: str, limit: int) -> list[str]:
+        with _DISK:
+            keys = await to_thread.run_sync(_keys_below, self._root, checked_prefix(prefix))
+        return [key for key in keys if key > after][:limit]
+
     async def size(self, key: str) -> int | None:
         with _DISK:
             return await to_thread.run_sync(_size, self._path(key))
@@ -390,6 +395,14 @@ def _runs(root: str, patterns: Iterable[str]) -> set[tuple[str, str]]:
 def _export_ids(root: str) -> list[tuple[str, str, str]]:
     paths = Path(root).glob(_EXPORTS)
     return [(path.parent.parent.name, path.parent.name, path.name) for path in paths]
+
+
+def _keys_below(root: str, prefix: str) -> list[str]:
+    found = os.walk(f"{root}/{prefix}", onerror=_unless_missing)
+    start = len(root) + 1
+    return sorted(
+        f"{folder.rstrip('/')}/{name}"[start:] for folder, _, names in found for name in names
+    )
 
 
 def holds_bodies(root: Path) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import re
 
+from ulid import ULID
+
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 INDEX_LENGTH = 7
 TASK_ID_LENGTH = 26
@@ -25,6 +27,12 @@ _PAIRS = [high + low for high in ALPHABET for low in ALPHABET]
 def is_ulid(text: str) -> bool:
     """Return whether the text is a canonical ULID, as job, run, export and key ids are."""
     return _ULID.fullmatch(text) is not None
+
+
+def made_at(ulid: str) -> int:
+    """Return when a ULID was made, in milliseconds since the epoch. Raises ValueError for a text
+    that is none."""
+    return ULID.from_str(ulid).milliseconds
 
 
 def is_task_id(text: str) -> bool:

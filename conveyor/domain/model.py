@@ -189,8 +189,9 @@ class Ingest(msgspec.Struct, frozen=True, kw_only=True):
 
     The run will have indexes below `end`; rows below `next_index` have been written. A submit
     stages its rows in chunks, named in `chunks` by their first indexes; with `template` they are
-    those of the job's template, whose rows get ids of the run. A rerun has no chunks and copies the
-    rows of `Run.rerun_of`: rows of `statuses` afresh (None: all), other terminal ones as they are.
+    those of the list `list_id` of the job's template, and its rows get ids of the run. A rerun has
+    no chunks and copies the rows of `Run.rerun_of`: rows of `statuses` afresh (None: all), other
+    terminal ones as they are.
     """
 
     status: IngestStatus
@@ -198,6 +199,7 @@ class Ingest(msgspec.Struct, frozen=True, kw_only=True):
     next_index: int = 0
     chunks: tuple[int, ...] = ()
     template: bool = False
+    list_id: str = "0"
     statuses: frozenset[TaskStatus] | None = None
 
 

@@ -25,6 +25,7 @@ JOB_FIELDS = frozenset(
         *("callback", "webhook", "schedule"),
     }
 )
+SCHEDULE_FIELDS = frozenset({"at", "rate", "calendar", "timezone", "overlap"})
 WEBHOOK_FIELDS = frozenset({"url", "signature", "events"})
 ADD_FIELDS = frozenset({"tasks", "last_batch", "skip_invalid"})
 INPUT_FIELDS = frozenset({"type", "csv"})
@@ -64,6 +65,7 @@ class UnknownFields:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], _Unknown] = {}
+        self._ignored: list[str] = []
         self._has_more = False
 
     def note(
@@ -83,6 +85,10 @@ class UnknownFields:
             else:
                 self._has_more = True
 
+    def note_ignored(self, name: str, reason: str) -> None:
+        """Note a known field that means nothing here."""
+        self._ignored.append(f'"{name}" was ignored: {reason}')
+
     def note_tasks(self, tasks: Iterable[object]) -> None:
         """Note the unknown fields of the tasks in a document."""
         for index, task in enumerate(tasks):
@@ -90,8 +96,10 @@ class UnknownFields:
                 self.note(task, TASK_FIELDS, of="a task", where=f"at index {index}")
 
     def warnings(self) -> tuple[str, ...]:
-        """Return a sentence for each name, in the order in which they came."""
+        """Return a sentence for each name: first what means nothing here, then unknown names in the
+        order in which they came."""
         said = [_sentence(name, of, one) for (of, name), one in self._found.items()]
+        said = [*self._ignored, *said][:MAX_WARNINGS]
         return (*said, "more unknown fields were ignored") if self._has_more else tuple(said)
 
 

@@ -29,6 +29,8 @@ MOST_INTERVAL = 366 * 86_400_000
 """The longest interval of a rate, in milliseconds."""
 MOST_ENTRIES = 100
 """Most times of day, and most days, that a calendar may name."""
+MOST_ZONE_NAME = 64
+"""Characters of a zone that is stored beside a rate, where nobody looks at it."""
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 UNITS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 """Milliseconds of each unit of a rate."""
@@ -98,8 +100,8 @@ def parse_schedule(document: object) -> Schedule:
     zone = fields.get("timezone")
     if given != ["rate"]:
         _check_zone(zone)
-    elif zone is not None and not isinstance(zone, str):
-        _refuse("schedule.timezone", "must be the name of a zone")
+    elif zone is not None and (not isinstance(zone, str) or len(zone) > MOST_ZONE_NAME):
+        _refuse("schedule.timezone", f"must be a name of at most {MOST_ZONE_NAME} characters")
     return Schedule(
         at=_at(fields["at"]) if given == ["at"] else None,
         rate=_rate(fields["rate"]) if given == ["rate"] else None,

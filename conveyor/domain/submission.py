@@ -19,10 +19,13 @@ from conveyor.domain.remarks import (
     ADD_FIELDS,
     JOB_FIELDS,
     MAX_LISTED,
+    SCHEDULE_FIELDS,
     WEBHOOK_FIELDS,
     Remarks,
     UnknownFields,
 )
+from conveyor.domain.schedule import Schedule, parse_schedule
+from conveyor.domain.scheduling import Overlap, parse_overlap
 from conveyor.domain.text_rules import Refused
 from conveyor.domain.webhooks import Webhook, parse_webhook
 
@@ -145,12 +148,11 @@ class Limits(msgspec.Struct, frozen=True):
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A job to create.
 
-    `type` is regular or scheduled. `force_async` is the field `async`. `file_input_id` only names a
-    file, and whether events may go to the URL of `webhook` is judged elsewhere.
+    `schedule` is set on scheduled jobs. `force_async` is the field `async`. `file_input_id` only
+    names a file, and whether events may go to the URL of `webhook` is judged elsewhere.
     With `skip_invalid` bad tasks are left out, and the remarks tell of them.
     """
 
-    type: str
     open: bool
     name: str | None
     external_id: str | None
@@ -166,6 +168,8 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     file_input_id: str | None
     callback: Callback | None
     webhook: Webhook | None
+    schedule: Schedule | None = None
+    overlap: Overlap = Overlap.SKIP
     skip_invalid: bool = False
     remarks: Remarks = Remarks()
 
@@ -189,16 +193,18 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
     unknown.note(fields, JOB_FIELDS, of="a job", where="")
     job_type = _choice(fields, "type", ("regular", "scheduled"))
     is_open = _choice(fields, "status", ("closed", "open")) == "open"
-    if fields.get("file_input_id") is not None and (is_open or job_type != "regular"):
+    if is_open and job_type == "scheduled":
+        _refuse("status", "a scheduled job cannot be open")
+    if is_open and fields.get("file_input_id") is not None:
         raise ConveyorError(
             ErrorCode.FILE_INPUT_UNSUPPORTED_FOR_JOB_TYPE,
-            "file_input_id: only a regular job that is closed takes its tasks from a file",
+            "file_input_id: an open job does not take its tasks from a file",
         )
+    schedule, overlap = _scheduling(fields, job_type, unknown)
     job_params = _params(fields)
     skips = _flag(fields, "skip_invalid")
     tasks = _Tasks(_submitted(fields, limits, is_open=is_open), job_params, skips, unknown)
     return JobRequest(
-        type=job_type,
         open=is_open,
         name=_text(fields, "name", MAX_NAME),
         external_id=_external_id(fields),
@@ -213,6 +219,8 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
         file_input_id=_text(fields, "file_input_id", 128),
         callback=_callback(fields),
         webhook=_webhook(fields, unknown),
+        schedule=schedule,
+        overlap=overlap,
         skip_invalid=skips,
         specs=tasks.specs(),
         remarks=tasks.remarks(),
@@ -240,8 +248,6 @@ def _submitted(fields: dict[str, Any], limits: Limits, *, is_open: bool) -> list
     has_file = fields.get("file_input_id") is not None
     if has_file and tasks:
         _refuse("file_input_id", "send either tasks or file_input_id, not both")
-    if is_open and fields.get("type") == "scheduled":
-        _refuse("status", "a scheduled job cannot be open")
     if not (tasks or is_open or has_file):
         _refuse("tasks", "a closed job needs at least one task")
     if len(tasks) > limits.max_inline_tasks:
@@ -355,6 +361,24 @@ def _is_present(fields: dict[str, Any], name: str) -> bool:
     if value is not None and not isinstance(value, dict):
         _refuse(name, "must be an object")
     return value is not None
+
+
+def _scheduling(
+    fields: dict[str, Any], job_type: str, unknown: UnknownFields
+) -> tuple[Schedule | None, Overlap]:
+    """Parse the schedule of a scheduled job; a regular one has none."""
+    document = fields.get("schedule")
+    if job_type == "regular":
+        if document is not None:
+            unknown.note_ignored("schedule", "the job is regular")
+        return None, Overlap.SKIP
+    if document is None:
+        _refuse("schedule", "a scheduled job needs one")
+    if fields.get("callback") is not None:
+        _refuse("callback", "a scheduled job has none: a task token is used up by one run")
+    schedule = parse_schedule(document)
+    unknown.note(document, SCHEDULE_FIELDS, of="a schedule", where="")
+    return schedule, parse_overlap(document, usual=Overlap.SKIP)
 
 
 def _callback(fields: dict[str, Any]) -> Callback | None:

@@ -141,6 +141,26 @@ METRICS: dict[str, MetricInfo] = {
         "look found",
         served_by=WORKERS,
     ),
+    "fires": MetricInfo(
+        COUNTER,
+        "Fires of schedules; of those that were skipped the reason, and failed is a look that "
+        "could decide nothing",
+        {
+            "outcome": (
+                "started",
+                "missed",
+                "paused",
+                "run_live",
+                "quota_exceeded",
+                "key_unreadable",
+                "failed",
+            )
+        },
+        WORKERS,
+    ),
+    "fire_late_seconds": MetricInfo(
+        GAUGE, "Seconds from the time of the latest fire to its run", served_by=WORKERS
+    ),
     "store_rows_read": MetricInfo(COUNTER, "Task rows that reads touched"),
     "store_rows_returned": MetricInfo(
         COUNTER,

@@ -7,7 +7,7 @@ from functools import partial
 
 from conveyor.aio.concurrency import Remove, Throttle
 from conveyor.aio.resilience import log_and_continue
-from conveyor.domain.model import Run, RunStatus
+from conveyor.domain.model import JobStatus, Run, RunStatus
 from conveyor.ports.blobs import BlobPurge
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
@@ -20,6 +20,7 @@ from conveyor.records.blob_keys import (
     export_prefix,
     run_prefix,
     staged_prefix,
+    template_prefix,
 )
 
 ROWS_A_STEP = 500
@@ -93,14 +94,14 @@ class DeleteHandler:
             self._under_way.discard(message.run_id)
         if run is None:
             # It was purged before, and its job may be left; or it was never written.
-            await self._jobs.purge_job(message.job_id)
+            await self._end_job(message.job_id)
             return ACKNOWLEDGE
         if not message.final:
             again = DeleteMessage(message.job_id, message.run_id, final=True)
             await self._queues.send(CONTROL_QUEUE, again, delay=self._visibility)
             return ACKNOWLEDGE
         await self._runs.purge_run(message.run_id)
-        await self._jobs.purge_job(message.job_id)
+        await self._end_job(message.job_id)
         return ACKNOWLEDGE
 
     async def renew(self) -> None:
@@ -121,6 +122,16 @@ class DeleteHandler:
         if job is None:
             return None
         return await self._runs.get_run(job.caller, message.job_id, message.run_id)
+
+    async def _end_job(self, job_id: str) -> None:
+        """Remove the tombstone of a job once no run of it is left, after the template of a
+        scheduled one: nothing would lead to it any more."""
+        job = await self._jobs.find_job(job_id)
+        if job is None or (job.status is JobStatus.DELETED and job.scheduling is not None):
+            remove = bodies_below(self._blobs, template_prefix(job_id))
+            while await self._pace.step(remove, BODIES_A_STEP):
+                pass
+        await self._jobs.purge_job(job_id)
 
     async def _later(self, message: DeleteMessage) -> Outcome:
         """Send a fresh copy, so that waiting does not wear the message out."""

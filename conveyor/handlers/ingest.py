@@ -1,4 +1,5 @@
-"""Write the rows of a large run, from the chunks that its submit staged or from the run it reruns.
+"""Write the rows of a run: from the chunks that its submit staged, from the template of its
+scheduled job, or from the run it reruns.
 
 A worker may be killed at any instant here, and two workers may do the same work at once: rows are
 written only if they are absent, and the checkpoint moves with them.
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 import anyio.lowlevel
 import msgspec
 
+from conveyor.domain import ids
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest
 from conveyor.domain.states import LIVE_RUN_STATES
@@ -27,7 +29,7 @@ from conveyor.ports.queues import (
     Queues,
     Signals,
 )
-from conveyor.records.blob_keys import staged_key, staged_prefix
+from conveyor.records.blob_keys import staged_key, staged_prefix, template_key
 
 STRETCH = 250
 """Indexes whose rows are written in one step: a rerun copies as many, and a line of a staged chunk
@@ -39,6 +41,7 @@ way in its source."""
 
 _log = logging.getLogger("conveyor.handlers")
 _pairs = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
+_encode = msgspec.json.Encoder().encode
 
 
 class IngestFailed(Exception):
@@ -145,12 +148,12 @@ class IngestHandler:
 
     async def _write_chunk(self, state: Ingesting, first: int, end: int) -> bool:
         """Write the missing rows of one chunk; return False if the run no longer ingests."""
-        pieces = await self._blobs.open(staged_key(state.job_id, state.run_id, first))
+        pieces = await self._blobs.open(_chunk_key(state, first))
         if pieces is None:
             raise IngestFailed("a part of the staged list is missing")
         index = first
         async for line in _lines(pieces):
-            rows, references = _read_line(line, index)
+            rows, references = _read_line(line, index, state)
             index += rows.count
             if index <= _resumed(state.ingest):
                 continue
@@ -202,10 +205,23 @@ def _resumed(ingest: Ingest) -> int:
     return max(0, ingest.next_index - STRETCH)
 
 
-def _read_line(line: bytes, first_index: int) -> tuple[StagedRows, list[tuple[int, str]]]:
+def _chunk_key(state: Ingesting, first_index: int) -> str:
+    if state.ingest.template:
+        return template_key(state.job_id, state.ingest.list_id, first_index)
+    return staged_key(state.job_id, state.run_id, first_index)
+
+
+def _read_line(
+    line: bytes, first_index: int, state: Ingesting
+) -> tuple[StagedRows, list[tuple[int, str]]]:
     try:
         pairs = _pairs.decode(line)
     except msgspec.DecodeError:
         raise IngestFailed("a part of the staged list is damaged") from None
+    if state.ingest.template:
+        # The rows of a template have ids of no run: each run gives them its own.
+        task_ids = ids.task_ids(state.run_id, first_index, len(pairs))
+        pairs = [(task_id, spec) for task_id, (_, spec) in zip(task_ids, pairs, strict=True)]
+        line = _encode(pairs)
     references = [(first_index + offset, pair[0]) for offset, pair in enumerate(pairs)]
     return StagedRows(first_index, len(pairs), line), references

@@ -8,6 +8,7 @@ that. It may do anything twice, and two workers may do it at once.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,9 +16,12 @@ import msgspec
 
 from conveyor.aio.concurrency import Remove, Throttle
 from conveyor.aio.resilience import log_and_continue
+from conveyor.domain.ids import made_at
+from conveyor.domain.model import JobStatus
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.blobs import BlobPurge, Blobs
 from conveyor.ports.clock import Clock
+from conveyor.ports.deliveries import DeliveryUpkeep
 from conveyor.ports.maintenance import (
     EndedRun,
     ExportUpkeep,
@@ -36,13 +40,18 @@ from conveyor.ports.queues import (
     Signals,
     run_queue,
 )
+from conveyor.ports.records import JobLookup
+from conveyor.ports.schedules import FireUpkeep
 from conveyor.records.blob_keys import (
     BODIES_A_STEP,
     LIFECYCLE_DAYS,
+    TEMPLATES,
     bodies_below,
     export_key,
     input_key,
     run_prefix,
+    template_list_prefix,
+    template_lists,
 )
 
 
@@ -260,6 +269,57 @@ class Retention:
         return True
 
 
+TEMPLATES_INTERVAL = 3_600.0
+"""Seconds between two looks at every template."""
+TEMPLATE_KEYS = 1_000
+"""Keys of chunks read at a time."""
+STAGED_FOR = _DAY
+"""Milliseconds after its id was made at which the list of a submit is finished or given up."""
+
+
+class Templates:
+    """Remove lists of scheduled jobs that nothing leads to any more: no rule of a store does.
+
+    An api that dies while it stages a list leaves it behind. One that dies while it deletes a job
+    which never had a run leaves list and tombstone.
+    """
+
+    def __init__(self, clock: Clock, *, jobs: JobLookup, blobs: BlobPurge, queues: Queues) -> None:
+        self._clock = clock
+        self._jobs = jobs
+        self._blobs = blobs
+        self._queues = queues
+        self._due_at = 0.0
+        self._after = ""
+
+    async def look(self, *, until: float) -> None:
+        """Look at the lists, by key, if that is due; or go on with an unfinished look. End soon
+        after the monotonic instant `until`."""
+        if not self._after and self._clock.monotonic() < self._due_at:
+            return
+        while True:
+            keys = await self._blobs.list_keys(TEMPLATES, after=self._after, limit=TEMPLATE_KEYS)
+            for job_id, list_id in template_lists(keys):
+                await self._check(job_id, list_id)
+            if len(keys) < TEMPLATE_KEYS:
+                self._after = ""
+                self._due_at = self._clock.monotonic() + TEMPLATES_INTERVAL
+                return
+            self._after = keys[-1]
+            if self._clock.monotonic() >= until:
+                return
+
+    async def _check(self, job_id: str, list_id: str) -> None:
+        job = await self._jobs.find_job(job_id)
+        if job is not None and job.status is JobStatus.DELETED:
+            # Its runs may be under way; the template may go before them.
+            await self._queues.send(CONTROL_QUEUE, DeleteMessage(job_id, job_id))
+            return
+        kept = None if job is None or job.scheduling is None else job.scheduling.template.list_id
+        if list_id != kept and self._clock.now() - made_at(list_id) > STAGED_FOR:
+            await self._blobs.delete_prefix(template_list_prefix(job_id, list_id))
+
+
 CLAIM_SHARE = 0.8
 """Share of the interval for which a claimed sweep keeps other workers from theirs: less than any
 interval with its jitter, so that a worker never blocks itself."""
@@ -278,6 +338,8 @@ class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
     interval: float
     quiet_after: float
     row_retention_days: int
+    delivery_retention_days: int
+    fire_retention_days: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +350,9 @@ class SweepPorts:
     ingestion: StuckIngests
     exports: ExportUpkeep
     inputs: InputExpiry
+    deliveries: DeliveryUpkeep
+    schedules: FireUpkeep
+    jobs: JobLookup
     runs: RunTombstones
     blobs: Blobs
     queues: Queues
@@ -317,6 +382,7 @@ class Sweeper:
             queues=ports.queues,
             row_days=options.row_retention_days,
         )
+        self._templates = Templates(clock, jobs=ports.jobs, blobs=ports.blobs, queues=ports.queues)
 
     async def sweep(self) -> None:
         """Sweep once. A part that fails is logged and left to the next sweep; the others are done.
@@ -343,6 +409,15 @@ class Sweeper:
             _log,
             "sweeping expired exports failed",
             partial(self._expired_exports, until=self._until),
+        )
+        await log_and_continue(
+            _log, "sweeping old deliveries failed", partial(self._old_deliveries, until=self._until)
+        )
+        await log_and_continue(
+            _log, "sweeping old fires failed", partial(self._old_fires, until=self._until)
+        )
+        await log_and_continue(
+            _log, "sweeping templates failed", partial(self._templates.look, until=self._until)
         )
         await log_and_continue(
             _log,
@@ -405,3 +480,18 @@ class Sweeper:
                 await self._ports.exports.drop_export(export.export_id)
                 if self._clock.monotonic() >= until:
                     return
+
+    async def _old_deliveries(self, *, until: float) -> None:
+        before = self._clock.now() - self._options.delivery_retention_days * _DAY
+        drop = partial(self._ports.deliveries.drop_old_deliveries, before=before, limit=PAGE)
+        await self._in_pages(drop, until=until)
+
+    async def _old_fires(self, *, until: float) -> None:
+        before = self._clock.now() - self._options.fire_retention_days * _DAY
+        drop = partial(self._ports.schedules.drop_old_fires, before=before, limit=PAGE)
+        await self._in_pages(drop, until=until)
+
+    async def _in_pages(self, drop: Callable[[], Awaitable[int]], *, until: float) -> None:
+        """Drop page after page, until one is not full or the time is over."""
+        while await drop() == PAGE and self._clock.monotonic() < until:
+            pass

@@ -35,7 +35,7 @@ from conveyor.http.request import (
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
 from conveyor.http.routes_schedules import SCHEDULE_ROUTES
-from conveyor.http.routes_server import UNBUILT_ROUTES, server_routes
+from conveyor.http.routes_server import server_routes
 from conveyor.http.routes_signing import SIGNING_ROUTES
 from conveyor.http.routes_webhooks import WEBHOOK_ROUTES
 from conveyor.ports.clock import Clock
@@ -52,7 +52,6 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
     **SIGNING_ROUTES,
     **WEBHOOK_ROUTES,
     **SCHEDULE_ROUTES,
-    **UNBUILT_ROUTES,
 }
 """Handlers of each method, for every path that needs a key."""
 

@@ -109,13 +109,9 @@ def _responses(operation: Operation) -> dict[str, Any]:
         statuses.add(422)
     if not operation.open:
         statuses |= {problems.PROBLEMS[code][0] for code in WITH_A_KEY}
-    responses: dict[str, Any] = {}
-    if operation.success < 400:
-        responses[str(operation.success)] = _success(operation)
-        if operation.later:
-            responses["202"] = _success(operation)
-    else:
-        statuses.add(operation.success)
+    responses: dict[str, Any] = {str(operation.success): _success(operation)}
+    if operation.later:
+        responses["202"] = _success(operation)
     for status in sorted(statuses):
         responses[str(status)] = {"$ref": f"#/components/responses/Problem{status}"}
     return responses

@@ -133,13 +133,13 @@ _ON_JOBS = (
         method="post",
         path="/v1/jobs",
         id="submitJob",
-        summary="Create a job and its first run",
+        summary="Create a job, and its first run unless it is scheduled",
         success=201,
         later=True,
         answer="Submitted",
         body="SubmitJob",
         parameters=("IdempotencyKey",),
-        note="201 where the rows are written, 202 where they follow.",
+        note="201 where the rows are written or the job is scheduled, 202 where rows follow.",
         refusals=(
             ErrorCode.INVALID_ARGUMENT,
             ErrorCode.FILE_INPUT_NOT_FOUND,
@@ -149,7 +149,6 @@ _ON_JOBS = (
             ErrorCode.CALLBACK_URL_UNRESOLVABLE,
             ErrorCode.WEBHOOK_SIGNING_REQUIRES_ACTIVE_KEY,
             ErrorCode.QUOTA_EXCEEDED,
-            ErrorCode.NOT_IMPLEMENTED,
             ErrorCode.IDEMPOTENCY_KEY_CONFLICT,
             ErrorCode.PAYLOAD_TOO_LARGE,
             ErrorCode.UNSUPPORTED_MEDIA_TYPE,
@@ -208,8 +207,8 @@ _ON_JOBS = (
         id="closeJob",
         summary="Close an open job: no task comes any more",
         answer="Job",
-        note="Idempotent.",
-        refusals=(ErrorCode.NOT_FOUND,),
+        note="Idempotent; `job_not_open` on a scheduled job.",
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.JOB_NOT_OPEN),
     ),
     Operation(
         method="post",
@@ -256,7 +255,8 @@ _ON_JOBS = (
         answer="Rerun",
         parameters=("RerunStatus", "IdempotencyKey"),
         note=(
-            "201 where the rows are written, 202 where they follow; a `status` makes it partial."
+            "201 where the rows are written, 202 where they follow; a `status` makes it partial. "
+            "A scheduled job without a run gets one of its list."
         ),
         refusals=(
             ErrorCode.INVALID_ARGUMENT,
@@ -406,6 +406,57 @@ _ON_KEYS = (
 
 _ON_SCHEDULES = (
     Operation(
+        method="get",
+        path=f"{_JOB}/schedule",
+        id="getJobSchedule",
+        summary="Show the schedule of a job, and its next fires",
+        answer="JobSchedule",
+        note="`conflict` on a regular job.",
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.CONFLICT),
+    ),
+    Operation(
+        method="put",
+        path=f"{_JOB}/schedule",
+        id="updateJobSchedule",
+        summary="Replace the schedule of a job; a live run goes on",
+        answer="Job",
+        body="Schedule",
+        note="`conflict` on a regular job. The same schedule changes nothing.",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.NOT_FOUND,
+            ErrorCode.CONFLICT,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ),
+    ),
+    Operation(
+        method="post",
+        path=f"{_JOB}/schedule/state",
+        id="updateScheduleState",
+        summary="Pause the schedule of a job, or resume it, which fires nothing",
+        answer="Job",
+        body="ScheduleState",
+        note="Idempotent; `conflict` on a regular job.",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.NOT_FOUND,
+            ErrorCode.CONFLICT,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ),
+    ),
+    Operation(
+        method="get",
+        path=f"{_JOB}/schedule/fires",
+        id="listFires",
+        summary="List what became of the fires of a job, newest first",
+        answer="FiresPage",
+        parameters=("Limit", "Cursor"),
+        note="`conflict` on a regular job.",
+        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND, ErrorCode.CONFLICT),
+    ),
+    Operation(
         method="post",
         path="/v1/schedule/preview",
         id="previewSchedule",
@@ -420,24 +471,6 @@ _ON_SCHEDULES = (
     ),
 )
 
-
-def _reserved(method: str, path: str, operation_id: str) -> Operation:
-    return Operation(
-        method=method,
-        path=path,
-        id=operation_id,
-        summary="Reserved: not implemented yet",
-        success=501,
-        refusals=(ErrorCode.NOT_FOUND, ErrorCode.NOT_IMPLEMENTED)
-        if "{job_id}" in path
-        else (ErrorCode.NOT_IMPLEMENTED,),
-    )
-
-
-_RESERVED = (
-    _reserved("put", f"{_JOB}/schedule", "updateJobSchedule"),
-    _reserved("post", f"{_JOB}/schedule/state", "updateScheduleState"),
-)
 
 _ON_SERVER = (
     Operation(
@@ -480,7 +513,7 @@ _ON_SERVER = (
     ),
 )
 
-OPERATIONS = _ON_JOBS + _ON_RUNS + _ON_RESULTS + _ON_KEYS + _ON_SCHEDULES + _RESERVED + _ON_SERVER
+OPERATIONS = _ON_JOBS + _ON_RUNS + _ON_RESULTS + _ON_KEYS + _ON_SCHEDULES + _ON_SERVER
 """Operations of jobs, runs, results and the server itself; HEAD works wherever GET does."""
 
 

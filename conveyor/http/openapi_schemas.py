@@ -12,8 +12,10 @@ import msgspec
 
 from conveyor.domain import params, schedule, submission, urls
 from conveyor.domain.errors import InvalidTaskReason
+from conveyor.domain.scheduling import Overlap
 from conveyor.domain.submission import MAX_BODY_BYTES
 from conveyor.service import schemas
+from conveyor.service.responses import STATES
 from conveyor.service.schemas import ULID_PATTERN, ExternalId, Metadata
 
 Schema = dict[str, Any]
@@ -55,6 +57,15 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "DeliveryHeaders": schemas.DeliveryHeadersBody,
     "Fire": schemas.FireBody,
     "SchedulePreview": schemas.SchedulePreviewBody,
+    "JobRate": schemas.RateBody,
+    "JobCalendar": schemas.CalendarBody,
+    "JobCadence": schemas.CadenceBody,
+    "WeekDays": schemas.WeekDaysBody,
+    "MonthDays": schemas.MonthDaysBody,
+    "StoredSchedule": schemas.ScheduleBody,
+    "JobSchedule": schemas.JobScheduleBody,
+    "FireRecord": schemas.FireRecordBody,
+    "FiresPage": schemas.FiresPage,
 }
 """Struct of each answer, by the name of its schema in the document."""
 
@@ -209,13 +220,26 @@ _SOME_TASKS: Schema = {
     "required": ["tasks"],
     "properties": {"tasks": {"type": "array", "minItems": 1}},
 }
-_WHERE_TASKS_COME_FROM: Schema = {
-    "if": {"required": ["status"], "properties": {"status": {"const": "open"}}},
-    "then": {"properties": {"file_input_id": {"type": "null"}}},
+_FILE_OR_TASKS: Schema = {
+    "if": {"required": ["file_input_id"], "properties": {"file_input_id": {"type": "string"}}},
+    "then": {"properties": {"tasks": {"maxItems": 0}}},
+    "else": _SOME_TASKS,
+}
+_BY_TYPE: Schema = {
+    "if": {"required": ["type"], "properties": {"type": {"const": "scheduled"}}},
+    "then": {
+        "required": ["schedule"],
+        "properties": {
+            "schedule": ref("Schedule"),
+            "status": {"enum": ["closed", None]},
+            "callback": {"type": "null"},
+        },
+        **_FILE_OR_TASKS,
+    },
     "else": {
-        "if": {"required": ["file_input_id"], "properties": {"file_input_id": {"type": "string"}}},
-        "then": {"properties": {"tasks": {"maxItems": 0}}},
-        "else": _SOME_TASKS,
+        "if": {"required": ["status"], "properties": {"status": {"const": "open"}}},
+        "then": {"properties": {"file_input_id": {"type": "null"}}},
+        "else": _FILE_OR_TASKS,
     },
 }
 _LISTED_TASKS: Schema = {"type": "array", "items": ref("Task")}
@@ -235,7 +259,16 @@ _REQUESTS: dict[str, Schema] = {
     "SubmitJob": _object(
         "",
         {
-            "type": nullable(_text("`scheduled` is reserved.", enum=["regular", "scheduled"])),
+            "type": nullable(
+                _text(
+                    "A scheduled job makes a run at each fire of its schedule, of the same tasks.",
+                    enum=["regular", "scheduled"],
+                    default="regular",
+                )
+            ),
+            "schedule": {
+                "description": "When a scheduled job fires: see Schedule. Ignored on a regular job."
+            },
             "status": nullable(
                 _text(
                     "An open job takes further tasks until it is closed.",
@@ -259,7 +292,9 @@ _REQUESTS: dict[str, Schema] = {
             "result_ttl_days": _between(1, 365, 14, "Days that result bodies are kept."),
             "callback": nullable(ref("Callback")),
             "webhook": nullable(ref("Webhook")),
-            "file_input_id": nullable(_ulid("An uploaded file with the tasks of a closed job.")),
+            "file_input_id": nullable(
+                _ulid("An uploaded file with the tasks, unless the job is open.")
+            ),
             "async": nullable(
                 {
                     "type": "boolean",
@@ -271,7 +306,7 @@ _REQUESTS: dict[str, Schema] = {
         },
         "A job to create.",
     )
-    | _WHERE_TASKS_COME_FROM,
+    | _BY_TYPE,
     "Schedule": {
         "type": "object",
         "description": "Exactly one of `at`, `rate` and `calendar`; the first and the last need "
@@ -285,9 +320,25 @@ _REQUESTS: dict[str, Schema] = {
             ),
             "rate": nullable(ref("ScheduleRate")),
             "calendar": nullable(ref("ScheduleCalendar")),
-            "timezone": nullable(_text("A zone of IANA, such as Europe/Berlin.")),
+            "timezone": nullable(
+                _text("A zone of IANA, such as Europe/Berlin.", maxLength=schedule.MOST_ZONE_NAME)
+            ),
+            "overlap": nullable(
+                _text(
+                    "What becomes of a fire while a run of the job is live: `skip` it, or let one "
+                    "`wait` for the end of that run. A change that does not name it keeps it.",
+                    enum=[word.value for word in Overlap],
+                )
+            ),
         },
     },
+    "ScheduleState": _object(
+        "schedule_state",
+        {
+            "schedule_state": _text("Fires of a paused schedule are skipped.", enum=list(STATES)),
+        },
+        "The state of a schedule.",
+    ),
     "ScheduleRate": _object(
         "every unit",
         {

@@ -6,7 +6,7 @@ from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.webhooks import MOST_WEBHOOK_URL, USUAL_EVENTS, EventType
 from conveyor.http.openapi_operations import Operation
-from conveyor.http.openapi_schemas import Schema, nullable, ref
+from conveyor.http.openapi_schemas import Schema, nullable
 from conveyor.service.deliveries import MOST_REPLAYED
 from conveyor.service.schemas import ULID_PATTERN
 
@@ -54,12 +54,14 @@ WEBHOOK_SCHEMAS: dict[str, Schema] = {
         "description": "Deliveries in one state, made in a window of time.",
         "required": ["since"],
         "properties": {
-            "status": {
-                "type": "string",
-                "description": "Their state.",
-                "enum": _STATES,
-                "default": DeliveryStatus.FAILED.value,
-            },
+            "status": nullable(
+                {
+                    "type": "string",
+                    "description": "Their state.",
+                    "enum": _STATES,
+                    "default": DeliveryStatus.FAILED.value,
+                }
+            ),
             "since": {
                 "type": "string",
                 "format": "date-time",
@@ -208,7 +210,7 @@ WEBHOOK_OPERATIONS = (
         summary="Write the headers of an event as if it were sent now",
         answer="DeliveryHeaders",
         note="Signed if the webhook asks for it; where there is none any more, if you have a key.",
-        refusals=(ErrorCode.NOT_FOUND, ErrorCode.WEBHOOK_SIGNING_REQUIRES_ACTIVE_KEY),
+        refusals=(ErrorCode.NOT_FOUND,),
     ),
 )
 """Operations of webhooks and their deliveries."""

@@ -4,7 +4,48 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from conveyor.http.request import Handler, RequestContext, json_response, read_small_body
+from conveyor.http.request import (
+    Handler,
+    RequestContext,
+    cursor,
+    json_response,
+    page_size,
+    read_small_body,
+)
+from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
+
+
+async def show(call: RequestContext) -> Response:
+    """Show the schedule of a job and its next fires."""
+    return json_response(await call.service.schedules.show(call.caller_id, call.job_id))
+
+
+async def replace(call: RequestContext) -> Response:
+    """Replace the schedule of a job."""
+    caller_id, job_id = call.caller_id, call.job_id
+    await call.service.schedules.require(caller_id, job_id)
+    body = await read_small_body(call.request)
+    return json_response(await call.service.schedules.replace(caller_id, job_id, body))
+
+
+async def set_state(call: RequestContext) -> Response:
+    """Pause or resume the schedule of a job."""
+    caller_id, job_id = call.caller_id, call.job_id
+    await call.service.schedules.require(caller_id, job_id)
+    body = await read_small_body(call.request)
+    return json_response(await call.service.schedules.set_state(caller_id, job_id, body))
+
+
+async def list_fires(call: RequestContext) -> Response:
+    """List what became of the fires of a job."""
+    params = call.request.query_params
+    page = await call.service.schedules.list_fires(
+        call.caller_id,
+        call.job_id,
+        cursor=cursor(params),
+        limit=page_size(params, default=DEFAULT_PAGE, most=MAX_PAGE),
+    )
+    return json_response(page)
 
 
 async def preview(call: RequestContext) -> Response:
@@ -14,5 +55,8 @@ async def preview(call: RequestContext) -> Response:
 
 
 SCHEDULE_ROUTES: dict[str, dict[str, Handler]] = {
+    "/v1/jobs/{job_id}/schedule": {"GET": show, "PUT": replace},
+    "/v1/jobs/{job_id}/schedule/state": {"POST": set_state},
+    "/v1/jobs/{job_id}/schedule/fires": {"GET": list_fires},
     "/v1/schedule/preview": {"POST": preview},
 }

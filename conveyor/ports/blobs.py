@@ -74,13 +74,18 @@ class BlobReader(Protocol):
 
 
 class BlobPurge(Protocol):
-    """Removal of bodies, for maintenance."""
+    """Listing and removal of bodies, for maintenance."""
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
         """Remove at most `limit` bodies whose keys start with `prefix`, which ends in "/".
 
         Return the number of bodies removed. A number below `limit` means that no body is left.
         """
+        ...
+
+    async def list_keys(self, prefix: str, *, after: str, limit: int) -> list[str]:
+        """Return at most `limit` keys that start with `prefix`, which ends in "/", in order; only
+        those above `after`."""
         ...
 
 

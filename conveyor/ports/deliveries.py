@@ -68,7 +68,7 @@ class DeliveryUpkeep(Protocol):
 
     async def drop_old_deliveries(self, *, before: int, limit: int) -> int:
         """Remove at most `limit` deliveries that are not pending and last changed before `before`;
-        return their number. A store whose items have a time to live may do nothing."""
+        return their number."""
         ...
 
 

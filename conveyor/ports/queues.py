@@ -66,7 +66,7 @@ class TaskMessage(msgspec.Struct, frozen=True, tag="task"):
 
 class DeleteMessage(msgspec.Struct, frozen=True, tag="delete"):
     """An order to scrub a deleted run, and its job's tombstone once no run of a deleted job is
-    left.
+    left. That of a job without a run has the id of the job as `run_id`.
 
     `final` marks the second pass, one visibility timeout after the first.
     """

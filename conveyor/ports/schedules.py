@@ -2,7 +2,7 @@
 
 A scheduled job is a job whose `scheduling` is set; it is made by `JobWriter.create_job`, without a
 run. Its index entry (when it is due) follows from the job itself: a job that is not deleted is due
-at `scheduling.next_at`. Instants are in milliseconds since the epoch.
+at `scheduling.due_at`. Instants are in milliseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,16 @@ class ScheduleChange(msgspec.Struct, frozen=True, kw_only=True):
     once: IdempotencyScope | None = None
 
 
-class Schedules(Protocol):
+class FireUpkeep(Protocol):
+    """Removal of old rows of fires, for the sweeper. Those of a job go with it (`JobPurge`)."""
+
+    async def drop_old_fires(self, *, before: int, limit: int) -> int:
+        """Remove at most `limit` rows that were last changed before `before`; return their number.
+        A store whose items have a time to live may do nothing."""
+        ...
+
+
+class Schedules(FireUpkeep, Protocol):
     """Scheduled jobs, for the API and for workers that fire them."""
 
     async def change_schedule(self, change: ScheduleChange) -> bool:
@@ -41,12 +50,13 @@ class Schedules(Protocol):
 
         `after.version` is that of `before` plus one. Of several calls that name one version a
         single one returns True, though all write the same. A store that repeats its own write after
-        a lost answer has to know it again as its own.
+        a lost answer has to know it again as its own. Raises ConveyorError(conflict), and changes
+        nothing, if the request under `once` was answered already, or the run exists.
         """
         ...
 
     async def due_schedules(self, *, now: int, limit: int) -> list[Job]:
-        """Return at most `limit` scheduled jobs of all callers whose `next_at` is `now` or earlier,
+        """Return at most `limit` scheduled jobs of all callers whose `due_at` is `now` or earlier,
         longest due first; deleted jobs are left out."""
         ...
 
@@ -57,9 +67,4 @@ class Schedules(Protocol):
 
     async def list_fires(self, job_id: str, *, before: str | None, limit: int) -> list[FireRecord]:
         """Return at most `limit` rows of a job, newest first by id, strictly below `before`."""
-        ...
-
-    async def drop_old_fires(self, *, before: int, limit: int) -> int:
-        """Remove at most `limit` rows that were last changed before `before`; return their number.
-        A store whose items have a time to live may do nothing."""
         ...

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from conveyor.aio.concurrency import Remove
+from conveyor.domain.ids import is_ulid
 from conveyor.ports.blobs import BlobPurge
 
 _NAME = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]+"
@@ -63,14 +65,30 @@ def staged_key(job_id: str, run_id: str, first_index: int) -> str:
     return f"{staged_prefix(job_id, run_id)}{first_index:011}"
 
 
+TEMPLATES = "templates/"
+"""The prefix of the task lists of all scheduled jobs."""
+
+
 def template_prefix(job_id: str) -> str:
-    """The prefix of the task list of a scheduled job, which stays until the job is deleted."""
-    return f"templates/{job_id}/"
+    """The prefix of the task lists of a scheduled job, which stay until the job is deleted."""
+    return f"{TEMPLATES}{job_id}/"
 
 
-def template_key(job_id: str, first_index: int) -> str:
-    """The key of one chunk of a scheduled job's list, named by the index of its first task."""
-    return f"{template_prefix(job_id)}{first_index:011}"
+def template_list_prefix(job_id: str, list_id: str) -> str:
+    """The prefix of one of them: two attempts at one submit stage a list each."""
+    return f"{template_prefix(job_id)}{list_id}/"
+
+
+def template_key(job_id: str, list_id: str, first_index: int) -> str:
+    """The key of one chunk of such a list, named by the index of its first task."""
+    return f"{template_list_prefix(job_id, list_id)}{first_index:011}"
+
+
+def template_lists(keys: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the (job_id, list_id) of the lists that keys of chunks name, once each."""
+    parts = (key.split("/") for key in keys)
+    found = {(names[1], names[2]) for names in parts if len(names) == 4}
+    return sorted(names for names in found if all(map(is_ulid, names)))
 
 
 def input_key(input_id: str) -> str:

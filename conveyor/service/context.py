@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from conveyor.aio.outages import Outage
-from conveyor.domain.errors import not_found
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import JobStatus, JobView, Run, RunStatus
 from conveyor.ports.binding import Jobs
 from conveyor.ports.blobs import Blobs
@@ -40,6 +40,7 @@ class ServiceOptions:
     max_add_tasks: int = 10_000
     max_open_job_tasks: int = 100_000
     max_active_jobs: int = 0
+    max_scheduled_jobs: int = 0
     idempotency_claim: float = 60.0
     idempotency_ttl: float = 86_400.0
     result_url_ttl: float = 7_200.0
@@ -116,6 +117,7 @@ class Context:
     inputs: InputSlots
     exports: ExportRequests
     deliveries: DeliveryLog
+    schedules: Schedules
     blobs: Blobs
     clock: Clock
     options: ServiceOptions
@@ -148,3 +150,8 @@ class Context:
         if run is None or run.status is RunStatus.DELETED:
             raise not_found("run")
         return view, run
+
+
+def template_is_fixed() -> ConveyorError:
+    """Build the refusal to add tasks to a scheduled job, or to close it."""
+    return ConveyorError(ErrorCode.JOB_NOT_OPEN, "the tasks of a scheduled job never change")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from conveyor.domain.deliveries import MOST_JUDGED, Delivery
 from conveyor.domain.errors import not_found
-from conveyor.domain.model import JobStatus, JobView, Run
+from conveyor.domain.model import JobStatus, Run
 from conveyor.ports.deliveries import DeliveryFilter
-from conveyor.service.context import Context
+from conveyor.service.context import Context, template_is_fixed
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import job_body, run_body
 from conveyor.service.results import Cursors, bad_cursor
@@ -39,10 +39,6 @@ class JobQueries:
             )
         return job_body(view, self._context.outage(), newest)
 
-    async def require_job(self, caller_id: str, job_id: str) -> None:
-        """Raise ConveyorError(not_found) unless the caller has this job."""
-        await self._context.live_job(caller_id, job_id)
-
     async def list_jobs(
         self,
         caller_id: str,
@@ -55,11 +51,13 @@ class JobQueries:
         """Return a page of jobs. Raises ConveyorError(invalid_argument) for a bad cursor."""
         scope = f"jobs:{caller_id}:{status}:{job_type}"
         before = self._cursors.decode(cursor, scope=scope) if cursor is not None else None
-        views: list[JobView] = []
-        if job_type != "scheduled":
-            views = await self._context.jobs.list_jobs(
-                caller_id, status=status, before=before, limit=limit + 1
-            )
+        views = await self._context.jobs.list_jobs(
+            caller_id,
+            status=status,
+            before=before,
+            limit=limit + 1,
+            scheduled=None if job_type is None else job_type == "scheduled",
+        )
         following = None
         if len(views) > limit:
             following = self._cursors.encode(views[limit - 1].job.job_id, scope=scope)
@@ -106,7 +104,11 @@ class JobCommands:
         self._notifier = notifier
 
     async def close(self, caller_id: str, job_id: str) -> JobBody:
-        """Close a job to further tasks. Raises ConveyorError(not_found)."""
+        """Close a job to further tasks. Raises ConveyorError: not_found; job_not_open on a
+        scheduled job."""
+        found = await self._jobs.get_job(caller_id, job_id)
+        if found is not None and found.job.scheduling is not None:
+            raise not_found("job") if found.job.status is JobStatus.DELETED else template_is_fixed()
         view = await self._jobs.close_job(caller_id, job_id, now=self._context.clock.now())
         if view.latest_run is not None:
             self._notifier.run_changed(view.latest_run.run_id)
@@ -137,7 +139,12 @@ class JobCommands:
         run_ids = await self._jobs.delete_job(caller_id, job_id, now=self._context.clock.now())
         for run_id in run_ids:
             await self._notifier.run_deleted(job_id, run_id)
-        if not run_ids:
+        if run_ids:
+            return
+        job = await self._jobs.find_job(job_id)
+        if job is not None and job.scheduling is not None:
+            await self._notifier.job_deleted(job_id)
+        else:
             await self._jobs.purge_job(job_id)
 
     async def delete_run(self, caller_id: str, job_id: str, run_id: str) -> None:

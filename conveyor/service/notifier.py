@@ -70,6 +70,10 @@ class WorkNotifier:
         await self._guard(self._queues.send(CONTROL_QUEUE, message), run_id)
         self._signals.run_changed(run_id)
 
+    async def job_deleted(self, job_id: str) -> None:
+        """Request the removal of what is left of a deleted job without a run."""
+        await self._guard(self._queues.send(CONTROL_QUEUE, DeleteMessage(job_id, job_id)), job_id)
+
     def run_paused(self, run_id: str) -> None:
         """Signal that a run was paused."""
         self._signals.run_halted(run_id)

@@ -1,15 +1,17 @@
-"""Makes a new run from the latest one, in full or in part."""
+"""Makes a new run from the latest one, in full or in part; or the first one of a scheduled job."""
 
 from __future__ import annotations
 
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
+from conveyor.domain.fires import run_from_template
 from conveyor.domain.model import TaskStatus
 from conveyor.ports.records import Rerun, RerunRequest, StoredResponse
+from conveyor.ports.schedules import ScheduleChange
 from conveyor.service.context import Context
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
 from conveyor.service.notifier import WorkNotifier
-from conveyor.service.responses import encode, made_run, rerun_body
+from conveyor.service.responses import encode, first_rerun_body, made_run, rerun_body
 
 CLAIM_WAIT = 5.0
 """Seconds that a small rerun waits for calls in flight of the run it replays. For a large one, the
@@ -17,6 +19,9 @@ copying waits."""
 
 LATER = 202
 """The status of a rerun whose rows are written after the answer."""
+
+FIRES_TRIED = 8
+"""Times that the first run of a scheduled job is tried while others change the job in between."""
 
 _PAUSES = Backoff(0.05, 0.5)
 _DAY = 86_400_000
@@ -39,7 +44,7 @@ class Reruns:
         keyed: KeyedRequest | None,
     ) -> Reply:
         """Make the new run; `statuses` of None replays everything. Answers 202 if its rows come
-        later.
+        later. A scheduled job that has no run gets one from its template.
 
         Raises ConveyorError as `RunWriter.rerun` does, and idempotency_key_conflict.
         """
@@ -56,7 +61,12 @@ class Reruns:
         statuses: frozenset[TaskStatus] | None,
         claim: IdempotencyClaim,
     ) -> StoredResponse:
-        await self._context.live_job(caller_id, job_id)
+        if statuses is None:
+            answer = await self._fire(caller_id, job_id, claim)
+            if answer is not None:
+                return answer
+        else:
+            await self._context.live_job(caller_id, job_id)
         patience = _SourceWait(self._context)
         while True:
             try:
@@ -69,6 +79,32 @@ class Reruns:
         else:
             await self._notifier.run_made(job_id, claim.created_id)
         return answer
+
+    async def _fire(
+        self, caller_id: str, job_id: str, claim: IdempotencyClaim
+    ) -> StoredResponse | None:
+        """Make a run from the template of a scheduled job; None if there is a run to replay."""
+        for attempt in range(1, FIRES_TRIED + 1):
+            view = await self._context.live_job(caller_id, job_id)
+            if view.job.scheduling is None or view.latest_run is not None:
+                return None
+            after, run = run_from_template(
+                view.job,
+                run_id=claim.created_id,
+                trigger="manual",
+                now=self._context.clock.now(),
+            )
+            answer = StoredResponse(LATER, encode(first_rerun_body(after, run)))
+            change = ScheduleChange(
+                before=view.job, after=after, run=run, answer=answer, once=claim.once
+            )
+            if await self._context.schedules.change_schedule(change):
+                await self._notifier.ingest_due(job_id, run.run_id)
+                return answer
+            await self._context.clock.sleep(_PAUSES.delay(attempt))
+        raise ConveyorError(
+            ErrorCode.UNAVAILABLE, "others keep changing this job; try again", retry_after=1
+        )
 
     async def _replay(
         self,

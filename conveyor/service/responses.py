@@ -12,6 +12,7 @@ from pydantic_core import Url
 
 from conveyor.aio.outages import Outage
 from conveyor.domain.deliveries import Delivery, DeliveryAttempt, receiver_health
+from conveyor.domain.fires import with_present_zones
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
     Event,
@@ -25,12 +26,16 @@ from conveyor.domain.model import (
     Task,
 )
 from conveyor.domain.remarks import NO_REMARKS, Remarks
+from conveyor.domain.schedule import WEEKDAYS, Calendar
+from conveyor.domain.scheduling import Scheduling
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
 from conveyor.domain.webhooks import Webhook
 from conveyor.ports.records import Appended, Rerun
 from conveyor.service.schemas import (
     AddTasksBody,
+    CadenceBody,
+    CalendarBody,
     CallbackBody,
     DeliveryAttemptBody,
     DeliveryBody,
@@ -38,20 +43,26 @@ from conveyor.service.schemas import (
     HistoryBody,
     JobBody,
     LoggedDeliveryBody,
+    MonthDaysBody,
     OutageBody,
     ProblemBody,
+    RateBody,
     RerunBody,
     ResultBody,
     RunBody,
+    ScheduleBody,
     SpendBody,
     StatsBody,
     SubmitBody,
     WaitBody,
     WebhookBody,
     WebhookStatusBody,
+    WeekDaysBody,
     present,
 )
 
+ACTIVE, PAUSED = STATES = ("active", "paused")
+"""The states of a schedule."""
 PROBLEM_TYPE = "urn:conveyor:problem:"
 """The prefix of a problem's type; its code follows."""
 
@@ -69,9 +80,10 @@ def job_body(
     """Show a job on the wire, without its caller and its sealed key, and how its receiver did in
     the `deliveries`; `outage` is as in `run_body`."""
     job = view.job
+    plan = None if job.scheduling is None else with_present_zones(job.scheduling)
     return JobBody(
         job_id=job.job_id,
-        type="regular",
+        type="regular" if job.scheduling is None else "scheduled",
         status=job.status.value,
         format=job.format.value,
         zenrows_params=job.params,
@@ -85,6 +97,9 @@ def job_body(
         callback=CallbackBody(job.callback.task_token) if job.callback is not None else UNSET,
         webhook=webhook_body(job.webhook) if job.webhook is not None else UNSET,
         webhook_status=_webhook_status_body(deliveries) if deliveries else UNSET,
+        schedule=UNSET if plan is None else schedule_body(plan),
+        schedule_state=UNSET if plan is None else state_word(plan),
+        next_scheduled_run=UNSET if plan is None else next_run(plan),
         latest_run=run_body(view.latest_run, outage) if view.latest_run is not None else UNSET,
         created_at=rfc3339(job.created_at),
         updated_at=rfc3339(job.updated_at),
@@ -163,6 +178,40 @@ def _instant(milliseconds: int) -> str | UnsetType:
     return rfc3339(milliseconds) if milliseconds else UNSET
 
 
+def schedule_body(plan: Scheduling) -> ScheduleBody:
+    """Show a schedule on the wire."""
+    rate = plan.schedule.rate
+    return ScheduleBody(
+        at=present(plan.schedule.at),
+        rate=UNSET if rate is None else RateBody(rate.every, rate.unit),
+        calendar=_calendar_body(plan.schedule.calendar),
+        timezone=present(plan.schedule.timezone),
+        overlap=plan.overlap.value,
+    )
+
+
+def _calendar_body(calendar: Calendar | None) -> CalendarBody | UnsetType:
+    if calendar is None:
+        return UNSET
+    if calendar.weekdays:
+        cadence = CadenceBody(weekly=WeekDaysBody([WEEKDAYS[day] for day in calendar.weekdays]))
+    elif calendar.month_days:
+        cadence = CadenceBody(monthly=MonthDaysBody(list(calendar.month_days)))
+    else:
+        cadence = CadenceBody(daily={})
+    return CalendarBody([f"{hour:02}:00" for hour in calendar.hours], cadence)
+
+
+def state_word(plan: Scheduling) -> str:
+    """Return the state of a schedule as the wire calls it."""
+    return PAUSED if plan.paused else ACTIVE
+
+
+def next_run(plan: Scheduling) -> str | UnsetType:
+    """Show the next fire of a schedule, if one follows."""
+    return UNSET if plan.next_at is None else rfc3339(plan.next_at)
+
+
 def run_body(run: Run, outage: Outage | None = None) -> RunBody:
     """Show a run on the wire, and the `outage` that it waits for if it has work."""
     failed = run.status is RunStatus.FAILED
@@ -235,6 +284,17 @@ def rerun_body(rerun: Rerun) -> RerunBody:
         rerun_of=rerun.rerun_of,
         retried_tasks=rerun.retried,
         inherited_tasks=rerun.inherited,
+    )
+
+
+def first_rerun_body(job: Job, run: Run) -> RerunBody:
+    """Build the answer to a rerun that made the first run of a scheduled job."""
+    return RerunBody(
+        job_id=job.job_id,
+        status=job.status.value,
+        latest_run=run_body(run),
+        retried_tasks=run.stats.total,
+        inherited_tasks=0,
     )
 
 

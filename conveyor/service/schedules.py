@@ -1,9 +1,22 @@
-"""Show when a schedule fires."""
+"""Show when schedules fire and what became of fires; change the schedules of jobs."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
+from msgspec import UNSET, structs
+
 from conveyor.domain import strict_json
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.fires import (
+    FireLook,
+    decide_fires,
+    due_fires,
+    with_present_zones,
+    with_schedule,
+)
+from conveyor.domain.model import Job, JobView
 from conveyor.domain.schedule import (
     ZONES_VERSION,
     Fire,
@@ -12,19 +25,37 @@ from conveyor.domain.schedule import (
     parse_schedule,
     upcoming,
 )
+from conveyor.domain.scheduling import FireRecord, Scheduling, parse_overlap
+from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
-from conveyor.ports.clock import Clock
-from conveyor.service.schemas import FireBody, SchedulePreviewBody, present
+from conveyor.ports.schedules import ScheduleChange
+from conveyor.service.context import Context
+from conveyor.service.responses import PAUSED, STATES, job_body, next_run, schedule_body, state_word
+from conveyor.service.results import Cursors
+from conveyor.service.schemas import (
+    FireBody,
+    FireRecordBody,
+    FiresPage,
+    JobBody,
+    JobScheduleBody,
+    SchedulePreviewBody,
+    present,
+)
 
 PREVIEWED = 10
 """Fires that a preview shows."""
+CHANGES_TRIED = 8
+"""Times that a change is tried while others change the job in between."""
+_PAUSES = Backoff(0.02, 0.5)
 
 
-class Schedules:
-    """Shows the fires of schedules that are not saved."""
+class JobSchedules:
+    """Shows and changes the schedules of jobs, and shows the fires of one that is not saved."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, context: Context, cursors: Cursors) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._cursors = cursors
 
     def preview(self, body: bytes) -> SchedulePreviewBody:
         """Show the next fires of the schedule in a JSON document, as if it were saved now.
@@ -41,6 +72,141 @@ class Schedules:
             zones_version=ZONES_VERSION, fires=[_shown(fire, schedule) for fire in fires]
         )
 
+    async def require(self, caller_id: str, job_id: str) -> None:
+        """Raise ConveyorError unless the caller has this job (not_found), and it is scheduled
+        (conflict)."""
+        await self._scheduled(caller_id, job_id)
+
+    async def show(self, caller_id: str, job_id: str) -> JobScheduleBody:
+        """Show the schedule of a job with its next fires. Raises ConveyorError: not_found; conflict
+        on a regular job."""
+        _, plan = await self._scheduled(caller_id, job_id)
+        plan = with_present_zones(plan)
+        fires: list[Fire] = []
+        if plan.next_at is not None:
+            fires = upcoming(
+                plan.schedule, after=plan.next_at - 1, anchor=plan.anchor, count=PREVIEWED
+            )
+        return JobScheduleBody(
+            job_id=job_id,
+            schedule=schedule_body(plan),
+            schedule_state=state_word(plan),
+            next_scheduled_run=next_run(plan),
+            waiting=present(plan.waiting or None),
+            zones_version=plan.zones_version,
+            fires=[_shown(fire, plan.schedule) for fire in fires],
+        )
+
+    async def list_fires(
+        self, caller_id: str, job_id: str, *, cursor: str | None, limit: int
+    ) -> FiresPage:
+        """Return a page of what became of a job's fires, newest first.
+
+        Raises ConveyorError: not_found; conflict on a regular job; invalid_argument for a bad
+        cursor.
+        """
+        await self._scheduled(caller_id, job_id)
+        scope = f"fires:{job_id}"
+        before = self._cursors.decode(cursor, scope=scope) if cursor is not None else None
+        fires = await self._context.schedules.list_fires(job_id, before=before, limit=limit + 1)
+        following = None
+        if len(fires) > limit:
+            following = self._cursors.encode(fires[limit - 1].fire_id, scope=scope)
+        return FiresPage([_record(fire) for fire in fires[:limit]], present(following))
+
+    async def replace(self, caller_id: str, job_id: str, body: bytes) -> JobBody:
+        """Replace the schedule of a job by the one in a JSON document. A live run goes on.
+
+        Raises ConveyorError: not_found; conflict on a regular job; invalid_argument, naming the
+        field; unavailable.
+        """
+        document = strict_json.decode(body)
+        schedule = parse_schedule(document)
+
+        async def change(view: JobView, plan: Scheduling, now: int) -> ScheduleChange:
+            changed = with_schedule(with_present_zones(plan), schedule, now=now)
+            overlap = parse_overlap(document, usual=plan.overlap)
+            return _changed(view.job, structs.replace(changed, overlap=overlap), now)
+
+        return await self._change(caller_id, job_id, change)
+
+    async def set_state(self, caller_id: str, job_id: str, body: bytes) -> JobBody:
+        """Pause or resume the schedule of a job, as a JSON document says. Resuming fires nothing:
+        what was due before is noted as skipped.
+
+        Raises as `replace` does.
+        """
+        is_paused = _parse_state(strict_json.decode(body)) == PAUSED
+
+        async def change(view: JobView, plan: Scheduling, now: int) -> ScheduleChange:
+            present = with_present_zones(plan)
+            is_due = bool(plan.waiting) or due_fires(present, now=now) is not None
+            if is_paused or not plan.paused or not is_due:
+                return _changed(view.job, structs.replace(present, paused=is_paused), now)
+            decided = decide_fires(view.job, await self._look(view, now))
+            assert decided.after.scheduling is not None
+            resumed = structs.replace(decided.after.scheduling, paused=False)
+            return structs.replace(_changed(view.job, resumed, now), fires=decided.fires)
+
+        return await self._change(caller_id, job_id, change)
+
+    async def _look(self, view: JobView, now: int) -> FireLook:
+        newest = await self._context.schedules.list_fires(view.job.job_id, before=None, limit=1)
+        run = view.latest_run
+        return FireLook(
+            now=now,
+            is_live=run is not None and run.status in LIVE_RUN_STATES,
+            newest=next(iter(newest), None),
+            run_id=self._clock.new_id(),
+            fire_id=self._clock.new_id(),
+            catch_up=0,
+            interval=0,
+        )
+
+    async def _change(
+        self,
+        caller_id: str,
+        job_id: str,
+        change: Callable[[JobView, Scheduling, int], Awaitable[ScheduleChange]],
+    ) -> JobBody:
+        """Change a job as it is read, anew whenever another write comes first."""
+        for attempt in range(1, CHANGES_TRIED + 1):
+            view, plan = await self._scheduled(caller_id, job_id)
+            made = await change(view, plan, self._clock.now())
+            if made.after.scheduling == plan:
+                return job_body(view)
+            if await self._context.schedules.change_schedule(made):
+                return job_body(JobView(made.after, view.latest_run))
+            await self._clock.sleep(_PAUSES.full_jitter(attempt, self._clock.random()))
+        raise ConveyorError(
+            ErrorCode.UNAVAILABLE, "others keep changing this job; try again", retry_after=1
+        )
+
+    async def _scheduled(self, caller_id: str, job_id: str) -> tuple[JobView, Scheduling]:
+        view = await self._context.live_job(caller_id, job_id)
+        if view.job.scheduling is None:
+            raise ConveyorError(ErrorCode.CONFLICT, "a regular job has no schedule")
+        return view, view.job.scheduling
+
+
+def _changed(job: Job, scheduling: Scheduling, now: int) -> ScheduleChange:
+    after = structs.replace(
+        job,
+        scheduling=scheduling,
+        updated_at=max(job.updated_at, now),
+        version=job.version + 1,
+    )
+    return ScheduleChange(before=job, after=after)
+
+
+def _parse_state(document: object) -> str:
+    word = document.get("schedule_state") if isinstance(document, dict) else None
+    if word not in STATES:
+        raise ConveyorError(
+            ErrorCode.INVALID_ARGUMENT, f"schedule_state: must be {' or '.join(STATES)}"
+        )
+    return str(word)
+
 
 def _shown(fire: Fire, schedule: Schedule) -> FireBody:
     zone = None if schedule.rate is not None else schedule.timezone
@@ -48,4 +214,19 @@ def _shown(fire: Fire, schedule: Schedule) -> FireBody:
         at=rfc3339(fire.instant),
         local_time=local_time(fire.instant, zone),
         note=present(fire.note or None),
+    )
+
+
+def _record(fire: FireRecord) -> FireRecordBody:
+    return FireRecordBody(
+        fire_id=fire.fire_id,
+        status=fire.status.value,
+        reason=UNSET if fire.reason is None else fire.reason.value,
+        count=fire.count,
+        at=rfc3339(fire.instant),
+        local_time=fire.nominal,
+        last_at=rfc3339(fire.last_instant),
+        last_local_time=fire.last_nominal,
+        run_id=present(fire.run_id),
+        updated_at=rfc3339(fire.noted_at),
     )

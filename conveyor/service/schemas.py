@@ -27,6 +27,8 @@ from conveyor.domain.model import (
     WaitReason,
 )
 from conveyor.domain.remarks import MAX_LISTED
+from conveyor.domain.schedule import MOST_ZONE_NAME, UNITS, WEEKDAYS
+from conveyor.domain.scheduling import FireStatus, Overlap, SkipReason
 from conveyor.domain.submission import MAX_TASK_TOKEN
 from conveyor.domain.text_rules import rfc3339
 from conveyor.domain.webhooks import EventType
@@ -194,7 +196,7 @@ class CallbackBody(Struct, frozen=True):
 class WebhookBody(Struct, frozen=True):
     """A receiver of a job's events."""
 
-    url: Annotated[str, _text("Where events go. As it was sent.", format="uri")]
+    url: Annotated[str, _text("Where events go, as it was sent.")]
     signature: Annotated[bool, _text("Whether events are signed.")]
     events: Annotated[
         list[Annotated[str, _words(EventType, "The end of a run.")]],
@@ -215,11 +217,86 @@ class WebhookStatusBody(Struct, frozen=True):
     next_attempt_at: Annotated[str, _instant("When the next attempt is due.")] | UnsetType = UNSET
 
 
+class RateBody(Struct, frozen=True):
+    """Every so many units, counted in instants."""
+
+    every: Annotated[int, _count("How many units.", least=1)]
+    unit: Annotated[str, _words(UNITS, "The unit.")]
+
+
+class WeekDaysBody(Struct, frozen=True):
+    """Days of the week."""
+
+    days: Annotated[list[Annotated[str, _words(WEEKDAYS, "A day.")]], Meta(min_length=1)]
+
+
+class MonthDaysBody(Struct, frozen=True):
+    """Days of the month; a month that lacks one passes it over."""
+
+    days: Annotated[list[Annotated[int, Meta(ge=1, le=31)]], Meta(min_length=1)]
+
+
+class CadenceBody(Struct, frozen=True, kw_only=True):
+    """Exactly one of `daily`, `weekly` and `monthly`."""
+
+    daily: Annotated[dict[str, str], Meta(description="Every day; always empty.")] | UnsetType = (
+        UNSET
+    )
+    weekly: WeekDaysBody | UnsetType = UNSET
+    monthly: MonthDaysBody | UnsetType = UNSET
+
+
+class CalendarBody(Struct, frozen=True):
+    """Some full hours, on some days."""
+
+    times_of_day: Annotated[
+        list[Annotated[str, Meta(pattern="^([01][0-9]|2[0-3]):00$")]],
+        Meta(description="In order, none twice.", min_length=1),
+    ]
+    cadence: CadenceBody
+
+
+class ScheduleBody(Struct, frozen=True, kw_only=True):
+    """When a job fires: exactly one of `at`, `rate` and `calendar`."""
+
+    at: Annotated[str, _text("One fire, as it was sent.")] | UnsetType = UNSET
+    rate: RateBody | UnsetType = UNSET
+    calendar: CalendarBody | UnsetType = UNSET
+    timezone: (
+        Annotated[str, Meta(description="The zone of IANA.", max_length=MOST_ZONE_NAME)] | UnsetType
+    ) = UNSET
+    overlap: Annotated[
+        str,
+        _words(
+            Overlap,
+            "What becomes of a fire while a run of the job is live: it is skipped, or one of them "
+            "waits for the end of that run.",
+        ),
+    ]
+
+
+ScheduleStateWord = Annotated[
+    str, _words(["active", "paused"], "Fires of a paused schedule are skipped.")
+]
+NextRun = (
+    Annotated[
+        str,
+        _instant(
+            "The next fire. It is known while the schedule is paused too; left out when none "
+            "follows."
+        ),
+    ]
+    | UnsetType
+)
+
+
 class JobBody(Struct, frozen=True, kw_only=True):
     """A job with its latest run."""
 
     job_id: Annotated[str, _ulid("The job.")]
-    type: Annotated[str, _words(["regular"], "Always `regular`.")]
+    type: Annotated[
+        str, _words(["regular", "scheduled"], "A scheduled job makes a run at each fire.")
+    ]
     status: Annotated[str, _words(JobStatus, "`deleted` while the job is being scrubbed.")]
     format: Annotated[str, _words(Format, "The form of result bodies, told by the parameters.")]
     zenrows_params: Annotated[dict[str, str], Meta(description="The job's parameters, as text.")]
@@ -233,6 +310,9 @@ class JobBody(Struct, frozen=True, kw_only=True):
     callback: CallbackBody | UnsetType = UNSET
     webhook: WebhookBody | UnsetType = UNSET
     webhook_status: WebhookStatusBody | UnsetType = UNSET
+    schedule: ScheduleBody | UnsetType = UNSET
+    schedule_state: ScheduleStateWord | UnsetType = UNSET
+    next_scheduled_run: NextRun = UNSET
     latest_run: RunBody | UnsetType = UNSET
     created_at: Annotated[str, _instant("When the job was submitted.")]
     updated_at: Annotated[str, _instant("When it last changed.")]
@@ -270,7 +350,9 @@ class SubmitBody(Struct, frozen=True, kw_only=True):
     job_id: Annotated[str, _ulid("The new job.")]
     status: Annotated[str, _words(JobStatus, "Open or closed, as asked.")]
     latest_run: RunBody | UnsetType = UNSET
-    accepted_tasks: Annotated[int, _count("How many tasks were written.")]
+    accepted_tasks: Annotated[
+        int, _count("How many tasks were written; of a scheduled job, how many each run will have.")
+    ]
     webhook: WebhookBody | UnsetType = UNSET
     skipped_tasks: SkippedTasks = UNSET
     invalid_tasks: LeftOut = UNSET
@@ -294,7 +376,12 @@ class RerunBody(Struct, frozen=True, kw_only=True):
     job_id: Annotated[str, _ulid("The job.")]
     status: Annotated[str, _words(JobStatus, "Closed: a rerun closes an open job.")]
     latest_run: RunBody
-    rerun_of: Annotated[str, _ulid("The run that was replayed.")]
+    rerun_of: (
+        Annotated[
+            str, _ulid("The run that was replayed; left out for the first run of a scheduled job.")
+        ]
+        | UnsetType
+    ) = UNSET
     retried_tasks: Annotated[int, _count("Tasks that start afresh.")]
     inherited_tasks: Annotated[int, _count("Tasks taken over with their outcome.")]
 
@@ -639,3 +726,48 @@ class SchedulePreviewBody(Struct, frozen=True):
 
     zones_version: Annotated[str, _text("The version of the zone rules.")]
     fires: Annotated[list[FireBody], _text("In order, each later than the one before.")]
+
+
+class JobScheduleBody(Struct, frozen=True, kw_only=True):
+    """The schedule of a job, and its next fires, at most ten."""
+
+    job_id: Annotated[str, _ulid("The job.")]
+    schedule: ScheduleBody
+    schedule_state: ScheduleStateWord
+    next_scheduled_run: NextRun = UNSET
+    waiting: (
+        Annotated[str, _text("The local time of the fire that waits for the end of the live run.")]
+        | UnsetType
+    ) = UNSET
+    zones_version: Annotated[str, _text("The version of the zone rules.")]
+    fires: Annotated[list[FireBody], _text("In order, each later than the one before.")]
+
+
+class FireRecordBody(Struct, frozen=True, kw_only=True):
+    """What became of a fire, or of several in a row."""
+
+    fire_id: Annotated[str, _ulid("The row.")]
+    status: Annotated[
+        str,
+        _words(
+            FireStatus,
+            "`started` made a run, `skipped` made none, `missed` passed while no worker looked.",
+        ),
+    ]
+    reason: Annotated[str, _words(SkipReason, "Why it made no run.")] | UnsetType = UNSET
+    count: Annotated[int, _count("How many fires.", least=1)]
+    at: Annotated[str, _instant("The instant of the first of them.")]
+    local_time: Annotated[
+        str, _text("Its time on the clock of the schedule's zone, as scheduled; of a rate, in UTC.")
+    ]
+    last_at: Annotated[str, _instant("The instant of the last of them.")]
+    last_local_time: Annotated[str, _text("Its time on that clock.")]
+    run_id: Annotated[str, _ulid("The run that it made.")] | UnsetType = UNSET
+    updated_at: Annotated[str, _instant("When the row last changed.")]
+
+
+class FiresPage(Struct, frozen=True):
+    """What became of the fires of a job, newest first. Rows are kept for some days."""
+
+    fires: list[FireRecordBody]
+    next_cursor: NextCursor | UnsetType = UNSET

@@ -9,7 +9,7 @@ from conveyor.domain.submission import Limits
 from conveyor.ports.clock import Clock
 from conveyor.ports.webhooks import Webhooks
 from conveyor.records.signed_events import EventSigner
-from conveyor.service.callers import Caller, derive_keyring, identify
+from conveyor.service.callers import Caller, Keyring, derive_keyring, identify
 from conveyor.service.context import ApiPorts, Context, ServiceOptions
 from conveyor.service.deliveries import DeliveryQueries, DeliveryReplays
 from conveyor.service.exports import RunExports
@@ -20,7 +20,7 @@ from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
-from conveyor.service.schedules import Schedules
+from conveyor.service.schedules import JobSchedules
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
 from conveyor.service.webhooks import JobWebhooks, ReceiverCheck, WebhookTests
@@ -34,6 +34,29 @@ def _limits(options: ServiceOptions) -> Limits:
     )
 
 
+def _context(
+    ports: ApiPorts,
+    options: ServiceOptions,
+    clock: Clock,
+    keyring: Keyring,
+    outages: Callable[[], Sequence[Outage]],
+) -> Context:
+    return Context(
+        jobs=ports.jobs,
+        runs=ports.runs,
+        tasks=ports.tasks,
+        inputs=ports.inputs,
+        exports=ports.exports,
+        deliveries=ports.deliveries,
+        schedules=ports.schedules,
+        blobs=ports.blobs,
+        clock=clock,
+        options=options,
+        keyring=keyring,
+        outages=outages,
+    )
+
+
 class Service:
     """The operations of the API, grouped by subject.
 
@@ -41,7 +64,7 @@ class Service:
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
     makes archives of results, `rotations` changes signing keys, `webhooks` sets the webhooks of
     jobs, `webhook_tests` tests receivers, `deliveries` reads the log of events, `replays` sends
-    some again, `schedules` shows when schedules fire. `outages` tells what the worker of this
+    some again, `schedules` shows and changes schedules. `outages` tells what the worker of this
     process waits for.
     """
 
@@ -58,19 +81,7 @@ class Service:
         self._keyring = derive_keyring(
             [ports.root_secret, *options.older_secrets], ports.sealing_secrets
         )
-        context = Context(
-            jobs=ports.jobs,
-            runs=ports.runs,
-            tasks=ports.tasks,
-            inputs=ports.inputs,
-            exports=ports.exports,
-            deliveries=ports.deliveries,
-            blobs=ports.blobs,
-            clock=clock,
-            options=options,
-            keyring=self._keyring,
-            outages=outages,
-        )
+        context = _context(ports, options, clock, self._keyring, outages)
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
         once = IdempotentRequests(
             ports.idempotency,
@@ -100,7 +111,7 @@ class Service:
         self.webhook_tests = WebhookTests(context, webhooks, receivers, signer)
         self.deliveries = DeliveryQueries(context, cursors, signer)
         self.replays = DeliveryReplays(context, once)
-        self.schedules = Schedules(clock)
+        self.schedules = JobSchedules(context, cursors)
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""

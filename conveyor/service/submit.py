@@ -1,28 +1,26 @@
-"""Creates jobs, adds tasks to open ones, and enforces the limit on a caller's unfinished jobs, if
-one is set.
-"""
+"""Creates jobs, and adds tasks to open ones."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
-from conveyor.aio.keyed_locks import KeyedLocks
 from conveyor.domain import ids, strict_json
-from conveyor.domain.api_keys import NONCE_LENGTH
-from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.api_keys import NONCE_LENGTH, key_hash
+from conveyor.domain.fires import with_first_fire
 from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats
+from conveyor.domain.scheduling import Scheduling, Template
 from conveyor.domain.shards import Shards, ShardScheme, layout
-from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.states import live_run_status
 from conveyor.domain.submission import JobRequest, Limits, parse_add, parse_job
-from conveyor.ports.records import Appended, AppendRequest, JobReader, StoredResponse
+from conveyor.ports.records import Appended, AppendRequest, StoredResponse
 from conveyor.service.callers import Caller
-from conveyor.service.context import Context
+from conveyor.service.context import Context, template_is_fixed
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
 from conveyor.service.list_validation import CancelOnDisconnect, never_disconnected
 from conveyor.service.notifier import WorkNotifier
+from conveyor.service.quotas import ActiveJobQuota, ScheduledJobQuota
 from conveyor.service.responses import add_tasks_body, encode, submit_body
-from conveyor.service.task_lists import StagedList, TaskList, TaskListLoader, refuse_unbuilt
+from conveyor.service.task_lists import StagedList, TaskList, TaskListLoader
 from conveyor.service.webhooks import ReceiverCheck
 
 
@@ -55,6 +53,8 @@ class Additions:
         self, caller_id: str, job_id: str, body: bytes, claim: IdempotencyClaim
     ) -> StoredResponse:
         view = await self._context.live_job(caller_id, job_id)
+        if view.job.scheduling is not None:
+            raise template_is_fixed()
         request = parse_add(strict_json.decode(body), self._limits, view.job.params)
         added: list[tuple[str, int]] = []
 
@@ -82,56 +82,6 @@ class Additions:
         return answer
 
 
-PAGE = 100
-"""Jobs read at a time."""
-LEAST_COUNTED = 1_000
-COUNTED_PER_JOB = 10
-"""The quota reads a caller's newest 1,000 jobs, or ten for each allowed one if that is more: the
-cost of a submit does not grow with all jobs of its caller."""
-
-
-class ActiveJobQuota:
-    """Limits the unfinished jobs of each caller, within one process; a `limit` of 0 means no
-    limit."""
-
-    def __init__(self, jobs: JobReader, *, limit: int) -> None:
-        self._jobs = jobs
-        self._limit = limit
-        self._locks = KeyedLocks()
-
-    @asynccontextmanager
-    async def room_for_one(self, caller_id: str) -> AsyncIterator[None]:
-        """Create the job inside: this process counts no other submit of this caller meanwhile.
-
-        Raises ConveyorError(quota_exceeded) on entry.
-        """
-        if not self._limit:
-            yield
-            return
-        async with self._locks.lock(caller_id):
-            if await self._is_full(caller_id):
-                raise ConveyorError(
-                    ErrorCode.QUOTA_EXCEEDED, f"at most {self._limit} jobs may be unfinished"
-                )
-            yield
-
-    async def _is_full(self, caller_id: str) -> bool:
-        """Return whether the newest jobs of a caller reach the limit; reads no page beyond that."""
-        active = 0
-        left = max(LEAST_COUNTED, COUNTED_PER_JOB * self._limit)
-        before: str | None = None
-        while active < self._limit and left > 0:
-            limit = min(PAGE, left)
-            views = await self._jobs.list_jobs(caller_id, status=None, before=before, limit=limit)
-            runs = [view.latest_run for view in views if view.latest_run is not None]
-            active += sum(run.status in LIVE_RUN_STATES for run in runs)
-            if len(views) < limit:
-                break
-            left -= limit
-            before = views[-1].job.job_id
-        return active >= self._limit
-
-
 READ_HERE = 262_144
 """Larger documents, in bytes, are checked by a child instead of on this event loop."""
 
@@ -154,7 +104,8 @@ class Submissions:
         self._limits = limits
         self._receivers = receivers
         self._lists = TaskListLoader(context.inputs, context.blobs, context.options, context.clock)
-        self._quota = ActiveJobQuota(context.jobs, limit=context.options.max_active_jobs)
+        self._active = ActiveJobQuota(context.jobs, limit=context.options.max_active_jobs)
+        self._scheduled = ScheduledJobQuota(context.jobs, limit=context.options.max_scheduled_jobs)
 
     async def submit(
         self,
@@ -167,10 +118,11 @@ class Submissions:
         """Create a job from a JSON document in pieces, all or nothing.
 
         The answer is 201 with every row written, or 202 for a list that is long, or flagged to be
-        written later. A long check of the list runs under `attended`; the rest is never cut short.
+        written later. A scheduled job is made without a run: 201, with its template written. A long
+        check of the list runs under `attended`; the rest is never cut short.
         Raises ConveyorError: invalid_argument, with every bad task listed; quota_exceeded;
         callback_url_must_be_https, callback_url_unresolvable, webhook_signing_requires_active_key;
-        not_implemented; idempotency_key_conflict; file_input_not_found, file_input_not_uploaded,
+        idempotency_key_conflict; file_input_not_found, file_input_not_uploaded,
         file_input_unsupported_for_job_type; payload_too_large; unavailable.
         """
 
@@ -196,28 +148,34 @@ class Submissions:
         )
         try:
             request, tasks = await self._checked(caller.caller_id, body, to, attended)
+            job, run = self._new_job(caller, request, to, tasks)
         except BaseException:
             await to.discard()
             raise
-        job, run = self._new_job(caller, request, to, tasks)
-        status = 202 if tasks.staged else 201
+        status = 202 if run is not None and tasks.staged else 201
         remarks = request.remarks.joined(tasks.remarks)
         made = submit_body(job, run, accepted=tasks.rows, remarks=remarks)
         answer = StoredResponse(status, encode(made))
+        quota = self._active if run is not None else self._scheduled
         try:
-            async with self._quota.room_for_one(caller.caller_id):
+            async with quota.room_for_one(caller.caller_id):
                 await self._context.jobs.create_job(
                     job, run, tasks.tasks, answer=answer, once=claim.once
                 )
         except Exception:
             await self._discard_unless_written(to)
             raise
+        await self._announce(run, tasks)
+        return answer
+
+    async def _announce(self, run: Run | None, tasks: TaskList) -> None:
+        if run is None:
+            return
         if tasks.staged:
-            await self._notifier.ingest_due(job.job_id, run.run_id)
+            await self._notifier.ingest_due(run.job_id, run.run_id)
         else:
             references = [(task.index, task.task_id) for task in tasks.tasks]
-            await self._notifier.tasks_added(job.job_id, run.run_id, references)
-        return answer
+            await self._notifier.tasks_added(run.job_id, run.run_id, references)
 
     async def _checked(
         self, caller_id: str, body: Sequence[bytes], to: StagedList, attended: CancelOnDisconnect
@@ -236,7 +194,6 @@ class Submissions:
             )
         else:
             request = parse_job(strict_json.decode(b"".join(body)), self._limits)
-            refuse_unbuilt(request)
             await check(request)
             if request.file_input_id is None:
                 return request, await self._lists.from_specs(to, request, size)
@@ -246,11 +203,17 @@ class Submissions:
 
     def _new_job(
         self, caller: Caller, request: JobRequest, to: StagedList, tasks: TaskList
-    ) -> tuple[Job, Run]:
+    ) -> tuple[Job, Run | None]:
+        """Build the job, and its first run unless it is scheduled.
+
+        Raises ConveyorError(invalid_argument) for a single time that has passed.
+        """
         clock = self._context.clock
         options = self._context.options
         now = clock.now()
-        run = _first_run(to, tasks, is_open=request.open, now=now)
+        run = None
+        if request.schedule is None:
+            run = _first_run(to, tasks, is_open=request.open, now=now)
         shards = layout(
             Shards(options.task_shard_count, ShardScheme(options.shard_scheme)),
             large=tasks.rows >= options.async_threshold,
@@ -277,26 +240,56 @@ class Submissions:
             sealed_key=self._context.keyring.sealer.seal(
                 caller.api_key, caller=caller.caller_id, nonce=clock.token(NONCE_LENGTH)
             ),
-            latest_run_id=run.run_id,
-            run_count=1,
+            latest_run_id=None if run is None else run.run_id,
+            run_count=0 if run is None else 1,
             callback=request.callback,
             webhook=request.webhook,
+            scheduling=_scheduling(caller, request, to, tasks, now),
         )
         return job, run
 
     async def _discard_unless_written(self, to: StagedList) -> None:
         """Discard what was staged, unless the failed write happened after all and needs it."""
         job = await self._context.jobs.find_job(to.job_id) if to.chunks else None
-        if job is None or job.latest_run_id != to.run_id:
+        if job is None or not _needs(job, to):
             await to.discard()
 
     async def _created_before(self, caller_id: str, job_id: str) -> StoredResponse:
         """Build the answer for the job made by the request whose claim was taken over."""
         view = await self._context.live_job(caller_id, job_id)
+        if view.job.scheduling is not None:
+            accepted = view.job.scheduling.template.rows
+            return StoredResponse(201, encode(submit_body(view.job, None, accepted=accepted)))
         run = view.latest_run
         accepted = run.stats.total if run is not None else 0
         status = 202 if run is not None and run.ingest is not None else 201
         return StoredResponse(status, encode(submit_body(view.job, run, accepted=accepted)))
+
+
+def _needs(job: Job, to: StagedList) -> bool:
+    """Return whether a job that was written has the rows of this list to come."""
+    if job.scheduling is not None:
+        return job.scheduling.template.list_id == to.run_id
+    return job.latest_run_id == to.run_id
+
+
+def _scheduling(
+    caller: Caller, request: JobRequest, to: StagedList, tasks: TaskList, now: int
+) -> Scheduling | None:
+    if request.schedule is None:
+        return None
+    template = Template(
+        rows=tasks.rows, units=tasks.units, chunks=tuple(to.chunks), list_id=to.run_id
+    )
+    return with_first_fire(
+        Scheduling(
+            schedule=request.schedule,
+            template=template,
+            anchor=now,
+            overlap=request.overlap,
+            key_hash=key_hash(caller.api_key),
+        )
+    )
 
 
 def _first_run(to: StagedList, tasks: TaskList, *, is_open: bool, now: int) -> Run:

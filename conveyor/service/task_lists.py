@@ -1,7 +1,8 @@
 """Loads lists of tasks from a document or a file: checks them, then holds or stages them.
 
 A short list is held until its request writes the rows. A long one is staged in chunks as it is
-checked, and is never in memory as a whole. Features that the contract reserves are refused.
+checked, and is never in memory as a whole; that of a scheduled job always is staged, as the
+template of its runs.
 """
 
 from __future__ import annotations
@@ -26,22 +27,16 @@ from conveyor.intake.rows import RowWriter
 from conveyor.ports.blobs import BlobReader, Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.inputs import InputSlots, JobInput
-from conveyor.records.blob_keys import input_key, staged_key, staged_prefix
+from conveyor.records.blob_keys import (
+    input_key,
+    staged_key,
+    staged_prefix,
+    template_key,
+    template_list_prefix,
+)
 from conveyor.service.context import ServiceOptions
 from conveyor.service.file_inputs import file_too_large
 from conveyor.service.list_validation import ListValidator, Pieces
-
-
-def not_implemented(what: str) -> ConveyorError:
-    """Build the refusal of a feature that is reserved in the contract."""
-    return ConveyorError(ErrorCode.NOT_IMPLEMENTED, f"{what} are not implemented yet")
-
-
-def refuse_unbuilt(request: JobRequest) -> None:
-    """Raise ConveyorError(not_implemented) for the first reserved feature in the request."""
-    if request.type != "regular":
-        raise not_implemented("scheduled jobs")
-
 
 MOST_HELD = 67_108_864
 """Maximum bytes of a list held in memory; a longer list is large, however few its tasks."""
@@ -74,33 +69,38 @@ class TaskList:
 
 @dataclass(slots=True)
 class StagedList:
-    """The staging area of one run's list, and the chunks put there."""
+    """The staging area of one list, and the chunks put there: the rows of the run `run_id`, or the
+    template of a scheduled job, of which `run_id` tells attempts apart."""
 
     blobs: Blobs
     job_id: str = field(kw_only=True)
     run_id: str = field(kw_only=True)
+    is_template: bool = False
     chunks: list[int] = field(default_factory=list)
 
     async def put(self, chunk: Chunk) -> None:
         """Stage a chunk. Not cut short, so that nothing appears after `discard`."""
         self.chunks.append(chunk.first_index)
         with anyio.CancelScope(shield=True):
-            await self.blobs.put(
-                staged_key(self.job_id, self.run_id, chunk.first_index), chunk.content
-            )
+            await self.blobs.put(self._key(chunk.first_index), chunk.content)
 
     async def discard(self) -> None:
         """Remove the staged chunks. Raises nothing: the caller must see the original error."""
         if not self.chunks:
             return
+        prefix = template_list_prefix if self.is_template else staged_prefix
         with anyio.CancelScope(shield=True):
             try:
-                await self.blobs.delete_prefix(staged_prefix(self.job_id, self.run_id))
+                await self.blobs.delete_prefix(prefix(self.job_id, self.run_id))
             except Exception as error:
                 _log.warning(
                     "a staged list could not be removed",
                     extra={"run_id": self.run_id, "error": type(error).__name__},
                 )
+
+    def _key(self, first_index: int) -> str:
+        key = template_key if self.is_template else staged_key
+        return key(self.job_id, self.run_id, first_index)
 
 
 class TaskListLoader:
@@ -134,10 +134,11 @@ class TaskListLoader:
             if isinstance(frame, Chunk):
                 await hopper.take(frame)
                 return
-            refuse_unbuilt(frame.request)
             await check(frame.request)
             requests.append(frame.request)
-            hopper.large = frame.request.force_async or frame.tasks >= self._options.async_threshold
+            to.is_template = frame.request.schedule is not None
+            many = frame.tasks >= self._options.async_threshold
+            hopper.large = to.is_template or frame.request.force_async or many
 
         work = ValidationRequest(source=ListSource.DOCUMENT, run_id=to.run_id, limits=limits)
         done = await self._validator.stage(work, pieces, total=sum(map(len, pieces)), sink=take)
@@ -152,6 +153,7 @@ class TaskListLoader:
         """
         slot = await self._slot(request.file_input_id or "", caller_id)
         size, pieces = await self._uploaded(slot)
+        to.is_template = request.schedule is not None
         work = ValidationRequest(
             source=ListSource(slot.type.value),
             run_id=to.run_id,
@@ -161,7 +163,8 @@ class TaskListLoader:
             max_bytes=self._options.max_input_bytes,
             skip_invalid=request.skip_invalid,
         )
-        return await self._staged_file(to, work, pieces, size, large=request.force_async)
+        large = to.is_template or request.force_async
+        return await self._staged_file(to, work, pieces, size, large=large)
 
     async def _uploaded(self, slot: JobInput) -> tuple[int, Pieces]:
         """Return the bytes of the file in a slot, and its pieces.
@@ -195,7 +198,9 @@ class TaskListLoader:
     async def from_specs(self, to: StagedList, request: JobRequest, document: int) -> TaskList:
         """Return the tasks of a small document of `document` bytes."""
         rows = len(request.specs)
-        if not request.force_async and rows < self._options.async_threshold:
+        to.is_template = request.schedule is not None
+        is_small = not request.force_async and rows < self._options.async_threshold
+        if is_small and not to.is_template:
             tasks = [
                 NewTask(index, ids.task_id(to.run_id, index), spec)
                 for index, spec in enumerate(request.specs)

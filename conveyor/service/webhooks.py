@@ -51,15 +51,10 @@ class ReceiverCheck:
         except ConveyorError as error:
             raise ConveyorError(error.code, prefix + error.detail) from None
         if webhook.signature and not await self._signer.has_active_key(caller):
-            raise no_active_key(prefix)
-
-
-def no_active_key(prefix: str = "") -> ConveyorError:
-    """Build the refusal to sign without a key."""
-    return ConveyorError(
-        ErrorCode.WEBHOOK_SIGNING_REQUIRES_ACTIVE_KEY,
-        f"{prefix}signature: make a signing key first (POST /v1/hmac/keys/rotate)",
-    )
+            raise ConveyorError(
+                ErrorCode.WEBHOOK_SIGNING_REQUIRES_ACTIVE_KEY,
+                f"{prefix}signature: make a signing key first (POST /v1/hmac/keys/rotate)",
+            )
 
 
 class JobWebhooks:

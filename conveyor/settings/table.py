@@ -86,6 +86,7 @@ class Settings:
     max_add_tasks: int = 10_000
     max_open_job_tasks: int = 100_000
     max_active_jobs: int = 0
+    max_scheduled_jobs: int = 0
     rate_limit: float = 0.0
     rate_limit_burst: int = 20
     idempotency_claim: float = 60.0
@@ -105,7 +106,11 @@ class Settings:
     quiet_after: float = 300.0
     outbox_interval: float = 5.0
     callback_heartbeat: float = 30.0
+    schedule_interval: float = 5.0
+    schedule_catch_up: float = 604_800.0
     row_retention_days: int = 30
+    delivery_retention_days: int = 30
+    fire_retention_days: int = 30
     role: str = ""
     environment: str = ""
     region: str = ""
@@ -419,6 +424,12 @@ SETTINGS: tuple[Setting, ...] = (
         "jobs",
         "maximum unfinished for one caller; 0 means no limit",
         at_least(0),
+    ),
+    Setting(
+        "max_scheduled_jobs",
+        "jobs",
+        "maximum with a schedule for one caller; 0 means no limit",
+        at_least(0),
         used_by=SERVERS,
     ),
     Setting(
@@ -543,11 +554,38 @@ SETTINGS: tuple[Setting, ...] = (
         used_by=WORKERS,
     ),
     Setting(
+        "schedule_interval",
+        "seconds",
+        "between looks for schedules that are due to fire",
+        lasting(0.1, HOUR),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "schedule_catch_up",
+        "seconds",
+        "that the newest of the fires missed while no worker ran may be late and still run",
+        lasting(0),
+        used_by=WORKERS,
+    ),
+    Setting(
         "row_retention_days",
         "days",
         "that an ended run is kept beyond its last result; 0 keeps it",
         lasting(0, MOST_DAYS),
         used_by=WORKERS,
+    ),
+    Setting(
+        "delivery_retention_days",
+        "days",
+        "that the delivery of an event is kept after its last change, unless it is pending",
+        lasting(1, MOST_DAYS),
+        used_by=WORKERS,
+    ),
+    Setting(
+        "fire_retention_days",
+        "days",
+        "that the record of a schedule's fire is kept after its last change",
+        lasting(1, MOST_DAYS),
     ),
     Setting(
         "role",

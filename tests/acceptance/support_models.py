@@ -29,6 +29,8 @@ MODELS: dict[tuple[str, str], type[BaseModel] | None] = {
     ("POST", f"{_JOB}/pause"): models.Run,
     ("POST", f"{_JOB}/resume"): models.Run,
     ("POST", f"{_JOB}/rerun"): models.RerunJobResponse,
+    ("PUT", f"{_JOB}/schedule"): models.Job,
+    ("POST", f"{_JOB}/schedule/state"): models.Job,
     ("GET", f"{_JOB}/runs"): models.ListJobRunsResponse,
     ("GET", _RUN): models.Run,
     ("DELETE", _RUN): None,

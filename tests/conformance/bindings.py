@@ -67,7 +67,8 @@ class BindingKind:
     `filtered_pages_read_only_matches`: a page by status touches no row that it does not return.
     `effort`: the share of the random steps that it is put through, less than 1.0 where each call
     takes milliseconds. `is_sqlite`: it is one SQLite file of one process, so that tests change rows
-    behind its ports, and a boot voids all claims.
+    behind its ports, and a boot voids all claims. `ages_by_time_to_live`: old fires go by
+    themselves.
     """
 
     name: str
@@ -75,6 +76,7 @@ class BindingKind:
     filtered_pages_read_only_matches: bool
     effort: float
     is_sqlite: bool
+    ages_by_time_to_live: bool
 
 
 async def _open_development(path: Path, now: int) -> Store:
@@ -88,6 +90,7 @@ BINDINGS = [
         filtered_pages_read_only_matches=True,
         effort=1.0,
         is_sqlite=True,
+        ages_by_time_to_live=False,
     ),
     BindingKind(
         name="production",
@@ -95,5 +98,6 @@ BINDINGS = [
         filtered_pages_read_only_matches=False,
         effort=0.3,
         is_sqlite=False,
+        ages_by_time_to_live=True,
     ),
 ]

@@ -40,6 +40,8 @@ class OwnStore:
         self.sweeping = store.sweeping
         self.outbox = store.outbox
         self.signing_keys = store.signing_keys
+        self.deliveries = store.deliveries
+        self.schedules = store.schedules
         self._store = store
         self._release = release
 

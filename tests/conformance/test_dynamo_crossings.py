@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from conveyor.domain.errors import ErrorCode
-from conveyor.domain.model import JobStatus, RunStatus
+from conveyor.domain.model import Job, JobStatus, RunStatus
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.records import ClaimedKey, IdempotencyScope, StoredResponse
+from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces
 from conveyor.prod.dynamodb.schema import run_key
 from conveyor.prod.dynamodb.submitting import Reservation, cancel_reservation
@@ -22,7 +23,17 @@ from tests.conformance.dynamo_records import (
     more_runs,
     open_bench,
 )
-from tests.conformance.world import CALLER, refused
+from tests.conformance.dynamo_schedules import (
+    AT,
+    HOUR,
+    finished,
+    fired,
+    listed,
+    moved,
+    run_ids,
+    scheduled,
+)
+from tests.conformance.world import CALLER, World, refused
 
 pytestmark = pytest.mark.extended
 
@@ -193,6 +204,53 @@ async def test_time_never_goes_back(bench: Bench) -> None:
     bench.faults.before(DB, "update_item", count)
     run = await bench.store.runs.stop_run(CALLER, job_id, now=bench.world.now)
     assert (run.status, run.updated_at, run.stats.successful) == (RunStatus.STOPPED, ahead, 1)
+
+
+@pytest.mark.parametrize("way", ["delete", "expire"])
+async def test_a_run_that_goes_while_a_fire_makes_another_leaves_the_new_one(
+    bench: Bench, way: str
+) -> None:
+    world = bench.world
+    job = await fired(world, await scheduled(world))
+    await finished(world, job)
+    assert job.latest_run_id is not None
+    bench.faults.before(DB, TRANSACT, lambda: _fire(bench.other, job))
+    if way == "delete":
+        await bench.store.runs.delete_run(CALLER, job.job_id, job.latest_run_id, now=world.now)
+    else:
+        await bench.store.sweeping.expire_run(job.latest_run_id, now=world.now)
+
+    assert bench.faults.fired == 1
+    view = await bench.other.view(job.job_id)
+    assert (view.job.status, view.job.run_count) == (JobStatus.CLOSED, 2)
+    assert view.latest_run is not None
+    assert await run_ids(world, job.job_id) == [view.latest_run.run_id] == [view.job.latest_run_id]
+
+
+async def _fire(world: World, job: Job) -> None:
+    await fired(world, job)
+
+
+async def test_a_schedule_that_is_set_while_its_last_run_expires_keeps_its_job(
+    bench: Bench,
+) -> None:
+    """An `at` that has fired goes with its run, unless it is given another time meanwhile."""
+    world = bench.world
+    job = await fired(world, await scheduled(world, schedule=AT))
+    await finished(world, job)
+    over = moved(job, next_at=None)
+    assert await bench.store.schedules.change_schedule(ScheduleChange(before=job, after=over))
+
+    async def set_anew() -> None:
+        change = ScheduleChange(before=over, after=moved(over, next_at=world.now + HOUR))
+        assert await bench.other.store.schedules.change_schedule(change)
+
+    bench.faults.before(DB, TRANSACT, set_anew)
+    assert job.latest_run_id is not None
+    await bench.store.sweeping.expire_run(job.latest_run_id, now=world.now)
+    assert bench.faults.fired == 1
+    assert await run_ids(world, job.job_id) == []
+    assert await listed(world) == [job.job_id]
 
 
 async def test_the_latest_run_is_the_newest_that_is_left(bench: Bench) -> None:

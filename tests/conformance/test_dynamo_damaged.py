@@ -12,14 +12,20 @@ from conveyor.domain.errors import ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.shards import ONE_SHARD
+from conveyor.ports.deliveries import DeliveryFilter
+from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.dynamodb.client import DamagedRow, UnreadableRow
 from conveyor.prod.dynamodb.schema import (
+    DELIVERIES,
+    ENDED_DELIVERIES,
     EXPORTS,
     INPUTS,
     INTENTS,
     OUTBOX,
     Key,
+    deliveries_of,
     export_item_key,
+    fire_key,
     job_key,
     place_key,
     run_key,
@@ -28,15 +34,25 @@ from conveyor.prod.dynamodb.schema import (
 )
 from conveyor.prod.dynamodb.sweeping import PATIENCE
 from conveyor.testing.clock import FakeClock
+from tests.conformance.dynamo_schedules import (
+    due,
+    fire,
+    fired,
+    fires,
+    moved,
+    scheduled,
+    skipped,
+)
 from tests.conformance.dynamo_versions import Versions, export_of, open_versions
 from tests.conformance.world import CALLER
 
 pytestmark = pytest.mark.extended
 
 DAY = 86_400_000
+DELIVERY_INDEX = [DELIVERIES, ENDED_DELIVERIES]
 PARTITIONS = {
-    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", INTENTS],
-    "gsi2": ["active#0", "idle#1", INPUTS, EXPORTS, OUTBOX],
+    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", INTENTS, deliveries_of("JOB")],
+    "gsi2": ["active#0", "idle#1", INPUTS, EXPORTS, OUTBOX, *DELIVERY_INDEX, "schedules#2"],
 }
 SECRET = "a-text-that-is-in-the-row"
 
@@ -78,6 +94,12 @@ async def look_at_everything(versions: Versions, now: int) -> set[str]:
     await store.ingestion.stuck_ingests(before=now)
     await store.runs.deleted_runs()
     await store.outbox.due_entries(now=now, limit=9)
+    assert await store.deliveries.due_deliveries(now=now, limit=9) == []
+    assert await store.deliveries.drop_old_deliveries(before=now, limit=9) == 0
+    wanted = DeliveryFilter(caller=CALLER, job_id="JOB")
+    assert await store.deliveries.list_deliveries(wanted, limit=9) == []
+    found += [job.job_id for job in await store.schedules.due_schedules(now=now, limit=9)]
+    found += [job.job_id for job in await store.schedules.list_schedules(after="", limit=9)]
     await store.exports.unfinished_exports(before=now)
     assert await store.exports.expired_exports(now=now, limit=9) == []
     assert await store.inputs.expired_inputs(now=now, limit=9) == []
@@ -141,6 +163,42 @@ async def test_a_damaged_job_costs_itself_alone(
     for act in (store.jobs.get_job(CALLER, job_id), store.jobs.find_job(job_id)):
         with pytest.raises(DamagedRow):
             await act
+
+
+@pytest.mark.parametrize("changes", [{"job": None}, {"job": "\0{"}, {"latest_run_sequence": "x"}])
+async def test_a_damaged_schedule_costs_itself_alone(
+    versions: Versions, changes: dict[str, Any]
+) -> None:
+    world, store = versions.today, versions.today.store
+    damaged = await scheduled(world, next_at=world.now - 1)
+    job = await scheduled(world)
+    await damage(versions, job_key(damaged.job_id), **changes)
+    found = await look_at_everything(versions, world.now + 1)
+    assert job.job_id in found
+    assert damaged.job_id not in found
+    assert await due(world, limit=1) == [job.job_id]
+    with pytest.raises(DamagedRow):
+        await store.schedules.change_schedule(fire(world, damaged))
+    await fired(world, job)
+
+
+@pytest.mark.parametrize("changes", [{"fire": None}, {"fire": "{"}, {"fire": 7}])
+async def test_a_damaged_fire_costs_itself_alone_until_it_is_written_anew(
+    versions: Versions, changes: dict[str, Any]
+) -> None:
+    world, store = versions.today, versions.today.store
+    job = await scheduled(world)
+    first, second = (skipped(world, world.now) for _ in range(2))
+    after = moved(job, next_at=world.now)
+    change = ScheduleChange(before=job, after=after, fires=(first, second))
+    assert await store.schedules.change_schedule(change)
+    await damage(versions, fire_key(job.job_id, first.fire_id), **changes)
+    assert await fires(world, job.job_id) == [second]
+    assert await store.schedules.list_fires(job.job_id, before=second.fire_id, limit=9) == []
+
+    change = ScheduleChange(before=after, after=moved(after, next_at=None), fires=(first,))
+    assert await store.schedules.change_schedule(change)
+    assert await fires(world, job.job_id) == [second, first]
 
 
 async def test_other_damaged_rows_cost_themselves_alone(versions: Versions) -> None:

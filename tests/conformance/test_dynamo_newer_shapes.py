@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -16,12 +17,14 @@ from conveyor.domain.shards import ONE_SHARD
 from conveyor.http.problems import problem_response
 from conveyor.ports.inputs import JobInput
 from conveyor.ports.records import KeyClaim
+from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.dynamodb.client import RETRY_AFTER, NewerRow
 from conveyor.prod.dynamodb.schema import (
     INTENTS,
     Key,
     by_time,
     export_item_key,
+    fire_key,
     idempotency_key,
     input_item_key,
     intent_key,
@@ -31,6 +34,15 @@ from conveyor.prod.dynamodb.schema import (
 )
 from conveyor.prod.dynamodb.sweeping import PATIENCE
 from conveyor.testing.clock import FakeClock
+from tests.conformance.dynamo_schedules import (
+    due,
+    fire,
+    fires,
+    listed,
+    moved,
+    scheduled,
+    skipped,
+)
 from tests.conformance.dynamo_versions import (
     Versions,
     export_of,
@@ -250,6 +262,46 @@ async def test_sweeps_and_lists_pass_over_runs_of_a_higher_shape(versions: Versi
     assert [run.run_id for run in ended] == sorted([first_run, second.run_id])
     assert await store.sweeping.expire_run(newer_run, now=world.now) == []
     assert await store.sweeping.expire_run(first_run, now=world.now) == [first_run]
+
+
+async def test_a_schedule_of_a_higher_shape_is_left_to_those_that_know_it(
+    versions: Versions,
+) -> None:
+    world, store = versions.today, versions.today.store
+    newer = await scheduled(versions.newer, next_at=world.now - 1)
+    job = await scheduled(world)
+    await versions.raise_shape(job_key(newer.job_id))
+    await untouched(
+        versions,
+        job_key(newer.job_id),
+        store.schedules.change_schedule(fire(world, newer)),
+        store.jobs.delete_job(CALLER, newer.job_id, now=world.now),
+    )
+    for limit in (1, 10):
+        assert await due(world, limit=limit) == [job.job_id]
+        assert await listed(world, limit=limit) == [job.job_id]
+
+
+async def test_a_fire_of_a_higher_shape_is_neither_shown_nor_written_over(
+    versions: Versions,
+) -> None:
+    world, store = versions.today, versions.today.store
+    job = await scheduled(world)
+    first, second = (skipped(world, world.now) for _ in range(2))
+    after = moved(job, next_at=world.now)
+    change = ScheduleChange(before=job, after=after, fires=(first, second))
+    assert await store.schedules.change_schedule(change)
+    key = fire_key(job.job_id, first.fire_id)
+    await versions.raise_shape(key)
+
+    assert await fires(world, job.job_id) == [second]
+    more = structs.replace(first, count=2)
+    change = ScheduleChange(before=after, after=moved(after, next_at=None), fires=(more,))
+    await untouched(versions, key, store.schedules.change_schedule(change))
+    assert await due(world) == [job.job_id]
+    await store.jobs.delete_job(CALLER, job.job_id, now=world.now)
+    await store.jobs.purge_job(job.job_id)
+    assert await versions.items() == []
 
 
 async def test_leftovers_of_a_higher_shape_do_not_keep_the_others(versions: Versions) -> None:

@@ -6,15 +6,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from conveyor.domain.deliveries import dropped
 from conveyor.domain.model import Callback, RunFailure
+from conveyor.domain.webhooks import Webhook
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.inputs import InputType, JobInput
+from conveyor.ports.outbox import EntryKey, Subscriber
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.copying import Intent, abandon_intent
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DAY, DB, INSERT, LAPSE, TRANSACT, Bench, open_bench
+from tests.conformance.dynamo_schedules import fire, scheduled
+from tests.conformance.sent_deliveries import new_delivery, owe
 from tests.conformance.world import CALLER
 
 pytestmark = pytest.mark.extended
@@ -131,18 +136,46 @@ async def release(bench: Bench, job_id: str, run_id: str) -> Step:
     return lambda: bench.release("scope")
 
 
+def entry_key(run_id: str) -> EntryKey:
+    return EntryKey(run_id, Subscriber.CALLBACK)
+
+
 async def giving_back_lease(bench: Bench, job_id: str, run_id: str) -> Step:
     outbox, now = bench.store.outbox, bench.world.now
-    notice = await outbox.lease_entry(run_id, now=now, lapses_at=now + LAPSE)
-    assert notice is not None
-    return lambda: outbox.reschedule_entry(notice, due_at=now, attempts=0)
+    entry = await outbox.lease_entry(entry_key(run_id), now=now, lapses_at=now + LAPSE)
+    assert entry is not None
+    return lambda: outbox.reschedule_entry(entry, due_at=now, attempts=0)
 
 
-async def dropping_notice(bench: Bench, job_id: str, run_id: str) -> Step:
+async def dropping_entry(bench: Bench, job_id: str, run_id: str) -> Step:
     outbox, now = bench.store.outbox, bench.world.now
-    notice = await outbox.lease_entry(run_id, now=now, lapses_at=now + LAPSE)
-    assert notice is not None
-    return lambda: outbox.drop_entry(notice)
+    entry = await outbox.lease_entry(entry_key(run_id), now=now, lapses_at=now + LAPSE)
+    assert entry is not None
+    return lambda: outbox.drop_entry(entry)
+
+
+async def changing_delivery(bench: Bench, job_id: str, run_id: str) -> Step:
+    delivery = await owe(bench.other)
+    after = dropped(delivery, now=bench.world.now)
+    return lambda: bench.store.deliveries.change_delivery(delivery, after)
+
+
+async def dropping_deliveries(bench: Bench, job_id: str, run_id: str) -> Step:
+    delivery, now = await owe(bench.other), bench.world.now
+    after = dropped(delivery, now=now)
+    assert await bench.other.store.deliveries.change_delivery(delivery, after)
+    return lambda: bench.store.deliveries.drop_old_deliveries(before=now + 1, limit=1)
+
+
+async def firing(bench: Bench, job_id: str, run_id: str) -> Step:
+    change = fire(bench.world, await scheduled(bench.other))
+    return lambda: bench.store.schedules.change_schedule(change)
+
+
+async def purge(bench: Bench, job_id: str, run_id: str) -> Step:
+    job = await scheduled(bench.other)
+    await bench.other.store.jobs.delete_job(CALLER, job.job_id, now=bench.world.now)
+    return lambda: bench.store.jobs.purge_job(job.job_id)
 
 
 def generations(bench: Bench) -> DynamoGenerations:
@@ -151,6 +184,9 @@ def generations(bench: Bench) -> DynamoGenerations:
 
 STEPS: dict[str, Steps] = {
     "submit": simply(lambda bench, job_id, run_id: bench.world.submit(2)),
+    "submit a schedule": simply(lambda bench, job_id, run_id: scheduled(bench.world)),
+    "fire": firing,
+    "purge a job": purge,
     "append": simply(lambda bench, job_id, run_id: bench.world.append(job_id, 1)),
     "close": simply(
         lambda bench, job_id, run_id: bench.store.jobs.close_job(
@@ -208,11 +244,23 @@ STEPS: dict[str, Steps] = {
     "upload": upload,
     "lease a notice": simply(
         lambda bench, job_id, run_id: bench.store.outbox.lease_entry(
-            run_id, now=bench.world.now, lapses_at=bench.world.now + LAPSE
+            entry_key(run_id), now=bench.world.now, lapses_at=bench.world.now + LAPSE
         )
     ),
     "put off a notice": giving_back_lease,
-    "drop a notice": dropping_notice,
+    "drop a notice": dropping_entry,
+    "set a webhook": simply(
+        lambda bench, job_id, run_id: bench.store.jobs.set_webhook(
+            CALLER, job_id, Webhook("https://hooks.example.com"), now=bench.world.now
+        )
+    ),
+    "make a delivery": simply(
+        lambda bench, job_id, run_id: bench.store.deliveries.create_delivery(
+            new_delivery(bench.world)
+        )
+    ),
+    "change a delivery": changing_delivery,
+    "drop old deliveries": dropping_deliveries,
     "follow a queue": simply(lambda bench, job_id, run_id: generations(bench).follow(run_id, 0)),
 }
 

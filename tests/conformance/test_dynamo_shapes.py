@@ -7,15 +7,25 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from conveyor.domain.model import JobStatus, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.exports import ExportStatus
 from conveyor.ports.permits import LeaseRequest
+from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.dynamodb.client import AttributeName, Item, merge_json
 from conveyor.prod.dynamodb.permits import DynamoPermits
-from conveyor.prod.dynamodb.schema import export_item_key, job_key, permits_key, run_key, task_key
+from conveyor.prod.dynamodb.schema import (
+    export_item_key,
+    fire_key,
+    job_key,
+    permits_key,
+    run_key,
+    task_key,
+)
 from conveyor.testing.clock import FakeClock
+from tests.conformance.dynamo_schedules import fires, moved, scheduled, skipped
 from tests.conformance.dynamo_versions import (
     LATER,
     Versions,
@@ -115,6 +125,29 @@ async def test_what_a_newer_version_wrote_of_a_job_outlives_this_ones_changes(
     rows = [one for one in await versions.items() if one["sk"].startswith("Task#")]
     assert len(rows) == 4
     assert sum("spec" in what_later_versions_wrote(row) for row in rows) == 2
+
+
+async def test_a_schedule_and_its_fires_keep_what_a_newer_version_wrote(
+    versions: Versions,
+) -> None:
+    job = await scheduled(versions.newer)
+    row = skipped(versions.newer, versions.newer.now)
+    after = moved(job, next_at=versions.newer.now)
+    change = ScheduleChange(before=job, after=after, fires=(row,))
+    assert await versions.newer.store.schedules.change_schedule(change)
+    more = structs.replace(row, count=2)
+    last = moved(after, next_at=None)
+    change = ScheduleChange(before=after, after=last, fires=(more,))
+    assert await versions.today.store.schedules.change_schedule(change)
+
+    for version in (versions.older, versions.today):
+        assert await fires(version, job.job_id) == [more]
+        assert await version.store.schedules.list_schedules(after="", limit=9) == [last]
+    wanted = {"job": job_key(job.job_id), "fire": fire_key(job.job_id, row.fire_id)}
+    for text, key in wanted.items():
+        item = await versions.item(key)
+        assert what_later_versions_wrote(item).keys() >= {text}
+        assert what_later_versions_wrote(item)[text] == [1, {"deep": None}]
 
 
 async def test_an_inherited_row_keeps_the_texts_of_its_source(versions: Versions) -> None:

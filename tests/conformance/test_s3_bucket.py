@@ -17,6 +17,7 @@ from conveyor.records.blob_keys import (
     lifecycle_class,
     result_key,
     staged_key,
+    template_key,
 )
 from tests.conformance.emulators import REGION
 from tests.conformance.s3_bucket import open_s3
@@ -97,6 +98,11 @@ def test_every_body_lies_below_a_rule_that_outlives_it(ttl_days: int) -> None:
     assert _days(export_key("J", "R", "E")) == 2
 
 
+def test_no_rule_takes_the_tasks_of_a_schedule() -> None:
+    """They are read for as long as the schedule fires, which may be years."""
+    assert _rules_for(template_key("J", "L", 0)) == []
+
+
 def test_unfinished_uploads_go_after_a_day_wherever_they_are() -> None:
     [rule] = [rule for rule in lifecycle_rules() if "AbortIncompleteMultipartUpload" in rule]
     assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
@@ -106,13 +112,17 @@ def test_unfinished_uploads_go_after_a_day_wherever_they_are() -> None:
 
 def _days(key: str) -> int:
     """After how many days the one rule that a key lies below takes it away."""
-    [days] = [
+    [days] = _rules_for(key)
+    return days
+
+
+def _rules_for(key: str) -> list[int]:
+    """After how many days each rule that a key lies below takes it away."""
+    return [
         rule["Expiration"]["Days"]
         for rule in lifecycle_rules()
         if "Expiration" in rule and key.startswith(rule["Filter"]["Prefix"])
     ]
-    found: int = days
-    return found
 
 
 def _rule(name: str, prefix: str, days: int) -> dict[str, Any]:

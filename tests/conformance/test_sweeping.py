@@ -15,10 +15,22 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
+from conveyor.domain.schedule import Schedule
 from conveyor.ports.binding import Jobs, Runs, Tasks
 from conveyor.ports.maintenance import EndedRun, Sweeping
 from conveyor.ports.records import StoredResponse
+from conveyor.ports.schedules import ScheduleChange
 from tests.conformance.bindings import Store
+from tests.conformance.scheduled_jobs import (
+    EVERY_HOUR,
+    HOUR,
+    ONCE,
+    fire,
+    moved,
+    read_job,
+    schedule_job,
+    template,
+)
 from tests.conformance.world import CALLER, CLAIM_LENGTH, World
 
 
@@ -224,6 +236,63 @@ async def test_an_expired_run_is_deleted_and_its_job_with_the_last_one(
     assert view.latest_run == await world.run(job_id, second)
     assert await tasks.scrub_tasks(first, 10) == 2
     assert await sweeping.expire_run(world.clock.new_id(), now=world.now) == []
+
+
+async def _end_fired_run(world: World, job_id: str) -> str:
+    """Let a scheduled job fire, and end its run with its ingestion."""
+    run = await fire(world, job_id)
+    await world.store.runs.stop_run(CALLER, job_id, now=world.now)
+    await world.store.ingestion.finish_ingest(run.run_id, now=world.now)
+    return run.run_id
+
+
+@pytest.mark.parametrize("schedule", [EVERY_HOUR, ONCE], ids=["rate", "at that is to come"])
+async def test_a_scheduled_job_stays_when_its_last_run_expires(
+    world: World, sweeping: Sweeping, schedule: Schedule
+) -> None:
+    job = await schedule_job(world, schedule=schedule, template=template(1))
+    run_id = await _end_fired_run(world, job.job_id)
+    before = await read_job(world, job.job_id)
+    assert await sweeping.expire_run(run_id, now=world.now) == [run_id]
+
+    view = await world.view(job.job_id)
+    assert (view.job.status, view.latest_run) == (JobStatus.CLOSED, None)
+    assert view.job.scheduling == before.scheduling
+    assert view.job.run_count == before.run_count
+    await world.store.runs.purge_run(run_id)
+    await world.store.jobs.purge_job(job.job_id)
+    due = await world.store.schedules.due_schedules(now=world.now + HOUR, limit=10)
+    assert due == [await read_job(world, job.job_id)]
+    following = await fire(world, job.job_id)
+    assert following.run_sequence == 2
+
+
+async def test_a_rate_without_a_next_fire_stays_too(world: World, sweeping: Sweeping) -> None:
+    job = await schedule_job(world, template=template(1))
+    run_id = await _end_fired_run(world, job.job_id)
+    known = await read_job(world, job.job_id)
+    change = ScheduleChange(before=known, after=moved(world, known, next_at=None))
+    assert await world.store.schedules.change_schedule(change)
+    assert await sweeping.expire_run(run_id, now=world.now) == [run_id]
+    assert (await read_job(world, job.job_id)).status is JobStatus.CLOSED
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_single_at_that_has_fired_goes_with_its_last_run_unless_one_waits(
+    world: World, sweeping: Sweeping, waits: bool
+) -> None:
+    job = await schedule_job(world, schedule=ONCE, template=template(1))
+    first, second = [await _end_fired_run(world, job.job_id) for _ in range(2)]
+    known = await read_job(world, job.job_id)
+    after = moved(world, known, next_at=None, waiting="2027-09-01T09:00:00" if waits else "")
+    change = ScheduleChange(before=known, after=after)
+    assert await world.store.schedules.change_schedule(change)
+
+    assert await sweeping.expire_run(first, now=world.now) == [first]
+    assert (await read_job(world, job.job_id)).status is JobStatus.CLOSED
+    assert await sweeping.expire_run(second, now=world.now) == [second]
+    status = (await read_job(world, job.job_id)).status
+    assert status is (JobStatus.CLOSED if waits else JobStatus.DELETED)
 
 
 async def test_a_claim_of_a_clock_that_was_set_back_counts_for_nothing(sweeping: Sweeping) -> None:

@@ -56,6 +56,10 @@ class Gated:
         """Pass the call on."""
         return await self._blobs.delete_prefix(prefix, limit=limit)
 
+    async def list_keys(self, prefix: str, *, after: str, limit: int) -> list[str]:
+        """Pass the call on."""
+        return await self._blobs.list_keys(prefix, after=after, limit=limit)
+
     async def size(self, key: str) -> int | None:
         """Pass the call on."""
         return await self._blobs.size(key)

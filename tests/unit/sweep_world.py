@@ -19,6 +19,8 @@ from tests.unit.wired_handlers import sweeper
 INTERVAL = 60.0
 QUIET = 300.0
 ROW_DAYS = 30
+DELIVERY_DAYS = 20
+FIRE_DAYS = 10
 DAY = 86_400.0
 
 
@@ -99,6 +101,10 @@ class ManyBodies:
             await self._clock.advance(self._seconds)
         return went
 
+    async def list_keys(self, prefix: str, *, after: str, limit: int) -> list[str]:
+        """There are no templates."""
+        return []
+
     async def delete(self, key: str) -> None:
         """Remove one."""
         await self._clock.advance(self._seconds)
@@ -108,7 +114,13 @@ def sweep_over(api: Api, *, row_days: int = ROW_DAYS, **ports: Any) -> Sweep:
     clock = cast(FakeClock, MovingClock(api.clock))
     outbox = Outbox()
     binding = dataclasses.replace(api.binding, queues=cast(Any, outbox), **ports)
-    options = SweepOptions(interval=INTERVAL, quiet_after=QUIET, row_retention_days=row_days)
+    options = SweepOptions(
+        interval=INTERVAL,
+        quiet_after=QUIET,
+        row_retention_days=row_days,
+        delivery_retention_days=DELIVERY_DAYS,
+        fire_retention_days=FIRE_DAYS,
+    )
     return Sweep(api, binding, outbox, sweeper(binding, clock, options=options))
 
 

@@ -19,6 +19,7 @@ from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, table_parameters
 from conveyor.prod.s3.bucket import lifecycle_rules
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.sqs.registry import attributes, prefix
+from conveyor.records.blob_keys import template_key
 from conveyor.settings import SETTINGS
 from conveyor.testing.clock import FakeClock
 
@@ -93,6 +94,17 @@ def test_the_bucket_forgets_as_init_has_it(resources: dict[str, Any]) -> None:
         )
         for rule in lifecycle_rules()
     }
+
+
+def test_no_rule_of_the_bucket_takes_the_tasks_of_a_schedule(resources: dict[str, Any]) -> None:
+    rules = resources["Bucket"]["Properties"]["LifecycleConfiguration"]["Rules"]
+    key = template_key("JOB", "LIST", 0)
+    taken = [
+        rule["Id"]
+        for rule in rules
+        if key.startswith(rule.get("Prefix", "")) and "AbortIncompleteMultipartUpload" not in rule
+    ]
+    assert taken == []
 
 
 def test_each_role_is_told_what_it_reads_and_no_more(resources: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ async def test_every_route_that_is_served_is_an_operation(app_client: httpx.Asyn
     assert not differences(where, described, served)
 
 
-async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncClient) -> None:
+async def test_no_route_answers_501(app_client: httpx.AsyncClient) -> None:
     headers = {"X-API-Key": "docs"}
     created = await app_client.post(
         "/v1/jobs", json={"tasks": [{"url": "http://fake.test/"}]}, headers=headers
@@ -119,16 +119,11 @@ async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncCl
         "task_id": "0" * 26,
         "export_id": job["job_id"],
         "input_id": job["job_id"],
+        "delivery_id": job["job_id"],
     }
-    marked = {(one.method.upper(), one.path) for one in operations() if one.success == 501}
-    answered = set()
     for method, path in sorted(described_routes() - {("DELETE", "/v1/jobs/{job_id}")}):
         answer = await app_client.request(method, path.format(**ids), headers=headers)
-        if answer.status_code == 501:
-            assert answer.json()["code"] == "not_implemented"
-            answered.add((method, path))
-
-    assert answered == marked
+        assert answer.status_code != 501, path
 
 
 def test_every_error_code_has_a_status_and_a_meaning() -> None:
@@ -165,6 +160,14 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "HMACKeyCreated": schemas.NewSigningKeyBody,
     "HMACKeyFinalized": schemas.FinalizedKeyBody,
     "TestWebhookResponse": schemas.WebhookTestBody,
+    "WebhookConfig": schemas.WebhookBody,
+    "WebhookStatus": schemas.WebhookStatusBody,
+    "Delivery": schemas.DeliveryBody,
+    "DeliveryAttempt": schemas.DeliveryAttemptBody,
+    "LoggedDelivery": schemas.LoggedDeliveryBody,
+    "DeliveriesPage": schemas.DeliveriesPage,
+    "Replayed": schemas.ReplayedBody,
+    "DeliveryHeaders": schemas.DeliveryHeadersBody,
     "Fire": schemas.FireBody,
     "SchedulePreview": schemas.SchedulePreviewBody,
 }

@@ -41,11 +41,11 @@ from conveyor.prod.sqs import queues as sqs_queues
 from conveyor.prod.sqs.messages import LONGEST_HIDING
 from conveyor.prod.startup_checks import BEAT, WATCH
 from conveyor.records import expiry
+from conveyor.records.active_jobs import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.roles.serving import MOST_FILES
 from conveyor.service import reruns, results, submit, task_lists
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
-from conveyor.service.submit import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.service.webhooks import MOST_TESTS
 from conveyor.settings import Settings
 from conveyor.settings.validators import MOST_SHARDS
@@ -168,6 +168,8 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "partial rerun": (DEFAULTS.partial_rerun_window_days,),
     "result retention": (JOB.result_ttl_days,),
     "row retention": (DEFAULTS.row_retention_days,),
+    "deliveries that are not pending, after their last change": (DEFAULTS.delivery_retention_days,),
+    "fires, after their last change": (DEFAULTS.fire_retention_days,),
     "bodies in an export": (DEFAULTS.max_export_bytes,),
     "export": (int(DEFAULTS.export_ttl) // 3_600,),
     "stored idempotent answer": (int(DEFAULTS.idempotency_ttl) // 3_600,),

@@ -10,6 +10,7 @@ from prometheus_client import generate_latest
 from reference.dynamodb_attributes import FOUND_BY, ITEMS, OF_EVERY_ITEM
 
 from conveyor.bootstrap.production import _measure
+from conveyor.domain.deliveries import Delivery
 from conveyor.domain.model import (
     Callback,
     Ingest,
@@ -22,12 +23,19 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskSpec,
 )
+from conveyor.domain.schedule import Rate, Schedule
+from conveyor.domain.scheduling import FireRecord, FireStatus, Scheduling, Template
 from conveyor.domain.shards import Shards
+from conveyor.domain.webhooks import Webhook
 from conveyor.engine.telemetry import METRICS, LoopLag, Telemetry
+from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import CallStats
 from conveyor.prod.dynamodb import schema
+from conveyor.prod.dynamodb.deliveries import new_delivery_item
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
-from conveyor.prod.dynamodb.run_rows import REASON, RunPlace, new_outbox_item, new_run_item
+from conveyor.prod.dynamodb.outbox_rows import new_entry_item
+from conveyor.prod.dynamodb.run_rows import REASON, RunPlace, new_run_item
+from conveyor.prod.dynamodb.schedules import fire_item
 from conveyor.prod.dynamodb.schema import INDEXES, PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
 from conveyor.prod.dynamodb.submitting import intent_item
 from conveyor.prod.dynamodb.task_rows import new_task_item
@@ -49,19 +57,54 @@ def test_every_partition_of_an_index_stands() -> None:
 
     assert finds == {
         schema.caller_jobs("CALLER"),
+        schema.caller_schedules("CALLER"),
         schema.INTENTS,
         schema.INPUTS,
         schema.EXPORTS,
         schema.OUTBOX,
+        schema.DELIVERIES,
+        schema.ENDED_DELIVERIES,
+        schema.deliveries_of("JOB"),
         *(
             re.sub(r"\d+", "N", schema.all_partitions(kind)[0])
-            for kind in ("ingesting", "unsettled", "ended", "deleted", "active", "idle")
+            for kind in (
+                "ingesting",
+                "unsettled",
+                "ended",
+                "deleted",
+                "active",
+                "idle",
+                "schedules",
+            )
         ),
     }
 
 
 def test_the_attributes_of_new_items_stand() -> None:
-    job = Job(job_id="JOB", caller="caller", status=JobStatus.CLOSED, created_at=1, updated_at=1)
+    job = Job(
+        job_id="JOB",
+        caller="caller",
+        status=JobStatus.CLOSED,
+        created_at=1,
+        updated_at=1,
+        callback=Callback("TOKEN"),
+        webhook=Webhook("https://a.test/"),
+        scheduling=Scheduling(
+            schedule=Schedule(rate=Rate(1, "hour")),
+            template=Template(rows=1, units=1, chunks=(0,)),
+            anchor=1,
+            next_at=1,
+        ),
+    )
+    fire = FireRecord(
+        fire_id="FIRE",
+        status=FireStatus.STARTED,
+        nominal="2026-01-01T00:00:00",
+        instant=1,
+        last_nominal="2026-01-01T00:00:00",
+        last_instant=1,
+        noted_at=1,
+    )
     run = Run(
         run_id="RUN",
         job_id="JOB",
@@ -73,6 +116,15 @@ def test_the_attributes_of_new_items_stand() -> None:
         rerun_of="SOURCE",
         ingest=Ingest(status=IngestStatus.PENDING, end=1),
     )
+    delivery = Delivery(
+        delivery_id="DELIVERY",
+        caller="caller",
+        job_id="JOB",
+        run_id="RUN",
+        event_type="run.completed",
+        body=b"{}",
+        created_at=1,
+    )
     place = RunPlace("RUN", "JOB", 1, Shards(1))
     made = {
         "job": job_item(JobRow(job, 1)),
@@ -80,7 +132,10 @@ def test_the_attributes_of_new_items_stand() -> None:
         "task of a job in one shard": new_task_item("TASK", TaskSpec("http://a.test/"), now=1),
         "place": place.item(),
         "intent": intent_item(place, now=1),
-        "outbox entry": new_outbox_item(run, Callback("TOKEN")),
+        "fire": fire_item("", fire, retention_days=1),
+        "outbox entry of a callback": new_entry_item(job, "RUN", Subscriber.CALLBACK, 1),
+        "outbox entry of a webhook": new_entry_item(job, "RUN", Subscriber.WEBHOOK, 1),
+        "delivery": new_delivery_item(delivery),
     }
     described = {item: one.attributes.keys() | OF_EVERY_ITEM.keys() for item, one in ITEMS.items()}
     described["run"] = described["run"] - {f"{REASON}REASON"} | {f"{REASON}{TaskFailure.TIMEOUT}"}

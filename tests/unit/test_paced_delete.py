@@ -13,7 +13,7 @@ import pytest
 
 from conveyor.aio.concurrency import REST, Throttle
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import RunStatus
+from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.handlers.delete import MOST_LONG, PAUSE, ROWS_A_STEP, DeleteHandler
 from conveyor.ports.binding import Binding
@@ -69,7 +69,7 @@ class Tombstones:
 
     async def find_job(self, job_id: str) -> SimpleNamespace:
         """Any job."""
-        return SimpleNamespace(caller="CALLER")
+        return SimpleNamespace(caller="CALLER", status=JobStatus.DELETED, scheduling=None)
 
     async def get_run(self, caller: str, job_id: str, run_id: str) -> SimpleNamespace:
         """Any run."""

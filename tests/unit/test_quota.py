@@ -11,7 +11,8 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, JobView, Run, RunStatus
 from conveyor.ports.binding import Jobs
-from conveyor.service.submit import COUNTED_PER_JOB, LEAST_COUNTED, PAGE, ActiveJobQuota
+from conveyor.records.active_jobs import COUNTED_PER_JOB, LEAST_COUNTED, PAGE
+from conveyor.service.quotas import ActiveJobQuota
 
 
 class History:

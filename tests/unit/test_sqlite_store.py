@@ -8,16 +8,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from conveyor.dev.sqlite import SqliteStore, claims, open_store, rows, tasks
 from conveyor.dev.sqlite.rows import MOST_ROWS, KeyStatement, RowsStatement
 from conveyor.dev.sqlite.tasks import UNFINISHED, page_sql
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Callback, RunStatus, TaskStatus
+from conveyor.ports.deliveries import DeliveryFilter
 from conveyor.ports.outbox import EntryKey, Subscriber
 from conveyor.ports.records import StoredResponse
 from conveyor.ports.tasks import Claimed, ClaimedElsewhere
 from conveyor.testing.clock import FakeClock
+from tests.conformance.scheduled_jobs import note, note_fires, schedule_job
+from tests.conformance.sent_deliveries import begin, owe
 from tests.conformance.world import CALLER, World
 
 INSERT_KEY = (
@@ -231,6 +235,43 @@ async def test_a_boot_ends_the_leases_of_notices(store: SqliteStore, world: Worl
     assert await outbox.lease_entry(key, now=now, lapses_at=now + 60_001) is not None
     await outbox.drop_entry(earlier)
     assert await outbox.due_entries(now=now + 60_001, limit=1) == [key]
+
+
+async def test_a_boot_ends_the_leases_of_deliveries(store: SqliteStore, world: World) -> None:
+    begun = await begin(world, await owe(world))
+    waiting = await owe(world, due_at=world.now + 1)
+    assert await store.deliveries.due_deliveries(now=world.now, limit=10) == []
+    await store.void_claims(world.now)
+
+    [found] = await store.deliveries.due_deliveries(now=world.now, limit=10)
+    assert found == structs.replace(begun, leased_until=0)
+    assert await store.deliveries.get_delivery(CALLER, waiting.delivery_id) == waiting
+    again = await begin(world, found)
+    assert [one.number for one in again.attempts] == [1, 2]
+
+
+async def test_a_boot_removes_what_is_left_of_a_job_without_a_run(path: Path) -> None:
+    clock = FakeClock()
+    store = await open_store(path, now=clock.now())
+    world = World(store, clock)
+    job_id, run_id = await world.submit(1)
+    kept, _ = await world.submit(1)
+    for owner in (job_id, kept):
+        await owe(world, job_id=owner)
+    scheduled = await schedule_job(world)
+    await note_fires(world, scheduled.job_id, note(world))
+    for deleted in (job_id, scheduled.job_id):
+        await store.jobs.delete_job(CALLER, deleted, now=world.now)
+    await store.runs.purge_run(run_id)
+    await store.aclose()
+
+    store = await open_store(path, now=clock.now())
+    deliveries = await store.deliveries.list_deliveries(DeliveryFilter(caller=CALLER), limit=10)
+    assert [one.job_id for one in deliveries] == [kept]
+    assert await store.schedules.list_fires(scheduled.job_id, before=None, limit=10) == []
+    for gone in (job_id, scheduled.job_id):
+        assert await store.jobs.find_job(gone) is None
+    await store.aclose()
 
 
 @pytest.mark.guarantee("G18")

@@ -13,7 +13,10 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.errors import InvalidTaskReason as Reason
 from conveyor.domain.model import Callback, Format, TaskSpec
 from conveyor.domain.remarks import Remarks
+from conveyor.domain.schedule import Rate, Schedule
+from conveyor.domain.scheduling import Overlap
 from conveyor.domain.submission import AddRequest, JobRequest, Limits, parse_add, parse_job
+from conveyor.domain.webhooks import EventType, Webhook
 
 TASK = {"url": "https://example.com/"}
 LIMITS = Limits()
@@ -31,7 +34,6 @@ def refusal(document: object, limits: Limits = LIMITS) -> ConveyorError:
 
 def test_defaults() -> None:
     assert job() == JobRequest(
-        type="regular",
         open=False,
         name=None,
         external_id=None,
@@ -46,7 +48,7 @@ def test_defaults() -> None:
         force_async=False,
         file_input_id=None,
         callback=None,
-        has_webhook=False,
+        webhook=None,
     )
 
 
@@ -66,13 +68,11 @@ def test_every_field() -> None:
             "async": True,
             "file_input_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
             "webhook": {"url": "https://a/"},
-            "schedule": {"at": "2030-01-01T00:00:00"},
             "callback": {"task_token": "t"},
         },
         LIMITS,
     )
     assert request == JobRequest(
-        type="regular",
         open=False,
         name="n" * 100,
         external_id="nightly",
@@ -87,7 +87,7 @@ def test_every_field() -> None:
         force_async=True,
         file_input_id="01ARZ3NDEKTSV4RRFFQ69G5FAV",
         callback=Callback("t"),
-        has_webhook=True,
+        webhook=Webhook("https://a/"),
     )
 
 
@@ -109,6 +109,48 @@ def test_a_task_token_is_shown_nowhere() -> None:
     assert "s3cret" not in repr(request)
     error = refusal({"tasks": [TASK], "callback": {"task_token": token + token}})
     assert "s3cret" not in error.detail
+
+
+@pytest.mark.parametrize(
+    ("webhook", "detail"),
+    [
+        ({}, "webhook.url: must be a URL"),
+        ({"url": ""}, "webhook.url: must be a URL"),
+        ({"url": " https://a/"}, "webhook.url: must be a URL"),
+        ({"url": "https://a/\n"}, "webhook.url: must be a URL"),
+        ({"url": "https://a/\x07"}, "webhook.url: must be a URL"),
+        ({"url": "https://a/" + "x" * 2_039}, "webhook.url: must have at most 2048 characters"),
+        ({"url": "https://a/", "signature": 1}, "webhook.signature: must be true or false"),
+        ({"url": "https://a/", "events": []}, "webhook.events: must be a list out of "),
+        ({"url": "https://a/", "events": ["run.started"]}, "webhook.events: must be a list out of"),
+        (
+            {"url": "https://a/", "events": [["run.failed"]]},
+            "webhook.events: must be a list out of",
+        ),
+    ],
+)
+def test_what_is_no_webhook(webhook: object, detail: str) -> None:
+    error = refusal({"tasks": [TASK], "webhook": webhook})
+
+    assert error.code is ErrorCode.INVALID_ARGUMENT
+    assert error.detail.startswith(detail)
+
+
+def test_the_events_of_a_webhook_have_one_order_and_no_repetition() -> None:
+    given = {"url": "https://a/", "signature": True, "events": ["run.stopped", "run.completed"] * 2}
+
+    request = job(webhook=given)
+
+    assert request.webhook == Webhook("https://a/", True, (EventType.COMPLETED, EventType.STOPPED))
+    assert job(webhook={**given, "events": None}).webhook == Webhook("https://a/", True)
+
+
+def test_an_unknown_field_of_a_webhook_is_remarked_on() -> None:
+    request = job(webhook={"url": "https://a/", "signatur": True})
+
+    assert request.remarks.warnings == (
+        '"signatur" is no field of a webhook and was ignored: did you mean "signature"?',
+    )
 
 
 def test_a_whole_number_is_one_however_it_is_written() -> None:
@@ -274,10 +316,55 @@ def test_an_empty_open_job_is_accepted(extra: dict[str, Any]) -> None:
 def test_tasks_and_a_file_exclude_one_another() -> None:
     assert refusal({"tasks": [TASK], "file_input_id": "x"}).detail.startswith("file_input_id: ")
     assert parse_job({"tasks": [], "file_input_id": "x"}, LIMITS).file_input_id == "x"
-    for fields in ({"status": "open"}, {"type": "scheduled"}):
-        with pytest.raises(ConveyorError) as caught:
-            parse_job({"file_input_id": "x", **fields}, LIMITS)
-        assert caught.value.code is ErrorCode.FILE_INPUT_UNSUPPORTED_FOR_JOB_TYPE
+    with pytest.raises(ConveyorError) as caught:
+        parse_job({"file_input_id": "x", "status": "open"}, LIMITS)
+    assert caught.value.code is ErrorCode.FILE_INPUT_UNSUPPORTED_FOR_JOB_TYPE
+
+
+DAILY = {"rate": {"every": 1, "unit": "day"}}
+
+
+def test_a_scheduled_job() -> None:
+    scheduled = job(type="scheduled", schedule=DAILY)
+
+    assert scheduled.schedule == Schedule(rate=Rate(1, "day"))
+    assert scheduled.overlap is Overlap.SKIP
+    assert job(type="scheduled", schedule={**DAILY, "overlap": "wait"}).overlap is Overlap.WAIT
+    assert job(type="scheduled", schedule={**DAILY, "overlap": None}).overlap is Overlap.SKIP
+    by_file = parse_job({"type": "scheduled", "schedule": DAILY, "file_input_id": "x"}, LIMITS)
+    assert (by_file.file_input_id, by_file.specs) == ("x", [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        ({}, "schedule: a scheduled job needs one"),
+        ({"schedule": "daily"}, "schedule: must be a JSON object"),
+        ({"schedule": {}}, "schedule: needs exactly one of"),
+        ({"schedule": {**DAILY, "overlap": "queue"}}, "schedule.overlap: must be skip or wait"),
+        ({"schedule": {**DAILY, "overlap": ["skip"]}}, "schedule.overlap: must be skip or wait"),
+        ({"schedule": {**DAILY, "timezone": "z" * 65}}, "schedule.timezone: must be a name"),
+        ({"schedule": DAILY, "status": "open"}, "status: a scheduled job cannot be open"),
+        ({"schedule": DAILY, "callback": {"task_token": "t"}}, "callback: a scheduled job has"),
+        ({"schedule": DAILY, "tasks": []}, "tasks: a closed job needs"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_scheduled_job(fields: dict[str, object], detail: str) -> None:
+    error = refusal({"tasks": [TASK], "type": "scheduled", **fields})
+
+    assert error.code is ErrorCode.INVALID_ARGUMENT
+    assert error.detail.startswith(detail)
+
+
+def test_what_a_schedule_does_not_know_is_remarked_on() -> None:
+    typo = job(type="scheduled", schedule={**DAILY, "overlapp": "wait"})
+    regular = job(schedule="whenever", namee="n")
+
+    assert typo.remarks.warnings == (
+        '"overlapp" is no field of a schedule and was ignored: did you mean "overlap"?',
+    )
+    assert [warning[:10] for warning in regular.remarks.warnings] == ['"schedule"', '"namee" is']
 
 
 def test_a_scheduled_job_cannot_be_open() -> None:

@@ -5,18 +5,27 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunStatus
+from conveyor.domain.scheduling import FireRecord
 from conveyor.handlers import sweep as sweep_retention
+from conveyor.ports.deliveries import DeliveryFilter
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.queues import DeleteMessage, ExportMessage
 from conveyor.records.blob_keys import export_key, input_key, run_prefix
+from tests.conformance.bindings import Store
+from tests.conformance.scheduled_jobs import note, note_fires, read_job, schedule_job
+from tests.conformance.sent_deliveries import DELIVERED, attempt, owe
+from tests.conformance.world import CALLER, World
 from tests.unit.http_api import Api, open_api
 from tests.unit.sweep_world import (
     DAY,
+    DELIVERY_DAYS,
+    FIRE_DAYS,
     INTERVAL,
     QUIET,
     ROW_DAYS,
@@ -169,3 +178,72 @@ async def test_a_queue_that_cannot_be_dropped_stops_nothing_and_is_tried_again(
     for _ in range(2):
         await sweep.look(after=sweep_retention.INTERVAL)
     assert sweep.outbox.dropped == runs * 2
+
+
+async def _kept(api: Api) -> set[str]:
+    found = await api.binding.deliveries.list_deliveries(DeliveryFilter(caller=CALLER), limit=1_000)
+    return {delivery.delivery_id for delivery in found}
+
+
+async def test_old_deliveries_go_unless_they_are_pending(api: Api) -> None:
+    world = World(cast(Store, api.binding), api.clock)
+    pending = await owe(world)
+    for _ in range(sweep_retention.PAGE + 1):
+        await attempt(world, await owe(world), DELIVERED)
+    sweep = sweep_over(api)
+    await sweep.look(after=DELIVERY_DAYS * DAY)
+    young = await attempt(world, await owe(world), DELIVERED)
+    assert len(await _kept(api)) == sweep_retention.PAGE + 3  # they are not older than that
+    await sweep.look()
+    assert await _kept(api) == {pending.delivery_id, young.delivery_id}
+
+
+async def test_old_fires_go_and_their_job_stays(api: Api) -> None:
+    world = World(cast(Store, api.binding), api.clock)
+    job = await schedule_job(world)
+    await note_fires(world, job.job_id, *[note(world) for _ in range(sweep_retention.PAGE + 1)])
+
+    async def kept() -> list[FireRecord]:
+        return await api.binding.schedules.list_fires(job.job_id, before=None, limit=1_000)
+
+    sweep = sweep_over(api)
+    await sweep.look(after=FIRE_DAYS * DAY)
+    young = note(world)
+    await note_fires(world, job.job_id, young)
+    assert len(await kept()) == sweep_retention.PAGE + 2
+    await sweep.look()
+    assert await kept() == [young]
+    assert (await read_job(world, job.job_id)).scheduling is not None
+
+
+async def test_old_deliveries_that_take_long_are_left_to_the_next_sweep(api: Api) -> None:
+    world = World(cast(Store, api.binding), api.clock)
+    for _ in range(2 * sweep_retention.PAGE):
+        await attempt(world, await owe(world), DELIVERED)
+
+    class Slow:
+        async def drop_old_deliveries(self, *, before: int, limit: int) -> int:
+            await api.clock.advance(INTERVAL)
+            return await api.binding.deliveries.drop_old_deliveries(before=before, limit=limit)
+
+    sweep = sweep_over(api, deliveries=Slow())
+    await sweep.look(after=DELIVERY_DAYS * DAY + 1)
+    assert len(await _kept(api)) == sweep_retention.PAGE
+    await sweep.look()
+    assert await _kept(api) == set()
+
+
+async def test_deliveries_that_cannot_be_removed_hold_up_nothing(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(cast(Store, api.binding), api.clock)
+    job = await schedule_job(world)
+    await note_fires(world, job.job_id, note(world))
+
+    class Away:
+        async def drop_old_deliveries(self, *, before: int, limit: int) -> int:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "away")
+
+    await sweep_over(api, deliveries=Away()).look(after=FIRE_DAYS * DAY + 1)
+    assert "sweeping old deliveries failed: unavailable: away" in caplog.text
+    assert await api.binding.schedules.list_fires(job.job_id, before=None, limit=10) == []

@@ -8,6 +8,7 @@ from conveyor.handlers.callbacks import StateMachines
 from conveyor.handlers.delete import DeleteHandler
 from conveyor.handlers.deliver import Deliverer, DeliveryPorts
 from conveyor.handlers.export import ExportHandler
+from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
 from conveyor.handlers.retry_policy import RetryPolicy
@@ -143,9 +144,27 @@ def sweeper(binding: Binding, clock: Clock, *, options: SweepOptions) -> Sweeper
         ingestion=binding.ingestion,
         exports=binding.exports,
         inputs=binding.inputs,
+        deliveries=binding.deliveries,
+        schedules=binding.schedules,
+        jobs=binding.jobs,
         runs=binding.runs,
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
     )
     return Sweeper(ports, clock, options=options)
+
+
+def scheduler(
+    binding: Binding, clock: Clock, *, sealer: KeySealer, options: SchedulerOptions
+) -> Scheduler:
+    """Make a scheduler."""
+    ports = SchedulerPorts(
+        schedules=binding.schedules,
+        jobs=binding.jobs,
+        runs=binding.runs,
+        queues=binding.queues,
+        signals=binding.signals,
+        sealer=sealer,
+    )
+    return Scheduler(ports, clock, options=options)

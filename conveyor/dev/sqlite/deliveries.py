@@ -28,6 +28,10 @@ _DUE = """
         AND (leased_until <= :now OR leased_until > :most)
     ORDER BY due_at LIMIT :limit
 """
+_LEASED = """
+    SELECT record FROM deliveries INDEXED BY deliveries_by_due
+    WHERE status = 'pending' AND leased_until > 0
+"""
 _OLD = """
     DELETE FROM deliveries WHERE (caller, delivery_id) IN (
         SELECT caller, delivery_id FROM deliveries
@@ -58,10 +62,10 @@ class SqliteDeliveries(Deliveries):
             if getattr(wanted, name) is not None:
                 conditions.append(sql)
         statement = (
-            f"SELECT record FROM deliveries WHERE {' AND '.join(conditions)} "
+            f"SELECT record FROM deliveries {_index(wanted)} WHERE {' AND '.join(conditions)} "
             "ORDER BY delivery_id DESC LIMIT :limit"
         )
-        values = {**msgspec.structs.asdict(wanted), "limit": limit}
+        values = {**structs.asdict(wanted), "limit": limit}
         return await self._database.read(
             lambda reader: _decoded(reader.execute(statement, values).fetchall())
         )
@@ -101,6 +105,13 @@ _CONDITIONS = {
 }
 
 
+def _index(wanted: DeliveryFilter) -> str:
+    """Choose the index that leaves the fewest rows to be looked at; the key is that of callers."""
+    if wanted.job_id is not None:
+        return "INDEXED BY deliveries_by_job"
+    return "INDEXED BY deliveries_by_creation" if wanted.since else ""
+
+
 def _change(connection: sqlite3.Connection, before: Delivery, after: Delivery) -> bool:
     values = (*_changing(after), before.caller, before.delivery_id, before.version)
     return connection.execute(_CHANGE, values).rowcount == 1
@@ -124,6 +135,6 @@ def _decoded(rows: list[tuple[str]]) -> list[Delivery]:
 
 def release_deliveries(connection: sqlite3.Connection) -> None:
     """End the leases of an earlier process."""
-    rows = connection.execute("SELECT record FROM deliveries WHERE leased_until > 0").fetchall()
+    rows = connection.execute(_LEASED).fetchall()
     for leased in _decoded(rows):
         _change(connection, leased, structs.replace(leased, leased_until=0))

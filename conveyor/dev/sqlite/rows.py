@@ -269,10 +269,10 @@ def insert_job(connection: sqlite3.Connection, job: Job) -> None:
 
 
 def next_fire(job: Job) -> int | None:
-    """Return when a job is due to fire; None if it is not."""
+    """Return when a scheduled job is to be looked at; None if it is not."""
     if job.scheduling is None or job.status is JobStatus.DELETED:
         return None
-    return job.scheduling.next_at
+    return job.scheduling.due_at
 
 
 def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> KeyRange:

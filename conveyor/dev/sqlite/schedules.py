@@ -7,9 +7,10 @@ import sqlite3
 import msgspec
 
 from conveyor.dev.sqlite.database import Database
-from conveyor.dev.sqlite.idempotency import store_answer
+from conveyor.dev.sqlite.idempotency import store_answer, stored_answer
 from conveyor.dev.sqlite.outbox import insert_entries
 from conveyor.dev.sqlite.rows import SELECT_JOB, insert_run, job_from, next_fire, to_json
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job
 from conveyor.domain.scheduling import FireRecord
 from conveyor.domain.shards import shards_of
@@ -71,6 +72,8 @@ class SqliteSchedules(Schedules):
 
 
 def _make(connection: sqlite3.Connection, change: ScheduleChange) -> bool:
+    if stored_answer(connection, change.once) is not None:
+        raise ConveyorError(ErrorCode.CONFLICT, "the request has been answered already")
     after = change.after
     assert after.scheduling is not None
     values = (
@@ -88,7 +91,10 @@ def _make(connection: sqlite3.Connection, change: ScheduleChange) -> bool:
     if connection.execute(_CHANGE, values).rowcount == 0:
         return False
     if change.run is not None:
-        insert_run(connection, change.run, shards_of(after))
+        try:
+            insert_run(connection, change.run, shards_of(after))
+        except sqlite3.IntegrityError:
+            raise ConveyorError(ErrorCode.CONFLICT, "the run exists already") from None
         insert_entries(connection, after, change.run)
     for fire in change.fires:
         connection.execute(_NOTE, (after.job_id, fire.fire_id, fire.noted_at, to_json(fire)))

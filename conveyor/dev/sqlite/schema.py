@@ -258,8 +258,8 @@ EVENTS_AND_SCHEDULES = (
         DEFAULT NULL
     """,
     """
-    ALTER TABLE jobs ADD COLUMN fires_at INTEGER -- when a scheduled job that is not deleted fires
-        -- next
+    ALTER TABLE jobs ADD COLUMN fires_at INTEGER -- when a scheduled job that is not deleted is
+        -- looked at next
         DEFAULT NULL
     """,
     "CREATE INDEX jobs_by_next_fire ON jobs (fires_at) WHERE fires_at IS NOT NULL",
@@ -320,6 +320,7 @@ EVENTS_AND_SCHEDULES = (
     ) WITHOUT ROWID
     """,
     "CREATE INDEX deliveries_by_job ON deliveries (job_id, delivery_id)",
+    "CREATE INDEX deliveries_by_creation ON deliveries (caller, created_at)",
     "CREATE INDEX deliveries_by_due ON deliveries (due_at) WHERE status = 'pending'",
     "CREATE INDEX deliveries_by_change ON deliveries (updated_at) WHERE status <> 'pending'",
     """

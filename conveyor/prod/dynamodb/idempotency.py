@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.records import (
     ClaimedKey,
     IdempotencyScope,
@@ -39,6 +40,13 @@ class StoredResponses:
         if item is None:
             return None
         return once if (answer := read_answer(item)) is None else answer
+
+    async def unanswered(self, once: IdempotencyScope | None) -> IdempotencyScope | None:
+        """Return the key as `lookup` does. Raises ConveyorError(conflict) if it is answered."""
+        found = await self.lookup(once)
+        if isinstance(found, StoredResponse):
+            raise ConveyorError(ErrorCode.CONFLICT, "the request has been answered already")
+        return found
 
     def answer_parts(
         self, once: IdempotencyScope | None, answer: StoredResponse

@@ -1,8 +1,9 @@
-"""Job rows: their attributes, reads together with the latest run, and the closing of jobs.
+"""Job rows: their attributes, reads together with the latest run, and changes of a job by itself.
 
 A job is stored as one JSON text beside the attributes that conditions and indexes use, and changes
 under its version. `JobReads` reads a job and its latest run so that the two agree. `JobCloser`
-closes a job and completes its run if all tasks have ended.
+closes a job and completes its run if all tasks have ended. `WebhookSetter` sets and removes the
+webhook of a job.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from msgspec import structs
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.webhooks import Webhook
+from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
@@ -26,6 +29,7 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     merge_json,
 )
+from conveyor.prod.dynamodb.outbox_rows import WAITING, late_webhook_part
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
@@ -34,7 +38,17 @@ from conveyor.prod.dynamodb.run_rows import (
     RunRow,
     read_run_row,
 )
-from conveyor.prod.dynamodb.schema import ROW_SHAPE, Key, caller_jobs, job_key, run_key
+from conveyor.prod.dynamodb.schema import (
+    ROW_SHAPE,
+    Key,
+    after_all_times,
+    by_time,
+    caller_jobs,
+    caller_schedules,
+    job_key,
+    run_key,
+    schedules,
+)
 
 _job = msgspec.json.Decoder(Job)
 
@@ -55,13 +69,15 @@ class JobRow(msgspec.Struct, frozen=True):
 def job_item(row: JobRow) -> Item:
     """Make the item of a new job."""
     job = row.job
+    attributes = _mutable_attributes(row)
+    jobs_of = caller_jobs if job.scheduling is None else caller_schedules
     return {
         "shape": ROW_SHAPE,
         "job_id": job.job_id,
         "caller": job.caller,
-        "gsi1pk": caller_jobs(job.caller),
+        "gsi1pk": jobs_of(job.caller),
         "gsi1sk": job.job_id,
-        **_mutable_attributes(row),
+        **{name: value for name, value in attributes.items() if value is not None},
     }
 
 
@@ -78,12 +94,16 @@ def job_part(table: Table, known: JobRow, after: JobRow) -> dict[str, Any]:
     """Describe the rewriting of a job within a transaction; it is refused if the version has
     changed."""
     attributes = _mutable_attributes(after)
+    sets = {name: value for name, value in attributes.items() if value is not None}
+    update = "SET " + ", ".join(f"#{name} = :{name}" for name in sets)
+    if removes := attributes.keys() - sets.keys():
+        update += " REMOVE " + ", ".join(sorted(removes))
     return table.update_part(
         job_key(known.job.job_id),
-        "SET " + ", ".join(f"#{name} = :{name}" for name in attributes),
+        update,
         condition="#version = :known_version",
         known_version=known.job.version,
-        **attributes,
+        **sets,
     )
 
 
@@ -97,13 +117,26 @@ def next_version(row: JobRow, *, now: int, **fields: Any) -> JobRow:
 
 
 def _mutable_attributes(row: JobRow) -> Item:
-    """Return the attributes that changes of a job rewrite."""
+    """Return the attributes that changes of a job rewrite; None removes one."""
     return {
         "job": merge_json(row.text, row.job),
         "status": str(row.job.status),
         "version": row.job.version,
         "latest_run_sequence": row.latest_run_sequence,
+        **_schedule_keys(row.job),
     }
+
+
+def _schedule_keys(job: Job) -> dict[str, str | None]:
+    """Return the index keys that find a scheduled job by when it is looked at next, None once it is
+    deleted. No change makes another job a scheduled one."""
+    if job.scheduling is None:
+        return {}
+    if job.status is JobStatus.DELETED:
+        return {"gsi2pk": None, "gsi2sk": None}
+    due_at = job.scheduling.due_at
+    place = after_all_times(job.job_id) if due_at is None else by_time(due_at, job.job_id)
+    return {"gsi2pk": schedules(job.job_id), "gsi2sk": place}
 
 
 class JobAndRun(NamedTuple):
@@ -168,12 +201,14 @@ class JobReads:
         are unreadable, or whose run is."""
         items = await self._table.get_many([job_key(job_id) for job_id in job_ids])
         found = [items[key] for key in map(job_key, job_ids) if key in items]
-        jobs = {row.job.job_id: row for row in decode_intact(read_job_row, found)}
+        jobs = {
+            row.job.job_id: row
+            for row in decode_intact(read_job_row, found)
+            if row.job.caller == caller
+        }
         runs = await self._table.get_many(list(_latest_keys(jobs.values())))
         views: list[JobAndRun | None] = []
         for job_id, job in jobs.items():
-            if job.job.caller != caller:
-                continue
             try:
                 run = await self._read(runs.get(run_key(job_id, job.latest_run_sequence)))
                 certain = _is_consistent(job, run)
@@ -280,3 +315,47 @@ def _last_batch_change(row: RunRow) -> Change:
     return Change(
         status=None if status is run.status else status, sets={"last_batch_received": True}
     )
+
+
+class WebhookSetter:
+    """Sets and removes webhooks of jobs."""
+
+    def __init__(self, records: DynamoRunRows, job_reads: JobReads) -> None:
+        self._records = records
+        self._table = records.table
+        self._job_reads = job_reads
+
+    async def set(self, caller: str, job_id: str, webhook: Webhook | None, *, now: int) -> Job:
+        """Set or remove the webhook; see `JobWriter.set_webhook`."""
+        for _ in range(TRIES):
+            view = await self._job_reads.require(caller, job_id)
+            if view.job.job.status is JobStatus.DELETED:
+                raise not_found("job")
+            parts, after = self._parts(view, webhook, now)
+            if not parts:
+                return after.job
+            try:
+                await self._table.transact(parts, token=self._table.clock.new_id())
+            except AwsRefused as refused:
+                if not refused.is_condition:
+                    raise
+                continue
+            return after.job
+        raise contention_error()
+
+    def _parts(
+        self, view: JobAndRun, webhook: Webhook | None, now: int
+    ) -> tuple[list[dict[str, Any]], JobRow]:
+        """Describe the change of the job, if it is one, and the entry of a live run. Under the
+        version of that run, so that a run which has ended meanwhile owes nothing."""
+        parts: list[dict[str, Any]] = []
+        after = view.job
+        if webhook != view.job.job.webhook:
+            after = next_version(view.job, now=now, webhook=webhook)
+            parts.append(job_part(self._table, view.job, after))
+        if webhook is not None and view.run is not None and view.run.live:
+            change = Change(sets={WAITING[Subscriber.WEBHOOK]: True})
+            parts.append(self._records.change_part(view.run, change, now=now))
+            run_id = view.run.run.run_id
+            parts.append(late_webhook_part(self._table, after.job, run_id, now=now))
+        return parts, after

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from conveyor.domain.run_events import RunFinished
-from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, OutboxEntry
+from conveyor.ports.outbox import CLOCKS_APART, LONGEST_LEASE, EntryKey, Outbox, OutboxEntry
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
@@ -20,7 +20,12 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     keys_of,
 )
-from conveyor.prod.dynamodb.run_rows import DynamoRunRows, encode_run_event, read_outbox_item
+from conveyor.prod.dynamodb.outbox_rows import (
+    encode_run_event,
+    read_entry_key,
+    read_outbox_item,
+)
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows
 from conveyor.prod.dynamodb.schema import BY_DISPATCH, END, OUTBOX, by_time, notice_key
 
 LEASE_HELD = "leased_until = :lease"
@@ -31,14 +36,14 @@ LEASE_FREE = (
 NO_UNSENT_END = "(attribute_not_exists(ended_at) OR attribute_exists(ending))"
 
 
-class DynamoOutbox:
+class DynamoOutbox(Outbox):
     """The outbox port. `leased_until` identifies a lease: no later one ends at the same instant."""
 
     def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
 
-    async def due_entries(self, *, now: int, limit: int) -> list[str]:
+    async def due_entries(self, *, now: int, limit: int) -> list[EntryKey]:
         """Find due entries by index; the items, read strongly, tell which of them are leased."""
         found: list[_DueEntry] = []
         async for page in self._table.pages(
@@ -51,18 +56,18 @@ class DynamoOutbox:
             )
         ):
             items = await self._table.get_many(keys_of(page.items))
-            notices = decode_intact(_read_due_entry, items.values())
-            found += [one for one in notices if one.is_due(now)]
+            entries = decode_intact(_read_due_entry, items.values())
+            found += [one for one in entries if one.is_due(now)]
             if len(found) >= limit:
                 break
         found.sort()
-        return [one.run_id for one in found[:limit]]
+        return [one.key for one in found[:limit]]
 
-    async def lease_entry(self, run_id: str, *, now: int, lapses_at: int) -> OutboxEntry | None:
+    async def lease_entry(self, key: EntryKey, *, now: int, lapses_at: int) -> OutboxEntry | None:
         token = self._table.clock.new_id()
         try:
             item = await self._table.update(
-                notice_key(run_id),
+                notice_key(*key),
                 "SET leased_until = :lapses_at, leased_by = :token",
                 condition=LEASE_FREE,
                 lapses_at=lapses_at,
@@ -77,74 +82,76 @@ class DynamoOutbox:
             # The token is this call's own: an earlier try wrote it, and its answer was lost.
             item = found
         # Read after the lease: a later end finds the lease, and shows when it is given back.
-        row = await self._records.read(run_id)
-        run = None if row is None else (await self._records.with_late_status(row)).run
-        return read_outbox_item(item, run)
+        row = await self._records.read(key.run_id)
+        if row is None:
+            return read_outbox_item(item, None, 0)
+        row = await self._records.with_late_status(row)
+        return read_outbox_item(item, row.run, row.ended_at)
 
-    async def fix_payload(self, notice: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
+    async def fix_payload(self, entry: OutboxEntry, ending: RunFinished, *, now: int) -> bool:
         text = encode_run_event(ending)
         try:
             await self._table.update(
-                notice_key(notice.run_id),
+                notice_key(*entry.key),
                 "SET ending = :ending, decided_at = :now",
                 condition=f"{LEASE_HELD} AND attribute_not_exists(ending)",
                 ending=text,
                 now=now,
-                lease=notice.lease,
+                lease=entry.lease,
             )
         except AwsRefused as refused:
             found = _refused_item(refused)
             # The same payload under the same lease is this call's own: its answer was lost.
             return (
                 found is not None
-                and found.get("leased_until") == notice.lease
+                and found.get("leased_until") == entry.lease
                 and found.get("ending") == text
             )
         return True
 
-    async def reschedule_entry(self, notice: OutboxEntry, *, due_at: int, attempts: int) -> None:
+    async def reschedule_entry(self, entry: OutboxEntry, *, due_at: int, attempts: int) -> None:
         try:
             await self._release(
-                notice, f"{LEASE_HELD} AND {NO_UNSENT_END}", due_at=due_at, attempts=attempts
+                entry, f"{LEASE_HELD} AND {NO_UNSENT_END}", due_at=due_at, attempts=attempts
             )
         except AwsRefused as refused:
             found = _refused_item(refused)
-            if found is None or found.get("leased_until") != notice.lease:
+            if found is None or found.get("leased_until") != entry.lease:
                 return
             ended_at: int = found["ended_at"]
             try:
-                await self._release(notice, LEASE_HELD, due_at=ended_at, attempts=attempts)
+                await self._release(entry, LEASE_HELD, due_at=ended_at, attempts=attempts)
             except AwsRefused as lost:
                 _refused_item(lost)
 
-    async def drop_entry(self, notice: OutboxEntry) -> None:
+    async def drop_entry(self, entry: OutboxEntry) -> None:
         try:
             await self._table.delete(
-                notice_key(notice.run_id), condition=LEASE_HELD, lease=notice.lease
+                notice_key(*entry.key), condition=LEASE_HELD, lease=entry.lease
             )
         except AwsRefused as refused:
             _refused_item(refused)
 
     async def _release(
-        self, notice: OutboxEntry, condition: str, *, due_at: int, attempts: int
+        self, entry: OutboxEntry, condition: str, *, due_at: int, attempts: int
     ) -> None:
         await self._table.update(
-            notice_key(notice.run_id),
+            notice_key(*entry.key),
             "SET due_at = :due_at, attempts = :attempts, gsi2sk = :place "
             "REMOVE leased_until, leased_by",
             condition=condition,
             due_at=due_at,
             attempts=attempts,
-            place=by_time(due_at, notice.run_id),
-            lease=notice.lease,
+            place=by_time(due_at, entry.run_id),
+            lease=entry.lease,
         )
 
 
 class _DueEntry(NamedTuple):
-    """An entry's due time, run and lease."""
+    """An entry's due time, key and lease."""
 
     due_at: int
-    run_id: str
+    key: EntryKey
     leased_until: int
 
     def is_due(self, now: int) -> bool:
@@ -154,7 +161,7 @@ class _DueEntry(NamedTuple):
 
 @decodes_row
 def _read_due_entry(item: Item) -> _DueEntry:
-    return _DueEntry(int(item["due_at"]), str(item["run_id"]), int(item.get("leased_until", 0)))
+    return _DueEntry(int(item["due_at"]), read_entry_key(item), int(item.get("leased_until", 0)))
 
 
 def _refused_item(refused: AwsRefused) -> Item | None:

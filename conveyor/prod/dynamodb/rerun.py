@@ -42,6 +42,7 @@ from conveyor.prod.dynamodb.copying import (
 from conveyor.prod.dynamodb.counters import Counts, recount_at
 from conveyor.prod.dynamodb.idempotency import StoredResponses
 from conveyor.prod.dynamodb.job_rows import JobAndRun, JobReads, JobRow, job_part, next_version
+from conveyor.prod.dynamodb.outbox_rows import new_entry_parts
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
@@ -184,6 +185,7 @@ def transaction_parts(table: Table, new: NewRun) -> list[dict[str, Any]]:
             next=source.run.version + 1,
         ),
         *[table.put_part(key, PIN) for key in _pins(new)[:MOST_PINS]],
+        *new_entry_parts(table, job.job, new.run),
     ]
 
 

@@ -6,23 +6,20 @@
 change of status; `counter_epoch` and `sequences` make an addition safe to repeat (`counters`).
 `RunReads` shares one strong read of a run among concurrent callers.
 
-Whoever ends a run makes its outbox entry due right after, by a second write. If a crash loses that
-write, the entry keeps its earlier due time, and its next delivery sees the end.
+Whoever ends a run makes its outbox entries due right after, by a second write each. If a crash
+loses that write, the entry keeps its earlier due time, and its next delivery sees the end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from cachetools import LRUCache
 
-from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import (
-    Callback,
     Ingest,
     IngestStatus,
     Job,
@@ -32,10 +29,9 @@ from conveyor.domain.model import (
     RunStatus,
     Spend,
 )
-from conveyor.domain.run_events import RunFinished
 from conveyor.domain.shards import Shards, ShardScheme, shards_of
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
-from conveyor.ports.outbox import OutboxEntry
+from conveyor.ports.outbox import EntryKey, Subscriber
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.client import (
@@ -49,13 +45,11 @@ from conveyor.prod.dynamodb.client import (
     decode_intact,
     decodes_row,
 )
+from conveyor.prod.dynamodb.outbox_rows import WAITING, make_due, subscribers_of
 from conveyor.prod.dynamodb.schema import (
-    OUTBOX,
     ROW_SHAPE,
     SORT_KEY,
     Key,
-    by_time,
-    notice_key,
     pin_key,
     place_key,
     run_key,
@@ -159,8 +153,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     of each worker's last addition, `flushes` the number of additions. `inherited` counts rows
     copied with a body of an earlier run. `reserved` holds additions that are not counted yet, as
     number of tasks by first index; `given_up` those that never will be. `ended_at` is 0 before the
-    end. `calls_back`: an outbox entry waits for the end. `unsettled`: rows may change or appear,
-    uncounted, after the run's end, so it needs a recount.
+    end. `subscribers`: an outbox entry for each waits for the end. `unsettled`: rows may change or
+    appear, uncounted, after the run's end, so it needs a recount.
     """
 
     run: Run
@@ -180,7 +174,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     queue_dropped: bool = False
     unsettled: bool = False
     dispatch_changed_at: int = 0
-    calls_back: bool = False
+    subscribers: tuple[Subscriber, ...] = ()
 
     @property
     def place(self) -> RunPlace:
@@ -229,6 +223,7 @@ def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
         "ingesting": run.ingesting,
         "dispatch_changed_at": run.created_at,
         **counters(run.stats),
+        **{WAITING[subscriber]: True for subscriber in subscribers_of(job, run)},
     }
     found_by = index_keys(
         run.run_id,
@@ -313,7 +308,7 @@ def read_run_row(item: Item) -> RunRow:
         queue_dropped=item.get("queue_dropped", False),
         unsettled=item.get("unsettled", False),
         dispatch_changed_at=item["dispatch_changed_at"],
-        calls_back=item.get("calls_back", False),
+        subscribers=tuple(one for one, name in WAITING.items() if item.get(name, False)),
     )
 
 
@@ -395,70 +390,6 @@ async def list_run_rows(
             yield row
 
 
-_callback = msgspec.json.Decoder(Callback)
-_ending = msgspec.json.Decoder(RunFinished)
-_log = logging.getLogger("conveyor.records")
-
-
-def new_outbox_item(run: Run, callback: Callback) -> Item:
-    """Make the outbox entry of a new run, due at once."""
-    return {
-        "shape": ROW_SHAPE,
-        "run_id": run.run_id,
-        "job_id": run.job_id,
-        "callback": _encode(callback).decode(),
-        "due_at": run.created_at,
-        "attempts": 0,
-        "gsi2pk": OUTBOX,
-        "gsi2sk": by_time(run.created_at, run.run_id),
-    }
-
-
-def encode_run_event(ending: RunFinished) -> str:
-    """Encode a run-finished event as an attribute."""
-    return _encode(ending).decode()
-
-
-@decodes_row
-def read_outbox_item(item: Item, run: Run | None) -> OutboxEntry:
-    """Decode a leased outbox entry, and add its run. Raises DamagedRow."""
-    ending = item.get("ending")
-    return OutboxEntry(
-        job_id=item["job_id"],
-        run_id=item["run_id"],
-        callback=_callback.decode(item["callback"]),
-        lease=item["leased_until"],
-        run=run,
-        ended_as=RunStatus(item["ended_as"]) if "ended_as" in item else None,
-        ending=None if ending is None else _ending.decode(ending),
-        decided_at=item.get("decided_at", 0),
-        attempts=item["attempts"],
-    )
-
-
-async def make_due(table: Table, run_id: str, *, ended_as: RunStatus, ended_at: int) -> None:
-    """Make the outbox entry of an ended run due at the end, and note the final status, unless that
-    was done before or the event is fixed already. Only logs a failure: the end itself is
-    written."""
-    try:
-        await table.update(
-            notice_key(run_id),
-            "SET ended_as = :ended_as, ended_at = :ended_at, due_at = :ended_at, gsi2sk = :place",
-            condition="attribute_exists(pk) AND attribute_not_exists(ended_at) "
-            "AND attribute_not_exists(ending)",
-            ended_as=str(ended_as),
-            ended_at=ended_at,
-            place=by_time(ended_at, run_id),
-        )
-    except ConveyorError as error:
-        if isinstance(error, AwsRefused) and error.is_condition:
-            return
-        _log.warning(
-            "run-finished notification delayed until the next heartbeat",
-            extra={"run_id": run_id, "error": type(error).__name__},
-        )
-
-
 TRIES = 20
 """Lost races after which an optimistic write gives up."""
 
@@ -535,11 +466,13 @@ class DynamoRunRows:
         return after
 
     async def make_end_due(self, row: RunRow) -> None:
-        """Make the outbox entry due if the run has ended and has one. `change` does so itself;
+        """Make the outbox entries due if the run has ended and has any. `change` does so itself;
         whoever ends a run by `change_part` calls this with the row after the transaction."""
-        if row.calls_back and not row.live:
-            run = row.run
-            await make_due(self.table, run.run_id, ended_as=run.status, ended_at=row.ended_at)
+        if row.live:
+            return
+        for subscriber in row.subscribers:
+            key = EntryKey(row.run.run_id, subscriber)
+            await make_due(self.table, key, ended_as=row.run.status, ended_at=row.ended_at)
 
     def change_part(self, row: RunRow, change: Change, *, now: int) -> dict[str, Any]:
         """Describe a change within a transaction."""

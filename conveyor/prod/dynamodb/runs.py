@@ -39,6 +39,7 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     keys_of,
 )
+from conveyor.prod.dynamodb.deliveries import drop_deliveries_of
 from conveyor.prod.dynamodb.job_rows import JobReads, JobRow, job_part, next_version
 from conveyor.prod.dynamodb.rerun import DynamoReruns
 from conveyor.prod.dynamodb.run_rows import (
@@ -61,6 +62,7 @@ from conveyor.prod.dynamodb.schema import (
     by_time,
     export_item_key,
     export_mark_key,
+    fire_key,
     job_key,
     place_key,
 )
@@ -89,7 +91,8 @@ class Deletion:
         while True:
             job = (await self._job_reads.require(caller, job_id)).job
             rows = [row async for row in list_run_rows(self._table, job_id)]
-            parts = self._deletion_parts(job, rows, now)
+            left = [row for row in rows if row.run.status is not RunStatus.DELETED][:MOST_RUNS]
+            parts = self._deletion_parts(job, left, now)
             if not parts:
                 return [row.run.run_id for row in reversed(rows)]
             try:
@@ -101,7 +104,7 @@ class Deletion:
                 if losses == TRIES:
                     raise contention_error() from None
             else:
-                for row in rows:
+                for row in left:
                     await _make_end_due(self._records, row, now=now)
 
     async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:
@@ -132,9 +135,15 @@ class Deletion:
         await self._table.transact(parts, token=self._table.clock.new_id())
 
     async def purge_job(self, job_id: str) -> None:
-        """Remove the tombstone of a deleted job that has no runs; see `Jobs.purge_job`."""
+        """Remove the tombstone of a deleted job that has no runs, last of all that is left of it;
+        see `Jobs.purge_job`."""
         async for _ in list_run_rows(self._table, job_id, limit=1):
             return
+        item = await self._table.get(job_key(job_id))
+        if item is None or item.get("status") != JobStatus.DELETED:
+            return
+        await drop_deliveries_of(self._table, item["caller"], job_id)
+        await self._delete_fires(job_id)
         try:
             await self._table.delete(
                 job_key(job_id),
@@ -145,13 +154,13 @@ class Deletion:
             if not refused.is_condition:
                 raise
 
-    def _deletion_parts(
-        self, job: JobRow, newest_first: list[RunRow], now: int
-    ) -> list[dict[str, Any]]:
-        not_deleted = [row for row in newest_first if row.run.status is not RunStatus.DELETED]
-        parts = [
-            self._records.change_part(row, DELETE_RUN, now=now) for row in not_deleted[:MOST_RUNS]
-        ]
+    async def _delete_fires(self, job_id: str) -> None:
+        fires = fire_key(job_id, "")
+        async for page in self._table.pages(Query(fires.pk, begins_with=fires.sk, keys_only=True)):
+            await self._table.delete_many(keys_of(page.items))
+
+    def _deletion_parts(self, job: JobRow, rows: list[RunRow], now: int) -> list[dict[str, Any]]:
+        parts = [self._records.change_part(row, DELETE_RUN, now=now) for row in rows]
         if job.job.status is not JobStatus.DELETED:
             parts.append(
                 job_part(self._table, job, next_version(job, now=now, status=JobStatus.DELETED))
@@ -192,7 +201,8 @@ async def write_tombstone(records: DynamoRunRows, row: RunRow, *, now: int) -> N
 
 
 async def delete_ended_run(records: DynamoRunRows, row: RunRow, *, now: int) -> None:
-    """Write a tombstone as `write_tombstone` does, and delete the job if no other run is left."""
+    """Write a tombstone as `write_tombstone` does, and delete the job if no other run is left, and
+    none will be made."""
     await _write_tombstone(records, row, now=now, last_takes_job=True)
 
 
@@ -205,7 +215,7 @@ async def _write_tombstone(
     if job is not None:
         other = await _newest_other(table, row)
         fields: dict[str, Any] = {"latest_run_id": None if other is None else other.run.run_id}
-        if other is None and last_takes_job:
+        if other is None and last_takes_job and job.job.goes_with_its_runs:
             fields["status"] = JobStatus.DELETED
         sequence = 0 if other is None else other.run.run_sequence
         after = structs.replace(next_version(job, now=now, **fields), latest_run_sequence=sequence)
@@ -220,7 +230,7 @@ async def _write_tombstone(
 
 
 async def _make_end_due(records: DynamoRunRows, row: RunRow, *, now: int) -> None:
-    """Make the outbox entry due of a run that was just turned to `deleted`, from its row before
+    """Make the outbox entries due of a run that was just turned to `deleted`, from its row before
     that: at its first end, even if the process that ended it died before it could."""
     run = structs.replace(row.run, status=RunStatus.DELETED) if row.live else row.run
     ended_at = row.ended_at or max(row.run.updated_at, now)

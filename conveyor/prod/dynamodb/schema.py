@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from conveyor.domain import ids
 from conveyor.domain.shards import Shards
+from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import Parameters
 
 PARTITION_KEY = "pk"
@@ -21,10 +22,11 @@ SORT_KEY = "sk"
 TIME_TO_LIVE = "ttl"
 """Whole seconds since the epoch, after which DynamoDB removes an item by itself, with a delay."""
 BY_OWNER = "gsi1"
-"""Finds jobs of a caller, and runs by the work that is due for them."""
+"""Finds jobs of a caller, deliveries of a job, and runs by the work that is due for them."""
 BY_DISPATCH = "gsi2"
 """Finds runs by the time of their last change of status or pause. Partitions of their own in this
-index also find file inputs and exports by their end, and outbox entries by their due time."""
+index also find file inputs and exports by their end, outbox entries by their due time,
+deliveries by their due time or their last change, and scheduled jobs by their due time."""
 
 INDEXES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     BY_OWNER: ("gsi1pk", "gsi1sk", ("status", "job_id", "run_id")),
@@ -150,14 +152,32 @@ def export_mark_key(job_id: str, run_id: str, export_id: str) -> Key:
     return Key(f"Job#{job_id}", f"Export#{run_id}#{export_id}")
 
 
-def notice_key(run_id: str) -> Key:
-    """Key of a run's outbox entry: by the run's id, and not removed with the run."""
-    return Key(f"Notice#{run_id}", "Notice")
+def fire_key(job_id: str, fire_id: str) -> Key:
+    """Key of a row of a scheduled job's fires; with an empty id, the prefix of their sort keys."""
+    return Key(f"Job#{job_id}", f"Fire#{fire_id}")
+
+
+def notice_key(run_id: str, subscriber: Subscriber) -> Key:
+    """Key of a run's outbox entry for a subscriber: by the run's id, and not removed with it."""
+    return Key(f"Notice#{run_id}", _NOTICE_SORT_KEYS[subscriber])
+
+
+_NOTICE_SORT_KEYS = {Subscriber.CALLBACK: "Notice", Subscriber.WEBHOOK: "Webhook"}
 
 
 def signing_key(caller: str) -> Key:
     """Key of a caller's signing keys, both slots in one item."""
     return Key(f"Signing#{caller}", "Keys")
+
+
+def delivery_key(caller: str, delivery_id: str) -> Key:
+    """Key of a delivery."""
+    return Key(f"Deliveries#{caller}", f"Delivery#{delivery_id}")
+
+
+def late_delivery_key(caller: str, delivery_id: str) -> Key:
+    """Key of the mark of a delivery that was made long after the end of its run."""
+    return Key(f"Deliveries#{caller}", f"Late#{delivery_id}")
 
 
 def permits_key(job_id: str) -> Key:
@@ -173,9 +193,19 @@ DATA_KEY = Key("Fleet", "DataKey")
 """The data key for callers' API keys, encrypted by KMS, if KMS is used."""
 
 
+def caller_schedules(caller: str) -> str:
+    """gsi1: scheduled jobs of a caller, by job id."""
+    return f"Schedules#{caller}"
+
+
 def caller_jobs(caller: str) -> str:
-    """gsi1: jobs of a caller, by job id."""
+    """gsi1: regular jobs of a caller, by job id."""
     return f"Caller#{caller}"
+
+
+def deliveries_of(job_id: str) -> str:
+    """gsi1: deliveries of a job, by delivery id."""
+    return f"Deliveries#{job_id}"
 
 
 def ingesting(run_id: str) -> str:
@@ -212,17 +242,26 @@ def idle(run_id: str) -> str:
     return _hashed_partition("idle", run_id)
 
 
+def schedules(job_id: str) -> str:
+    """gsi2: scheduled jobs that are not deleted, by due time; last those without one."""
+    return _hashed_partition("schedules", job_id)
+
+
 INPUTS = "inputs"
 """gsi2: file inputs, by their end."""
 EXPORTS = "exports"
 """gsi2: exports, by their end."""
 OUTBOX = "outbox"
 """gsi2: outbox entries, by due time."""
+DELIVERIES = "deliveries"
+"""gsi2: pending deliveries, by due time."""
+ENDED_DELIVERIES = "deliveries-ended"
+"""gsi2: all other deliveries, by their last change."""
 
 
 def all_partitions(kind: str) -> list[str]:
-    """Return all index partitions of a kind: "ingesting", "unsettled", "ended", "deleted", "active"
-    or "idle"."""
+    """Return all index partitions of a kind: "ingesting", "unsettled", "ended", "deleted",
+    "active", "idle" or "schedules"."""
     return [f"{kind}#{number}" for number in range(SPREAD)]
 
 
@@ -231,6 +270,11 @@ def by_time(instant: int, tail: str) -> str:
     return f"{max(instant, 0):015}#{tail}"
 
 
-def _hashed_partition(kind: str, run_id: str) -> str:
+def after_all_times(tail: str) -> str:
+    """Return a sort key behind those of all instants, unique by its tail."""
+    return f"{END}#{tail}"
+
+
+def _hashed_partition(kind: str, item_id: str) -> str:
     # Ids of one moment share a prefix; a checksum spreads them all the same.
-    return f"{kind}#{zlib.crc32(run_id.encode()) % SPREAD}"
+    return f"{kind}#{zlib.crc32(item_id.encode()) % SPREAD}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws
 from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.deliveries import DynamoDeliveries
 from conveyor.prod.dynamodb.exports import DynamoExports
 from conveyor.prod.dynamodb.idempotency import DynamoIdempotency
 from conveyor.prod.dynamodb.ingestion import DynamoIngestion
@@ -15,6 +16,7 @@ from conveyor.prod.dynamodb.jobs import DynamoJobs
 from conveyor.prod.dynamodb.outbox import DynamoOutbox
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoRuns
+from conveyor.prod.dynamodb.schedules import FIRE_RETENTION_DAYS, DynamoSchedules
 from conveyor.prod.dynamodb.signing_keys import DynamoSigningKeys
 from conveyor.prod.dynamodb.sweeping import DynamoSweeping
 from conveyor.prod.dynamodb.tasks import DynamoTasks
@@ -38,6 +40,8 @@ class DynamoStore:
     sweeping: DynamoSweeping
     outbox: DynamoOutbox
     signing_keys: DynamoSigningKeys
+    deliveries: DynamoDeliveries
+    schedules: DynamoSchedules
 
     @property
     def rows_read(self) -> int:
@@ -63,12 +67,13 @@ async def open_store(
     worker: str,
     flush_interval: float = FLUSH_INTERVAL,
     patience: float = 0.0,
+    fire_retention_days: int = FIRE_RETENTION_DAYS,
 ) -> DynamoStore:
     """Open the store on an existing table.
 
     `worker` names this process; no other process, now or later, has the same name. `patience` is
     the time in seconds, like `flush_interval`, during which a settlement is retried while the table
-    is unavailable.
+    is unavailable. Rows of fires go `fire_retention_days` after their last change.
     """
     client = Table(aws, table, clock)
     records = DynamoRunRows(client, RunPlaces(client))
@@ -84,4 +89,6 @@ async def open_store(
         sweeping=DynamoSweeping(records),
         outbox=DynamoOutbox(records),
         signing_keys=DynamoSigningKeys(client),
+        deliveries=DynamoDeliveries(client),
+        schedules=DynamoSchedules(records, fire_retention_days=fire_retention_days),
     )

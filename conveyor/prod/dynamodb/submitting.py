@@ -43,13 +43,13 @@ from conveyor.prod.dynamodb.job_rows import (
     job_item,
     job_part,
 )
+from conveyor.prod.dynamodb.outbox_rows import new_entry_parts
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
     DynamoRunRows,
     RunPlace,
     RunRow,
-    new_outbox_item,
     new_run_item,
     read_run_row,
 )
@@ -59,12 +59,12 @@ from conveyor.prod.dynamodb.schema import (
     by_time,
     intent_key,
     job_key,
-    notice_key,
     place_key,
 )
 from conveyor.prod.dynamodb.task_rows import insert_items, new_task_item, remove_untouched
 
 IS_ABSENT = "attribute_not_exists(pk)"
+CONDITION_FAILED = "ConditionalCheckFailed"
 INTENT_STANDS = "attribute_exists(pk) AND attribute_not_exists(abandoned)"
 
 
@@ -79,14 +79,17 @@ class JobCreator:
     async def create(
         self,
         job: Job,
-        run: Run,
+        run: Run | None,
         tasks: Sequence[NewTask],
         *,
         answer: StoredResponse,
         once: IdempotencyScope | None,
     ) -> None:
         """Write job, first run, tasks and response; see `Jobs.create_job`."""
-        once = await self._open(once)
+        if run is None:
+            await self._create_alone(job, answer, once)
+            return
+        once = await self._responses.unanswered(once)
         place = RunPlace(run.run_id, job.job_id, run.run_sequence, shards_of(job))
         rows = [
             (
@@ -110,7 +113,7 @@ class JobCreator:
                     raise
                 try:
                     _raise_refusal(refused.reasons, has_intent=bool(rows))
-                    once = await self._open(once)
+                    once = await self._responses.unanswered(once)
                 except ConveyorError:
                     await self._remove_rows(place, [key for key, _ in rows])
                     raise
@@ -119,32 +122,40 @@ class JobCreator:
                 return
         raise contention_error()
 
-    async def _open(self, once: IdempotencyScope | None) -> IdempotencyScope | None:
-        """Return the key if it is unanswered. Raises ConveyorError(conflict) if it is answered."""
-        found_key = await self._responses.lookup(once)
-        if isinstance(found_key, StoredResponse):
-            raise ConveyorError(ErrorCode.CONFLICT, "the request has been answered already")
-        return found_key
+    async def _create_alone(
+        self, job: Job, answer: StoredResponse, once: IdempotencyScope | None
+    ) -> None:
+        """Write a job without a run, and its response."""
+        part = self._table.put_part(
+            job_key(job.job_id), job_item(JobRow(job, 0)), condition=IS_ABSENT
+        )
+        for _ in range(TRIES):
+            once = await self._responses.unanswered(once)
+            parts = [part, *self._responses.answer_parts(once, answer)]
+            try:
+                await self._table.transact(parts, token=self._table.clock.new_id())
+            except AwsRefused as refused:
+                if not refused.is_condition:
+                    raise
+                if refused.reasons[0] == CONDITION_FAILED:
+                    raise _job_exists() from None
+            else:
+                return
+        raise contention_error()
 
     def _parts(
         self, job: Job, run: Run, place: RunPlace, *, has_intent: bool
     ) -> list[dict[str, Any]]:
         table = self._table
         row = job_item(JobRow(job, run.run_sequence))
-        run_item = new_run_item(run, job)
-        if job.callback is not None:
-            run_item["calls_back"] = True
         parts = [
             table.put_part(job_key(job.job_id), row, condition=IS_ABSENT),
-            table.put_part(place.key, run_item, condition=IS_ABSENT),
+            table.put_part(place.key, new_run_item(run, job), condition=IS_ABSENT),
             table.put_part(place_key(run.run_id), place.item(), condition=IS_ABSENT),
         ]
         if has_intent:
             parts.append(table.delete_part(_intent_of(place), condition=INTENT_STANDS))
-        if job.callback is not None:
-            notice = new_outbox_item(run, job.callback)
-            parts.append(table.put_part(notice_key(run.run_id), notice))
-        return parts
+        return [*parts, *new_entry_parts(table, job, run)]
 
     async def _remove_rows(self, place: RunPlace, rows: Sequence[Key]) -> None:
         """Remove the rows of a run that was not made, unless another call made this very run: then
@@ -171,12 +182,16 @@ def _intent_of(place: RunPlace) -> Key:
     return intent_key(place.job_id, place.run_id)
 
 
+def _job_exists() -> ConveyorError:
+    return ConveyorError(ErrorCode.CONFLICT, "the job exists already")
+
+
 def _raise_refusal(reasons: Sequence[str], *, has_intent: bool) -> None:
     """Raise the error for the refused parts of the transaction; return if only the key was
     refused."""
-    if "ConditionalCheckFailed" in reasons[:3]:
-        raise ConveyorError(ErrorCode.CONFLICT, "the job exists already")
-    if has_intent and reasons[3] == "ConditionalCheckFailed":
+    if CONDITION_FAILED in reasons[:3]:
+        raise _job_exists()
+    if has_intent and reasons[3] == CONDITION_FAILED:
         raise ConveyorError(ErrorCode.UNAVAILABLE, "writing the tasks took too long", retry_after=5)
 
 
@@ -328,8 +343,6 @@ def reserved_row(row: RunRow, reservation: Reservation) -> RunRow:
         reserved={**row.reserved, reservation.mark: reservation.size},
     )
 
-
-CONDITION_FAILED = "ConditionalCheckFailed"
 
 _log = logging.getLogger("conveyor.records")
 

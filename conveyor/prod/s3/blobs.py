@@ -266,8 +266,8 @@ def part_size(number: int) -> int:
 
 PARTS_AT_A_TIME = 4
 """Parts in flight of all large bodies of a process: each takes memory."""
-MOST_DELETE = 1_000
-"""Most keys that one DeleteObjects takes."""
+MOST_DELETE = MOST_LISTED = 1_000
+"""Most keys that one DeleteObjects takes, and one ListObjectsV2 returns."""
 SHORTEST_LINK = 300
 """Least seconds for which a download link is valid; no link is signed if the credentials expire
 sooner."""
@@ -347,6 +347,18 @@ class S3Blobs:
             if not listed.get("IsTruncated"):
                 break
         return removed
+
+    async def list_keys(self, prefix: str, *, after: str, limit: int) -> list[str]:
+        parameters = {"Bucket": self._bucket, "Prefix": checked_prefix(prefix), "StartAfter": after}
+        keys: list[str] = []
+        while len(keys) < limit:
+            size = min(MOST_LISTED, limit - len(keys))
+            listed = await self._aws.call("s3", "list_objects_v2", {**parameters, "MaxKeys": size})
+            keys += [item["Key"] for item in listed.get("Contents", [])]
+            if not listed.get("IsTruncated"):
+                break
+            parameters["StartAfter"] = keys[-1]
+        return keys
 
     async def size(self, key: str) -> int | None:
         try:

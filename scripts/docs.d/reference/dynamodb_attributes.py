@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from conveyor.domain import ids
 from conveyor.domain.shards import Shards
+from conveyor.ports.outbox import Subscriber
 from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, TIME_TO_LIVE, Key
 
@@ -46,6 +47,17 @@ _PLACE = {
     "run_sequence": "the run's number in it",
     "shard_count": "shards of the run's rows",
     "shard_scheme": "assignment of rows to shards",
+}
+
+_ENTRY = {
+    "run_id": "the run",
+    "job_id": "its job",
+    "due_at": "when to look at it next",
+    "leased_until": "end of the lease of the process that delivers it",
+    "leased_by": "token of the call that leased it; absent without a lease",
+    "ended_as": "the state that the run ended in, set when the end made it due",
+    "ended_at": "when the run ended, set when the end made it due",
+    "attempts": "failed attempts to deliver it",
 }
 
 ITEMS: dict[str, ItemInfo] = {
@@ -101,7 +113,8 @@ ITEMS: dict[str, ItemInfo] = {
             "swept": "whether its expired bodies are removed",
             "queue_dropped": "whether the queue that it left behind is removed",
             "unsettled": "whether its rows must be counted once more",
-            "calls_back": "set while an outbox entry waits for its end",
+            "calls_back": "whether an outbox entry of a callback waits for its end",
+            "notifies": "whether an outbox entry of a webhook waits for its end",
             "rerun_of": "the run that it repeats",
             "failure_reason": "why the run failed",
             "failure_detail": "the same in a sentence",
@@ -205,21 +218,46 @@ ITEMS: dict[str, ItemInfo] = {
         "exists while a run has an export; read strongly when the run is removed, as an index may "
         "not know it yet",
     ),
-    "outbox entry": ItemInfo(
-        schema.notice_key("RUN"),
+    "outbox entry of a callback": ItemInfo(
+        schema.notice_key("RUN", Subscriber.CALLBACK),
         "the callback owed at a run's end; not removed with the run",
         {
-            "run_id": "the run",
-            "job_id": "its job",
             "callback": "who is called back, as JSON; its task token is a secret",
-            "due_at": "when to look at it next",
-            "leased_until": "end of the lease of the process that delivers it",
-            "leased_by": "token of the call that leased it; absent without a lease",
-            "ended_as": "the state that the run ended in, set when the end made it due",
-            "ended_at": "when the run ended, set when the end made it due",
+            **_ENTRY,
             "ending": "the event of the run's end, as JSON, once it is decided",
             "decided_at": "when it was decided",
-            "attempts": "failed attempts to deliver it",
+        },
+    ),
+    "outbox entry of a webhook": ItemInfo(
+        schema.notice_key("RUN", Subscriber.WEBHOOK),
+        "the event owed at a run's end, until it is a delivery; not removed with the run",
+        _ENTRY,
+    ),
+    "delivery": ItemInfo(
+        schema.delivery_key("CALLER", "DELIVERY"),
+        "an event on its way to a receiver, and its attempts",
+        {
+            "delivery": "the whole of it, as JSON",
+            "job_id": "the job, `test` for an event that a caller asked for",
+            "run_id": "the run",
+            "status": "state of the delivery",
+            "created_at": "when it was made",
+            "updated_at": "when it last changed",
+            "version": "raised by each change",
+        },
+    ),
+    "mark of a late delivery": ItemInfo(
+        schema.late_delivery_key("CALLER", "DELIVERY"),
+        "exists while there is a delivery that was made more than an hour after its run's end, so "
+        "that a list from an instant on finds it",
+        {"created_at": "when the delivery was made"},
+    ),
+    "fire": ItemInfo(
+        schema.fire_key("JOB", "FIRE"),
+        "a row of a scheduled job's fires: one fire, or several in a row that made no run",
+        {
+            "fire": "the whole of it, as JSON",
+            "ttl": "`CONVEYOR_FIRE_RETENTION_DAYS` after its last change",
         },
     ),
     "permits": ItemInfo(
@@ -256,12 +294,14 @@ ITEMS: dict[str, ItemInfo] = {
 
 FOUND_BY: dict[str, dict[str, str]] = {
     "gsi1": {
-        schema.caller_jobs("CALLER"): "jobs of a caller, by job id",
+        schema.caller_jobs("CALLER"): "regular jobs of a caller, by job id",
+        schema.caller_schedules("CALLER"): "scheduled jobs of a caller, by job id",
         "ingesting#N": "runs whose rows are still being written, by run id",
         "unsettled#N": "runs whose rows must be counted once more, by run id",
         "ended#N": "runs that have ended, by run id",
         "deleted#N": "deleted runs that are not purged, by run id",
         schema.INTENTS: "rows written without their run, by the time that began",
+        schema.deliveries_of("JOB"): "deliveries of a job, by delivery id",
     },
     "gsi2": {
         "active#N": "runs that are running and not paused, by the time of that change",
@@ -269,7 +309,11 @@ FOUND_BY: dict[str, dict[str, str]] = {
         schema.INPUTS: "file inputs, by their end",
         schema.EXPORTS: "exports, by their end",
         schema.OUTBOX: "outbox entries, by the time they are due",
+        schema.DELIVERIES: "pending deliveries, by the time they are due",
+        schema.ENDED_DELIVERIES: "all other deliveries, by their last change",
+        "schedules#N": "scheduled jobs that are not deleted, by the time they are due, last "
+        "those that fire no more",
     },
 }
-"""The partitions of each index. N is the CRC-32 of the run id modulo SPREAD, so that no partition
-becomes hot."""
+"""The partitions of each index. N is the CRC-32 of the id, of the job for schedules and else of the
+run, modulo SPREAD, so that no partition becomes hot."""

@@ -138,7 +138,8 @@ def _dynamodb() -> list[str]:
                 for name, (partition, sort, carried) in INDEXES.items()
             ],
         ),
-        f"N is the CRC-32 of the run id modulo {SPREAD}. An index lags behind the table.",
+        f"N is the CRC-32 of the id of the run, or scheduled job, modulo {SPREAD}. An index lags "
+        "behind the table.",
         table(
             ["Index", "Partition", "Finds"],
             [

@@ -1,0 +1,71 @@
+"""Limits on the jobs of a caller, if they are set."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from conveyor.aio.keyed_locks import KeyedLocks
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.records import JobReader
+from conveyor.records.active_jobs import PAGE, are_jobs_full
+
+
+class _JobQuota(ABC):
+    """Limits jobs of each caller, within one process; a `limit` of 0 means no limit."""
+
+    _counted: str
+
+    def __init__(self, jobs: JobReader, *, limit: int) -> None:
+        self._jobs = jobs
+        self._limit = limit
+        self._locks = KeyedLocks()
+
+    @asynccontextmanager
+    async def room_for_one(self, caller_id: str) -> AsyncIterator[None]:
+        """Create the job inside: this process counts no other submit of this caller meanwhile.
+
+        Raises ConveyorError(quota_exceeded) on entry.
+        """
+        if not self._limit:
+            yield
+            return
+        async with self._locks.lock(caller_id):
+            if await self._is_full(caller_id):
+                raise ConveyorError(
+                    ErrorCode.QUOTA_EXCEEDED, f"at most {self._limit} jobs may {self._counted}"
+                )
+            yield
+
+    @abstractmethod
+    async def _is_full(self, caller_id: str) -> bool: ...
+
+
+class ActiveJobQuota(_JobQuota):
+    """Limits the unfinished jobs of each caller: those with a live run."""
+
+    _counted = "be unfinished"
+
+    async def _is_full(self, caller_id: str) -> bool:
+        return await are_jobs_full(self._jobs, caller_id, limit=self._limit)
+
+
+class ScheduledJobQuota(_JobQuota):
+    """Limits the scheduled jobs of each caller: all that are not deleted."""
+
+    _counted = "have a schedule"
+
+    async def _is_full(self, caller_id: str) -> bool:
+        left = self._limit
+        before: str | None = None
+        while left > 0:
+            limit = min(PAGE, left)
+            views = await self._jobs.list_jobs(
+                caller_id, status=None, before=before, limit=limit, scheduled=True
+            )
+            if len(views) < limit:
+                return False
+            left -= limit
+            before = views[-1].job.job_id
+        return True

@@ -1,0 +1,484 @@
+"""Deliveries on DynamoDB: lost answers at every step, entries of the indexes, marks of late ones,
+and items that this version cannot read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
+
+import pytest
+
+from conveyor.aio.concurrency import for_each
+from conveyor.clock import SystemClock
+from conveyor.domain.deliveries import (
+    Delivery,
+    DeliveryStatus,
+    begin_attempt,
+    dropped,
+    end_attempt,
+    event_id,
+    put_off,
+    replayed,
+)
+from conveyor.domain.errors import ErrorCode
+from conveyor.domain.model import Callback
+from conveyor.domain.webhooks import Webhook
+from conveyor.ports.deliveries import DeliveryFilter
+from conveyor.ports.outbox import OutboxEntry, Subscriber
+from conveyor.prod.aws.calls import Answer, Aws, Parameters
+from conveyor.prod.dynamodb.client import DamagedRow, Item, NewerRow, Query, Table
+from conveyor.prod.dynamodb.deliveries import LATE, MOST_READ, DynamoDeliveries
+from conveyor.prod.dynamodb.schema import (
+    BY_DISPATCH,
+    BY_OWNER,
+    DELIVERIES,
+    ENDED_DELIVERIES,
+    TIME_TO_LIVE,
+    by_time,
+    deliveries_of,
+    delivery_key,
+    late_delivery_key,
+)
+from conveyor.testing.aws_faults import FaultyAws
+from conveyor.testing.clock import FakeClock
+from tests.conformance.dynamo_records import (
+    DAY,
+    DB,
+    TRANSACT,
+    Bench,
+    lose_every_answer,
+    open_bench,
+)
+from tests.conformance.dynamo_versions import (
+    LATER,
+    Versions,
+    open_versions,
+    what_later_versions_wrote,
+)
+from tests.conformance.sent_deliveries import DELIVERED, LEASE, REFUSED, new_delivery, owe
+from tests.conformance.world import CALLER, World, refused
+
+pytestmark = pytest.mark.extended
+
+Step = Callable[[Delivery, int], Delivery]
+
+
+@pytest.fixture
+async def bench(clock: FakeClock) -> AsyncIterator[Bench]:
+    """An empty table with a process behind faults and one beside them."""
+    async with open_bench(clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def versions(clock: FakeClock) -> AsyncIterator[Versions]:
+    """An empty table, and processes of three versions."""
+    async with open_versions(clock) as opened:
+        yield opened
+
+
+def begin(delivery: Delivery, now: int) -> Delivery:
+    return begin_attempt(delivery, now=now, lapses_at=now + LEASE)
+
+
+def succeed(delivery: Delivery, now: int) -> Delivery:
+    number, ladder = delivery.attempt_count, delivery.ladder
+    return end_attempt(delivery, number, ladder, DELIVERED, now=now, random=0.0)
+
+
+def fail(delivery: Delivery, now: int) -> Delivery:
+    number, ladder = delivery.attempt_count, delivery.ladder
+    return end_attempt(delivery, number, ladder, REFUSED, now=now, random=0.0)
+
+
+def drop(delivery: Delivery, now: int) -> Delivery:
+    return dropped(delivery, now=now)
+
+
+def wait(delivery: Delivery, now: int) -> Delivery:
+    return put_off(delivery, due_at=now + LEASE, now=now)
+
+
+def replay(delivery: Delivery, now: int) -> Delivery:
+    return replayed(delivery, now=now)
+
+
+STEPS: list[Step] = [begin, fail, begin, succeed, drop, wait, replay]
+
+
+async def read(world: World, delivery: Delivery) -> Delivery | None:
+    """Read a delivery as it is now."""
+    return await world.store.deliveries.get_delivery(delivery.caller, delivery.delivery_id)
+
+
+async def item_of(bench: Bench, delivery: Delivery) -> Item:
+    """A delivery as it lies there."""
+    item = await bench.table.get(delivery_key(delivery.caller, delivery.delivery_id))
+    assert item is not None
+    return item
+
+
+async def due(world: World) -> list[Delivery]:
+    return await world.store.deliveries.due_deliveries(now=world.now, limit=100)
+
+
+async def listed(world: World, *, since: int = 0, job_id: str | None = None) -> list[Delivery]:
+    wanted = DeliveryFilter(caller=CALLER, job_id=job_id, since=since)
+    return await world.store.deliveries.list_deliveries(wanted, limit=1_000)
+
+
+# -- lost answers --
+
+
+async def test_every_step_is_made_once_although_every_answer_is_lost_once(bench: Bench) -> None:
+    lose_every_answer(bench)
+    deliveries, world = bench.store.deliveries, bench.world
+    delivery = new_delivery(world)
+    assert await deliveries.create_delivery(delivery)
+    assert not await deliveries.create_delivery(delivery)
+    for step in STEPS:
+        await world.clock.advance(1)
+        after = step(delivery, world.now)
+        assert await deliveries.change_delivery(delivery, after)
+        assert await read(bench.other, delivery) == after
+        delivery = after
+
+    assert delivery.version == 1 + len(STEPS)
+    assert bench.faults.fired == 2 + len(STEPS)
+
+
+def answered_late(bench: Bench, meanwhile: Callable[[], Awaitable[None]]) -> DynamoDeliveries:
+    """Return deliveries whose next write is carried out, and again after what happens meanwhile."""
+    bench.faults.after(DB, TRANSACT, meanwhile)
+    lossy = FaultyAws(bench.faults)
+    lossy.lose_answer(DB, TRANSACT)
+    return DynamoDeliveries(Table(lossy, bench.table.name, SystemClock()))
+
+
+async def test_a_delivery_is_this_calls_own_also_if_a_worker_took_it_before_the_answer(
+    bench: Bench,
+) -> None:
+    delivery = new_delivery(bench.world)
+    begun = begin(delivery, bench.world.now)
+
+    async def take() -> None:
+        assert await bench.other.store.deliveries.change_delivery(delivery, begun)
+
+    assert await answered_late(bench, take).create_delivery(delivery)
+    assert await read(bench.other, delivery) == begun
+
+
+@pytest.mark.parametrize("step", [begin, drop, wait, replay])
+async def test_a_change_is_this_calls_own_also_if_a_replay_came_before_the_answer(
+    bench: Bench, step: Step
+) -> None:
+    delivery = await owe(bench.other)
+    after = step(delivery, bench.world.now)
+    later = replayed(after, now=bench.world.now)
+
+    async def ask_again() -> None:
+        assert await bench.other.store.deliveries.change_delivery(after, later)
+
+    assert await answered_late(bench, ask_again).change_delivery(delivery, after)
+    assert await read(bench.other, delivery) == later
+
+
+async def test_a_change_that_gets_no_answer_may_have_been_made(bench: Bench) -> None:
+    delivery = await owe(bench.world)
+    begun = begin(delivery, bench.world.now)
+    bench.faults.vanish(DB, TRANSACT)
+    await refused(ErrorCode.UNAVAILABLE, bench.store.deliveries.change_delivery(delivery, begun))
+
+    # Another worker may have made the same one: only the lease's end tells.
+    assert not await bench.store.deliveries.change_delivery(delivery, begun)
+    assert await read(bench.world, delivery) == begun
+    assert await due(bench.world) == []
+    await bench.world.clock.advance(LEASE / 1_000)
+    assert await due(bench.world) == [begun]
+
+
+async def test_a_change_loses_to_one_between_its_read_and_its_write(bench: Bench) -> None:
+    delivery = await owe(bench.world)
+    first = replayed(delivery, now=bench.world.now)
+
+    async def ask_again() -> None:
+        assert await bench.other.store.deliveries.change_delivery(delivery, first)
+
+    bench.faults.before(DB, TRANSACT, ask_again)
+    after = begin(delivery, bench.world.now)
+    assert not await bench.store.deliveries.change_delivery(delivery, after)
+    assert await read(bench.world, delivery) == first
+
+
+async def tell(world: World, entry: OutboxEntry) -> None:
+    """Hand an ended run's entry on as a delivery, as the notifier does; put off a live one's."""
+    outbox, now = world.store.outbox, world.now
+    if entry.ended_at == 0:
+        await outbox.reschedule_entry(entry, due_at=now + LEASE, attempts=0)
+        return
+    delivery_id = event_id(entry.run_id, "run.stopped", ended_at=entry.ended_at)
+    run_id = entry.run_id
+    delivery = new_delivery(world, delivery_id=delivery_id, run_id=run_id, job_id=entry.job_id)
+    await world.store.deliveries.create_delivery(delivery)
+    await outbox.drop_entry(entry)
+
+
+@pytest.mark.parametrize("runs", [30, pytest.param(500, marks=pytest.mark.full)])
+async def test_with_every_third_answer_lost_each_run_has_one_delivery(
+    bench: Bench, runs: int
+) -> None:
+    calls = count(1)
+
+    def every_third(_parameters: Parameters) -> bool:
+        return next(calls) % 3 == 0
+
+    for operation in ("update_item", "delete_item", TRANSACT):
+        bench.faults.lose_answer(DB, operation, times=100_000, where=every_third)
+    made: list[str] = []
+
+    async def run_to_its_end(_number: int) -> None:
+        job_id, run_id = await bench.world.submit(1, webhook=Webhook("https://a.example.com"))
+        await bench.world.store.runs.stop_run(CALLER, job_id, now=bench.world.now)
+        made.append(run_id)
+
+    async def notify(world: World) -> None:
+        while keys := await world.store.outbox.due_entries(now=world.now, limit=100):
+            for key in keys:
+                entry = await world.store.outbox.lease_entry(
+                    key, now=world.now, lapses_at=world.now + LEASE
+                )
+                if entry is not None:
+                    await tell(world, entry)
+
+    await for_each(run_to_its_end, range(runs), limit=8)
+    await asyncio.gather(*(notify(world) for world in (bench.world, bench.world, bench.other)))
+
+    assert bench.faults.fired > runs
+    told = await listed(bench.other)
+    assert sorted(one.run_id for one in told) == sorted(made)
+    assert len({one.delivery_id for one in told}) == runs
+
+
+# -- where an item lies --
+
+
+async def index_keys(bench: Bench, index: str, partition: str) -> list[str]:
+    """Sort keys of a partition of an index, in its order."""
+    page = await bench.table.page(Query(partition, index=index))
+    return [item["sk"] for item in page.items]
+
+
+async def test_a_delivery_is_found_by_its_job_and_by_what_comes_next(bench: Bench) -> None:
+    world, deliveries = bench.world, bench.store.deliveries
+    delivery = await owe(world, job_id="JOB")
+    item = await item_of(bench, delivery)
+    where = [f"Delivery#{delivery.delivery_id}"]
+    assert item["pk"] == f"Deliveries#{CALLER}"
+    assert TIME_TO_LIVE not in item
+    assert await index_keys(bench, BY_OWNER, deliveries_of("JOB")) == where
+    assert await index_keys(bench, BY_DISPATCH, DELIVERIES) == where
+
+    await world.clock.advance(1)
+    waiting = wait(delivery, world.now)
+    assert await deliveries.change_delivery(delivery, waiting)
+    item = await item_of(bench, delivery)
+    assert item["gsi2sk"] == by_time(world.now + LEASE, delivery.delivery_id)
+    ended = drop(waiting, world.now)
+    assert await deliveries.change_delivery(waiting, ended)
+    item = await item_of(bench, delivery)
+    assert item["gsi2sk"] == by_time(world.now, delivery.delivery_id)
+    assert await index_keys(bench, BY_DISPATCH, DELIVERIES) == []
+    assert await index_keys(bench, BY_DISPATCH, ENDED_DELIVERIES) == where
+
+
+class CountedReads:
+    """A transport that counts the items that queries read."""
+
+    def __init__(self, aws: Aws) -> None:
+        self.read = 0
+        self._aws = aws
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        answer = await self._aws.call(service, operation, parameters)
+        self.read += answer.get("ScannedCount", 0)
+        return answer
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        return self._aws.presign(operation, parameters, seconds=seconds)
+
+
+@pytest.mark.parametrize("job_id", [None, "a job"])
+async def test_a_list_from_an_instant_on_reads_no_older_ones(
+    bench: Bench, job_id: str | None
+) -> None:
+    world = bench.world
+    for _ in range(5):
+        await owe(world)
+    await world.clock.advance(LATE / 1_000 + 1)
+    recent = await owe(world)
+    counted = CountedReads(bench.faults)
+    deliveries = DynamoDeliveries(Table(counted, bench.table.name, SystemClock()))
+    wanted = DeliveryFilter(caller=CALLER, job_id=job_id, since=world.now)
+
+    assert await deliveries.list_deliveries(wanted, limit=10) == [recent]
+    assert counted.read == 1
+
+
+@pytest.mark.parametrize("job_id", [None, "a job"])
+async def test_deliveries_long_after_their_runs_are_listed_by_the_time_they_were_made(
+    bench: Bench, job_id: str | None
+) -> None:
+    """No worker ran for a day: the ids are of the ends, the deliveries of now."""
+    world, ended_at = bench.world, bench.world.now
+    before = await owe(world)
+    await world.clock.advance(DAY / 1_000)
+    since = world.now
+
+    def owed(number: int) -> Delivery:
+        run_id = f"run {number}"
+        end = ended_at + number + 1
+        return new_delivery(
+            world, run_id=run_id, delivery_id=event_id(run_id, "run.completed", ended_at=end)
+        )
+
+    late = [owed(number) for number in range(MOST_READ + 20)]
+
+    async def write(delivery: Delivery) -> None:
+        assert await bench.store.deliveries.create_delivery(delivery)
+
+    await for_each(write, late, limit=8)
+    recent = await owe(world)
+    newest_first = [recent, *reversed(late)]
+    assert await listed(world, since=since, job_id=job_id) == newest_first
+    assert await listed(world, job_id=job_id) == [*newest_first, before]
+
+    wanted = DeliveryFilter(caller=CALLER, job_id=job_id, since=since, before=late[5].delivery_id)
+    found = await bench.store.deliveries.list_deliveries(wanted, limit=3)
+    assert found == [late[4], late[3], late[2]]
+
+
+async def test_nothing_is_left_of_deliveries_that_are_removed(bench: Bench) -> None:
+    world, deliveries = bench.world, bench.store.deliveries
+    ended_at = world.now
+    await world.clock.advance(DAY / 1_000)
+
+    async def late(job_id: str) -> Delivery:
+        run_id = world.clock.new_id()
+        delivery_id = event_id(run_id, "run.completed", ended_at=ended_at)
+        return await owe(world, run_id=run_id, delivery_id=delivery_id, job_id=job_id)
+
+    async def mark(delivery: Delivery) -> Item | None:
+        return await bench.table.get(late_delivery_key(CALLER, delivery.delivery_id))
+
+    job_id, run_id = await world.submit(1)
+    of_job, old, kept = await late(job_id), await late("another"), await late("another")
+    assert [await mark(one) is not None for one in (of_job, old, kept)] == [True] * 3
+    assert await deliveries.change_delivery(old, drop(old, world.now))
+    assert await deliveries.drop_old_deliveries(before=world.now + 1, limit=10) == 1
+    await world.store.jobs.delete_job(CALLER, job_id, now=world.now)
+    await world.store.runs.purge_run(run_id)
+    await world.store.jobs.purge_job(job_id)
+
+    assert [await mark(one) is not None for one in (of_job, old, kept)] == [False, False, True]
+    assert await listed(world) == [kept]
+
+
+async def test_a_delivery_that_is_replayed_while_old_ones_are_removed_stays(bench: Bench) -> None:
+    world, deliveries = bench.world, bench.store.deliveries
+    delivery = await owe(world)
+    ended = drop(delivery, world.now)
+    assert await deliveries.change_delivery(delivery, ended)
+    again = replayed(ended, now=world.now)
+
+    async def ask_again() -> None:
+        assert await bench.other.store.deliveries.change_delivery(ended, again)
+
+    bench.faults.before(DB, TRANSACT, ask_again)
+    assert await deliveries.drop_old_deliveries(before=world.now + 1, limit=10) == 0
+    assert await read(world, delivery) == again
+
+
+async def test_a_purge_that_is_cut_off_ends_when_it_is_repeated(bench: Bench) -> None:
+    world = bench.world
+    job_id, run_id = await world.submit(1, callback=Callback("token"))
+    delivery = await owe(world, job_id=job_id)
+    await world.store.jobs.delete_job(CALLER, job_id, now=world.now)
+    await world.store.runs.purge_run(run_id)
+    bench.faults.vanish(DB, "batch_write_item")
+    await refused(ErrorCode.UNAVAILABLE, world.store.jobs.purge_job(job_id))
+    assert await world.store.jobs.find_job(job_id) is not None
+    await world.store.jobs.purge_job(job_id)
+
+    assert await world.store.jobs.find_job(job_id) is None
+    assert await read(world, delivery) is None
+    assert Subscriber.CALLBACK in {
+        key.subscriber for key in await world.store.outbox.due_entries(now=world.now, limit=10)
+    }
+
+
+# -- items that this version cannot read --
+
+
+@pytest.mark.parametrize(
+    "change", [{"delivery": None}, {"delivery": "{"}, {"delivery": 7}], ids=str
+)
+async def test_a_damaged_delivery_costs_itself_alone(bench: Bench, change: Item) -> None:
+    delivery, other = await owe(bench.world), await owe(bench.world)
+    item = {**await item_of(bench, delivery), **change}
+    key = delivery_key(CALLER, delivery.delivery_id)
+    left = {name: value for name, value in item.items() if value is not None}
+    await bench.table.put(key, left)
+
+    assert await due(bench.world) == [other]
+    assert await listed(bench.world) == [other]
+    assert await listed(bench.world, job_id=delivery.job_id) == [other]
+    deliveries = bench.store.deliveries
+    with pytest.raises(DamagedRow):
+        await read(bench.world, delivery)
+    with pytest.raises(DamagedRow):
+        await deliveries.change_delivery(delivery, begin(delivery, bench.world.now))
+    assert await bench.table.get(key) == left
+
+
+async def test_a_delivery_of_a_higher_shape_is_neither_shown_nor_changed(
+    versions: Versions,
+) -> None:
+    world, deliveries = versions.today, versions.today.store.deliveries
+    delivery, other = await owe(versions.newer), await owe(world)
+    ended = await owe(versions.newer)
+    assert await deliveries.change_delivery(ended, drop(ended, world.now))
+    for one in (delivery, ended):
+        await versions.raise_shape(delivery_key(CALLER, one.delivery_id))
+    before = [
+        await versions.item(delivery_key(CALLER, one.delivery_id)) for one in (delivery, ended)
+    ]
+
+    assert await due(world) == [other]
+    assert await listed(world) == [other]
+    assert await listed(world, job_id=delivery.job_id) == [other]
+    assert await deliveries.drop_old_deliveries(before=world.now + 1, limit=10) == 0
+    for act in (
+        read(world, delivery),
+        deliveries.create_delivery(delivery),
+        deliveries.change_delivery(delivery, begin(delivery, world.now)),
+    ):
+        with pytest.raises(NewerRow):
+            await act
+    assert before == [
+        await versions.item(delivery_key(CALLER, one.delivery_id)) for one in (delivery, ended)
+    ]
+
+
+async def test_a_delivery_keeps_what_a_newer_version_wrote(versions: Versions) -> None:
+    world = versions.today
+    delivery = await owe(versions.newer)
+    for step, by in zip(STEPS, [world, versions.older] * len(STEPS), strict=False):
+        after = step(delivery, world.now)
+        assert await by.store.deliveries.change_delivery(delivery, after)
+        delivery = after
+
+    assert await read(versions.newer, delivery) == delivery
+    assert delivery.status is DeliveryStatus.PENDING
+    item = await versions.item(delivery_key(CALLER, delivery.delivery_id))
+    assert what_later_versions_wrote(item).keys() == {LATER, "delivery"}
