@@ -10,6 +10,7 @@ import msgspec
 from msgspec import structs
 
 from conveyor.aio.concurrency import for_each
+from conveyor.aio.keyed_locks import KeyedLocks
 from conveyor.aio.resilience import log_and_continue, log_failure
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer, UnsealError
 from conveyor.domain.errors import ConveyorError
@@ -74,6 +75,7 @@ class Scheduler:
         self._ports = ports
         self._clock = clock
         self._options = options
+        self._locks = KeyedLocks()
         self._renewed_to: str | None = ""
         self.outcomes: dict[str, int] = {}
         self.late = 0.0
@@ -142,12 +144,20 @@ class Scheduler:
             interval=round(self._options.interval * 1_000),
         )
         decision = decide_fires(job, look)
+        if decision.run is None or not self._options.max_active_jobs:
+            await self._write(job, look, decision)
+            return
+        async with self._locks.lock(job.caller):
+            # This process counts no other fire of this caller meanwhile.
+            await self._write(job, look, decision)
+
+    async def _write(self, job: Job, look: FireLook, decision: FireDecision) -> None:
         sealed_key = self._seal_anew(job)
         if decision.run is not None and (refused := await self._refusal(job, sealed_key)):
             decision = decide_fires(job, look, refused=refused)
         after = structs.replace(decision.after, sealed_key=sealed_key or job.sealed_key)
         change = ScheduleChange(before=job, after=after, run=decision.run, fires=decision.fires)
-        if await ports.schedules.change_schedule(change):
+        if await self._ports.schedules.change_schedule(change):
             await self._tell(decision, look.now)
 
     def _seal_anew(self, job: Job) -> bytes | None:

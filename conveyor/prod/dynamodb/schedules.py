@@ -74,11 +74,13 @@ class DynamoSchedules(Schedules):
         self._fire_retention_days = fire_retention_days
 
     async def change_schedule(self, change: ScheduleChange) -> bool:
-        for _ in range(TRIES):
+        for refusals in range(TRIES):
             once = await self._responses.unanswered(change.once)
             known = await self._job_reads.job(change.before.job_id)
             if known is None or known.job.version != change.before.version:
                 return False
+            if refusals:
+                await self._refuse_made(change.run)
             parts = await self._parts(change, known)
             if change.answer is not None:
                 parts += self._responses.answer_parts(once, change.answer)
@@ -92,6 +94,11 @@ class DynamoSchedules(Schedules):
             else:
                 return True
         raise contention_error()
+
+    async def _refuse_made(self, run: Run | None) -> None:
+        """Raise ConveyorError(conflict) if a run exists already."""
+        if run is not None and await self._records.read(run.run_id) is not None:
+            raise ConveyorError(ErrorCode.CONFLICT, "the run exists already")
 
     async def due_schedules(self, *, now: int, limit: int) -> list[Job]:
         """Read an index page of each partition, then the jobs, longest due first, until enough are
