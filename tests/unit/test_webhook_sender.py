@@ -135,6 +135,69 @@ async def test_an_answer_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch)
     assert 0 < read <= MOST_ANSWER
 
 
+NOW = "Thu, 01 Jan 2026 00:0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ([], None),
+        (["120"], 120),
+        ([" 7 "], 7),
+        (["1000000000"], 1_000_000_000),
+        ([f"{NOW}2:00 GMT"], 120),
+        (["Thursday, 01-Jan-26 00:02:00 GMT"], 120),
+        (["Thu Jan  1 00:02:00 2026"], 120),
+        # In the past: no sooner than without one.
+        (["Wed, 31 Dec 2025 23:59:59 GMT"], None),
+        (["0"], None),
+        (["-5"], None),
+        (["+5"], None),
+        (["1.5"], None),
+        (["1e3"], None),
+        (["0x10"], None),
+        (["٣"], None),
+        (["soon"], None),
+        ([""], None),
+        (["120, 120"], None),
+        (["120;"], None),
+        (["inf"], None),
+        (["nan"], None),
+        (["Thu, 99 Foo 2026 00:00:00 GMT"], None),
+        (["9" * 65], None),
+        (["120", "120"], None),
+        (["120", "240"], None),
+        ([f"{NOW}2:00 GMT", "120"], None),
+    ],
+)
+async def test_a_retry_after_counts_if_it_is_the_only_one_and_can_be_read(
+    fields: list[str], seconds: float | None
+) -> None:
+    told = "".join(f"\nRetry-After: {field}" for field in fields)
+    head = f"HTTP/1.1 503 x\nContent-Length: 0{told}\n"
+    async with posting(answering(head)) as (sender, server):
+        answer = await sender.post_event(server.url("/hook"), headers={}, body=BODY)
+
+    assert (answer.status, answer.retry_after) == (503, seconds)
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://HOOKS.test:8443/hook", "hooks.test"),
+        ("https://[::1]/", "::1"),
+        ("https://0x7f.1/", "127.0.0.1"),
+        ("hooks.test", ""),
+    ],
+)
+async def test_the_host_that_was_to_be_reached_is_told(url: str, host: str) -> None:
+    sender = WebhookSender(FakeClock(), WebhookRules(), lookup=always())
+    answer = await sender.post_event(url, headers={}, body=BODY)
+
+    assert answer.error
+    assert answer.host == host
+
+
 async def test_a_receiver_that_hangs_up_is_no_delivery() -> None:
     async def serve(peer: Peer) -> None:
         await peer.request()

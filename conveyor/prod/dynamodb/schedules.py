@@ -51,7 +51,7 @@ from conveyor.prod.dynamodb.schema import (
     fire_key,
     place_key,
 )
-from conveyor.prod.dynamodb.submitting import IS_ABSENT
+from conveyor.prod.dynamodb.submitting import CONDITION_FAILED, IS_ABSENT
 
 FIRE_RETENTION_DAYS = 30
 """Days that a row of the fires is kept, by default."""
@@ -90,6 +90,7 @@ class DynamoSchedules(Schedules):
             except AwsRefused as refused:
                 if not refused.is_condition:
                     raise
+                _raise_if_run_exists(refused.reasons, change)
             else:
                 return True
         raise contention_error()
@@ -204,6 +205,13 @@ class DynamoSchedules(Schedules):
             table.put_part(place_key(run.run_id), place.item(), condition=IS_ABSENT),
             *new_entry_parts(table, job, run),
         ]
+
+
+def _raise_if_run_exists(reasons: Sequence[str], change: ScheduleChange) -> None:
+    """Raise ConveyorError(conflict) if not the job was refused, but its run or the run's place."""
+    job, *others = reasons
+    if change.run is not None and job != CONDITION_FAILED and CONDITION_FAILED in others[:2]:
+        raise ConveyorError(ErrorCode.CONFLICT, "the run exists already")
 
 
 @dataclass(slots=True)
