@@ -19,7 +19,7 @@ import anyio
 
 from bench.dispatch_grid import LEDGER, PUBLISHED_CAP, PUBLISHED_STORE, PUBLISHED_TASKS
 from bench.flight import Flight
-from conveyor.bootstrap import LoopOptions, build_worker
+from conveyor.bootstrap import LoopOptions, Outside, build_worker
 from conveyor.clock import SystemClock
 from conveyor.dev.binding import DevBinding, open_binding
 from conveyor.dev.permits import MemoryPermits
@@ -29,6 +29,7 @@ from conveyor.domain.ids import task_id
 from conveyor.domain.model import Job, JobStatus, NewTask, Run, RunStats, RunStatus, TaskSpec
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
+from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.ports.binding import Binding
 from conveyor.ports.gateway import ScrapeRequest, Success
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
@@ -135,8 +136,9 @@ async def _measure(directory: Path, policy: str, store: str, tasks: int) -> Row:
     try:
         await _create_job(binding, clock, tasks)
         options = LoopOptions(policy=PUBLISHED.policy(policy), polling=PUBLISHED.polling())
+        outside = Outside(gateway, WebhookSender(clock, WebhookRules()), "")
         worker = build_worker(
-            binding, gateway, settings, clock, telemetry=telemetry, options=options
+            binding, outside, settings, clock, telemetry=telemetry, options=options
         )
         began = time.perf_counter()
         await _work(worker, telemetry, tasks)

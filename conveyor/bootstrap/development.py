@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
+    Outside,
     Readiness,
     allowed_hosts,
     body_memory,
@@ -18,10 +20,13 @@ from conveyor.bootstrap.loop import (
     service_options,
     webhooks_of,
 )
+from conveyor.domain.signatures import SigningKeySealer, SigningSecret
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.http.app import AppOptions, create_app
+from conveyor.http.inbox import INBOX_PATH, Inbox
 from conveyor.http.malformed import protocol
+from conveyor.http.middleware import is_loopback
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
@@ -34,14 +39,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An assembled process: the application to serve, its protocol, the worker to run, `hurry` to
-    call once it is to stop, and `aclose` to call at the end."""
+    """An assembled process: the application to serve, its protocol, the worker to run, the URL of
+    the inbox (empty without one), `hurry` to call once it is to stop, and `aclose` to call at the
+    end."""
 
     app: Any
     protocol: type[asyncio.Protocol]
     worker: Worker
     data_dir: Path
     readiness: Readiness
+    inbox: str
     hurry: Callable[[], None]
     aclose: Callable[[], Awaitable[None]]
 
@@ -57,10 +64,12 @@ async def open_dev(
     binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
-    worker = build_worker(binding.ports, scraper, settings, clock, telemetry=telemetry)
     _, older = root_secrets(settings)
-    webhooks = webhooks_of(settings, clock, loopback=True)
+    inbox = f"{origin}{INBOX_PATH}" if is_loopback(urlsplit(origin).hostname or "") else ""
+    webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
+    outside = Outside(scraper, webhooks, options.public_origin)
+    worker = build_worker(binding.ports, outside, settings, clock, telemetry=telemetry)
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
@@ -69,7 +78,9 @@ async def open_dev(
         registry=telemetry.registry(),
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
-        options=_app_options(settings, clock, worker),
+        options=_app_options(
+            settings, clock, worker, _inbox(binding, clock, older) if inbox else None
+        ),
     )
 
     async def close() -> None:
@@ -85,6 +96,7 @@ async def open_dev(
         worker,
         binding.directory.path,
         readiness,
+        inbox,
         hurry=binding.store.database.hurry,
         aclose=close,
     )
@@ -104,7 +116,22 @@ async def _open_binding(settings: Settings, clock: Clock) -> DevBinding:
     )
 
 
-def _app_options(settings: Settings, clock: Clock, worker: Worker) -> AppOptions:
+def _inbox(binding: DevBinding, clock: Clock, older_secrets: Sequence[bytes]) -> Inbox:
+    """Build the receiver of this server, which knows the signing keys of all callers."""
+    ports = binding.ports
+    sealer = SigningKeySealer([*ports.sealing_secrets, ports.root_secret, *older_secrets])
+
+    async def secrets() -> list[SigningSecret]:
+        sealed = await binding.store.signing_keys.every_signing_key()
+        opened = (sealer.open(key.kid, key.sealed, caller=caller) for caller, key in sealed)
+        return [key for key in opened if key is not None]
+
+    return Inbox(clock, secrets)
+
+
+def _app_options(
+    settings: Settings, clock: Clock, worker: Worker, inbox: Inbox | None
+) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
         max_request_bytes=settings.max_request_bytes,
@@ -112,6 +139,7 @@ def _app_options(settings: Settings, clock: Clock, worker: Worker) -> AppOptions
         body_memory=body_memory(settings),
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
+        inbox=inbox,
     )
 
 

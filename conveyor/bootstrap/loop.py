@@ -3,30 +3,34 @@ service's options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 
 from conveyor.aio.outages import Outages
 from conveyor.domain.api_keys import KeySealer, secret_bytes
+from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
 from conveyor.engine.policy import LeaseOptions, PolicyFactory
 from conveyor.engine.reserve import ReservePolicy
-from conveyor.engine.telemetry import Backlog, Telemetry
-from conveyor.engine.worker import Ticker, Worker
+from conveyor.engine.telemetry import Backlog, Reports, Telemetry
+from conveyor.engine.worker import OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
+from conveyor.handlers.callbacks import StateMachines
 from conveyor.handlers.control import ControlHandler
 from conveyor.handlers.delete import DeleteHandler
+from conveyor.handlers.deliver import Deliverer, DeliveryPorts
 from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
 from conveyor.handlers.retry_policy import RetryPolicy
+from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
 from conveyor.http.request import BodyMemory
@@ -35,6 +39,7 @@ from conveyor.ports.blobs import BlobWriter
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
 from conveyor.ports.handler import Handler
+from conveyor.ports.outbox import Subscriber
 from conveyor.ports.permits import Permits
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import (
@@ -49,6 +54,7 @@ from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
 from conveyor.ports.webhooks import Webhooks
 from conveyor.records.job_templates import JobTemplates
+from conveyor.records.signed_events import EventSigner
 from conveyor.service.context import ServiceOptions
 from conveyor.settings import InvalidSetting, Settings
 from conveyor.wire.errors import TransportError
@@ -107,16 +113,22 @@ def _proxy(url: str) -> Proxy | None:
         raise InvalidSetting("CONVEYOR_GATEWAY_PROXY", problem) from None
 
 
-def webhooks_of(settings: Settings, clock: Clock, *, loopback: bool = False) -> Webhooks:
-    """Make what posts events; with `loopback`, to this machine and over plain http too. Raises
-    InvalidSetting for a file of authorities that cannot be used."""
+def webhooks_of(
+    settings: Settings, clock: Clock, *, loopback: bool = False, inbox: str = ""
+) -> Webhooks:
+    """Make what posts events; with `loopback`, to this machine and over plain http too. `inbox` is
+    the URL that gets those for reserved names, empty in production.
+
+    Raises InvalidSetting for a file of authorities that cannot be used."""
     names, networks = set(), []
     for entry in filter(None, map(str.strip, settings.webhook_private.split(","))):
         try:
             networks.append(ip_network(entry))
         except ValueError:
             names.add(entry.lower())
-    rules = WebhookRules(names=frozenset(names), networks=tuple(networks), loopback=loopback)
+    rules = WebhookRules(
+        names=frozenset(names), networks=tuple(networks), loopback=loopback, inbox=inbox
+    )
     authority = _authority(settings.webhook_ca_file, "CONVEYOR_WEBHOOK_CA_FILE")
     return WebhookSender(clock, rules, authority=authority)
 
@@ -179,11 +191,21 @@ def service_options(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a worker calls: the gateway, and the receivers of events, which learn the public origin
+    of the API; empty where it is not known."""
+
+    gateway: Gateway
+    webhooks: Webhooks
+    origin: str
+
+
 RENEWALS = 3
 """Least number of heartbeats within a visibility timeout, and within a permit lease."""
 BACKLOG_INTERVAL = 45.0
-"""Seconds between two backlog lines in the log: less than a minute, so that in spite of jitter and
-of the time to count there is a line in each minute."""
+"""Seconds between two lines of figures in the log: less than a minute, so that in spite of jitter
+and of the time to count there is a line in each minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +230,7 @@ class Chores:
 
     control: Mapping[type[Message], Handler] = field(default_factory=dict)
     tickers: Sequence[Ticker] = ()
+    overlapping: Sequence[OverlappingTicker] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +239,7 @@ class LoopOptions:
 
     `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
-    adds workers by it.
+    adds workers by it, and how events are delivered, for alarms.
     """
 
     policy: PolicyFactory = ReservePolicy
@@ -230,7 +253,7 @@ USUAL = LoopOptions()
 
 def build_worker(
     binding: Binding,
-    gateway: Gateway,
+    outside: Outside,
     settings: Settings,
     clock: Clock,
     *,
@@ -241,6 +264,7 @@ def build_worker(
     """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
     own."""
     _, older_secrets = root_secrets(settings)
+    secrets = [*binding.sealing_secrets, binding.root_secret, *older_secrets]
     ports = WorkerPorts(
         jobs=jobs or binding.jobs,
         runs=binding.runs,
@@ -249,15 +273,33 @@ def build_worker(
         queues=binding.queues,
         permits=binding.permits,
         signals=binding.signals,
-        gateway=gateway,
-        sealer=KeySealer([*binding.sealing_secrets, binding.root_secret, *older_secrets]),
+        gateway=outside.gateway,
+        sealer=KeySealer(secrets),
         pipeline=binding.pipeline,
     )
+    notifier = _notifier(binding, settings, clock, telemetry, origin=outside.origin)
+    signer = EventSigner(binding.signing_keys, SigningKeySealer(secrets), clock)
+    deliverer = _deliverer(binding, outside.webhooks, signer, clock, telemetry)
+    reports = Reports(telemetry, notices=lambda: notifier.oldest, events=lambda: deliverer.oldest)
+    interval = settings.outbox_interval
+    tickers = [
+        _sweep_ticker(binding, settings, clock),
+        Ticker(notifier.deliver, clock, interval=interval, what="the look for callbacks"),
+        _schedule_ticker(binding, settings, clock, telemetry=telemetry, sealer=ports.sealer),
+    ]
+    if options.logs_backlog:
+        tickers.append(_minutely(reports.tell, clock, what="telling of webhooks"))
     chores = Chores(
         control=_control_handlers(binding, settings, clock),
-        tickers=[
-            *_tickers(binding, settings, clock, telemetry),
-            _schedule_ticker(binding, settings, clock, telemetry=telemetry, sealer=ports.sealer),
+        tickers=tickers,
+        overlapping=[
+            OverlappingTicker(
+                deliverer.look,
+                clock,
+                interval=interval,
+                what="the look for deliveries",
+                stop=deliverer.stop,
+            )
         ],
     )
     return assemble_worker(
@@ -313,7 +355,13 @@ def assemble_worker(
     if options.logs_backlog:
         tickers.append(_backlog_teller(dispatcher, ports.queues, clock))
     return Worker(
-        dispatcher, discovery, clock, heartbeat=heartbeat, tickers=tickers, outages=outages
+        dispatcher,
+        discovery,
+        clock,
+        heartbeat=heartbeat,
+        tickers=tickers,
+        overlapping=chores.overlapping,
+        outages=outages,
     )
 
 
@@ -415,10 +463,7 @@ def _control_handlers(
     }
 
 
-def _tickers(
-    binding: Binding, settings: Settings, clock: Clock, telemetry: Telemetry
-) -> list[Ticker]:
-    """Return what a worker does now and then."""
+def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
     ports = SweepPorts(
         sweeping=binding.sweeping,
         ingestion=binding.ingestion,
@@ -440,18 +485,43 @@ def _tickers(
         fire_retention_days=settings.fire_retention_days,
     )
     sweep = Sweeper(ports, clock, options=options).sweep
-    deliver = Notifier(
+    return Ticker(sweep, clock, interval=settings.sweep_interval, what="the sweep")
+
+
+def _notifier(
+    binding: Binding, settings: Settings, clock: Clock, telemetry: Telemetry, *, origin: str
+) -> Notifier:
+    machines = StateMachines(
         clock,
         outbox=binding.outbox,
         callbacks=binding.callbacks,
         jobs=binding.jobs,
         observer=telemetry,
         heartbeat=settings.callback_heartbeat,
-    ).deliver
-    return [
-        Ticker(sweep, clock, interval=settings.sweep_interval, what="the sweep"),
-        Ticker(deliver, clock, interval=settings.outbox_interval, what="the look for callbacks"),
-    ]
+    )
+    events = EventSettler(
+        clock,
+        outbox=binding.outbox,
+        deliveries=binding.deliveries,
+        jobs=binding.jobs,
+        interval=settings.sweep_interval,
+        origin=origin,
+    )
+    tellers = {Subscriber.CALLBACK: machines.tell, Subscriber.WEBHOOK: events.tell}
+    return Notifier(clock, outbox=binding.outbox, tellers=tellers)
+
+
+def _deliverer(
+    binding: Binding, webhooks: Webhooks, signer: EventSigner, clock: Clock, telemetry: Telemetry
+) -> Deliverer:
+    ports = DeliveryPorts(
+        deliveries=binding.deliveries,
+        jobs=binding.jobs,
+        runs=binding.runs,
+        webhooks=webhooks,
+        signer=signer,
+    )
+    return Deliverer(ports, clock, observer=telemetry)
 
 
 def _schedule_ticker(
@@ -480,4 +550,8 @@ def _schedule_ticker(
 
 def _backlog_teller(dispatcher: Dispatcher, queues: Queues, clock: Clock) -> Ticker:
     tell = Backlog(dispatcher.lanes, queues).tell
-    return Ticker(tell, clock, interval=BACKLOG_INTERVAL, what="counting the backlog")
+    return _minutely(tell, clock, what="counting the backlog")
+
+
+def _minutely(tell: Callable[[], Awaitable[None]], clock: Clock, *, what: str) -> Ticker:
+    return Ticker(tell, clock, interval=BACKLOG_INTERVAL, what=what)

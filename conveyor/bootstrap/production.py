@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor.bootstrap.loop import (
     LoopOptions,
+    Outside,
     Readiness,
     allowed_hosts,
     body_memory,
@@ -103,13 +104,13 @@ async def open_role(
     works = api_keys is None
     binding = await open_binding(_options(settings), clock, works=works, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
-    scraper, worker, app, webhooks = gateway, None, None, None
+    scraper, worker, app, webhooks = gateway, None, None, webhooks_of(settings, clock)
     if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
-        worker = _worker(binding, scraper, settings, clock, telemetry=telemetry, policy=policy)
+        outside = Outside(scraper, webhooks, settings.public_url.rstrip("/"))
+        worker = _worker(binding, outside, settings, clock, telemetry=telemetry, policy=policy)
     else:
         _, older = root_secrets(settings)
-        webhooks = webhooks_of(settings, clock)
         service = Service(
             binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
         )
@@ -159,7 +160,7 @@ async def open_dead_letters(settings: Settings, clock: Clock) -> DeadLetters:
 
 def _worker(
     binding: ProdBinding,
-    gateway: Gateway,
+    outside: Outside,
     settings: Settings,
     clock: Clock,
     *,
@@ -168,7 +169,7 @@ def _worker(
 ) -> Worker:
     worker = build_worker(
         binding.ports,
-        gateway,
+        outside,
         settings,
         clock,
         telemetry=telemetry,
@@ -254,6 +255,7 @@ def _options(settings: Settings) -> ProdOptions:
         permit_lease=settings.permit_lease,
         rate_limit=settings.rate_limit,
         rate_limit_burst=settings.rate_limit_burst,
+        fire_retention_days=settings.fire_retention_days,
     )
 
 

@@ -13,13 +13,15 @@ from conveyor.cli.admin import admin
 from conveyor.cli.commands import job_options, report_error, run_client, tasks_of
 from conveyor.cli.completion import complete, completion, suggest_jobs
 from conveyor.cli.run import run
+from conveyor.cli.schedules import schedule, schedule_of, schedule_options
 from conveyor.cli.server import api, conveyor_dev, run_role, worker
 from conveyor.cli.simulate import simulate
-from conveyor.cli.webhooks import keys, webhook
+from conveyor.cli.webhooks import keys, listen, webhook, webhook_of
 from conveyor.client.options import (
     file_options,
     json_option,
     out_option,
+    rows_option,
     server_options,
     status_option,
     task_options,
@@ -38,9 +40,6 @@ if TYPE_CHECKING:
 job_argument = click.argument("job", shell_complete=suggest_jobs)
 jobs_argument = click.argument(
     "jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=suggest_jobs
-)
-rows_option = click.option(
-    "--json", "--jsonl", "as_json", is_flag=True, help="One JSON object a line."
 )
 
 
@@ -76,6 +75,9 @@ def conveyor(context: click.Context) -> int | None:
 @click.option("--name", help="Label of the job.")
 @click.option("--external-id", metavar="ID", help="Your id for the job.")
 @click.option("--priority", type=int, metavar="0-9", help="Higher runs sooner.")
+@click.option("--webhook", "webhook_url", metavar="URL", help="Post events of its runs to URL.")
+@click.option("--sign", "signed", is_flag=True, help="Sign these events with your active key.")
+@schedule_options
 @click.option(
     "--idempotency-key", metavar="KEY", help="Submitting twice with one key makes one job."
 )
@@ -99,6 +101,11 @@ def submit(
     from conveyor.client.commands import submit_tasks
 
     common = {name: flags.pop(name) for name in ("server", "api_key", "as_json")}
+    flags |= {"webhook": webhook_of(flags), "schedule": schedule_of(flags)}
+    if flags["schedule"] is not None:
+        flags["type"] = "scheduled"
+        if watch or out is not None:
+            raise click.UsageError("a scheduled job has no run yet: leave out --watch and --out")
     with tasks_of(inputs, flags) as tasks:
         only_checks = flags.pop("check")
         options = job_options(flags)
@@ -332,6 +339,6 @@ def _confirmed(jobs: tuple[str, ...], common: dict[str, Any]) -> list[str]:
     return [job.job_id for job in found]
 
 
-for command in (keys, webhook, run, simulate, api, worker, admin, completion):
+for command in (keys, webhook, listen, schedule, run, simulate, api, worker, admin, completion):
     conveyor.add_command(command)
 conveyor.add_command(conveyor_dev, "dev")

@@ -25,20 +25,28 @@ from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import printable
 from conveyor.client.wire import (
     AddReply,
+    DeliveriesReply,
+    DeliveryHeadersReply,
+    DeliveryReply,
     ExportReply,
     FinalizedKeyReply,
+    FiresReply,
     InputReply,
     JobReply,
+    JobScheduleReply,
     JobsReply,
+    LoggedDeliveryReply,
     NewKeyReply,
     RawResultsPage,
     RefusalReply,
+    ReplayedReply,
     RerunReply,
     ResultRow,
     RunReply,
     SigningKeysReply,
     SubmitReply,
     UploadReply,
+    WebhookReply,
     WebhookTestReply,
 )
 
@@ -58,7 +66,11 @@ Reply = TypeVar("Reply")
 
 
 class ClientClock(Protocol):
-    """The part of a clock that the client needs; all values are seconds."""
+    """The part of a clock that the client needs; values are seconds unless they say otherwise."""
+
+    def now(self) -> int:
+        """Return milliseconds since the epoch."""
+        ...
 
     def monotonic(self) -> float:
         """Return seconds from an arbitrary origin."""
@@ -246,9 +258,11 @@ class Api:
         response = await self._send("POST", path, body=body, idempotency_key=idempotency_key)
         return self._decode(response, AddReply)
 
-    async def jobs(self, *, limit: int, status: str | None, cursor: str | None) -> JobsReply:
-        """Read one page of jobs, newest first; `limit` is 1 to 100."""
-        query = {"limit": str(limit), "status": status, "cursor": cursor}
+    async def jobs(
+        self, *, limit: int, status: str | None, cursor: str | None, kind: str | None = None
+    ) -> JobsReply:
+        """Read one page of jobs, newest first; `limit` is 1 to 100, `kind` regular or scheduled."""
+        query = {"limit": str(limit), "status": status, "type": kind, "cursor": cursor}
         return self._decode(await self._send("GET", "/jobs", query=query), JobsReply)
 
     async def job(self, job_id: str) -> JobReply:
@@ -298,6 +312,75 @@ class Api:
         body = {"url": url, "signature": signed}
         response = await self._send("POST", "/webhook/test", body=body, repeats=False)
         return self._decode(response, WebhookTestReply)
+
+    async def set_webhook(self, job_id: str, body: Mapping[str, Any]) -> WebhookReply:
+        """Give a job a receiver of events."""
+        path = f"/jobs/{_quoted(job_id)}/webhook"
+        return self._decode(await self._send("PUT", path, body=body), WebhookReply)
+
+    async def remove_webhook(self, job_id: str) -> None:
+        """Send no more events of a job."""
+        await self._send("DELETE", f"/jobs/{_quoted(job_id)}/webhook")
+
+    async def deliveries(
+        self,
+        job_id: str | None,
+        *,
+        limit: int,
+        status: str | None = None,
+        since: str | None = None,
+        cursor: str | None = None,
+    ) -> DeliveriesReply:
+        """Read one page of the deliveries of a job, or of all, newest first; `limit` is 1 to 100,
+        `since` RFC 3339."""
+        job = "" if job_id is None else f"/jobs/{_quoted(job_id)}"
+        query = {"limit": str(limit), "status": status, "since": since, "cursor": cursor}
+        response = await self._send("GET", f"{job}/webhook/deliveries", query=query)
+        return self._decode(response, DeliveriesReply)
+
+    async def delivery(self, delivery_id: str) -> LoggedDeliveryReply:
+        """Read a delivery with its attempts and its body."""
+        response = await self._send("GET", _delivery_path(delivery_id))
+        return self._decode(response, LoggedDeliveryReply)
+
+    async def replay_delivery(self, delivery_id: str) -> DeliveryReply:
+        """Send an event again. Asked once: a repetition would send it once more."""
+        path = f"{_delivery_path(delivery_id)}/replay"
+        return self._decode(await self._send("POST", path, repeats=False), DeliveryReply)
+
+    async def replay_deliveries(
+        self, body: Mapping[str, Any], *, idempotency_key: str
+    ) -> ReplayedReply:
+        """Send the events of a window of time again that are in one status."""
+        path = "/webhook/deliveries/replay"
+        response = await self._send("POST", path, body=body, idempotency_key=idempotency_key)
+        return self._decode(response, ReplayedReply)
+
+    async def delivery_headers(self, delivery_id: str) -> dict[str, str]:
+        """Have the headers of an event written, and signed at this moment."""
+        response = await self._send("POST", f"{_delivery_path(delivery_id)}/headers")
+        return self._decode(response, DeliveryHeadersReply).headers
+
+    async def schedule(self, job_id: str) -> JobScheduleReply:
+        """Read the schedule of a job, and its next fires."""
+        path = f"/jobs/{_quoted(job_id)}/schedule"
+        return self._decode(await self._send("GET", path), JobScheduleReply)
+
+    async def fires(self, job_id: str, *, limit: int) -> FiresReply:
+        """Read what became of the newest fires of a job."""
+        path = f"/jobs/{_quoted(job_id)}/schedule/fires"
+        return self._decode(await self._send("GET", path, query={"limit": str(limit)}), FiresReply)
+
+    async def set_schedule(self, job_id: str, body: Mapping[str, Any]) -> JobReply:
+        """Replace the schedule of a job."""
+        path = f"/jobs/{_quoted(job_id)}/schedule"
+        return self._decode(await self._send("PUT", path, body=body), JobReply)
+
+    async def set_schedule_state(self, job_id: str, state: str) -> JobReply:
+        """Make a schedule active, or paused."""
+        path = f"/jobs/{_quoted(job_id)}/schedule/state"
+        response = await self._send("POST", path, body={"schedule_state": state})
+        return self._decode(response, JobReply)
 
     async def results(
         self, job_id: str, *, run_id: str | None = None, status: str | None = None
@@ -535,6 +618,10 @@ def _wait(state: RetryCallState) -> float:
 
 def _run_path(job_id: str, run_id: str) -> str:
     return f"/jobs/{_quoted(job_id)}/runs/{_quoted(run_id)}"
+
+
+def _delivery_path(delivery_id: str) -> str:
+    return f"/webhook/deliveries/{_quoted(delivery_id)}"
 
 
 def _quoted(text: str) -> str:

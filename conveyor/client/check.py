@@ -11,6 +11,7 @@ from conveyor.client.submit import (
     explained,
     job_fields,
     line_of,
+    plain_fields,
     record_line,
     reply_of,
     sifted,
@@ -66,7 +67,7 @@ def _check_file(source: OpenInput, options: JobOptions) -> tuple[int, Remarks]:
         spec = {name: value for name, value in slot["csv"].items() if name != "fields"}
         csv = Csv(**spec, **slot["csv"]["fields"])
     try:
-        job = parse_job({**job_fields(options), "status": "open"}, _NO_LIMITS)
+        job = parse_job(plain_fields(options), _NO_LIMITS)
         work = ValidationRequest(
             source=ListSource(slot["type"]),
             run_id=_RUN_ID,

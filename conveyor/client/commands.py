@@ -42,7 +42,7 @@ from conveyor.client.submit import (
     submit_file,
     warning_lines,
 )
-from conveyor.client.watch import follow, latest_run, summary
+from conveyor.client.watch import follow, latest_run, run_of, summary
 from conveyor.client.wire import JobReply, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.export_rows import MANIFEST
@@ -158,7 +158,7 @@ async def submit_tasks(
         if not watch and out is None:
             return SUCCEEDED
         return await follow_to_end(
-            api, target, terminal, reply.latest_run, _watching(reply.job_id, out)
+            api, target, terminal, run_of(reply), _watching(reply.job_id, out)
         )
 
 
@@ -192,7 +192,8 @@ async def make_job(
         terminal.warn(line)
     left_out = f", {skipped:,} skipped" if skipped else ""
     accepted = count(reply.accepted_tasks, "task")
-    terminal.say(f"job {clean(reply.job_id)}: {accepted} accepted{left_out}")
+    each = " for each run" if options.schedule else ""
+    terminal.say(f"job {clean(reply.job_id)}: {accepted} accepted{each}{left_out}")
     terminal.give(reply)
     terminal.give_id(reply.job_id)
     return reply
@@ -229,7 +230,9 @@ async def rerun_job(
             out.prepare(job_id)
         key = target.pace.token(16).hex()
         with about(job_id):
-            before = await latest_run(api, job_id)
+            job = await api.job(job_id)
+            # A scheduled job that has not fired yet runs for the first time.
+            before = None if job.schedule and not job.latest_run else run_of(job)
             status = ",".join(statuses) or None
             try:
                 reply = await api.rerun(job_id, status=status, idempotency_key=key)
@@ -239,8 +242,9 @@ async def rerun_job(
         again = count(reply.retried_tasks, "task")
         terminal.say(f"job {clean(reply.job_id)}: {again} to run again{kept}")
         terminal.give(reply)
-        left_out = before.stats.total - reply.retried_tasks - reply.inherited_tasks
-        if left_out > 0:
+        ran = 0 if before is None else before.stats.total
+        left_out = ran - reply.retried_tasks - reply.inherited_tasks
+        if before is not None and left_out > 0:
             export = target.command("export", job_id, "--run", before.run_id)
             terminal.warn(
                 f"{count(left_out, 'task')} without a result left out (--unfinished takes them"
@@ -251,9 +255,9 @@ async def rerun_job(
         return await follow_to_end(api, target, terminal, reply.latest_run, _watching(job_id, out))
 
 
-def _hinted(refusal: ServerRefused, before: RunReply) -> ClientError:
+def _hinted(refusal: ServerRefused, before: RunReply | None) -> ClientError:
     """Add to a refusal the option that finds tasks, if there are some without a result."""
-    unfinished = before.stats.total - before.stats.completed
+    unfinished = 0 if before is None else before.stats.total - before.stats.completed
     if refusal.code != ErrorCode.NO_MATCHING_TASKS or not unfinished:
         return refusal
     tasks = count(unfinished, "task")
@@ -519,7 +523,7 @@ class JobSession:
         """Submit, follow the run to its end, and download its results; return the exit code."""
         async with connect(server, self._target.api_key, self._target.pace) as api:
             reply = await make_job(api, self._terminal, self._tasks, self._options)
-            self._run = reply.latest_run
+            self._run = run_of(reply)
             end = Following(words=(), out=self._out)
             return await follow_to_end(api, self._target, self._terminal, self._run, end)
 

@@ -23,12 +23,13 @@ _BEGINNING = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{0,24}", re.IGNORECASE)
 
 
 async def newest_jobs(
-    api: Api, limit: int, *, status: str | None = None
+    api: Api, limit: int, *, status: str | None = None, kind: str | None = None
 ) -> AsyncGenerator[JobReply, None]:
-    """Yield up to `limit` jobs, newest first. Whoever leaves early closes it."""
+    """Yield up to `limit` jobs, newest first; `kind` is regular or scheduled. Whoever leaves early
+    closes it."""
     cursor = None
     while limit > 0:
-        page = await api.jobs(limit=min(limit, PAGE_JOBS), status=status, cursor=cursor)
+        page = await api.jobs(limit=min(limit, PAGE_JOBS), status=status, cursor=cursor, kind=kind)
         for job in page.jobs[:limit]:
             yield job
         limit -= len(page.jobs)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -70,7 +72,36 @@ def _text_encoding(
         raise click.BadParameter("is no encoding of text") from None
 
 
-def _stacked(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+_AGO = re.compile(r"([0-9]{1,6})([smhd])", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def _moment(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Turn `2h`, or a time with its zone, into the RFC 3339 of the wire."""
+    if value is None:
+        return None
+    from conveyor.clock import SystemClock
+    from conveyor.domain.text_rules import rfc3339
+
+    ago = _AGO.fullmatch(value)
+    if ago is not None:
+        passed = int(ago[1]) * _SECONDS[ago[2]] * 1_000
+        return rfc3339(max(0, SystemClock().now() - passed))
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise click.BadParameter("must be like 30m, 2h or 3d, or a time such as 2027-09-01T09:00Z")
+    return rfc3339(max(0, round(found.timestamp() * 1_000)))
+
+
+def moment_option(name: str, text: str) -> Callable[[Command], Command]:
+    """Build an option for a moment of the past, which the command gets in RFC 3339."""
+    return click.option(name, metavar="2h|TIME", callback=_moment, help=text)
+
+
+def stacked(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Combine options into one decorator, in the order of the help."""
 
     def decorate(command: Command) -> Command:
@@ -84,7 +115,7 @@ def _stacked(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 api_key_option = click.option(
     "--api-key", metavar="KEY", help="API key for the server [ZENROWS_API_KEY, else local]."
 )
-server_options = _stacked(
+server_options = stacked(
     click.option(
         "--server",
         metavar="URL",
@@ -97,6 +128,10 @@ json_option = click.option(
     "as_json",
     is_flag=True,
     help="Print JSON objects, one a line; lines for people go to standard error.",
+)
+
+rows_option = click.option(
+    "--json", "--jsonl", "as_json", is_flag=True, help="One JSON object a line."
 )
 
 
@@ -137,7 +172,7 @@ status_option = click.option(
     type=click.Choice(["all", "successful", "failed", "processing"]),
     help="Only these tasks.",
 )
-file_options = _stacked(
+file_options = stacked(
     click.option(
         "--type",
         "file_type",
@@ -173,7 +208,7 @@ file_options = _stacked(
         "--skip-invalid", is_flag=True, help="Leave out bad tasks, name them, take the others."
     ),
 )
-task_options = _stacked(
+task_options = stacked(
     click.option("--param", "params", multiple=True, metavar="K=V", help="Scraper parameter."),
     click.option(
         "--max-inflight", type=int, metavar="N", help="Maximum number of tasks in work at a time."
@@ -182,7 +217,7 @@ task_options = _stacked(
         "--max-attempts", type=int, metavar="N", help="Maximum number of attempts at a task."
     ),
 )
-gateway_options = _stacked(
+gateway_options = stacked(
     click.option("--gateway", metavar="direct|fake|URL", help="Gateway that scrapes [direct]."),
     click.option(
         "--allow-private", is_flag=True, default=None, help="Fetch private addresses too."

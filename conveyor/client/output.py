@@ -70,6 +70,16 @@ def size(number: int) -> str:
     return f"{value / 1_000:,.1f} TB"
 
 
+def to_the_minute(text: str) -> str:
+    """Show an RFC 3339 time without seconds and zone."""
+    return printable(text)[:16].replace("T", " ")
+
+
+def to_the_second(text: str) -> str:
+    """Show an RFC 3339 time without its fraction and zone."""
+    return printable(text)[:19].replace("T", " ")
+
+
 def count(number: int, noun: str) -> str:
     """Format a number with its noun: 1 file, 2,000 files."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -14,6 +14,7 @@ from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused, sen
 from conveyor.client.inputs import ARGUMENT, OpenInput, SourcedTask
 from conveyor.client.output import count, printable
 from conveyor.client.progress import TransferView
+from conveyor.client.watch import run_of
 from conveyor.client.wire import InvalidTaskReply, SubmitReply
 from conveyor.domain.errors import ConveyorError, InvalidTask
 from conveyor.domain.remarks import MAX_WARNINGS
@@ -26,7 +27,8 @@ LISTED_TASKS = 20
 
 
 class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Fields of a job beside its tasks; the names are those of the wire."""
+    """Fields of a job beside its tasks; the names are those of the wire. A job with a `schedule` is
+    of the `type` scheduled."""
 
     zenrows_params: dict[str, str] | None = None
     name: str | None = None
@@ -35,6 +37,9 @@ class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int | None = None
     max_attempts: int | None = None
     skip_invalid: bool = False
+    type: str | None = None
+    schedule: dict[str, Any] | None = None
+    webhook: dict[str, Any] | None = None
 
 
 async def submit(
@@ -52,8 +57,9 @@ async def submit(
     """
     key = idempotency_key or api.pace.token(16).hex()
     batches = list(_batches(tasks))
-    if len(batches) == 1 and len(tasks) <= ONE_REQUEST_TASKS:
-        body = {**job_fields(options), "tasks": batches[0]}
+    # A scheduled job cannot be open, so its list is not sent in parts.
+    if options.schedule or (len(batches) == 1 and len(tasks) <= ONE_REQUEST_TASKS):
+        body = {**job_fields(options), "tasks": [task for batch in batches for task in batch]}
         try:
             reply, _replayed = await api.submit(body, idempotency_key=key)
         except ServerRefused as refusal:
@@ -96,7 +102,7 @@ async def _submit_open(
             with anyio.move_on_after(3, shield=True):
                 await _discard(api, reply.job_id)
         raise
-    run = await api.run(reply.job_id, reply.latest_run.run_id)
+    run = await api.run(reply.job_id, run_of(reply).run_id)
     return SubmitReply(
         job_id=reply.job_id,
         latest_run=run,
@@ -125,6 +131,12 @@ def job_fields(options: JobOptions) -> dict[str, Any]:
     """Turn the options into fields of a submit."""
     fields: dict[str, Any] = msgspec.to_builtins(options)
     return fields
+
+
+def plain_fields(options: JobOptions) -> dict[str, Any]:
+    """Return fields of an open job without tasks and without a schedule, to be checked here."""
+    plain = msgspec.structs.replace(options, type=None, schedule=None)
+    return {**job_fields(plain), "status": "open"}
 
 
 def _batches(tasks: Sequence[SourcedTask]) -> Iterator[list[msgspec.Raw]]:
@@ -165,7 +177,7 @@ def _split(
 ) -> tuple[list[SourcedTask], list[str]]:
     """Return the good tasks, and a line for each bad one. Raises ClientError for bad options."""
     try:
-        params = parse_job({**job_fields(options), "status": "open"}, Limits()).params
+        params = parse_job(plain_fields(options), Limits()).params
     except ConveyorError as error:
         raise ClientError(printable(error.detail)) from None
     good: list[SourcedTask] = []

@@ -6,7 +6,7 @@ from conveyor.client.api import Api
 from conveyor.client.errors import ClientError, ServerUnreachable
 from conveyor.client.output import count, duration, printable
 from conveyor.client.progress import ProgressView
-from conveyor.client.wire import RunReply
+from conveyor.client.wire import JobReply, RunReply, SubmitReply
 from conveyor.domain.model import TaskStatus
 
 FIRST_INTERVAL = 0.05
@@ -124,11 +124,16 @@ class _Unheard:
 
 async def latest_run(api: Api, job_id: str) -> RunReply:
     """Read the latest run of a job. Raises ClientError if there is none, or the job is deleted."""
-    job = await api.job(job_id)
-    if job.status == "deleted":
-        raise ClientError(f"job {printable(job_id)} is deleted")
+    return run_of(await api.job(job_id))
+
+
+def run_of(job: JobReply | SubmitReply) -> RunReply:
+    """Return the latest run of a job. Raises ClientError if there is none, or the job is
+    deleted."""
+    if isinstance(job, JobReply) and job.status == "deleted":
+        raise ClientError(f"job {printable(job.job_id)} is deleted")
     if job.latest_run is None:
-        raise ClientError(f"job {printable(job_id)} has no run")
+        raise ClientError(f"job {printable(job.job_id)} has no run")
     return job.latest_run
 
 

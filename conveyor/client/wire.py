@@ -43,6 +43,7 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     failure_reason: str | None = None
     failure_detail: str | None = None
     outage: OutageReply | None = None
+    updated_at: str = ""
 
     @property
     def ingesting(self) -> bool:
@@ -81,6 +82,61 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
         return self.completed and self.stats.successful == self.stats.total
 
 
+class WebhookReply(msgspec.Struct, frozen=True):
+    """The receiver of a job's events."""
+
+    url: str
+    signature: bool = False
+    events: tuple[str, ...] = ()
+
+
+class WebhookStatusReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a receiver does."""
+
+    last_outcome: str | None = None
+    last_attempt_at: str | None = None
+    failing_since: str | None = None
+    next_attempt_at: str | None = None
+
+
+class RateReply(msgspec.Struct, frozen=True):
+    """Every so many units."""
+
+    every: int
+    unit: str
+
+
+class DaysReply(msgspec.Struct, frozen=True):
+    """Days of the week or of the month."""
+
+    days: tuple[int | str, ...] = ()
+
+
+class CadenceReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The days of a calendar: one of the three."""
+
+    daily: dict[str, object] | None = None
+    weekly: DaysReply | None = None
+    monthly: DaysReply | None = None
+
+
+class CalendarReply(msgspec.Struct, frozen=True):
+    """Some hours, on some days."""
+
+    times_of_day: tuple[str, ...]
+    cadence: CadenceReply
+
+
+class ScheduleReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a job fires: one of `at`, `rate` and `calendar`."""
+
+    at: str | None = None
+    rate: RateReply | None = None
+    calendar: CalendarReply | None = None
+    timezone: str | None = None
+    overlap: str | None = None
+
+
 class JobReply(msgspec.Struct, frozen=True, kw_only=True):
     """A job; `created_at` is RFC 3339 text."""
 
@@ -90,6 +146,11 @@ class JobReply(msgspec.Struct, frozen=True, kw_only=True):
     external_id: str | None = None
     latest_run: RunReply | None = None
     created_at: str = ""
+    webhook: WebhookReply | None = None
+    webhook_status: WebhookStatusReply | None = None
+    schedule: ScheduleReply | None = None
+    schedule_state: str | None = None
+    next_scheduled_run: str | None = None
 
 
 class JobsReply(msgspec.Struct, frozen=True):
@@ -118,10 +179,10 @@ class AddReply(msgspec.Struct, frozen=True, kw_only=True):
 
 class SubmitReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a submit: also the number of bad tasks left out, the first of them, and
-    warnings."""
+    warnings. A scheduled job has no run yet."""
 
     job_id: str
-    latest_run: RunReply
+    latest_run: RunReply | None = None
     accepted_tasks: int
     skipped_tasks: int = 0
     invalid_tasks: tuple[InvalidTaskReply, ...] = ()
@@ -261,3 +322,96 @@ class WebhookTestReply(msgspec.Struct, frozen=True, omit_defaults=True):
     elapsed_ms: int
     status_code: int | None = None
     error: str | None = None
+
+
+class DeliveryReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event on its way to a receiver. `ladder` counts its replays from 1."""
+
+    delivery_id: str
+    job_id: str
+    run_id: str
+    event_type: str
+    status: str
+    attempt_count: int = 0
+    last_outcome: str | None = None
+    last_attempt_at: str | None = None
+    next_attempt_at: str | None = None
+    ladder: int = 1
+    replayed_at: str | None = None
+    created_at: str = ""
+
+
+class AttemptReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request to a receiver."""
+
+    number: int
+    started_at: str
+    milliseconds: int = 0
+    outcome: str | None = None
+    host: str | None = None
+    next_attempt_at: str | None = None
+    is_replay: bool = False
+
+
+class LoggedDeliveryReply(DeliveryReply, frozen=True, kw_only=True, omit_defaults=True):
+    """A delivery with its attempts, and its body as it is sent."""
+
+    body: str
+    attempts: tuple[AttemptReply, ...] = ()
+
+
+class DeliveriesReply(msgspec.Struct, frozen=True):
+    """One page of deliveries, newest first."""
+
+    deliveries: list[DeliveryReply]
+    next_cursor: str | None = None
+
+
+class ReplayedReply(msgspec.Struct, frozen=True):
+    """The number of deliveries that are sent again."""
+
+    replayed: int
+
+
+class DeliveryHeadersReply(msgspec.Struct, frozen=True):
+    """Fresh headers of an event."""
+
+    headers: dict[str, str]
+
+
+class NextFireReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A fire to come, and what the clock does then."""
+
+    at: str
+    local_time: str
+    note: str | None = None
+
+
+class JobScheduleReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The schedule of a job, and its next fires."""
+
+    job_id: str
+    schedule: ScheduleReply
+    schedule_state: str
+    next_scheduled_run: str | None = None
+    waiting: str | None = None
+    fires: tuple[NextFireReply, ...] = ()
+
+
+class FireReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a fire, or of `count` in a row."""
+
+    fire_id: str
+    status: str
+    local_time: str
+    last_local_time: str = ""
+    count: int = 1
+    reason: str | None = None
+    run_id: str | None = None
+
+
+class FiresReply(msgspec.Struct, frozen=True):
+    """One page of what became of fires, newest first."""
+
+    fires: list[FireReply]
+    next_cursor: str | None = None

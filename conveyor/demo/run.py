@@ -35,7 +35,7 @@ from conveyor.client.inputs import SourcedTask
 from conveyor.client.output import command
 from conveyor.client.progress import ProgressView, meter_for, view_for
 from conveyor.client.submit import JobOptions, submit
-from conveyor.client.watch import follow, summary
+from conveyor.client.watch import follow, run_of, summary
 from conveyor.client.wire import RunReply
 from conveyor.demo.site import Moods, pages, serve_site
 from conveyor.roles.banner import BannerPrinter
@@ -277,8 +277,8 @@ class Tour:
         ]
         self._banner.say(f"\n{len(tasks)} pages of {self._site}/, three at a time")
         self._started = self._pace.monotonic()
-        self._run = (await submit(api, tasks, JOB)).latest_run
-        return self._run
+        self._run = run = run_of(await submit(api, tasks, JOB))
+        return run
 
     def _view(self, server: str) -> ProgressView:
         return view_for(self._banner.stream or io.StringIO(), server)

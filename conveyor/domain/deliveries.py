@@ -13,6 +13,8 @@ import msgspec
 from msgspec import structs
 from ulid import ULID
 
+from conveyor.domain.run_events import TEST
+
 LADDER = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 72_000)
 """Seconds between an attempt that failed and the next one."""
 SHORTENED = 0.2
@@ -28,6 +30,8 @@ WAITING_STATUSES = (429, 503)
 """Answers whose Retry-After counts."""
 GONE = 410
 TEST_EVENT = "webhook.test"
+MOST_JUDGED = 20
+"""The newest deliveries of a job that tell how its receiver does."""
 
 
 class DeliveryStatus(StrEnum):
@@ -114,6 +118,31 @@ def event_id(run_id: str, event_type: str, *, ended_at: int) -> str:
     return str(ULID.from_bytes(ended_at.to_bytes(6) + digest[:10]))
 
 
+def begin_test(event_id: str, caller: str, body: bytes, *, now: int) -> Delivery:
+    """Make the record of a test event, with its only attempt begun. It is never due, and has failed
+    unless that attempt succeeds."""
+    return Delivery(
+        delivery_id=event_id,
+        caller=caller,
+        job_id=TEST,
+        run_id=TEST,
+        event_type=TEST_EVENT,
+        body=body,
+        created_at=now,
+        status=DeliveryStatus.FAILED,
+        first_at=now,
+        attempt_count=1,
+        attempts=(DeliveryAttempt(number=1, started_at=now),),
+        updated_at=now,
+    )
+
+
+def end_test(delivery: Delivery, result: AttemptResult, *, now: int) -> Delivery:
+    """End the attempt of a test event."""
+    status = DeliveryStatus.FAILED if result.error else DeliveryStatus.DELIVERED
+    return _changed(_noted(delivery, 1, result, next_at=0), now=now, status=status)
+
+
 def begin_attempt(delivery: Delivery, *, now: int, lapses_at: int) -> Delivery:
     """Lease a delivery for one attempt, and number it. An attempt whose worker died keeps its
     number, and climbs no rung."""
@@ -132,17 +161,27 @@ def begin_attempt(delivery: Delivery, *, now: int, lapses_at: int) -> Delivery:
 def end_attempt(
     delivery: Delivery, number: int, ladder: int, result: AttemptResult, *, now: int, random: float
 ) -> Delivery:
-    """End the attempt `number` that was begun in `ladder`, and give the lease back.
+    """End the attempt `number` that was begun in `ladder`, and give its lease back.
 
-    `delivery` is as it stands now: where a replay has begun a new ladder meanwhile, or a failure
-    comes after it was dropped, only the attempt changes. `random` is in [0, 1).
+    `delivery` is as it stands now. Only the attempt changes where a replay has begun a new ladder,
+    where the delivery has ended, and where the attempt failed after a later one had begun, because
+    its lease had lapsed. `random` is in [0, 1).
     """
-    is_dropped = delivery.status is DeliveryStatus.DROPPED
-    if delivery.ladder != ladder or (is_dropped and result.error):
-        return _changed(_noted(delivery, number, result, next_at=0), now=now, leased_until=0)
+    is_newest = number == delivery.attempt_count
+    leased_until = 0 if is_newest else delivery.leased_until
+    is_past = delivery.ladder != ladder or delivery.status is not DeliveryStatus.PENDING
+    if is_past or (result.error and not is_newest):
+        noted = _noted(delivery, number, result, next_at=0)
+        return _changed(noted, now=now, leased_until=leased_until)
     if not result.error:
         ended = _noted(delivery, number, result, next_at=0)
-        return _changed(ended, now=now, leased_until=0, due_at=0, status=DeliveryStatus.DELIVERED)
+        return _changed(
+            ended,
+            now=now,
+            leased_until=leased_until,
+            due_at=0,
+            status=DeliveryStatus.DELIVERED,
+        )
     failures = delivery.failures + 1
     due_at = _next_due(delivery, failures, result, now=now, random=random)
     return _changed(
@@ -154,6 +193,12 @@ def end_attempt(
         is_last=result.status == GONE or due_at >= delivery.first_at + LONGEST * 1_000,
         status=DeliveryStatus.PENDING if due_at else DeliveryStatus.FAILED,
     )
+
+
+def interrupted(delivery: Delivery, *, now: int) -> Delivery:
+    """Give the lease of an attempt back whose outcome will never be known: it climbs no rung, and
+    the next one is due when this one was."""
+    return _changed(delivery, now=now, leased_until=0)
 
 
 def dropped(delivery: Delivery, *, now: int) -> Delivery:

@@ -34,8 +34,6 @@ class ErrorCode(StrEnum):
     """The request exceeds a limit on tasks or jobs; trying again does not help."""
     INTERNAL = "internal"
     """The server has a fault; its text never leaves the server."""
-    NOT_IMPLEMENTED = "not_implemented"
-    """The route, or a field of the submit, is reserved."""
     JOB_NOT_OPEN = "job_not_open"
     """The job is closed and takes no more tasks."""
     RUN_NOT_TERMINAL = "run_not_terminal"

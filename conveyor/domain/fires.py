@@ -90,9 +90,10 @@ def with_schedule(scheduling: Scheduling, schedule: Schedule, *, now: int) -> Sc
 
     Raises ConveyorError(invalid_argument) for another schedule, of a single time that has passed.
     """
+    if schedule == scheduling.schedule:
+        return scheduling
     changed = structs.replace(scheduling, schedule=schedule)
-    is_same_rate = schedule.rate is not None and schedule.rate == scheduling.schedule.rate
-    if is_same_rate or schedule == scheduling.schedule:
+    if schedule.rate is not None and schedule.rate == scheduling.schedule.rate:
         return changed
     return with_first_fire(structs.replace(changed, anchor=now, last_nominal=""))
 

@@ -1,4 +1,4 @@
-"""The event that reports the end of a run to its subscribers."""
+"""The events that report the end of a run to its subscribers."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ class EventStats(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     spend: dict[str, float]
 
 
+class EventLinks(msgspec.Struct, frozen=True):
+    """The addresses of a run and of its failed results, for whoever has the caller's key."""
+
+    run: str
+    failed_results: str
+
+
 class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The event of a run's end.
 
@@ -51,6 +58,7 @@ class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stats: EventStats | None = None
     failure_reason: str | None = None
     failure_detail: str | None = None
+    links: EventLinks | None = None
 
 
 def build_run_event(
@@ -63,7 +71,7 @@ def build_run_event(
     event_id: str,
     now: int,
 ) -> RunFinished:
-    """Build the event of an ended run.
+    """Build the event of an ended run for a state machine.
 
     `ended_as` is the noted end; without it the run's present status counts. A run that is gone was
     deleted.
@@ -72,7 +80,7 @@ def build_run_event(
     event = RunEvent(
         schema=SCHEMA,
         event_id=event_id,
-        event_type=f"run.{status}",
+        event_type=event_type(status),
         occurred_at=rfc3339(now if run is None else run.updated_at),
         job_id=job_id,
         external_id=None if job is None else job.external_id,
@@ -80,9 +88,7 @@ def build_run_event(
         run_id=run_id,
         run_sequence=1 if run is None else run.run_sequence,
         stats=None if run is None else _stats(run.stats),
-        failure_reason=run.failure_reason
-        if run and run.failure_reason in ACCOUNT_FAILURES
-        else None,
+        failure_reason=_reason(run),
         failure_detail=None if run is None else run.failure_detail,
     )
     if status is RunStatus.COMPLETED:
@@ -91,6 +97,38 @@ def build_run_event(
     if len(text) > MOST_CAUSE:
         text = _text(msgspec.structs.replace(event, metadata=None))
     return RunFinished(text, f"Conveyor.Run{status.capitalize()}")
+
+
+def event_type(status: RunStatus) -> str:
+    """Return the type of the event of a run that ended so."""
+    return f"run.{status}"
+
+
+def build_webhook_event(
+    run: Run, ended_as: RunStatus, job: Job, *, event_id: str, ended_at: int, origin: str
+) -> bytes:
+    """Build the event of an ended run for the webhook of its job, as the bytes to send.
+
+    `ended_at` is the instant of the end, in milliseconds. `origin` is the public one of the API,
+    without a slash at its end; where it is empty, the event has no links.
+    """
+    address = f"{origin}/v1/jobs/{job.job_id}/runs/{run.run_id}"
+    event = RunEvent(
+        schema=SCHEMA,
+        event_id=event_id,
+        event_type=event_type(ended_as),
+        occurred_at=rfc3339(ended_at),
+        job_id=job.job_id,
+        external_id=job.external_id,
+        metadata=job.metadata,
+        run_id=run.run_id,
+        run_sequence=run.run_sequence,
+        stats=_stats(run.stats),
+        failure_reason=_reason(run),
+        failure_detail=run.failure_detail,
+        links=EventLinks(address, f"{address}/results?status=failed") if origin else None,
+    )
+    return _text(event).encode()
 
 
 TEST = "test"
@@ -114,6 +152,12 @@ def build_test_event(*, event_id: str, now: int) -> str:
 
 def _text(event: RunEvent) -> str:
     return msgspec.json.encode(event).decode()
+
+
+def _reason(run: Run | None) -> str | None:
+    if run is None or run.failure_reason not in ACCOUNT_FAILURES:
+        return None
+    return run.failure_reason
 
 
 def _stats(stats: RunStats) -> EventStats:

@@ -35,6 +35,16 @@ def without_secrets(url: str) -> str:
     return _QUERY.sub("?***", _CREDENTIALS.sub("//***@", url))
 
 
+def host_of(url: str) -> str:
+    """Return the host of a URL in one spelling, as it is looked up; empty if it cannot be read."""
+    from pydantic_core import Url
+
+    try:
+        return (Url(url).host or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
 def check(url: str) -> InvalidTaskReason | None:
     """Return the reason to refuse a URL, or None to accept it.
 

@@ -116,6 +116,31 @@ METRICS: dict[str, MetricInfo] = {
         "Callbacks that were tried",
         {"outcome": ("heartbeat", "success", "failure", "unwanted", "failed")},
     ),
+    "webhook_attempts": MetricInfo(
+        COUNTER,
+        "Attempts to deliver events to the receivers of webhooks",
+        {
+            "outcome": (
+                "delivered",
+                "http_3xx",
+                "http_4xx",
+                "http_5xx",
+                "timeout",
+                "transport_error",
+            )
+        },
+    ),
+    "webhook_oldest_due_seconds": MetricInfo(
+        GAUGE,
+        "Seconds since the longest due delivery became due, at this worker's latest look",
+        served_by=WORKERS,
+    ),
+    "outbox_oldest_due_seconds": MetricInfo(
+        GAUGE,
+        "Seconds since the end of the longest ended run whose outbox entry this worker's latest "
+        "look found",
+        served_by=WORKERS,
+    ),
     "fires": MetricInfo(
         COUNTER,
         "Fires of schedules; of those that were skipped the reason, and failed is a look that "
@@ -180,7 +205,7 @@ METRICS: dict[str, MetricInfo] = {
 """Every metric, by its name without `conveyor_` and without the `_total` of a counter."""
 
 COUNTED_HERE = ("receives", "deliveries", "bounces", "claims_undone", "fenced")
-LABELLED_HERE = ("gateway_calls", "tasks", "callbacks")
+LABELLED_HERE = ("gateway_calls", "tasks", "callbacks", "webhook_attempts")
 
 LOOK = 0.25
 """Seconds of one measurement of the lag. A worker tends permits and buffers as often."""
@@ -196,6 +221,7 @@ class Telemetry(Collector):
         self.gateway_calls: dict[str, int] = {}
         self.tasks: dict[str, int] = {}
         self.callbacks: dict[str, int] = {}
+        self.webhook_attempts: dict[str, int] = {}
         self._gauges: list[tuple[str, Callable[[], float]]] = []
         self._totals: list[tuple[str, Callable[[], float]]] = [("log_lines_lost", lost_lines)]
         self._families: list[tuple[str, Read]] = []
@@ -228,6 +254,10 @@ class Telemetry(Collector):
     def callback_made(self, outcome: str) -> None:
         """Count a callback that was tried."""
         self.callbacks[outcome] = self.callbacks.get(outcome, 0) + 1
+
+    def webhook_attempted(self, outcome: str) -> None:
+        """Count an attempt to deliver an event."""
+        self.webhook_attempts[outcome] = self.webhook_attempts.get(outcome, 0) + 1
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """Expose a gauge of METRICS; `read` is called at each scrape."""
@@ -271,6 +301,34 @@ def _with_labels(name: str, counts: Iterable[tuple[tuple[str, ...], float]]) -> 
     for values, count in sorted(counts):
         family.add_metric(values, count)
     return family
+
+
+class Reports:
+    """Tell how reports of runs get on: those of the outbox and those of webhooks.
+
+    `notices` and `events` read how many seconds the oldest due one of each has waited.
+    """
+
+    def __init__(
+        self, telemetry: Telemetry, *, notices: Callable[[], float], events: Callable[[], float]
+    ) -> None:
+        telemetry.gauge("outbox_oldest_due_seconds", notices)
+        telemetry.gauge("webhook_oldest_due_seconds", events)
+        self._counts = telemetry.webhook_attempts
+        self._notices = notices
+        self._events = events
+        self._told = (0, 0)
+
+    async def tell(self) -> None:
+        """Log how many attempts were made since the last time, and how old the oldest due report
+        is."""
+        all_made = sum(self._counts.values())
+        made = (self._counts.get("delivered", 0), all_made - self._counts.get("delivered", 0))
+        delivered, failed = (now - before for now, before in zip(made, self._told, strict=True))
+        self._told = made
+        oldest = round(max(self._notices(), self._events()), 3)
+        figures = {"delivered": delivered, "failed": failed, "oldest_seconds": oldest}
+        _log.info("webhooks", extra=figures)
 
 
 class LoopLag:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
+from anyio.abc import TaskGroup
 
+from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import log_and_continue
 from conveyor.engine.discovery import Discovery
@@ -45,6 +48,44 @@ class Ticker:
             await log_and_continue(_log, f"{self._what} failed", self._act)
 
 
+class OverlappingTicker:
+    """A ticker whose calls start work that goes on beside later ones, in the task group that `act`
+    is given. `stop` asks that work to begin nothing more."""
+
+    def __init__(
+        self,
+        act: Callable[[TaskGroup], Awaitable[None]],
+        clock: Clock,
+        *,
+        interval: float,
+        what: str,
+        stop: Callable[[], None],
+    ) -> None:
+        self.ended = anyio.Event()
+        self._act = act
+        self._clock = clock
+        self._interval = interval
+        self._what = what
+        self._stop = stop
+        self._ticking = anyio.CancelScope()
+
+    async def run(self) -> None:
+        """Tick until stopped or cancelled; return once the started work has ended, too."""
+        try:
+            async with anyio.create_task_group() as group:
+                act = partial(self._act, group)
+                ticker = Ticker(act, self._clock, interval=self._interval, what=self._what)
+                with self._ticking:
+                    await ticker.run()
+        finally:
+            self.ended.set()
+
+    def stop(self) -> None:
+        """Tick no more. `ended` is set once the work that was started has ended."""
+        self._stop()
+        self._ticking.cancel()
+
+
 class Worker:
     """Run one dispatcher until it is stopped, and measure the `lag` of its event loop meanwhile.
     `outages` tells what its work waits for."""
@@ -57,6 +98,7 @@ class Worker:
         *,
         heartbeat: float,
         tickers: Sequence[Ticker] = (),
+        overlapping: Sequence[OverlappingTicker] = (),
         outages: Outages | None = None,
     ) -> None:
         self.outages = outages or Outages(clock)
@@ -65,6 +107,8 @@ class Worker:
         self._clock = clock
         self._heartbeat = heartbeat
         self._tickers = tickers
+        self._overlapping = overlapping
+        self._stopped_at = 0.0
         self.lag = LoopLag(clock)
 
     def away(self) -> list[str]:
@@ -79,13 +123,21 @@ class Worker:
             siblings.start_soon(self._tick)
             for ticker in self._tickers:
                 siblings.start_soon(ticker.run)
+            for overlapping in self._overlapping:
+                siblings.start_soon(overlapping.run)
             await self._dispatcher.run(grace=grace)
+            for overlapping in self._overlapping:
+                left = self._stopped_at + grace - self._clock.monotonic()
+                await wait_or_timeout(overlapping.ended, self._clock, max(left, 0.0))
             siblings.cancel_scope.cancel()
 
     def stop(self) -> None:
         """Begin to stop; `run` returns once everything is given back."""
+        self._stopped_at = self._clock.monotonic()
         self._discovery.stop()
         self._dispatcher.stop()
+        for overlapping in self._overlapping:
+            overlapping.stop()
 
     async def _beat(self) -> None:
         """Renew what is in work; a renewal that fails waits for the next beat."""

@@ -8,6 +8,7 @@ followed. `CONVEYOR_ALLOW_PRIVATE` has no say here.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +22,7 @@ import msgspec
 
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.gateway.headers import retry_after
 from conveyor.gateway.http_client import USER_AGENT
 from conveyor.gateway.targets import Target, carried_address, is_public, parse_target
 from conveyor.ports.clock import Clock
@@ -48,6 +50,11 @@ METADATA = tuple(
     )
 )
 """Addresses at which clouds hand out credentials."""
+RESERVED_NAMES = (
+    *("example.com", "example.net", "example.org"),
+    *("example", "test", "invalid"),
+)
+"""Names for documentation and tests, which no receiver has (RFC 2606, RFC 6761)."""
 _ANY_PORT = 9
 
 
@@ -57,12 +64,24 @@ class WebhookRules:
 
     `names` are hosts inside one's own network, `networks` its addresses. `loopback` admits this
     machine and plain http, for development; without it loopback, link-local addresses, those of
-    METADATA and this machine's own are refused whatever the names and networks.
+    METADATA and this machine's own are refused whatever the names and networks. With an `inbox`,
+    also for development, events for hosts under RESERVED_NAMES go to that URL and the host's name,
+    and such hosts are not resolved; one of `names` is.
     """
 
     names: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
     loopback: bool = False
+    inbox: str = ""
+
+    def place_in_inbox(self, target: Target) -> str | None:
+        """Return the URL that takes the events for a target under a reserved name; None for any
+        other target."""
+        host = _host(target).rstrip(".")
+        is_reserved = any(host == name or host.endswith(f".{name}") for name in RESERVED_NAMES)
+        if not self.inbox or not is_reserved or host in self.names:
+            return None
+        return f"{self.inbox}/{host}{target.path}"
 
     def admits(self, host: str, address: str) -> bool:
         """Return whether an address of a host may be touched."""
@@ -104,6 +123,8 @@ class WebhookSender(Webhooks):
 
     async def check_url(self, url: str) -> None:
         target = self._read(url)
+        if self._rules.place_in_inbox(target) is not None:
+            return
         try:
             await self._resolve(target)
         except TransportError as error:
@@ -120,15 +141,19 @@ class WebhookSender(Webhooks):
         self, url: str, *, headers: Mapping[str, str], body: bytes
     ) -> WebhookAnswer:
         began = self._clock.monotonic()
+        host = ""
         try:
             target = self._read(url)
+            place = self._rules.place_in_inbox(target)
+            target = target if place is None else parse_target(place)
+            host = _host(target)
             answer = await self._post(target, await self._resolve(target), headers, body)
         except TransportError as error:
             answer = WebhookAnswer(error=_words(error.trouble))
         except ConveyorError as error:
             answer = WebhookAnswer(error=f"transport_error:{error.code.value}")
         milliseconds = round((self._clock.monotonic() - began) * 1_000)
-        return msgspec.structs.replace(answer, milliseconds=milliseconds)
+        return msgspec.structs.replace(answer, milliseconds=milliseconds, host=host)
 
     async def aclose(self) -> None:
         for client in list(self._clients):
@@ -208,7 +233,16 @@ class WebhookSender(Webhooks):
             error=_verdict(answer.status),
             content_type=answer.headers.get("Content-Type", ""),
             length=answer.length,
+            retry_after=self._retry_after(answer),
         )
+
+    def _retry_after(self, answer: Answer) -> float | None:
+        """Return the seconds that an answer asks for; None unless it does so once and readably."""
+        fields = answer.headers.getall("Retry-After", [])
+        if len(fields) != 1:
+            return None
+        # 0 asks for no longer wait than no field does, and is what cannot be read.
+        return retry_after(fields[0], now=self._clock.now(), cap=math.inf) or None
 
 
 _HEADERS = {

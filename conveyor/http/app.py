@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from conveyor.http.auth import AnyKey, ApiKeys, authenticate, check_rate_limit
+from conveyor.http.inbox import Inbox
 from conveyor.http.middleware import (
     AccessLog,
     LingeringClose,
@@ -34,7 +35,7 @@ from conveyor.http.request import (
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
 from conveyor.http.routes_schedules import SCHEDULE_ROUTES
-from conveyor.http.routes_server import UNBUILT_ROUTES, server_routes
+from conveyor.http.routes_server import server_routes
 from conveyor.http.routes_signing import SIGNING_ROUTES
 from conveyor.http.routes_webhooks import WEBHOOK_ROUTES
 from conveyor.ports.clock import Clock
@@ -51,7 +52,6 @@ V1_ROUTES: dict[str, dict[str, Handler]] = {
     **SIGNING_ROUTES,
     **WEBHOOK_ROUTES,
     **SCHEDULE_ROUTES,
-    **UNBUILT_ROUTES,
 }
 """Handlers of each method, for every path that needs a key."""
 
@@ -63,7 +63,7 @@ class AppOptions:
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
-    is. /readyz names what is `away`.
+    is. /readyz names what is `away`. A development server has an `inbox`.
     """
 
     allowed_hosts: Collection[str]
@@ -73,6 +73,7 @@ class AppOptions:
     api_keys: ApiKeys = field(default_factory=AnyKey)
     rate_limit: RateLimit | None = None
     away: Callable[[], Sequence[str]] = tuple
+    inbox: Inbox | None = None
 
 
 def create_app(
@@ -133,6 +134,8 @@ def _routes(
     pages = page_routes(service.options.public_origin, has_metrics=registry is not None)
     for path, answer in {**server_routes(registry, ready, options.away), **pages}.items():
         routes.append(Route(path, answer, methods=["GET"]))
+    if options.inbox is not None:
+        routes += options.inbox.routes()
     return routes
 
 

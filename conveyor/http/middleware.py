@@ -276,10 +276,11 @@ class Origins:
             return False
         if not name or "@" in host or parts.netloc != host:
             return False
-        return name in self._allowed or _is_loopback(name)
+        return name in self._allowed or is_loopback(name)
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(name: str) -> bool:
+    """Return whether a host name or an address is this machine's loopback."""
     if name == "localhost":
         return True
     try:

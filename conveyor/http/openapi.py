@@ -19,6 +19,11 @@ from conveyor.http.openapi_operations import (
     Operation,
 )
 from conveyor.http.openapi_schemas import SCHEMAS, ref
+from conveyor.http.openapi_webhooks import (
+    WEBHOOK_OPERATIONS,
+    WEBHOOK_PARAMETERS,
+    WEBHOOK_SCHEMAS,
+)
 from conveyor.service.links import ANY_BYTES
 
 ANY_OPERATION = (
@@ -34,7 +39,7 @@ WITH_A_KEY = (ErrorCode.UNAUTHENTICATED, ErrorCode.RATE_LIMITED)
 
 def operations() -> tuple[Operation, ...]:
     """Return every operation, in the order of the document."""
-    return OPERATIONS + INPUT_OPERATIONS + EXPORT_OPERATIONS
+    return OPERATIONS + WEBHOOK_OPERATIONS + INPUT_OPERATIONS + EXPORT_OPERATIONS
 
 
 def document() -> dict[str, Any]:
@@ -61,8 +66,8 @@ def document() -> dict[str, Any]:
                     "description": "The only place a key is taken from.",
                 }
             },
-            "schemas": SCHEMAS | INPUT_SCHEMAS,
-            "parameters": PARAMETERS | INPUT_PARAMETERS | EXPORT_PARAMETERS,
+            "schemas": SCHEMAS | INPUT_SCHEMAS | WEBHOOK_SCHEMAS,
+            "parameters": PARAMETERS | INPUT_PARAMETERS | EXPORT_PARAMETERS | WEBHOOK_PARAMETERS,
             "responses": {f"Problem{status}": _problem(status) for status in _statuses()},
         },
     }
@@ -104,13 +109,9 @@ def _responses(operation: Operation) -> dict[str, Any]:
         statuses.add(422)
     if not operation.open:
         statuses |= {problems.PROBLEMS[code][0] for code in WITH_A_KEY}
-    responses: dict[str, Any] = {}
-    if operation.success < 400:
-        responses[str(operation.success)] = _success(operation)
-        if operation.later:
-            responses["202"] = _success(operation)
-    else:
-        statuses.add(operation.success)
+    responses: dict[str, Any] = {str(operation.success): _success(operation)}
+    if operation.later:
+        responses["202"] = _success(operation)
     for status in sorted(statuses):
         responses[str(status)] = {"$ref": f"#/components/responses/Problem{status}"}
     return responses

@@ -145,8 +145,10 @@ _ON_JOBS = (
             ErrorCode.FILE_INPUT_NOT_FOUND,
             ErrorCode.FILE_INPUT_NOT_UPLOADED,
             ErrorCode.FILE_INPUT_UNSUPPORTED_FOR_JOB_TYPE,
+            ErrorCode.CALLBACK_URL_MUST_BE_HTTPS,
+            ErrorCode.CALLBACK_URL_UNRESOLVABLE,
+            ErrorCode.WEBHOOK_SIGNING_REQUIRES_ACTIVE_KEY,
             ErrorCode.QUOTA_EXCEEDED,
-            ErrorCode.NOT_IMPLEMENTED,
             ErrorCode.IDEMPOTENCY_KEY_CONFLICT,
             ErrorCode.PAYLOAD_TOO_LARGE,
             ErrorCode.UNSUPPORTED_MEDIA_TYPE,
@@ -402,28 +404,6 @@ _ON_KEYS = (
 )
 
 
-_ON_WEBHOOKS = (
-    Operation(
-        method="post",
-        path="/v1/webhook/test",
-        id="testWebhook",
-        summary="Post a test event to a receiver",
-        answer="TestWebhookResponse",
-        body="TestWebhookRequest",
-        note="200 once the event was posted, whatever the receiver did with it.",
-        refusals=(
-            ErrorCode.INVALID_ARGUMENT,
-            ErrorCode.CALLBACK_URL_MUST_BE_HTTPS,
-            ErrorCode.CALLBACK_URL_UNRESOLVABLE,
-            ErrorCode.WEBHOOK_SIGNING_REQUIRES_ACTIVE_KEY,
-            ErrorCode.RATE_LIMITED,
-            ErrorCode.PAYLOAD_TOO_LARGE,
-            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
-        ),
-    ),
-)
-
-
 _ON_SCHEDULES = (
     Operation(
         method="get",
@@ -492,25 +472,6 @@ _ON_SCHEDULES = (
 )
 
 
-def _reserved(method: str, path: str, operation_id: str) -> Operation:
-    return Operation(
-        method=method,
-        path=path,
-        id=operation_id,
-        summary="Reserved: not implemented yet",
-        success=501,
-        refusals=(ErrorCode.NOT_FOUND, ErrorCode.NOT_IMPLEMENTED)
-        if "{job_id}" in path
-        else (ErrorCode.NOT_IMPLEMENTED,),
-    )
-
-
-_RESERVED = (
-    _reserved("get", f"{_JOB}/webhook", "getJobWebhook"),
-    _reserved("put", f"{_JOB}/webhook", "putJobWebhook"),
-    _reserved("delete", f"{_JOB}/webhook", "deleteJobWebhook"),
-)
-
 _ON_SERVER = (
     Operation(
         method="get",
@@ -552,16 +513,7 @@ _ON_SERVER = (
     ),
 )
 
-OPERATIONS = (
-    _ON_JOBS
-    + _ON_RUNS
-    + _ON_RESULTS
-    + _ON_KEYS
-    + _ON_WEBHOOKS
-    + _ON_SCHEDULES
-    + _RESERVED
-    + _ON_SERVER
-)
+OPERATIONS = _ON_JOBS + _ON_RUNS + _ON_RESULTS + _ON_KEYS + _ON_SCHEDULES + _ON_SERVER
 """Operations of jobs, runs, results and the server itself; HEAD works wherever GET does."""
 
 

@@ -14,7 +14,6 @@ from conveyor.domain import params, schedule, submission, urls
 from conveyor.domain.errors import InvalidTaskReason
 from conveyor.domain.scheduling import Overlap
 from conveyor.domain.submission import MAX_BODY_BYTES
-from conveyor.domain.webhooks import MOST_WEBHOOK_URL
 from conveyor.service import schemas
 from conveyor.service.responses import STATES
 from conveyor.service.schemas import ULID_PATTERN, ExternalId, Metadata
@@ -48,6 +47,14 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "HMACKeyCreated": schemas.NewSigningKeyBody,
     "HMACKeyFinalized": schemas.FinalizedKeyBody,
     "TestWebhookResponse": schemas.WebhookTestBody,
+    "WebhookConfig": schemas.WebhookBody,
+    "WebhookStatus": schemas.WebhookStatusBody,
+    "Delivery": schemas.DeliveryBody,
+    "DeliveryAttempt": schemas.DeliveryAttemptBody,
+    "LoggedDelivery": schemas.LoggedDeliveryBody,
+    "DeliveriesPage": schemas.DeliveriesPage,
+    "Replayed": schemas.ReplayedBody,
+    "DeliveryHeaders": schemas.DeliveryHeadersBody,
     "Fire": schemas.FireBody,
     "SchedulePreview": schemas.SchedulePreviewBody,
     "JobRate": schemas.RateBody,
@@ -284,10 +291,7 @@ _REQUESTS: dict[str, Schema] = {
             "max_attempts": _between(1, 10, 3, "Attempts at a task before it fails."),
             "result_ttl_days": _between(1, 365, 14, "Days that result bodies are kept."),
             "callback": nullable(ref("Callback")),
-            "webhook": {
-                "type": ["object", "null"],
-                "description": "Reserved: not implemented yet.",
-            },
+            "webhook": nullable(ref("Webhook")),
             "file_input_id": nullable(
                 _ulid("An uploaded file with the tasks, unless the job is open.")
             ),
@@ -389,22 +393,6 @@ _REQUESTS: dict[str, Schema] = {
             ),
         },
     },
-    "TestWebhookRequest": _object(
-        "url",
-        {
-            "url": _text(
-                "An https URL, without user, password and fragment.", maxLength=MOST_WEBHOOK_URL
-            ),
-            "signature": nullable(
-                {
-                    "type": "boolean",
-                    "default": False,
-                    "description": "Whether to sign the event with your active key.",
-                }
-            ),
-        },
-        "A receiver of events.",
-    ),
     "AddTasks": _object(
         "tasks",
         {

@@ -46,7 +46,6 @@ PROBLEMS: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.QUOTA_EXCEEDED: (429, "A quota is used up"),
     ErrorCode.RATE_LIMITED: (429, "Too many requests"),
     ErrorCode.INTERNAL: (500, "Internal error"),
-    ErrorCode.NOT_IMPLEMENTED: (501, "Not implemented"),
     ErrorCode.GATEWAY_UNREACHABLE: (502, "The scraping engine could not be reached"),
     ErrorCode.UNAVAILABLE: (503, "Temporarily unavailable"),
 }

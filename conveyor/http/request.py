@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from conveyor.aio.concurrency import unwrap
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.text_rules import parse_rfc3339
 from conveyor.service.callers import Caller
 from conveyor.service.idempotency import KeyedRequest, Reply
 from conveyor.service.links import UPLOAD_PATH
@@ -66,6 +67,11 @@ class RequestContext:
         if not ids.is_task_id(task_id):
             raise not_found("task")
         return task_id
+
+    @property
+    def delivery_id(self) -> str:
+        """Return the delivery in the path."""
+        return self._ulid("delivery_id", "delivery")
 
     def _ulid(self, parameter: str, what: str) -> str:
         value: str = self.request.path_params[parameter]
@@ -114,6 +120,17 @@ def page_size(query: QueryParams, *, default: int, most: int) -> int:
     if not _WHOLE_NUMBER.fullmatch(value) or not 1 <= int(value) <= most:
         _refuse("limit", f"must be a whole number from 1 to {most}")
     return int(value)
+
+
+def instant(query: QueryParams, name: str) -> int | None:
+    """Return a time in milliseconds since the epoch, None if it is absent."""
+    value = text(query, name)
+    if value is None:
+        return None
+    try:
+        return parse_rfc3339(value)
+    except ValueError:
+        _refuse(name, "must be a time with its zone, as 2026-01-31T12:00:00Z")
 
 
 def _refuse(name: str, problem: str) -> NoReturn:
@@ -246,6 +263,11 @@ SMALL_BODY = 65_536
 
 
 async def read_small_body(request: Request) -> bytes:
+    """Read a body as `read_small_json` does, and return its bytes."""
+    return (await read_small_json(request)).joined()
+
+
+async def read_small_json(request: Request) -> Body:
     """Read a body of at most SMALL_BODY bytes sent as JSON.
 
     Raises ConveyorError: unsupported_media_type, payload_too_large; ClientGone.
@@ -253,8 +275,8 @@ async def read_small_body(request: Request) -> bytes:
     announced = request.headers.get("Content-Length", "0")
     if announced.isdecimal() and int(announced) > SMALL_BODY:
         raise _too_large()
-    body = (await read_json_body(request)).joined()
-    if len(body) > SMALL_BODY:
+    body = await read_json_body(request)
+    if sum(map(len, body.pieces)) > SMALL_BODY:
         raise _too_large()
     return body
 

@@ -1,7 +1,6 @@
-"""Routes of the server itself, reserved routes, and the probes beside a production role.
+"""Routes of the server itself, and the probes beside a production role.
 
-The server's routes need no key and show no job. The reserved routes behave like all others from
-outside: they need a key and do not reveal another caller's jobs. The probes serve load balancers
+The server's routes need no key and show no job. The probes serve load balancers
 and collectors inside a network on a port of their own, so they accept any Host and need no key.
 """
 
@@ -21,26 +20,7 @@ from starlette.routing import Route
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.middleware import ProblemResponses, RequestId, routing_problem
 from conveyor.http.openapi import document
-from conveyor.http.request import Handler, RequestContext
 from conveyor.ports.clock import Clock
-from conveyor.service.task_lists import not_implemented
-
-
-def _reserved(what: str) -> Handler:
-    async def refuse(call: RequestContext) -> Response:
-        if "job_id" in call.request.path_params:
-            await call.service.listing.require_job(call.caller_id, call.job_id)
-        raise not_implemented(what)
-
-    return refuse
-
-
-_webhooks = _reserved("webhooks")
-
-UNBUILT_ROUTES: dict[str, dict[str, Handler]] = {
-    "/v1/jobs/{job_id}/webhook": {"GET": _webhooks, "PUT": _webhooks, "DELETE": _webhooks},
-}
-
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

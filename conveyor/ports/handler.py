@@ -116,3 +116,12 @@ class Observer(Protocol):
         """Count a callback that was tried with `outcome`: heartbeat, success, failure, unwanted or
         failed."""
         ...
+
+
+class AttemptObserver(Protocol):
+    """Counts of requests to the receivers of events, for metrics."""
+
+    def webhook_attempted(self, outcome: str) -> None:
+        """Count an attempt that ended as `outcome`: delivered, http_3xx, http_4xx, http_5xx,
+        timeout or transport_error."""
+        ...

@@ -14,6 +14,8 @@ class WebhookAnswer(msgspec.Struct, frozen=True, kw_only=True):
     `status` is that of the answer, None if none came. `error` is empty after a 2xx, else in the
     words of the API: `http_4xx:404`, `timeout`, `transport_error:…`. `milliseconds` is the time it
     took. `content_type` and `length` describe the answer's body, whose bytes are thrown away.
+    `retry_after` is in seconds, None without exactly one Retry-After that can be read. `host` is
+    the one that was to be reached, empty if the URL names none.
     """
 
     status: int | None = None
@@ -21,6 +23,8 @@ class WebhookAnswer(msgspec.Struct, frozen=True, kw_only=True):
     milliseconds: int = 0
     content_type: str = ""
     length: int | None = None
+    retry_after: float | None = None
+    host: str = ""
 
 
 class Webhooks(Protocol):

@@ -93,7 +93,12 @@ async def open_binding(
         agree = await start(aws, table, options, works=works)
         sealing = await _sealing_secrets(aws, table, options)
         store = await open_store(
-            aws, table=options.table, clock=clock, worker=clock.new_id(), patience=PATIENCE
+            aws,
+            table=options.table,
+            clock=clock,
+            worker=clock.new_id(),
+            patience=PATIENCE,
+            fire_retention_days=options.fire_retention_days,
         )
         stack.push_async_callback(store.aclose)
         server = await _open_redis(options, clock, stack, works=works)

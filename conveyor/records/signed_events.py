@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret, sign
 from conveyor.ports.clock import Clock
@@ -9,6 +12,17 @@ from conveyor.ports.signing_keys import SigningKey, SigningKeys
 
 EVENT_ID = "X-ZenRows-Event-Id"
 ATTEMPT = "X-Conveyor-Attempt"
+REPLAY = "X-Conveyor-Replay"
+KEY_UNREADABLE = "transport_error:signing key unreadable"
+"""The failure of an attempt whose event should have been signed, and could not be."""
+SHOWN = 8
+"""Letters of a signature that are kept."""
+_SIGNATURES = re.compile(rf"(?<=v1[=,])([A-Za-z0-9+/]{{{SHOWN}}})[A-Za-z0-9+/=]+")
+
+
+def cut_signatures(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers as they are kept: of each signature its first SHOWN letters."""
+    return {name: _SIGNATURES.sub(r"\1…", value) for name, value in headers.items()}
 
 
 class EventSigner:
@@ -24,14 +38,24 @@ class EventSigner:
         return (await self._keys.get_signing_keys(caller)).active is not None
 
     async def headers(
-        self, caller: str, body: bytes, *, event_id: str, attempt: int, signed: bool
+        self,
+        caller: str,
+        body: bytes,
+        *,
+        event_id: str,
+        attempt: int,
+        signed: bool,
+        replay: bool = False,
     ) -> dict[str, str]:
-        """Return the headers of one attempt, numbered from 1.
+        """Return the headers of one attempt, numbered from 1; `replay` says that somebody asked for
+        it.
 
         Raises UnsealError if the event is to be signed and a key is missing or cannot be opened:
         such an event must not go out unsigned.
         """
         headers = {EVENT_ID: event_id, ATTEMPT: str(attempt)}
+        if replay:
+            headers[REPLAY] = "true"
         if not signed:
             return headers
         slots = await self._keys.get_signing_keys(caller)

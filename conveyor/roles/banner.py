@@ -1,4 +1,4 @@
-"""The banner of a development server: at most eight lines, one JSON line, or nothing."""
+"""The banner of a development server: at most nine lines, one JSON line, or nothing."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ if TYPE_CHECKING:
     from conveyor.roles.dev import ServerInfo
     from conveyor.settings import Settings
 
+RESERVED = "example.com, .test …"
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
 
 
 def banner(info: ServerInfo, settings: Settings) -> list[str]:
-    """Return at most eight labelled lines; each rule that is looser than in production has one."""
+    """Return at most nine labelled lines; they tell each rule that is looser than in production."""
     private = "local" if LOOPBACK.fullmatch(settings.host) else "THE NETWORK"
     found = path_line(sysconfig.get_path("scripts"))
+    fetched = "; private and loopback addresses are fetched" if settings.allow_private else ""
     lines = [
         ("API", info.api),
         ("data", f"{os.path.abspath(info.data_dir)} (kept)"),
         ("gateway", _gateway(info.gateway)),
         ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),
         *([("command", f"{found}  # finds conveyor")] if found else []),
+        *([("inbox", f"{info.inbox}/NAME; takes events for {RESERVED}")] if info.inbox else []),
         ("relaxed", f"any API key is accepted, on {settings.host} ({private})"),
+        ("relaxed", f"events go to this machine too, and over http{fetched}"),
     ]
-    if settings.allow_private:
-        lines.append(("relaxed", "private and loopback addresses are fetched"))
     if info.slots:
         lines.append(("slots", info.slots))
     return [f"{label:<9}{text}" for label, text in lines]
@@ -53,7 +55,7 @@ def path_line(scripts: str) -> str | None:
 
 
 def json_line(info: ServerInfo) -> str:
-    """Return the banner for programs: api, pid, data_dir, gateway."""
+    """Return the banner for programs: api, pid, data_dir, gateway, and inbox if there is one."""
     import msgspec
 
     document = {
@@ -61,6 +63,7 @@ def json_line(info: ServerInfo) -> str:
         "pid": info.pid,
         "data_dir": os.path.abspath(info.data_dir),
         "gateway": without_secrets(info.gateway),
+        **({"inbox": info.inbox} if info.inbox else {}),
     }
     return msgspec.json.encode(document).decode()
 

@@ -29,13 +29,14 @@ _log = logging.getLogger("conveyor.roles")
 
 class ServerInfo(msgspec.Struct, frozen=True):
     """Address and process of a server that is ready; `slots` says why it has fewer than were asked
-    for, if it has."""
+    for, if it has. `inbox` is the URL of its receiver, empty on an address beyond loopback."""
 
     api: str
     pid: int
     data_dir: str
     gateway: str
     slots: str = ""
+    inbox: str = ""
 
 
 def run(
@@ -86,6 +87,7 @@ async def serve(
                 pid=os.getpid(),
                 data_dir=str(runtime.data_dir),
                 gateway=settings.gateway if gateway is None else "fake",
+                inbox=runtime.inbox,
             )
             await _serve(runtime, listener, stop, lambda: on_ready(info), settings.shutdown_grace)
         finally:

@@ -116,6 +116,7 @@ class Context:
     tasks: TaskReader
     inputs: InputSlots
     exports: ExportRequests
+    deliveries: DeliveryLog
     schedules: Schedules
     blobs: Blobs
     clock: Clock

@@ -81,6 +81,13 @@ class IdempotentRequests:
                 given = await self._keyed(request, work, found)
         return given
 
+    async def keep(self, claim: IdempotencyClaim, answer: StoredResponse) -> None:
+        """Store the answer of work whose writes cannot store it."""
+        if claim.once is not None:
+            await self._idempotency.answer_idempotency_key(
+                claim.once.scope, created_id=claim.created_id, answer=answer
+            )
+
     async def _keyed(self, request: KeyedRequest, work: Work, found: Work | None) -> Reply:
         claimed, lapses_at = await self._claim(request)
         match claimed:

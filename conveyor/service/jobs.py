@@ -5,8 +5,10 @@ Pages come newest first.
 
 from __future__ import annotations
 
+from conveyor.domain.deliveries import MOST_JUDGED, Delivery
 from conveyor.domain.errors import not_found
 from conveyor.domain.model import JobStatus, Run
+from conveyor.ports.deliveries import DeliveryFilter
 from conveyor.service.context import Context, template_is_fixed
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import job_body, run_body
@@ -30,11 +32,12 @@ class JobQueries:
         view = await self._context.jobs.get_job(caller_id, job_id)
         if view is None:
             raise not_found("job")
-        return job_body(view, self._context.outage())
-
-    async def require_job(self, caller_id: str, job_id: str) -> None:
-        """Raise ConveyorError(not_found) unless the caller has this job."""
-        await self._context.live_job(caller_id, job_id)
+        newest: list[Delivery] = []
+        if view.job.webhook is not None:
+            newest = await self._context.deliveries.list_deliveries(
+                DeliveryFilter(caller=caller_id, job_id=job_id), limit=MOST_JUDGED
+            )
+        return job_body(view, self._context.outage(), newest)
 
     async def list_jobs(
         self,

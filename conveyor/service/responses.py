@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic_core import Url
 
 from conveyor.aio.outages import Outage
+from conveyor.domain.deliveries import Delivery, DeliveryAttempt, receiver_health
 from conveyor.domain.fires import with_present_zones
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
@@ -27,15 +30,19 @@ from conveyor.domain.schedule import WEEKDAYS, Calendar
 from conveyor.domain.scheduling import Scheduling
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
+from conveyor.domain.webhooks import Webhook
 from conveyor.ports.records import Appended, Rerun
 from conveyor.service.schemas import (
     AddTasksBody,
     CadenceBody,
     CalendarBody,
     CallbackBody,
+    DeliveryAttemptBody,
+    DeliveryBody,
     EventBody,
     HistoryBody,
     JobBody,
+    LoggedDeliveryBody,
     MonthDaysBody,
     OutageBody,
     ProblemBody,
@@ -48,6 +55,8 @@ from conveyor.service.schemas import (
     StatsBody,
     SubmitBody,
     WaitBody,
+    WebhookBody,
+    WebhookStatusBody,
     WeekDaysBody,
     present,
 )
@@ -65,9 +74,11 @@ def encode(body: msgspec.Struct) -> bytes:
     return _encoder.encode(body) + b"\n"
 
 
-def job_body(view: JobView, outage: Outage | None = None) -> JobBody:
-    """Show a job on the wire, without its caller and its sealed key; `outage` is as in
-    `run_body`."""
+def job_body(
+    view: JobView, outage: Outage | None = None, deliveries: Sequence[Delivery] = ()
+) -> JobBody:
+    """Show a job on the wire, without its caller and its sealed key, and how its receiver did in
+    the `deliveries`; `outage` is as in `run_body`."""
     job = view.job
     plan = None if job.scheduling is None else with_present_zones(job.scheduling)
     return JobBody(
@@ -84,6 +95,8 @@ def job_body(view: JobView, outage: Outage | None = None) -> JobBody:
         max_attempts=job.max_attempts,
         result_ttl_days=job.result_ttl_days,
         callback=CallbackBody(job.callback.task_token) if job.callback is not None else UNSET,
+        webhook=webhook_body(job.webhook) if job.webhook is not None else UNSET,
+        webhook_status=_webhook_status_body(deliveries) if deliveries else UNSET,
         schedule=UNSET if plan is None else schedule_body(plan),
         schedule_state=UNSET if plan is None else state_word(plan),
         next_scheduled_run=UNSET if plan is None else next_run(plan),
@@ -91,6 +104,78 @@ def job_body(view: JobView, outage: Outage | None = None) -> JobBody:
         created_at=rfc3339(job.created_at),
         updated_at=rfc3339(job.updated_at),
     )
+
+
+def webhook_body(webhook: Webhook) -> WebhookBody:
+    """Show the webhook of a job."""
+    return WebhookBody(
+        url=webhook.url,
+        signature=webhook.signature,
+        events=[event.value for event in webhook.events],
+    )
+
+
+def _webhook_status_body(deliveries: Sequence[Delivery]) -> WebhookStatusBody:
+    health = receiver_health(deliveries)
+    return WebhookStatusBody(
+        last_outcome=present(health.outcome or None),
+        last_attempt_at=_instant(health.attempted_at),
+        failing_since=_instant(health.failing_since),
+        next_attempt_at=_instant(health.next_at),
+    )
+
+
+def delivery_body(delivery: Delivery) -> DeliveryBody:
+    """Show a delivery as a row of the log."""
+    return DeliveryBody(**_delivery_fields(delivery))
+
+
+def logged_delivery_body(delivery: Delivery) -> LoggedDeliveryBody:
+    """Show a delivery with its bytes and attempts."""
+    return LoggedDeliveryBody(
+        **_delivery_fields(delivery),
+        body=delivery.body.decode(),
+        attempts=[_attempt_body(attempt) for attempt in delivery.attempts],
+    )
+
+
+def _delivery_fields(delivery: Delivery) -> dict[str, Any]:
+    last = delivery.attempts[-1] if delivery.attempts else None
+    return {
+        "delivery_id": delivery.delivery_id,
+        "job_id": delivery.job_id,
+        "run_id": delivery.run_id,
+        "event_type": delivery.event_type,
+        "status": delivery.status.value,
+        "attempt_count": delivery.attempt_count,
+        "last_outcome": present(last.outcome or None if last is not None else None),
+        "last_attempt_at": _instant(0 if last is None else last.started_at),
+        "next_attempt_at": _instant(delivery.due_at),
+        "ladder": delivery.ladder,
+        "replayed_at": _instant(delivery.replayed_at),
+        "created_at": rfc3339(delivery.created_at),
+        "updated_at": rfc3339(delivery.updated_at or delivery.created_at),
+    }
+
+
+def _attempt_body(attempt: DeliveryAttempt) -> DeliveryAttemptBody:
+    return DeliveryAttemptBody(
+        number=attempt.number,
+        started_at=rfc3339(attempt.started_at),
+        milliseconds=attempt.milliseconds,
+        outcome=present(attempt.outcome or None),
+        host=present(attempt.host or None),
+        status=present(attempt.status),
+        content_type=present(attempt.content_type or None),
+        length=present(attempt.length),
+        next_attempt_at=_instant(attempt.next_at),
+        is_replay=attempt.is_replay,
+        headers=attempt.headers,
+    )
+
+
+def _instant(milliseconds: int) -> str | UnsetType:
+    return rfc3339(milliseconds) if milliseconds else UNSET
 
 
 def schedule_body(plan: Scheduling) -> ScheduleBody:
@@ -171,6 +256,7 @@ def submit_body(
         status=job.status.value,
         latest_run=run_body(run) if run is not None else UNSET,
         accepted_tasks=accepted,
+        webhook=webhook_body(job.webhook) if job.webhook is not None else UNSET,
         skipped_tasks=remarks.skipped or UNSET,
         invalid_tasks=remarks.invalid_tasks or UNSET,
         warnings=remarks.warnings or UNSET,

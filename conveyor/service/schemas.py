@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from conveyor.domain import text_rules
+from conveyor.domain.deliveries import MOST_ATTEMPTS_KEPT, TEST_EVENT, DeliveryStatus
 from conveyor.domain.errors import ErrorCode, InvalidTask
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
@@ -30,6 +31,7 @@ from conveyor.domain.schedule import MOST_ZONE_NAME, UNITS, WEEKDAYS
 from conveyor.domain.scheduling import FireStatus, Overlap, SkipReason
 from conveyor.domain.submission import MAX_TASK_TOKEN
 from conveyor.domain.text_rules import rfc3339
+from conveyor.domain.webhooks import EventType
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.ports.gateway import Shared
 
@@ -191,6 +193,30 @@ class CallbackBody(Struct, frozen=True):
         return "CallbackBody(task_token='…')"
 
 
+class WebhookBody(Struct, frozen=True):
+    """A receiver of a job's events."""
+
+    url: Annotated[str, _text("Where events go, as it was sent.")]
+    signature: Annotated[bool, _text("Whether events are signed.")]
+    events: Annotated[
+        list[Annotated[str, _words(EventType, "The end of a run.")]],
+        _text("The events that are sent."),
+    ]
+
+
+class WebhookStatusBody(Struct, frozen=True):
+    """The state of a receiver, as the newest deliveries to it tell it."""
+
+    last_outcome: (
+        Annotated[str, _text("`delivered`, or why the last attempt failed.")] | UnsetType
+    ) = UNSET
+    last_attempt_at: Annotated[str, _instant("When that attempt began.")] | UnsetType = UNSET
+    failing_since: (
+        Annotated[str, _instant("The first failure since the last success.")] | UnsetType
+    ) = UNSET
+    next_attempt_at: Annotated[str, _instant("When the next attempt is due.")] | UnsetType = UNSET
+
+
 class RateBody(Struct, frozen=True):
     """Every so many units, counted in instants."""
 
@@ -282,6 +308,8 @@ class JobBody(Struct, frozen=True, kw_only=True):
     max_attempts: Annotated[int, _count("As submitted.")]
     result_ttl_days: Annotated[int, _count("As submitted.")]
     callback: CallbackBody | UnsetType = UNSET
+    webhook: WebhookBody | UnsetType = UNSET
+    webhook_status: WebhookStatusBody | UnsetType = UNSET
     schedule: ScheduleBody | UnsetType = UNSET
     schedule_state: ScheduleStateWord | UnsetType = UNSET
     next_scheduled_run: NextRun = UNSET
@@ -325,6 +353,7 @@ class SubmitBody(Struct, frozen=True, kw_only=True):
     accepted_tasks: Annotated[
         int, _count("How many tasks were written; of a scheduled job, how many each run will have.")
     ]
+    webhook: WebhookBody | UnsetType = UNSET
     skipped_tasks: SkippedTasks = UNSET
     invalid_tasks: LeftOut = UNSET
     warnings: Warnings = UNSET
@@ -594,6 +623,89 @@ class WebhookTestBody(Struct, frozen=True):
         ]
         | UnsetType
     ) = UNSET
+
+
+class DeliveryBody(Struct, frozen=True, kw_only=True):
+    """An event on its way to a receiver."""
+
+    delivery_id: Annotated[str, _ulid("The id of the event.")]
+    job_id: Annotated[str, _text("The job, or `test`.")]
+    run_id: Annotated[str, _text("The run, or `test`.")]
+    event_type: Annotated[str, _words([*EventType, TEST_EVENT], "The kind of the event.")]
+    status: Annotated[
+        str,
+        _words(
+            DeliveryStatus, "`dropped`: no longer owed, as the webhook, the run or the job is gone."
+        ),
+    ]
+    attempt_count: Annotated[int, _count("The attempts so far, those of replays included.")]
+    last_outcome: (
+        Annotated[
+            str,
+            _text(
+                "What came of the last attempt: `delivered`, `http_4xx:404`, `http_5xx:503`, "
+                "`http_3xx:302`, `timeout` or `transport_error:…`. Left out while it is under way."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    last_attempt_at: Annotated[str, _instant("When that began.")] | UnsetType = UNSET
+    next_attempt_at: Annotated[str, _instant("When the next one is due.")] | UnsetType = UNSET
+    ladder: Annotated[int, _count("1, and one more for each replay.", least=1)]
+    replayed_at: Annotated[str, _instant("When it was last replayed.")] | UnsetType = UNSET
+    created_at: Annotated[str, _instant("When the event was made.")]
+    updated_at: Annotated[str, _instant("When the delivery last changed.")]
+
+
+class DeliveryAttemptBody(Struct, frozen=True, kw_only=True):
+    """One request to a receiver."""
+
+    number: Annotated[int, _count("Counts from 1, through all replays.", least=1)]
+    started_at: Annotated[str, _instant("When it began.")]
+    milliseconds: Annotated[int, _count("How long it took.")]
+    outcome: (
+        Annotated[str, _text("`delivered` or the failure; left out if it did not end.")] | UnsetType
+    ) = UNSET
+    host: Annotated[str, _text("The host that was asked.")] | UnsetType = UNSET
+    status: Annotated[int, _count("The status of the answer, if one came.")] | UnsetType = UNSET
+    content_type: Annotated[str, _text("The media type of its body.")] | UnsetType = UNSET
+    length: Annotated[int, _count("The length of its body, as announced.")] | UnsetType = UNSET
+    next_attempt_at: Annotated[str, _instant("When the next one was to be made.")] | UnsetType = (
+        UNSET
+    )
+    is_replay: Annotated[bool, _text("Whether it belongs to a replay.")]
+    headers: Annotated[
+        dict[str, str], _text("What was sent, with signatures cut to their first letters.")
+    ]
+
+
+class LoggedDeliveryBody(DeliveryBody, frozen=True, kw_only=True):
+    """A delivery with its bytes and attempts."""
+
+    body: Annotated[str, _text("The event, byte for byte as each attempt sends it.")]
+    attempts: Annotated[
+        list[DeliveryAttemptBody],
+        _text(f"Oldest first; at most the last {MOST_ATTEMPTS_KEPT}."),
+    ]
+
+
+class DeliveriesPage(Struct, frozen=True):
+    """Deliveries, newest first."""
+
+    deliveries: list[DeliveryBody]
+    next_cursor: NextCursor | UnsetType = UNSET
+
+
+class ReplayedBody(Struct, frozen=True):
+    """The result of replaying a window."""
+
+    replayed: Annotated[int, _count("How many deliveries were queued.")]
+
+
+class DeliveryHeadersBody(Struct, frozen=True):
+    """Headers for an event as if it were sent now."""
+
+    headers: Annotated[dict[str, str], _text("Signed at this moment, if its webhook asks for it.")]
 
 
 class FireBody(Struct, frozen=True):

@@ -9,8 +9,9 @@ from conveyor.domain.submission import Limits
 from conveyor.ports.clock import Clock
 from conveyor.ports.webhooks import Webhooks
 from conveyor.records.signed_events import EventSigner
-from conveyor.service.callers import Caller, derive_keyring, identify
+from conveyor.service.callers import Caller, Keyring, derive_keyring, identify
 from conveyor.service.context import ApiPorts, Context, ServiceOptions
+from conveyor.service.deliveries import DeliveryQueries, DeliveryReplays
 from conveyor.service.exports import RunExports
 from conveyor.service.file_inputs import FileInputs
 from conveyor.service.idempotency import IdempotentRequests
@@ -22,7 +23,7 @@ from conveyor.service.results import Cursors, Results
 from conveyor.service.schedules import JobSchedules
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
-from conveyor.service.webhooks import WebhookTests
+from conveyor.service.webhooks import JobWebhooks, ReceiverCheck, WebhookTests
 
 
 def _limits(options: ServiceOptions) -> Limits:
@@ -33,14 +34,38 @@ def _limits(options: ServiceOptions) -> Limits:
     )
 
 
+def _context(
+    ports: ApiPorts,
+    options: ServiceOptions,
+    clock: Clock,
+    keyring: Keyring,
+    outages: Callable[[], Sequence[Outage]],
+) -> Context:
+    return Context(
+        jobs=ports.jobs,
+        runs=ports.runs,
+        tasks=ports.tasks,
+        inputs=ports.inputs,
+        exports=ports.exports,
+        deliveries=ports.deliveries,
+        schedules=ports.schedules,
+        blobs=ports.blobs,
+        clock=clock,
+        options=options,
+        keyring=keyring,
+        outages=outages,
+    )
+
+
 class Service:
     """The operations of the API, grouped by subject.
 
     `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
-    makes archives of results, `rotations` changes signing keys, `webhook_tests` tests receivers,
-    `schedules` shows and changes schedules. `outages` tells what the worker of this process waits
-    for.
+    makes archives of results, `rotations` changes signing keys, `webhooks` sets the webhooks of
+    jobs, `webhook_tests` tests receivers, `deliveries` reads the log of events, `replays` sends
+    some again, `schedules` shows and changes schedules. `outages` tells what the worker of this
+    process waits for.
     """
 
     def __init__(
@@ -56,19 +81,7 @@ class Service:
         self._keyring = derive_keyring(
             [ports.root_secret, *options.older_secrets], ports.sealing_secrets
         )
-        context = Context(
-            jobs=ports.jobs,
-            runs=ports.runs,
-            tasks=ports.tasks,
-            inputs=ports.inputs,
-            exports=ports.exports,
-            schedules=ports.schedules,
-            blobs=ports.blobs,
-            clock=clock,
-            options=options,
-            keyring=self._keyring,
-            outages=outages,
-        )
+        context = _context(ports, options, clock, self._keyring, outages)
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
         once = IdempotentRequests(
             ports.idempotency,
@@ -79,7 +92,11 @@ class Service:
         limits = _limits(options)
         cursors = Cursors(self._keyring.cursors)
         links = LinkSigner(self._keyring.links, origin=options.public_origin)
-        self.submissions = Submissions(context, notifier=notifier, once=once, limits=limits)
+        signer = EventSigner(ports.signing_keys, self._keyring.signing, clock)
+        receivers = ReceiverCheck(webhooks, signer)
+        self.submissions = Submissions(
+            context, notifier=notifier, once=once, limits=limits, receivers=receivers
+        )
         self.additions = Additions(context, notifier=notifier, once=once, limits=limits)
         self.reruns = Reruns(context, notifier, once)
         self.lifecycle = JobCommands(context, notifier)
@@ -90,8 +107,10 @@ class Service:
         downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
         self.exports = RunExports(context, downloads, notifier)
         self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
-        signer = EventSigner(ports.signing_keys, self._keyring.signing, clock)
-        self.webhook_tests = WebhookTests(webhooks, signer, clock)
+        self.webhooks = JobWebhooks(context, receivers)
+        self.webhook_tests = WebhookTests(context, webhooks, receivers, signer)
+        self.deliveries = DeliveryQueries(context, cursors, signer)
+        self.replays = DeliveryReplays(context, once)
         self.schedules = JobSchedules(context, cursors)
 
     def identify(self, api_key: str | None) -> Caller:

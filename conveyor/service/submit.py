@@ -20,7 +20,8 @@ from conveyor.service.list_validation import CancelOnDisconnect, never_disconnec
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.quotas import ActiveJobQuota, ScheduledJobQuota
 from conveyor.service.responses import add_tasks_body, encode, submit_body
-from conveyor.service.task_lists import StagedList, TaskList, TaskListLoader, refuse_unbuilt
+from conveyor.service.task_lists import StagedList, TaskList, TaskListLoader
+from conveyor.service.webhooks import ReceiverCheck
 
 
 class Additions:
@@ -89,12 +90,19 @@ class Submissions:
     """Creates jobs from the documents that describe them."""
 
     def __init__(
-        self, context: Context, *, notifier: WorkNotifier, once: IdempotentRequests, limits: Limits
+        self,
+        context: Context,
+        *,
+        notifier: WorkNotifier,
+        once: IdempotentRequests,
+        limits: Limits,
+        receivers: ReceiverCheck,
     ) -> None:
         self._context = context
         self._notifier = notifier
         self._once = once
         self._limits = limits
+        self._receivers = receivers
         self._lists = TaskListLoader(context.inputs, context.blobs, context.options, context.clock)
         self._active = ActiveJobQuota(context.jobs, limit=context.options.max_active_jobs)
         self._scheduled = ScheduledJobQuota(context.jobs, limit=context.options.max_scheduled_jobs)
@@ -113,7 +121,8 @@ class Submissions:
         written later. A scheduled job is made without a run: 201, with its template written. A long
         check of the list runs under `attended`; the rest is never cut short.
         Raises ConveyorError: invalid_argument, with every bad task listed; quota_exceeded;
-        not_implemented; idempotency_key_conflict; file_input_not_found, file_input_not_uploaded,
+        callback_url_must_be_https, callback_url_unresolvable, webhook_signing_requires_active_key;
+        idempotency_key_conflict; file_input_not_found, file_input_not_uploaded,
         file_input_unsupported_for_job_type; payload_too_large; unavailable.
         """
 
@@ -173,14 +182,19 @@ class Submissions:
     ) -> tuple[JobRequest, TaskList]:
         """Check a document; return the request, and its tasks or those of the file that it
         names."""
+
+        async def check(request: JobRequest) -> None:
+            if request.webhook is not None:
+                await self._receivers.check(caller_id, request.webhook, prefix="webhook.")
+
         size = sum(map(len, body))
         if size > READ_HERE:
             request, tasks = await attended(
-                lambda: self._lists.from_document(to, body, self._limits)
+                lambda: self._lists.from_document(to, body, self._limits, check)
             )
         else:
             request = parse_job(strict_json.decode(b"".join(body)), self._limits)
-            refuse_unbuilt(request)
+            await check(request)
             if request.file_input_id is None:
                 return request, await self._lists.from_specs(to, request, size)
         if request.file_input_id is not None:
@@ -229,6 +243,7 @@ class Submissions:
             latest_run_id=None if run is None else run.run_id,
             run_count=0 if run is None else 1,
             callback=request.callback,
+            webhook=request.webhook,
             scheduling=_scheduling(caller, request, to, tasks, now),
         )
         return job, run

@@ -2,13 +2,13 @@
 
 A short list is held until its request writes the rows. A long one is staged in chunks as it is
 checked, and is never in memory as a whole; that of a scheduled job always is staged, as the
-template of its runs. Features that the contract reserves are refused.
+template of its runs.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -37,18 +37,6 @@ from conveyor.records.blob_keys import (
 from conveyor.service.context import ServiceOptions
 from conveyor.service.file_inputs import file_too_large
 from conveyor.service.list_validation import ListValidator, Pieces
-
-
-def not_implemented(what: str) -> ConveyorError:
-    """Build the refusal of a feature that is reserved in the contract."""
-    return ConveyorError(ErrorCode.NOT_IMPLEMENTED, f"{what} are not implemented yet")
-
-
-def refuse_unbuilt(request: JobRequest) -> None:
-    """Raise ConveyorError(not_implemented) for the first reserved feature in the request."""
-    if request.webhook is not None:
-        raise not_implemented("webhooks")
-
 
 MOST_HELD = 67_108_864
 """Maximum bytes of a list held in memory; a longer list is large, however few its tasks."""
@@ -131,9 +119,14 @@ class TaskListLoader:
         self._validator = ListValidator(clock, max_seconds=options.max_validation_seconds)
 
     async def from_document(
-        self, to: StagedList, pieces: Sequence[bytes], limits: Limits
+        self,
+        to: StagedList,
+        pieces: Sequence[bytes],
+        limits: Limits,
+        check: Callable[[JobRequest], Awaitable[None]],
     ) -> tuple[JobRequest, TaskList]:
-        """Return the request in a large document, without its tasks, and the list of them."""
+        """Return the request in a large document, without its tasks, and the list of them. `check`
+        may refuse the request before any task is stored."""
         hopper = _Buffer(to, large_from=self._options.async_threshold)
         requests: list[JobRequest] = []
 
@@ -141,7 +134,7 @@ class TaskListLoader:
             if isinstance(frame, Chunk):
                 await hopper.take(frame)
                 return
-            refuse_unbuilt(frame.request)
+            await check(frame.request)
             requests.append(frame.request)
             to.is_template = frame.request.schedule is not None
             many = frame.tasks >= self._options.async_threshold

@@ -226,9 +226,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "public_url",
         "URL",
-        "origin of signed links, if not the bound address",
+        "origin of signed links and of those in events, if not the bound address",
         origin,
-        used_by=SERVERS,
     ),
     Setting(
         "webhook_private",
@@ -236,13 +235,11 @@ SETTINGS: tuple[Setting, ...] = (
         "receivers of events inside one's own network: host names, and networks such as "
         "`10.0.0.0/8`; in production never loopback, link-local addresses or those of metadata",
         networks,
-        used_by=SERVERS,
     ),
     Setting(
         "webhook_ca_file",
         "path",
         "a PEM file of certificate authorities that receivers of events have, beside the system's",
-        used_by=SERVERS,
     ),
     Setting(
         "allowed_hosts",
@@ -545,7 +542,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "outbox_interval",
         "seconds",
-        "between looks for due callbacks",
+        "between looks for due callbacks, and for due deliveries",
         lasting(0.1, HOUR),
         used_by=WORKERS,
     ),
@@ -582,6 +579,7 @@ SETTINGS: tuple[Setting, ...] = (
         "days",
         "that the delivery of an event is kept after its last change, unless it is pending",
         lasting(1, MOST_DAYS),
+        used_by=WORKERS,
     ),
     Setting(
         "fire_retention_days",

@@ -28,13 +28,15 @@ _POLL = 0.02
 
 @dataclass(frozen=True)
 class Booted:
-    """A running server. `api` ends in /v1; `origin` is the address without it."""
+    """A running server. `api` ends in /v1; `origin` is the address without it, `inbox` the URL of
+    its receiver."""
 
     api: str
     pid: int
     data_dir: Path
     stdout: Path
     stderr: Path
+    inbox: str = ""
 
     @property
     def origin(self) -> str:
@@ -79,7 +81,7 @@ def boot(directory: Path, *flags: str, **settings: object) -> Iterator[Booted]:
         )
     try:
         info = _ready(child, stdout, stderr)
-        yield Booted(info.api, info.pid, data, stdout, stderr)
+        yield Booted(info.api, info.pid, data, stdout, stderr, info.inbox)
         child.send_signal(signal.SIGTERM)
         code = child.wait(END_SECONDS)
         assert code == 0, f"ended with {code}: {stderr.read_text(errors='replace')[-2_000:]}"

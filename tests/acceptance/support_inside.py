@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import httpx
 
-from conveyor.bootstrap import build_worker
+from conveyor.bootstrap import Outside, build_worker
 from conveyor.clock import SystemClock
 from conveyor.dev.binding import open_binding
 from conveyor.engine.telemetry import Telemetry
@@ -118,13 +118,15 @@ async def inside(
     dev = await open_binding(data_dir, clock)
     ports = change(dev.ports)
     telemetry = Telemetry()
-    crew = [build_worker(ports, gateway, chosen, clock, telemetry=telemetry) for _ in range(crews)]
+    webhooks = loopback_webhooks(clock)
+    outside = Outside(gateway, webhooks, ORIGIN)
+    crew = [build_worker(ports, outside, chosen, clock, telemetry=telemetry) for _ in range(crews)]
     app = create_app(
         Service(
             ports,
             ServiceOptions(public_origin=ORIGIN),
             clock,
-            webhooks=loopback_webhooks(clock),
+            webhooks=webhooks,
         ),
         registry=telemetry.registry(),
         ready=lambda: True,

@@ -29,6 +29,8 @@ MODELS: dict[tuple[str, str], type[BaseModel] | None] = {
     ("POST", f"{_JOB}/pause"): models.Run,
     ("POST", f"{_JOB}/resume"): models.Run,
     ("POST", f"{_JOB}/rerun"): models.RerunJobResponse,
+    ("PUT", f"{_JOB}/schedule"): models.Job,
+    ("POST", f"{_JOB}/schedule/state"): models.Job,
     ("GET", f"{_JOB}/runs"): models.ListJobRunsResponse,
     ("GET", _RUN): models.Run,
     ("DELETE", _RUN): None,
@@ -42,6 +44,12 @@ MODELS: dict[tuple[str, str], type[BaseModel] | None] = {
     ("POST", "/v1/hmac/keys/rotate"): models.HMACKeyCreated,
     ("DELETE", "/v1/hmac/keys/rotate"): None,
     ("POST", "/v1/hmac/keys/rotate/finalize"): models.HMACKeyFinalized,
+    ("GET", f"{_JOB}/webhook"): models.WebhookConfig,
+    ("PUT", f"{_JOB}/webhook"): models.WebhookConfig,
+    ("DELETE", f"{_JOB}/webhook"): None,
+    ("POST", "/v1/webhook/test"): models.TestWebhookResponse,
+    ("PUT", f"{_JOB}/schedule"): models.Job,
+    ("POST", f"{_JOB}/schedule/state"): models.Job,
 }
 """What a success must be; None where it has no body."""
 

@@ -334,6 +334,15 @@ def test_every_success_of_every_route_parses_in_its_model(server: Serving) -> No
         caller.http.post(f"/jobs/{slow['job_id']}/stop")
         caller.http.post(f"/jobs/{slow['job_id']}/cancel")
         caller.http.delete(f"/jobs/{slow['job_id']}")
+        nightly = {"calendar": {"times_of_day": ["03:00"], "cadence": {"daily": {}}}}
+        planned = caller.submit(
+            target("walk/planned"), type="scheduled", schedule={**nightly, "timezone": "UTC"}
+        )
+        hourly = {"rate": {"every": 1, "unit": "hour"}}
+        caller.http.put(f"/jobs/{planned['job_id']}/schedule", json=hourly)
+        caller.http.post(
+            f"/jobs/{planned['job_id']}/schedule/state", json={"schedule_state": "paused"}
+        )
         caller.http.post("/job_inputs", json={"type": "urls"})
         export = caller.http.post(f"{run_path}/{first['run_id']}/exports").json()
         caller.get(f"{run_path}/{first['run_id']}/exports/{export['export_id']}")

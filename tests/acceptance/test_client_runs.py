@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from zenrows.batch import BatchAPIError, ZenRowsBatchClient
-from zenrows.batch._typed_dicts import JobScheduleDict, WebhookDict
+from zenrows.batch._typed_dicts import WebhookDict
 from zenrows.batch._waiters import RunPaused, WaiterTimeout
 from zenrows.batch.errors import BatchErrorCode as Code
 from zenrows.batch.models import FailureReason, JobStatus, PauseState, RunStatus, TaskStatus
@@ -194,15 +194,11 @@ def test_signing_keys_are_rotated(client: ZenRowsBatchClient) -> None:
 def test_what_is_not_built_yet_says_so(client: ZenRowsBatchClient) -> None:
     job = client.submit_open()
     hook = WebhookDict(url="https://hooks.test/x", signature=False)
-    daily = JobScheduleDict(rate={"every": 1, "unit": "day"})
     for act in (
         lambda: client.submit_regular(pages(1), webhook=hook),
-        lambda: client.submit_scheduled(daily, pages(1)),
         lambda: client.put_job_webhook(job.job_id, hook),
         lambda: client.get_job_webhook(job.job_id),
         lambda: client.delete_job_webhook(job.job_id),
-        job.schedule.pause,
-        lambda: job.schedule.update(daily),
     ):
         refused(Code.NOT_IMPLEMENTED, 501, act)
     job.close()

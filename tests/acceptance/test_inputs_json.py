@@ -140,7 +140,6 @@ SUBMIT_FIELDS: dict[str, set[str]] = {
     "callback": set(),
 }
 """Each field, and those of VALUES that it takes."""
-RESERVED = {("webhook", "object"), ("webhook", "empty object")}
 
 
 def test_every_field_refuses_every_wrong_type(caller: Caller) -> None:
@@ -153,8 +152,6 @@ def test_every_field_refuses_every_wrong_type(caller: Caller) -> None:
             elif (name, kind) == ("async", "true"):
                 assert response.status_code == 202, response.text
                 caller.http.delete(f"/jobs/{response.json()['job_id']}")
-            elif (name, kind) in RESERVED:
-                problem_of(response, status=501, code="not_implemented")
             else:
                 problem = problem_of(response, status=400, code="invalid_argument")
                 assert name in problem["detail"] or "invalid_tasks" in problem, (name, kind)

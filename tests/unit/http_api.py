@@ -19,6 +19,13 @@ import jsonschema_rs
 from prometheus_client import CollectorRegistry, Counter
 
 from conveyor.dev.binding import open_binding
+from conveyor.domain.deliveries import (
+    AttemptResult,
+    Delivery,
+    begin_attempt,
+    end_attempt,
+    event_id,
+)
 from conveyor.domain.model import (
     Event,
     EventKind,
@@ -31,6 +38,7 @@ from conveyor.domain.model import (
     TaskFailure,
 )
 from conveyor.domain.task_rules import Failed, Settlement, Succeeded
+from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.openapi import document
 from conveyor.http.request import BODY_SECONDS, BodyMemory
@@ -40,7 +48,8 @@ from conveyor.records.blob_keys import result_key
 from conveyor.service import Service, ServiceOptions
 from conveyor.settings.validators import MOST_SHARDS
 from conveyor.testing.clock import FakeClock
-from tests.webhooks import loopback_webhooks
+from conveyor.wire.resolver import Lookup, system_lookup
+from tests.webhooks import LOOPBACK
 
 ORIGIN = "http://127.0.0.1:9000"
 KEY = "key-of-alice"
@@ -149,6 +158,33 @@ class Api:
                 await self.succeed(job["job_id"], run_id, task.task_id)
         return await self.tasks_of(run_id)
 
+    async def deliver(self, job: dict[str, Any], *, event: str = "run.completed") -> Delivery:
+        """Put an event about a job's latest run into the log, as a worker does."""
+        now, run_id = self.clock.now(), job["latest_run"]["run_id"]
+        delivery = Delivery(
+            delivery_id=event_id(run_id, event, ended_at=now),
+            caller=self.service.identify(KEY).caller_id,
+            job_id=job["job_id"],
+            run_id=run_id,
+            event_type=event,
+            body=b'{"event_type":"%s","name":"\xe2\x98\x83"}' % event.encode(),
+            created_at=now,
+            due_at=now,
+        )
+        assert await self.binding.deliveries.create_delivery(delivery)
+        return delivery
+
+    async def attempt(self, delivery: Delivery, error: str = "", **fields: Any) -> Delivery:
+        """Make one attempt at a delivery that ends so, as a worker does."""
+        now = self.clock.now()
+        begun = begin_attempt(delivery, now=now, lapses_at=now + 60_000)
+        assert await self.binding.deliveries.change_delivery(delivery, begun)
+        result = AttemptResult(error=error, milliseconds=7, host="hooks.test", **fields)
+        number = begun.attempt_count
+        ended = end_attempt(begun, number, begun.ladder, result, now=now, random=0.0)
+        assert await self.binding.deliveries.change_delivery(begun, ended)
+        return ended
+
     async def run_of(self, job_id: str) -> Run | None:
         """The latest run of a job of Alice's."""
         caller = self.service.identify(KEY)
@@ -162,13 +198,16 @@ async def open_api(
     max_request_bytes: int = 50_331_648,
     body_memory: BodyMemory = AMPLE,
     body_seconds: float = BODY_SECONDS,
+    lookup: Lookup = system_lookup,
+    rules: WebhookRules = LOOPBACK,
     **options: Any,
 ) -> AsyncIterator[Api]:
-    """An API over a fresh data directory; `options` go to the service."""
+    """An API over a fresh data directory; `options` go to the service. `lookup` and `rules` are
+    those of receivers."""
     clock = FakeClock()
     dev = await open_binding(directory, clock)
     options.setdefault("public_origin", ORIGIN)
-    webhooks = loopback_webhooks(clock)
+    webhooks = WebhookSender(clock, rules, lookup=lookup)
     service = Service(dev.ports, ServiceOptions(**options), clock, webhooks=webhooks)
     registry = CollectorRegistry()
     Counter("conveyor_things", "Things.", registry=registry).inc(3)

@@ -76,6 +76,9 @@ class Pace:
     def __init__(self) -> None:
         self.slept: list[float] = []
 
+    def now(self) -> int:
+        return round(sum(self.slept) * 1_000)
+
     def monotonic(self) -> float:
         return sum(self.slept)
 

@@ -8,6 +8,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from conveyor.roles.banner import BannerPrinter, banner, json_line, path_line
@@ -15,12 +16,13 @@ from conveyor.roles.dev import ServerInfo
 from conveyor.settings import Settings
 
 API = "http://127.0.0.1:9000/v1"
-INFO = ServerInfo(api=API, pid=7, data_dir="/data", gateway="direct")
+INBOX = "http://127.0.0.1:9000/_dev/inbox"
+INFO = ServerInfo(api=API, pid=7, data_dir="/data", gateway="direct", inbox=INBOX)
 
 
-def test_the_banner_is_at_most_eight_labelled_lines_with_one_to_paste() -> None:
-    lines = banner(INFO, Settings(allow_private=True))
-    assert len(lines) <= 8
+def test_the_banner_is_at_most_nine_labelled_lines_with_one_to_paste() -> None:
+    lines = banner(msgspec.structs.replace(INFO, slots="fewer"), Settings(allow_private=True))
+    assert len(lines) <= 9
     assert all(line[:9].strip() and line[9] != " " for line in lines)
     assert f"export ZENROWS_BATCH_BASE_URL={API}" in "\n".join(lines)
     assert lines[0].split() == ["API", API]
@@ -41,9 +43,10 @@ def relaxed(settings: Settings) -> list[str]:
 
 
 def test_every_relaxed_rule_is_told() -> None:
-    (any_key,) = relaxed(Settings())
+    any_key, events = relaxed(Settings())
     assert "any API key" in any_key
     assert "local" in any_key
+    assert "http" in events
     assert "private" in relaxed(Settings(allow_private=True))[1]
     assert "THE NETWORK" in relaxed(Settings(host="0.0.0.0"))[0]
 
@@ -52,7 +55,16 @@ def test_json_is_one_line_with_what_a_program_needs(capsys: pytest.CaptureFixtur
     BannerPrinter(as_json=True).ready(INFO, Settings())
     shown = capsys.readouterr().out
     assert shown.count("\n") == 1
-    assert json.loads(shown) == {"api": API, "pid": 7, "data_dir": "/data", "gateway": "direct"}
+    told = {"api": API, "pid": 7, "data_dir": "/data", "gateway": "direct", "inbox": INBOX}
+    assert json.loads(shown) == told
+
+
+def test_the_banner_names_the_inbox_if_there_is_one() -> None:
+    (line,) = [line for line in banner(INFO, Settings()) if line.startswith("inbox")]
+    assert f"{INBOX}/NAME" in line
+    assert "example.com" in line
+    without = msgspec.structs.replace(INFO, inbox="")
+    assert "inbox" not in "\n".join([*banner(without, Settings()), json_line(without)])
 
 
 def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +94,7 @@ def test_a_note_comes_before_the_banner_and_not_among_json(
     BannerPrinter().ready(INFO, Settings(allow_private=True), note="another port")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "another port"
-    assert len(lines) <= 8
+    assert len(lines) <= 9
     BannerPrinter(as_json=True).ready(INFO, Settings(), note="another port")
     shown = capsys.readouterr()
     assert json.loads(shown.out)["api"] == API

@@ -13,6 +13,7 @@ from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused
 from conveyor.client.inputs import OpenInput, file_input, opened
 from conveyor.client.options import CsvOptions, FileType
 from conveyor.client.submit import PIECE_BYTES, JobOptions, submit_file
+from conveyor.client.watch import run_of
 from tests.unit.scripted_server import KEY, RUN, Answer, Script, asked, ok, problem
 
 STORED: Answer = (200, {}, b"")
@@ -87,7 +88,7 @@ async def test_a_slot_the_bytes_and_a_job_that_names_the_slot(tmp_path: Path) ->
         async with asked(ok({})) as (api, server, _):
             server.answers[:] = [slot_answer(server), STORED, accepted()]
             reply = await submit_file(api, file, JobOptions(name="n"), steps)
-    assert (reply.accepted_tasks, reply.latest_run.ingesting) == (2, True)
+    assert (reply.accepted_tasks, run_of(reply).ingesting) == (2, True)
     slot, put, job = server.told
     assert (slot.method, slot.path) == ("POST", "/v1/job_inputs")
     assert msgspec.json.decode(slot.body) == {

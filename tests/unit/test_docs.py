@@ -88,6 +88,8 @@ def described_routes() -> set[tuple[str, str]]:
 
 PAGES = frozenset({"/", "/docs"})
 """Pages for people; the document is for programs."""
+DEVELOPMENT = "/_dev/"
+"""Paths of a development server alone, which docs/webhooks.md describes."""
 
 
 async def test_every_route_that_is_served_is_an_operation(app_client: httpx.AsyncClient) -> None:
@@ -96,7 +98,7 @@ async def test_every_route_that_is_served_is_an_operation(app_client: httpx.Asyn
         f"{method} {route.path}"
         for route in app.routes
         for method in route.methods
-        if method != "HEAD"
+        if method != "HEAD" and not route.path.startswith(DEVELOPMENT)
     }
     described = {f"{method} {path}" for method, path in described_routes()}
     described |= {f"GET {path}" for path in PAGES}
@@ -105,7 +107,7 @@ async def test_every_route_that_is_served_is_an_operation(app_client: httpx.Asyn
     assert not differences(where, described, served)
 
 
-async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncClient) -> None:
+async def test_no_route_answers_501(app_client: httpx.AsyncClient) -> None:
     headers = {"X-API-Key": "docs"}
     created = await app_client.post(
         "/v1/jobs", json={"tasks": [{"url": "http://fake.test/"}]}, headers=headers
@@ -117,16 +119,11 @@ async def test_exactly_the_routes_marked_so_answer_501(app_client: httpx.AsyncCl
         "task_id": "0" * 26,
         "export_id": job["job_id"],
         "input_id": job["job_id"],
+        "delivery_id": job["job_id"],
     }
-    marked = {(one.method.upper(), one.path) for one in operations() if one.success == 501}
-    answered = set()
     for method, path in sorted(described_routes() - {("DELETE", "/v1/jobs/{job_id}")}):
         answer = await app_client.request(method, path.format(**ids), headers=headers)
-        if answer.status_code == 501:
-            assert answer.json()["code"] == "not_implemented"
-            answered.add((method, path))
-
-    assert answered == marked
+        assert answer.status_code != 501, path
 
 
 def test_every_error_code_has_a_status_and_a_meaning() -> None:
@@ -163,8 +160,25 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "HMACKeyCreated": schemas.NewSigningKeyBody,
     "HMACKeyFinalized": schemas.FinalizedKeyBody,
     "TestWebhookResponse": schemas.WebhookTestBody,
+    "WebhookConfig": schemas.WebhookBody,
+    "WebhookStatus": schemas.WebhookStatusBody,
+    "Delivery": schemas.DeliveryBody,
+    "DeliveryAttempt": schemas.DeliveryAttemptBody,
+    "LoggedDelivery": schemas.LoggedDeliveryBody,
+    "DeliveriesPage": schemas.DeliveriesPage,
+    "Replayed": schemas.ReplayedBody,
+    "DeliveryHeaders": schemas.DeliveryHeadersBody,
     "Fire": schemas.FireBody,
     "SchedulePreview": schemas.SchedulePreviewBody,
+    "JobRate": schemas.RateBody,
+    "JobCalendar": schemas.CalendarBody,
+    "JobCadence": schemas.CadenceBody,
+    "WeekDays": schemas.WeekDaysBody,
+    "MonthDays": schemas.MonthDaysBody,
+    "StoredSchedule": schemas.ScheduleBody,
+    "JobSchedule": schemas.JobScheduleBody,
+    "FireRecord": schemas.FireRecordBody,
+    "FiresPage": schemas.FiresPage,
 }
 
 

@@ -23,7 +23,7 @@ from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.gateway import decode, direct, headers, problems, webhook
 from conveyor.gateway.landmarks import HOSTS
 from conveyor.handlers import delete
-from conveyor.http import malformed, middleware
+from conveyor.http import inbox, malformed, middleware
 from conveyor.http.auth import LONGEST
 from conveyor.http.request import BODY_SPARE, MAX_LENGTH, SMALL_BODY
 from conveyor.intake import frames, lines
@@ -74,11 +74,12 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "time for the head of a request, and until the first one of a connection begins": (
         int(malformed.HEAD_SECONDS),
     ),
-    "body of a preview of a schedule, and of a test of a receiver": (SMALL_BODY,),
+    "body of a preview or change of a schedule, and of a test of a receiver": (SMALL_BODY,),
     "times of day, and days, that a calendar names; interval of a rate": (
         schedule.MOST_ENTRIES,
         schedule.MOST_INTERVAL // schedule.UNITS["day"],
     ),
+    "name of a zone beside a rate": (schedule.MOST_ZONE_NAME,),
     "URL of a receiver": (MOST_WEBHOOK_URL,),
     "time for the look-up of a receiver, to connect, and in all": (
         int(webhook.LOOKUP_SECONDS),
@@ -87,6 +88,11 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "answer of a receiver, read and thrown away": (webhook.MOST_ANSWER,),
     "tests of receivers at a time in a process, one a caller": (MOST_TESTS,),
+    "requests that the inbox of `conveyor-dev` keeps; their bodies, each and together": (
+        inbox.MOST_REQUESTS,
+        inbox.MOST_BODY,
+        inbox.MOST_KEPT,
+    ),
     "JSON nesting": (strict_json.MAX_DEPTH,),
     "objects and lists in a document, brackets in strings counted too": (
         strict_json.MAX_CONTAINERS,
@@ -118,6 +124,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "tasks in one add": (1, DEFAULTS.max_add_tasks),
     "tasks in an open job": (DEFAULTS.max_open_job_tasks,),
     "unfinished jobs of a caller": (),
+    "scheduled jobs of a caller": (),
     "newest jobs of a caller among which they are counted": (
         LEAST_COUNTED,
         COUNTED_PER_JOB,

@@ -1,4 +1,4 @@
-"""Keys, callers, and reserved features: each caller sees only its own."""
+"""Keys and callers: each caller sees only its own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from conveyor.http.app import V1_ROUTES
-from conveyor.http.routes_server import UNBUILT_ROUTES as RESERVED
 from tests.unit.http_api import Api, open_api, problem_of
 
 EVERY = [(method, path) for path, methods in V1_ROUTES.items() for method in methods]
 OF_A_JOB = [(method, path) for method, path in EVERY if "{job_id}" in path]
-UNBUILT = [(method, path) for path, methods in RESERVED.items() for method in methods]
 NOWHERE = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 TASKS = {"tasks": [{"url": "https://a.test/"}]}
 
@@ -31,7 +29,9 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 async def test_nothing_is_answered_without_a_key(api: Api) -> None:
     for method, path in EVERY:
-        url = path.format(job_id=NOWHERE, run_id=NOWHERE, task_id="0" * 26, export_id=NOWHERE)
+        url = path.format(
+            job_id=NOWHERE, run_id=NOWHERE, task_id="0" * 26, export_id=NOWHERE, delivery_id=NOWHERE
+        )
 
         missing = await api.bare.request(method, url)
         in_query = await api.bare.request(method, url, params={"apikey": "k", "X-API-Key": "k"})
@@ -71,9 +71,13 @@ async def test_a_foreign_job_does_not_exist(api: Api) -> None:
     before = (await api.client.get(f"/v1/jobs/{job['job_id']}")).content
     for method, path in OF_A_JOB:
         url = path.format(
-            job_id=job["job_id"], run_id=run_id, task_id=task.task_id, export_id=NOWHERE
+            job_id=job["job_id"],
+            run_id=run_id,
+            task_id=task.task_id,
+            export_id=NOWHERE,
+            delivery_id=NOWHERE,
         )
-        content = TASKS if path.endswith("/tasks") else None
+        content = TASKS if path.endswith(("/tasks", "/webhook")) else None
 
         foreign = await api.foreign.request(method, url, json=content)
         missing = await api.client.request(
@@ -89,7 +93,9 @@ async def test_a_foreign_job_does_not_exist(api: Api) -> None:
 @pytest.mark.parametrize("garbage", ["x", "01arz3ndektsv4rrffq69g5fav", "%00", "%F0%9F%92%A9"])
 async def test_an_id_that_cannot_be_one_is_not_found(api: Api, garbage: str) -> None:
     for method, path in OF_A_JOB:
-        url = path.format(job_id=garbage, run_id=garbage, task_id=garbage, export_id=garbage)
+        url = path.format(
+            job_id=garbage, run_id=garbage, task_id=garbage, export_id=garbage, delivery_id=garbage
+        )
 
         response = await api.client.request(
             method, url, json=TASKS if path.endswith("/tasks") else None
@@ -101,9 +107,11 @@ async def test_an_id_that_cannot_be_one_is_not_found(api: Api, garbage: str) -> 
 async def test_ids_of_runs_and_tasks_that_cannot_be_ones_are_not_found(api: Api) -> None:
     job = await api.submit(1)
     for method, path in OF_A_JOB:
-        if path in RESERVED or not {"{run_id}", "{task_id}"} & set(path.split("/")):
+        if not {"{run_id}", "{task_id}"} & set(path.split("/")):
             continue
-        url = path.format(job_id=job["job_id"], run_id="x", task_id="x", export_id="x")
+        url = path.format(
+            job_id=job["job_id"], run_id="x", task_id="x", export_id="x", delivery_id="x"
+        )
 
         problem_of(await api.client.request(method, url), status=404, code="not_found")
 
@@ -124,28 +132,7 @@ async def test_another_jobs_run_is_not_found(api: Api) -> None:
         problem_of(response, status=404, code="not_found")
 
 
-async def test_what_is_reserved_says_so(api: Api) -> None:
-    job = await api.submit(1)
-    for method, path in UNBUILT:
-        url = path.format(
-            job_id=job["job_id"], run_id=job["latest_run"]["run_id"], export_id=NOWHERE
-        )
-
-        problem_of(await api.client.request(method, url), status=501, code="not_implemented")
-
-
-async def test_a_submit_that_asks_for_something_reserved(api: Api) -> None:
-    asked: list[dict[str, object]] = [
-        {"webhook": {"url": "https://hook.test/", "signature": False}},
-    ]
-    for fields in asked:
-        response = await api.client.post("/v1/jobs", json={**TASKS, **fields})
-
-        problem_of(response, status=501, code="not_implemented")
-    assert (await api.client.get("/v1/jobs")).json() == {"jobs": []}
-
-
-async def test_reserved_fields_that_ask_for_nothing_are_taken(api: Api) -> None:
+async def test_fields_that_ask_for_nothing_are_taken(api: Api) -> None:
     nothing = {"async": False, "schedule": None, "webhook": None, "file_input_id": None}
 
     response = await api.client.post("/v1/jobs", json={**TASKS, **nothing})

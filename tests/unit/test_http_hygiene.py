@@ -46,7 +46,7 @@ async def test_an_unknown_path_is_a_problem(api: Api, path: str) -> None:
 
 async def test_a_wrong_method_is_told_the_right_ones(api: Api) -> None:
     for path, handlers in V1_ROUTES.items():
-        url = path.format(job_id="x", run_id="x", task_id="x", export_id="x")
+        url = path.format(job_id="x", run_id="x", task_id="x", export_id="x", delivery_id="x")
         response = await api.client.request("PATCH", url)
         problem_of(response, status=405, code="method_not_allowed")
         allowed = set(response.headers["Allow"].split(", ")) - {"HEAD"}
@@ -408,6 +408,8 @@ async def test_no_body_makes_the_server_fail(api: Api, method: str) -> None:
         job = await api.submit(0, status="open")
         run_id = job["latest_run"]["run_id"]
         for path in paths:
-            url = path.format(job_id=job["job_id"], run_id=run_id, export_id=run_id)
+            url = path.format(
+                job_id=job["job_id"], run_id=run_id, export_id=run_id, delivery_id=run_id
+            )
             response = await api.client.request(method, url, content=body, headers=JSON)
             assert response.status_code not in (500, 503), f"{url}: {response.text}"

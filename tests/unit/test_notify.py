@@ -15,9 +15,11 @@ from zenrows.batch.models import WebhookEvent
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import RunFailure
-from conveyor.handlers import notify
-from conveyor.handlers.notify import LEASE, RETRIES
+from conveyor.handlers import callbacks, notify
+from conveyor.handlers.callbacks import RETRIES
+from conveyor.handlers.notify import LEASE
 from conveyor.ports.binding import Binding
+from conveyor.ports.outbox import EntryKey, Subscriber
 from conveyor.testing.faults import ScriptedCallbacks
 from tests.unit.http_api import Api, open_api
 from tests.unit.wired_handlers import notifier
@@ -213,8 +215,8 @@ async def test_pauses_between_attempts_grow_and_end_some_time(
     waiting: Waiting, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     until = 6 * 3_600
-    assert notify.GIVE_UP_AFTER == 3 * 86_400
-    monkeypatch.setattr(notify, "GIVE_UP_AFTER", until)
+    assert callbacks.GIVE_UP_AFTER == 3 * 86_400
+    monkeypatch.setattr(callbacks, "GIVE_UP_AFTER", until)
     job = await waiting.submit()
     await waiting.api.drain(job)
     waiting.callbacks.away = 1_000_000
@@ -276,7 +278,8 @@ async def test_two_workers_tell_one_end_once(waiting: Waiting) -> None:
     await waiting.api.drain(job)
     outbox, now = waiting.api.binding.outbox, waiting.api.clock.now()
     run_id = job["latest_run"]["run_id"]
-    held = await outbox.lease_entry(run_id, now=now, lapses_at=now + 60_000)
+    key = EntryKey(run_id, Subscriber.CALLBACK)
+    held = await outbox.lease_entry(key, now=now, lapses_at=now + 60_000)
     assert held is not None
     assert await waiting.look() == []
     await outbox.reschedule_entry(held, due_at=now, attempts=0)

@@ -151,6 +151,7 @@ async def point_at_something(api: Api, case: Request) -> None:
             "run_id": job["latest_run"]["run_id"],
             "task_id": drained[1].task_id,
             "export_id": job["job_id"],
+            "delivery_id": (await api.deliver(job)).delivery_id,
             "input_id": job["job_id"],
         }
         if case.path.endswith("/rerun"):

@@ -62,6 +62,12 @@ PUBLISHED_IDS = [
 OWN_IDS = [
     "uploadJobInput",
     "previewSchedule",
+    "listJobDeliveries",
+    "listDeliveries",
+    "replayDeliveries",
+    "getDelivery",
+    "replayDelivery",
+    "signDelivery",
     "getJobSchedule",
     "listFires",
     "downloadExport",

@@ -16,7 +16,7 @@ from conveyor.domain.remarks import Remarks
 from conveyor.domain.schedule import Rate, Schedule
 from conveyor.domain.scheduling import Overlap
 from conveyor.domain.submission import AddRequest, JobRequest, Limits, parse_add, parse_job
-from conveyor.domain.webhooks import Webhook
+from conveyor.domain.webhooks import EventType, Webhook
 
 TASK = {"url": "https://example.com/"}
 LIMITS = Limits()
@@ -109,6 +109,48 @@ def test_a_task_token_is_shown_nowhere() -> None:
     assert "s3cret" not in repr(request)
     error = refusal({"tasks": [TASK], "callback": {"task_token": token + token}})
     assert "s3cret" not in error.detail
+
+
+@pytest.mark.parametrize(
+    ("webhook", "detail"),
+    [
+        ({}, "webhook.url: must be a URL"),
+        ({"url": ""}, "webhook.url: must be a URL"),
+        ({"url": " https://a/"}, "webhook.url: must be a URL"),
+        ({"url": "https://a/\n"}, "webhook.url: must be a URL"),
+        ({"url": "https://a/\x07"}, "webhook.url: must be a URL"),
+        ({"url": "https://a/" + "x" * 2_039}, "webhook.url: must have at most 2048 characters"),
+        ({"url": "https://a/", "signature": 1}, "webhook.signature: must be true or false"),
+        ({"url": "https://a/", "events": []}, "webhook.events: must be a list out of "),
+        ({"url": "https://a/", "events": ["run.started"]}, "webhook.events: must be a list out of"),
+        (
+            {"url": "https://a/", "events": [["run.failed"]]},
+            "webhook.events: must be a list out of",
+        ),
+    ],
+)
+def test_what_is_no_webhook(webhook: object, detail: str) -> None:
+    error = refusal({"tasks": [TASK], "webhook": webhook})
+
+    assert error.code is ErrorCode.INVALID_ARGUMENT
+    assert error.detail.startswith(detail)
+
+
+def test_the_events_of_a_webhook_have_one_order_and_no_repetition() -> None:
+    given = {"url": "https://a/", "signature": True, "events": ["run.stopped", "run.completed"] * 2}
+
+    request = job(webhook=given)
+
+    assert request.webhook == Webhook("https://a/", True, (EventType.COMPLETED, EventType.STOPPED))
+    assert job(webhook={**given, "events": None}).webhook == Webhook("https://a/", True)
+
+
+def test_an_unknown_field_of_a_webhook_is_remarked_on() -> None:
+    request = job(webhook={"url": "https://a/", "signatur": True})
+
+    assert request.remarks.warnings == (
+        '"signatur" is no field of a webhook and was ignored: did you mean "signature"?',
+    )
 
 
 def test_a_whole_number_is_one_however_it_is_written() -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from ipaddress import ip_network
 from itertools import cycle
+from typing import Any
 
 import pytest
 import uvloop
@@ -132,6 +133,69 @@ async def test_an_answer_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch)
 
     assert (answer.status, answer.error) == (200, "")
     assert 0 < read <= MOST_ANSWER
+
+
+NOW = "Thu, 01 Jan 2026 00:0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ([], None),
+        (["120"], 120),
+        ([" 7 "], 7),
+        (["1000000000"], 1_000_000_000),
+        ([f"{NOW}2:00 GMT"], 120),
+        (["Thursday, 01-Jan-26 00:02:00 GMT"], 120),
+        (["Thu Jan  1 00:02:00 2026"], 120),
+        # In the past: no sooner than without one.
+        (["Wed, 31 Dec 2025 23:59:59 GMT"], None),
+        (["0"], None),
+        (["-5"], None),
+        (["+5"], None),
+        (["1.5"], None),
+        (["1e3"], None),
+        (["0x10"], None),
+        (["٣"], None),
+        (["soon"], None),
+        ([""], None),
+        (["120, 120"], None),
+        (["120;"], None),
+        (["inf"], None),
+        (["nan"], None),
+        (["Thu, 99 Foo 2026 00:00:00 GMT"], None),
+        (["9" * 65], None),
+        (["120", "120"], None),
+        (["120", "240"], None),
+        ([f"{NOW}2:00 GMT", "120"], None),
+    ],
+)
+async def test_a_retry_after_counts_if_it_is_the_only_one_and_can_be_read(
+    fields: list[str], seconds: float | None
+) -> None:
+    told = "".join(f"\nRetry-After: {field}" for field in fields)
+    head = f"HTTP/1.1 503 x\nContent-Length: 0{told}\n"
+    async with posting(answering(head)) as (sender, server):
+        answer = await sender.post_event(server.url("/hook"), headers={}, body=BODY)
+
+    assert (answer.status, answer.retry_after) == (503, seconds)
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://HOOKS.test:8443/hook", "hooks.test"),
+        ("https://[::1]/", "::1"),
+        ("https://0x7f.1/", "127.0.0.1"),
+        ("hooks.test", ""),
+    ],
+)
+async def test_the_host_that_was_to_be_reached_is_told(url: str, host: str) -> None:
+    sender = WebhookSender(FakeClock(), WebhookRules(), lookup=always())
+    answer = await sender.post_event(url, headers={}, body=BODY)
+
+    assert answer.error
+    assert answer.host == host
 
 
 async def test_a_receiver_that_hangs_up_is_no_delivery() -> None:
@@ -338,3 +402,58 @@ def test_a_machine_of_a_fleet_posts_nothing_to_itself() -> None:
     listed = WebhookRules(networks=(ip_network(f"{own}/32"),))
 
     assert not listed.admits("a.test", own)
+
+
+def never(_host: str, _port: int) -> Any:
+    """A look-up that no test of reserved names may make."""
+    raise AssertionError("looked up")
+
+
+async def test_events_for_reserved_names_go_to_the_inbox_without_a_look_up() -> None:
+    head = "HTTP/1.1 204 No Content\n"
+    async with raw_server(answering(head)) as server:
+        rules = WebhookRules(loopback=True, inbox=server.url("/_dev/inbox"))
+        async with aclosing(WebhookSender(FakeClock(), rules, lookup=never)) as sender:
+            for url in ("https://Hooks.Example.com/a?b=c", "http://x.test:81", "https://invalid."):
+                await sender.check_url(url)
+                answer = await sender.post_event(url, headers={}, body=BODY)
+                assert (answer.status, answer.error) == (204, "")
+
+    assert [line.split(" ")[1] for line in server.all_requests] == [
+        "/_dev/inbox/hooks.example.com/a?b=c",
+        "/_dev/inbox/x.test/",
+        "/_dev/inbox/invalid/",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "inbox", "names"),
+    [
+        ("notexample.com", "http://127.0.0.1/i", ()),
+        ("example.com.evil.dev", "http://127.0.0.1/i", ()),
+        ("mytest", "http://127.0.0.1/i", ()),
+        ("hooks.example.com", "", ()),
+        ("hooks.test", "http://127.0.0.1/i", ("hooks.test",)),
+    ],
+)
+async def test_other_names_are_looked_up(host: str, inbox: str, names: tuple[str, ...]) -> None:
+    asked = []
+
+    async def none(name: str, _port: int) -> list[str]:
+        asked.append(name)
+        return []
+
+    rules = WebhookRules(loopback=True, inbox=inbox, names=frozenset(names))
+    sender = WebhookSender(FakeClock(), rules, lookup=none)
+
+    assert await refusal(sender, f"https://{host}/") is CODE.CALLBACK_URL_UNRESOLVABLE
+    assert asked == [host]
+
+
+async def test_the_rules_on_urls_count_for_reserved_names_too() -> None:
+    rules = WebhookRules(loopback=True, inbox="http://127.0.0.1/i")
+    sender = WebhookSender(FakeClock(), rules, lookup=never)
+
+    for url in ("ftp://example.com/", "https://u:p@example.com/", "https://example.com/#f"):
+        with pytest.raises(ConveyorError):
+            await sender.check_url(url)

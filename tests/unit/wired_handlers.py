@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from conveyor.domain.api_keys import KeySealer
+from conveyor.domain.signatures import SigningKeySealer
+from conveyor.handlers.callbacks import StateMachines
 from conveyor.handlers.delete import DeleteHandler
+from conveyor.handlers.deliver import Deliverer, DeliveryPorts
 from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
 from conveyor.handlers.retry_policy import RetryPolicy
+from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
-from conveyor.ports.handler import Observer
+from conveyor.ports.handler import AttemptObserver, Observer
+from conveyor.ports.outbox import Subscriber
 from conveyor.ports.pipeline import Pipeline
+from conveyor.ports.webhooks import Webhooks
 from conveyor.records.job_templates import JobTemplates
+from conveyor.records.signed_events import EventSigner
 
 
 def task_handler(
@@ -92,9 +99,11 @@ def export_handler(binding: Binding, clock: Clock, *, max_bytes: int) -> ExportH
     )
 
 
-def notifier(binding: Binding, clock: Clock, *, observer: Observer, heartbeat: float) -> Notifier:
-    """Make a notifier."""
-    return Notifier(
+def notifier(
+    binding: Binding, clock: Clock, *, observer: Observer, heartbeat: float, origin: str = ""
+) -> Notifier:
+    """Make a notifier, which looks at live runs with webhooks once in a heartbeat."""
+    machines = StateMachines(
         clock,
         outbox=binding.outbox,
         callbacks=binding.callbacks,
@@ -102,6 +111,30 @@ def notifier(binding: Binding, clock: Clock, *, observer: Observer, heartbeat: f
         observer=observer,
         heartbeat=heartbeat,
     )
+    events = EventSettler(
+        clock,
+        outbox=binding.outbox,
+        deliveries=binding.deliveries,
+        jobs=binding.jobs,
+        interval=heartbeat,
+        origin=origin,
+    )
+    tellers = {Subscriber.CALLBACK: machines.tell, Subscriber.WEBHOOK: events.tell}
+    return Notifier(clock, outbox=binding.outbox, tellers=tellers)
+
+
+def deliverer(
+    binding: Binding, clock: Clock, webhooks: Webhooks, *, observer: AttemptObserver
+) -> Deliverer:
+    """Make a deliverer."""
+    ports = DeliveryPorts(
+        deliveries=binding.deliveries,
+        jobs=binding.jobs,
+        runs=binding.runs,
+        webhooks=webhooks,
+        signer=EventSigner(binding.signing_keys, SigningKeySealer([binding.root_secret]), clock),
+    )
+    return Deliverer(ports, clock, observer=observer)
 
 
 def sweeper(binding: Binding, clock: Clock, *, options: SweepOptions) -> Sweeper:

@@ -21,6 +21,17 @@ class SqliteSigningKeys(SigningKeys):
     async def get_signing_keys(self, caller: str) -> SigningSlots:
         return await self._database.read(lambda reader: _slots(reader, caller))
 
+    async def every_signing_key(self) -> list[tuple[str, SigningKey]]:
+        """Return each caller with each of its keys, newest first."""
+
+        def find(reader: sqlite3.Connection) -> list[tuple[str, SigningKey]]:
+            rows = reader.execute(
+                "SELECT caller, kid, created_at, sealed FROM signing_keys ORDER BY kid DESC"
+            )
+            return [(caller, SigningKey(*fields)) for caller, *fields in rows]
+
+        return await self._database.read(find)
+
     async def add_signing_key(self, caller: str, key: SigningKey) -> None:
         def add(connection: sqlite3.Connection) -> None:
             slots = _slots(connection, caller)

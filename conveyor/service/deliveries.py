@@ -1,0 +1,243 @@
+"""Read the log of events that went to receivers, and send some again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from ulid import ULID
+
+from conveyor.domain import strict_json
+from conveyor.domain.api_keys import UnsealError
+from conveyor.domain.deliveries import TEST_EVENT, Delivery, DeliveryStatus, replayed
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.run_events import TEST
+from conveyor.domain.text_rules import parse_rfc3339
+from conveyor.ports.deliveries import DeliveryFilter
+from conveyor.ports.records import StoredResponse
+from conveyor.records.signed_events import EventSigner
+from conveyor.service.context import Context
+from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
+from conveyor.service.responses import delivery_body, encode, logged_delivery_body
+from conveyor.service.results import Cursors
+from conveyor.service.schemas import (
+    DeliveriesPage,
+    DeliveryBody,
+    DeliveryHeadersBody,
+    LoggedDeliveryBody,
+    ReplayedBody,
+    present,
+)
+
+MOST_REPLAYED = 1_000
+"""Deliveries that one call replays."""
+_PAGE = 100
+_TRIES = 8
+"""Changes of a delivery by others that a replay yields to."""
+
+
+class DeliveryQueries:
+    """Reads deliveries, one at a time or in pages, and signs them anew."""
+
+    def __init__(self, context: Context, cursors: Cursors, signer: EventSigner) -> None:
+        self._context = context
+        self._cursors = cursors
+        self._signer = signer
+
+    async def list_deliveries(
+        self,
+        caller: str,
+        job_id: str | None,
+        *,
+        status: DeliveryStatus | None,
+        since: int,
+        cursor: str | None,
+        limit: int,
+    ) -> DeliveriesPage:
+        """Return a page of a caller's deliveries, or of a job's; newest first.
+
+        Raises ConveyorError: not_found; invalid_argument for a bad cursor.
+        """
+        if job_id is not None:
+            await self._context.live_job(caller, job_id)
+        scope = f"deliveries:{caller}:{job_id}:{status}:{since}"
+        wanted = DeliveryFilter(
+            caller=caller,
+            job_id=job_id,
+            status=status,
+            since=since,
+            before=self._cursors.decode(cursor, scope=scope) if cursor is not None else None,
+        )
+        found = await self._context.deliveries.list_deliveries(wanted, limit=limit + 1)
+        following = None
+        if len(found) > limit:
+            following = self._cursors.encode(found[limit - 1].delivery_id, scope=scope)
+        return DeliveriesPage([delivery_body(one) for one in found[:limit]], present(following))
+
+    async def get_delivery(self, caller: str, delivery_id: str) -> LoggedDeliveryBody:
+        """Return a delivery with its bytes and attempts. Raises ConveyorError(not_found)."""
+        return logged_delivery_body(await find_delivery(self._context, caller, delivery_id))
+
+    async def sign(self, caller: str, delivery_id: str) -> DeliveryHeadersBody:
+        """Return the headers of a delivery as if it were sent now.
+
+        They are signed if the webhook of its job says so; where there is no webhook any more, if
+        the caller has a key. Raises ConveyorError: not_found; unavailable if this server cannot
+        open the key.
+        """
+        delivery = await find_delivery(self._context, caller, delivery_id)
+        view = await self._context.jobs.get_job(caller, delivery.job_id)
+        webhook = None if view is None else view.job.webhook
+        signed = await self._signer.has_active_key(caller) if webhook is None else webhook.signature
+        try:
+            headers = await self._signer.headers(
+                caller,
+                delivery.body,
+                event_id=delivery.delivery_id,
+                attempt=max(delivery.attempt_count, 1),
+                signed=signed,
+                replay=delivery.ladder > 1,
+            )
+        except UnsealError as error:
+            raise ConveyorError(
+                ErrorCode.UNAVAILABLE, f"the event cannot be signed: {error}", retry_after=1
+            ) from None
+        return DeliveryHeadersBody(headers)
+
+
+async def find_delivery(context: Context, caller: str, delivery_id: str) -> Delivery:
+    """Return a caller's delivery. Raises ConveyorError(not_found)."""
+    delivery = await context.deliveries.get_delivery(caller, delivery_id)
+    if delivery is None:
+        raise not_found("delivery")
+    return delivery
+
+
+class _Window(msgspec.Struct, frozen=True, kw_only=True):
+    status: DeliveryStatus
+    since: int
+    until: int | None
+
+
+class DeliveryReplays:
+    """Begins new ladders for deliveries: the same id and the same bytes are sent again."""
+
+    def __init__(self, context: Context, once: IdempotentRequests) -> None:
+        self._context = context
+        self._log = context.deliveries
+        self._once = once
+
+    async def replay(self, caller: str, delivery_id: str) -> DeliveryBody:
+        """Replay one delivery, whatever became of it.
+
+        Raises ConveyorError: not_found; conflict for a test event, or if its job has no webhook.
+        """
+        delivery = await find_delivery(self._context, caller, delivery_id)
+        if delivery.job_id == TEST:
+            raise ConveyorError(ErrorCode.CONFLICT, "a test event is not replayed: test again")
+        view = await self._context.live_job(caller, delivery.job_id)
+        if view.job.webhook is None:
+            raise ConveyorError(ErrorCode.CONFLICT, "the job has no webhook")
+        queued = await self._queue(delivery, None, now=self._context.clock.now())
+        if queued is None:
+            raise not_found("delivery")
+        return delivery_body(queued)
+
+    async def replay_window(self, caller: str, body: bytes, *, keyed: KeyedRequest | None) -> Reply:
+        """Replay the deliveries in a status and a window of time that a JSON document names, the
+        newest MOST_REPLAYED of them.
+
+        Raises ConveyorError: invalid_argument; idempotency_key_conflict.
+        """
+        window = _parse_window(strict_json.decode(body))
+
+        async def work(claim: IdempotencyClaim) -> StoredResponse:
+            count = await self._replay_all(caller, window, claim)
+            answer = StoredResponse(202, encode(ReplayedBody(count)))
+            await self._once.keep(claim, answer)
+            return answer
+
+        return await self._once.answer(keyed, work)
+
+    async def _replay_all(self, caller: str, window: _Window, claim: IdempotencyClaim) -> int:
+        """Replay a window, and return the number of deliveries queued.
+
+        The instant of the claim's id marks them, so that whoever takes over the claim of a call
+        that died counts those, and queues none of them again.
+        """
+        mark = ULID.from_str(claim.created_id).milliseconds
+        count = 0
+        async for delivery in self._listed(caller, window, every=claim.taken_over):
+            if claim.taken_over and delivery.replayed_at == mark:
+                count += 1
+            elif delivery.status is window.status and delivery.event_type != TEST_EVENT:
+                queued = await self._queue(delivery, window.status, now=mark)
+                count += queued is not None
+            if count == MOST_REPLAYED:
+                break
+        return count
+
+    async def _listed(
+        self, caller: str, window: _Window, *, every: bool
+    ) -> AsyncIterator[Delivery]:
+        """Yield the deliveries of a window, newest first; with `every`, in any status."""
+        wanted = DeliveryFilter(
+            caller=caller,
+            status=None if every else window.status,
+            since=window.since,
+            until=window.until,
+        )
+        while True:
+            page = await self._log.list_deliveries(wanted, limit=_PAGE)
+            for delivery in page:
+                yield delivery
+            if len(page) < _PAGE:
+                return
+            wanted = msgspec.structs.replace(wanted, before=page[-1].delivery_id)
+
+    async def _queue(
+        self, delivery: Delivery, status: DeliveryStatus | None, *, now: int
+    ) -> Delivery | None:
+        """Begin a new ladder; return None if the delivery is gone, or has left `status`."""
+        for _ in range(_TRIES):
+            after = replayed(delivery, now=now)
+            if await self._log.change_delivery(delivery, after):
+                return after
+            found = await self._log.get_delivery(delivery.caller, delivery.delivery_id)
+            if found is None or status not in (None, found.status):
+                return None
+            delivery = found
+        raise ConveyorError(
+            ErrorCode.UNAVAILABLE, "the delivery changes all the time", retry_after=1
+        )
+
+
+def _parse_window(document: object) -> _Window:
+    """Read the window of a replay. Raises ConveyorError(invalid_argument), naming the field."""
+    if not isinstance(document, dict):
+        raise _invalid("the request body must be a JSON object")
+    words = [status.value for status in DeliveryStatus]
+    status = document.get("status")
+    if status is None:
+        status = DeliveryStatus.FAILED.value
+    if status not in words:
+        raise _invalid(f"status: must be one of {', '.join(words)}")
+    since = _instant(document, "since")
+    if since is None:
+        raise _invalid("since: must be the begin of the window, as 2026-01-31T12:00:00Z")
+    return _Window(status=DeliveryStatus(status), since=since, until=_instant(document, "until"))
+
+
+def _instant(fields: dict[str, Any], name: str) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    try:
+        return parse_rfc3339(value if isinstance(value, str) else "")
+    except ValueError:
+        raise _invalid(f"{name}: must be a time with its zone, as 2026-01-31T12:00:00Z") from None
+
+
+def _invalid(problem: str) -> ConveyorError:
+    return ConveyorError(ErrorCode.INVALID_ARGUMENT, problem)

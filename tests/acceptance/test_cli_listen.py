@@ -1,0 +1,227 @@
+"""`conveyor listen`: each event of the log is handed on once, also those that came while it was
+off, and those that are replayed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from zenrows.batch import verify_webhook_signature
+
+from conveyor.client.api import Api, connect
+from conveyor.client.commands import Printing, Terminal
+from conveyor.client.listen import TRIES, Listener
+from conveyor.client.listen import Receiver as Local
+from conveyor.clock import SystemClock
+from conveyor.testing.server import ConveyorServer, conveyor_server
+from tests.acceptance.support_cli import CLIENT, conveyor, environment
+from tests.acceptance.support_receiver import Receiver
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+HOOK = "https://hooks.example.com/x"
+WHILE_OFF = 50
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConveyorServer]:
+    with conveyor_server(tmp_path_factory.mktemp("data")) as booted:
+        yield booted
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The server runs on asyncio."""
+    return "asyncio"
+
+
+@contextmanager
+def listening(
+    server: ConveyorServer, tmp_path: Path, *words: str
+) -> Iterator[subprocess.Popen[str]]:
+    """`conveyor listen` as a process, once it has read the log."""
+    command = [*CLIENT, "listen", *words]
+    with (tmp_path / "listened").open("w") as out:
+        child = subprocess.Popen(
+            command, env=environment(server), stdout=out, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert child.stderr is not None
+            assert child.stderr.readline().startswith("listening to ")
+            yield child
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            child.stderr.close()
+
+
+async def submit(api: Api, server: ConveyorServer, name: str, *, signed: bool = False) -> str:
+    """Make a job whose run has an event."""
+    webhook = {"url": HOOK, "signature": signed}
+    body = {"tasks": [{"url": server.url(name)}], "webhook": webhook}
+    reply, _ = await api.submit(body, idempotency_key=name)
+    return reply.job_id
+
+
+async def logged(api: Api, count: int) -> list[str]:
+    """Return the ids of the events, oldest first, once there are so many."""
+    while True:
+        page = await api.deliveries(None, limit=100)
+        if len(page.deliveries) >= count:
+            return [one.delivery_id for one in reversed(page.deliveries)]
+        await anyio.sleep(0.05)
+
+
+def submitted(server: ConveyorServer, count: int) -> list[str]:
+    """Make so many events, and return their ids."""
+
+    async def work() -> list[str]:
+        async with connect(server.base_url, server.api_key, SystemClock()) as api:
+            for number in range(count):
+                await submit(api, server, f"page/{number}", signed=True)
+            return await logged(api, count)
+
+    return anyio.run(work)
+
+
+def told(receiver: Receiver) -> list[str]:
+    return [headers["X-ZenRows-Event-Id"] for headers, _ in receiver.got]
+
+
+@pytest.mark.extended
+def test_events_that_came_while_it_was_off_are_handed_on_once_and_in_order(
+    server: ConveyorServer, tmp_path: Path
+) -> None:
+    key = json.loads(conveyor(server, "keys", "rotate", "--json").out[0])
+    events = submitted(server, WHILE_OFF)
+    with (
+        Receiver(200) as receiver,
+        listening(server, tmp_path, "--forward-to", receiver.url, "--since", "1h") as child,
+    ):
+        receiver.gets(WHILE_OFF)
+        conveyor(server, "webhook", "replay", events[3])
+        receiver.gets(WHILE_OFF + 1)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 130
+        assert child.stderr is not None
+        said = child.stderr.read()
+
+    assert told(receiver) == [*events, events[3]]
+    assert "Traceback" not in said
+    assert said.count("\n") == 1
+    for headers, body in receiver.got:
+        secrets = {key["kid"]: key["secret"]}
+        assert verify_webhook_signature(body, headers["X-Signature"], secrets)
+        assert json.loads(body)["event_id"] == headers["X-ZenRows-Event-Id"]
+    assert receiver.got[3][1] == receiver.got[-1][1]
+    assert receiver.got[-1][0]["X-Conveyor-Replay"] == "true"
+    shown = (tmp_path / "listened").read_text().splitlines()
+    assert len(shown) == WHILE_OFF + 1
+    assert all(len(line) <= 80 for line in shown)
+
+
+class HastyClock(SystemClock):
+    """A clock whose sleeps end at once, and are remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await anyio.lowlevel.checkpoint()
+
+
+def listener_of(api: Api, receiver: Local, job_id: str | None = None) -> Listener:
+    return Listener(api, Terminal(Printing.JSON), receiver, job_id=job_id)
+
+
+async def test_a_receiver_that_takes_nothing_is_tried_a_few_times_and_then_left(
+    server: ConveyorServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = HastyClock()
+    async with connect(server.base_url, server.api_key, clock) as api:
+        await submit(api, server, "page")
+        await logged(api, 1)
+        with Receiver(500) as broken:
+            listener = listener_of(api, Local(broken.url))
+            await listener.begin("1970-01-01T00:00:00.000Z")
+            await listener.look(whole=True)
+
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["try"], one["status_code"]) for one in lines] == [
+        (number, 500) for number in range(1, TRIES + 1)
+    ]
+    assert len(broken.got) == TRIES
+    assert len({body for _, body in broken.got}) == 1
+    assert (listener.handed_on, clock.slept) == (0, [0.5, 1.0, 2.0, 4.0])
+
+
+async def test_without_since_only_what_comes_later_is_handed_on(server: ConveyorServer) -> None:
+    async with connect(server.base_url, server.api_key, HastyClock()) as api:
+        await submit(api, server, "before")
+        [before] = await logged(api, 1)
+        with Receiver(200) as receiver:
+            listener = listener_of(api, Local(receiver.url))
+            await listener.begin(None)
+            await listener.look(whole=True)
+            assert told(receiver) == []
+
+            await submit(api, server, "after")
+            [_, after] = await logged(api, 2)
+            await api.replay_delivery(before)
+            for whole in (False, True):
+                await listener.look(whole=whole)
+
+    assert told(receiver) == [after, before]
+    assert "X-Signature" not in receiver.got[0][0]
+    assert listener.handed_on == 2
+
+
+async def test_events_of_other_jobs_are_passed_over(
+    server: ConveyorServer,
+) -> None:
+    async with connect(server.base_url, server.api_key, HastyClock()) as api:
+        jobs = [await submit(api, server, name) for name in ("mine", "other")]
+        await logged(api, 2)
+        with Receiver(200) as receiver:
+            listener = listener_of(api, Local(receiver.url), jobs[0])
+            await listener.begin("1970-01-01T00:00:00.000Z")
+
+    [(_, body)] = receiver.got
+    assert json.loads(body)["job_id"] == jobs[0]
+
+
+async def test_a_receiver_that_is_not_there_is_told(
+    server: ConveyorServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Receiver(200) as gone:
+        url = gone.url
+    async with connect(server.base_url, server.api_key, HastyClock()) as api:
+        await submit(api, server, "page")
+        [event] = await logged(api, 1)
+        await listener_of(api, Local(url)).begin("1970-01-01T00:00:00.000Z")
+
+    captured = capsys.readouterr()
+    lines = [json.loads(line) for line in captured.out.splitlines()]
+    assert [one["status_code"] for one in lines] == [None] * TRIES
+    assert all(one["error"] for one in lines)
+    assert f"conveyor webhook replay {event}" in captured.err
+
+
+@pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1/", "http://", "http://[::1"])
+def test_an_address_that_is_none_is_refused_in_one_line(server: ConveyorServer, url: str) -> None:
+    ran = conveyor(server, "listen", "--forward-to", url)
+    assert (ran.code, ran.out, len(ran.err)) == (1, [], 1)
+
+
+def test_a_moment_that_is_none_is_a_mistake_of_use(server: ConveyorServer) -> None:
+    ran = conveyor(server, "listen", "--forward-to", "http://127.0.0.1/", "--since", "soon")
+    assert (ran.code, ran.out, len(ran.err)) == (2, [], 1)

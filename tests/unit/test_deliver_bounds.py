@@ -1,0 +1,306 @@
+"""Bounds of delivering: one receiver that never answers, or never succeeds, holds up no other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from conveyor.domain.deliveries import Delivery, DeliveryStatus
+from conveyor.domain.webhooks import Webhook
+from conveyor.handlers import deliver
+from conveyor.handlers.deliver import (
+    FAILING_AFTER,
+    LONGEST_PUT_OFF,
+    MOST_AT_A_TIME,
+    MOST_OF_A_CALLER,
+    MOST_TO_A_HOST,
+    Place,
+    Places,
+)
+from conveyor.ports.webhooks import WebhookAnswer
+from tests.unit.delivery_world import DeliveryWorld, delivery_world, receiving, until
+from tests.unit.wire_server import Peer, RawServer, raw_server
+from tests.unit.wired_handlers import deliverer
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[DeliveryWorld]:
+    async with delivery_world(tmp_path) as world:
+        yield world
+
+
+@asynccontextmanager
+async def silent() -> AsyncIterator[tuple[RawServer, list[int]]]:
+    """A receiver that takes connections and never answers, and how many were open whenever one more
+    came."""
+    open_at_once = 0
+    seen: list[int] = []
+
+    async def serve(peer: Peer) -> None:
+        nonlocal open_at_once
+        open_at_once += 1
+        seen.append(open_at_once)
+        try:
+            while await peer.request():
+                pass
+        finally:
+            open_at_once -= 1
+
+    async with raw_server(serve) as server:
+        yield server, seen
+
+
+class Held:
+    """Receivers whose answers are held back until `free` is called, and then take a moment; `most`
+    is the greatest number of requests under way to each host at a time, `most_in_all` to all."""
+
+    def __init__(self, answer: Callable[[str], WebhookAnswer]) -> None:
+        self.sent: list[str] = []
+        self.most: Counter[str] = Counter()
+        self.most_in_all = 0
+        self.under_way: Counter[str] = Counter()
+        self._answer = answer
+        self._free = anyio.Event()
+
+    async def check_url(self, url: str) -> None:
+        raise AssertionError(url)
+
+    async def post_event(
+        self, url: str, *, headers: Mapping[str, str], body: bytes
+    ) -> WebhookAnswer:
+        host = url.split("/")[2]
+        self.sent.append(url)
+        self.under_way[host] += 1
+        self.most[host] = max(self.most[host], self.under_way[host])
+        self.most_in_all = max(self.most_in_all, self.under_way.total())
+        await self._free.wait()
+        # All that were held back are counted before the first one ends.
+        await anyio.sleep(0.01)
+        self.under_way[host] -= 1
+        return self._answer(url)
+
+    async def aclose(self) -> None:
+        """Nothing is under way."""
+
+    def hold(self) -> None:
+        """Hold back the answers to further requests."""
+        self._free = anyio.Event()
+
+    def free(self) -> None:
+        """Let every request have its answer."""
+        self._free.set()
+
+
+def succeed(url: str) -> WebhookAnswer:
+    return WebhookAnswer(status=200)
+
+
+def fail(url: str) -> WebhookAnswer:
+    return WebhookAnswer(status=500, error="http_5xx:500")
+
+
+def holding(world: DeliveryWorld, answer: Callable[[str], WebhookAnswer] = succeed) -> Held:
+    """Let the deliverer of a world have such receivers."""
+    held = Held(answer)
+    clock, telemetry = world.api.clock, world.telemetry
+    world.deliverer = deliverer(world.api.binding, clock, held, observer=telemetry)
+    return held
+
+
+def count(deliveries: list[Delivery], status: DeliveryStatus) -> int:
+    return sum(one.status is status for one in deliveries)
+
+
+@pytest.mark.slow
+async def test_a_silent_receiver_holds_up_no_other(world: DeliveryWorld) -> None:
+    async with silent() as (dead, open_at_once), receiving("200 OK") as good:
+        for _ in range(120):
+            await world.owe(dead.url("/hook"))
+        async with anyio.create_task_group() as attempts:
+            await world.deliverer.look(attempts)
+            last = await world.owe(f"http://localhost:{good.server.port}/")
+            await world.deliverer.look(attempts)
+            await until(lambda: bool(good.requests))
+            waiting = [one for one in await world.deliveries() if not one.attempt_count]
+            for _ in range(20):
+                await world.api.clock.advance(5)
+                await world.deliverer.look(attempts)
+            assert len(waiting) >= 110
+            assert max(open_at_once) == MOST_OF_A_CALLER
+            attempts.cancel_scope.cancel()
+
+    delivered = [one for one in await world.deliveries() if one.status is DeliveryStatus.DELIVERED]
+    assert [one.job_id for one in delivered] == [last["job_id"]]
+
+
+async def test_no_look_reads_a_delivery_twice_whose_place_is_full(
+    world: DeliveryWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliver, "PAGE", 5)
+    holding(world)
+    for _ in range(30):
+        await world.owe("https://hooks.test/")
+    read: Counter[str] = Counter()
+    store = world.api.binding.deliveries
+    due = store.due_deliveries
+
+    async def counted(*, now: int, limit: int) -> list[Delivery]:
+        found = await due(now=now, limit=limit)
+        read.update(one.delivery_id for one in found if not one.leased_until)
+        return found
+
+    monkeypatch.setattr(store, "due_deliveries", counted)
+    async with anyio.create_task_group() as attempts:
+        await world.deliverer.look(attempts)
+        now = world.api.clock.now()
+        put_off = [one for one in await world.deliveries() if one.due_at > now]
+        attempts.cancel_scope.cancel()
+
+    assert len(put_off) == 30 - MOST_OF_A_CALLER
+    assert {read[one.delivery_id] for one in put_off} == {1}
+    assert all(one.due_at <= now + LONGEST_PUT_OFF * 1_500 for one in put_off)
+    assert len({one.due_at for one in put_off}) > 20
+
+
+async def test_waiting_deliveries_follow_as_soon_as_an_attempt_has_ended(
+    world: DeliveryWorld,
+) -> None:
+    """No further look is needed for them, and no second passes."""
+    held = holding(world)
+    for _ in range(30):
+        await world.owe("https://hooks.test/")
+    held.free()
+    await world.look()
+
+    assert count(await world.deliveries(), DeliveryStatus.DELIVERED) == 30
+    assert held.most == {"hooks.test": MOST_OF_A_CALLER}
+
+
+async def test_a_waiting_delivery_that_was_changed_is_left_to_a_later_look(
+    world: DeliveryWorld,
+) -> None:
+    held = holding(world)
+    jobs = [await world.owe("https://hooks.test/") for _ in range(MOST_OF_A_CALLER + 2)]
+    async with anyio.create_task_group() as attempts:
+        await world.deliverer.look(attempts)
+        await world.set_webhook(jobs[-1], Webhook("https://other.test/"))
+        path = f"/v1/jobs/{jobs[-2]['job_id']}/webhook"
+        assert (await world.api.client.delete(path)).status_code == 204
+        held.free()
+
+    assert held.most == {"hooks.test": MOST_OF_A_CALLER, "other.test": 1}
+    assert count(await world.deliveries(), DeliveryStatus.DROPPED) == 1
+
+
+async def test_a_worker_makes_twenty_attempts_at_a_time(world: DeliveryWorld) -> None:
+    held = holding(world)
+    hosts = [f"https://host-{number}.test/" for number in range(10)]
+    for number in range(60):
+        await world.owe(hosts[number % len(hosts)])
+    async with anyio.create_task_group() as attempts:
+        attempts.start_soon(world.deliverer.look, attempts)
+        await until(lambda: held.under_way.total() == MOST_AT_A_TIME)
+        held.free()
+
+    assert held.most_in_all == MOST_AT_A_TIME
+    assert count(await world.deliveries(), DeliveryStatus.DELIVERED) == 60
+
+
+async def test_after_twenty_failures_one_attempt_at_a_time_goes_to_a_url(
+    world: DeliveryWorld,
+) -> None:
+    """Until one succeeds. Another URL of the same host is not concerned."""
+    answers = {"/bad": fail, "/good": succeed}
+    held = holding(world, lambda url: answers[url.removeprefix("https://hooks.test")](url))
+    held.free()
+
+    async def owe(path: str, times: int) -> None:
+        for _ in range(times):
+            await world.owe(f"https://hooks.test{path}")
+
+    async def most_at_once(*, after: float) -> int:
+        held.most.clear()
+        await world.look(after=after)
+        return held.most["hooks.test"]
+
+    await owe("/bad", FAILING_AFTER)
+    assert await most_at_once(after=0) == MOST_OF_A_CALLER
+    assert await most_at_once(after=5) == 1
+    await owe("/good", 3)
+    assert await most_at_once(after=0) == 3
+    answers["/bad"] = succeed
+    held.hold()
+    await world.api.clock.advance(400)
+    async with anyio.create_task_group() as attempts:
+        await world.deliverer.look(attempts)
+        await until(lambda: held.under_way.total() > 0)
+        assert held.under_way.total() == 1
+        held.free()
+    assert count(await world.deliveries(), DeliveryStatus.DELIVERED) == FAILING_AFTER + 3
+    await owe("/bad", MOST_OF_A_CALLER)
+    assert await most_at_once(after=0) == MOST_OF_A_CALLER
+
+
+async def test_a_deliverer_that_is_stopped_begins_nothing_more(world: DeliveryWorld) -> None:
+    held = holding(world)
+    for _ in range(10):
+        await world.owe("https://hooks.test/")
+    async with anyio.create_task_group() as attempts:
+        await world.deliverer.look(attempts)
+        await until(lambda: len(held.sent) == MOST_OF_A_CALLER)
+        world.deliverer.stop()
+        await world.deliverer.look(attempts)
+        held.free()
+
+    assert len(held.sent) == MOST_OF_A_CALLER
+    assert count(await world.deliveries(), DeliveryStatus.DELIVERED) == MOST_OF_A_CALLER
+
+
+def test_a_host_has_places_for_several_callers() -> None:
+    places = Places()
+    asked = [Place(caller, "hooks.test", "https://hooks.test/") for caller in "abc"] * 6
+    taken = [place for place in asked if places.take(place)]
+
+    assert len(taken) == MOST_TO_A_HOST
+    assert max(Counter(place.caller for place in taken).values()) <= MOST_OF_A_CALLER
+    assert places.take(Place("a", "other.test", "https://other.test/"))
+    for place in taken:
+        places.give_back(place)
+    assert not places.is_busy("hooks.test")
+    assert places.take(taken[0])
+
+
+def test_failures_are_counted_by_caller_and_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliver, "MOST_REMEMBERED", 2)
+    places = Places()
+    bad, *others = (Place(caller, "hooks.test", "https://hooks.test/") for caller in "abc")
+    for _ in range(FAILING_AFTER):
+        places.note(bad, delivered=False)
+    assert (places.take(bad), places.take(bad)) == (True, False)
+    assert (places.take(others[0]), places.take(others[0])) == (True, True)
+    # The one that failed longest ago is forgotten.
+    for other in others:
+        places.note(other, delivered=False)
+    assert places.take(bad)
+
+
+async def test_spellings_of_a_host_are_one_host(world: DeliveryWorld) -> None:
+    held = holding(world)
+    hosts = ("HOOKS.test", "hooks.test.", "hooks.test:443", "hooks.TEST", "hooks.test")
+    for host in hosts:
+        await world.owe(f"https://{host}/")
+    held.free()
+    await world.look()
+
+    assert sorted(held.sent) == sorted(f"https://{host}/" for host in hosts)
+    assert held.most_in_all == MOST_OF_A_CALLER
