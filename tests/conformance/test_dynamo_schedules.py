@@ -22,8 +22,9 @@ from conveyor.ports.records import IdempotencyScope
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.dynamodb.client import Item
 from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, fire_key, job_key, place_key, schedules
-from conveyor.prod.dynamodb.store import DynamoStore, open_store
+from conveyor.prod.dynamodb.store import open_store
 from conveyor.testing.clock import FakeClock
+from tests.conformance.bindings import Store
 from tests.conformance.dynamo_records import (
     DB,
     TRANSACT,
@@ -548,12 +549,13 @@ async def test_many_workers_make_one_run_of_each_of_many_schedules(bench: Bench)
     the clock is set back."""
     clock = bench.world.clock
     secret = (b"a root secret",)
-    stores = [bench.store, bench.other.store]
-    for number in range(2):
-        name, worker = bench.table.name, f"worker-{number}"
-        stores.append(
-            await open_store(bench.faults, table=name, clock=SystemClock(), worker=worker)
+    more = [
+        await open_store(
+            bench.faults, table=bench.table.name, clock=SystemClock(), worker=f"worker-{number}"
         )
+        for number in range(2)
+    ]
+    stores: list[Store] = [bench.store, bench.other.store, *more]
     sealed = KeySealer(secret).seal("key", caller=CALLER, nonce=clock.token(NONCE_LENGTH))
     jobs = [due_now(bench.world, sealed) for _ in range(MANY)]
     create = bench.other.store.jobs.create_job
@@ -580,7 +582,7 @@ async def test_many_workers_make_one_run_of_each_of_many_schedules(bench: Bench)
     clock.shift(-3 * HOUR / 1_000)
     await asyncio.gather(*(worker.fire() for worker in workers))
     assert [await run_ids(bench.other, job.job_id) for job in jobs] == runs
-    for store in stores[2:]:
+    for store in more:
         await store.aclose()
 
 
@@ -597,7 +599,7 @@ def due_now(world: World, sealed_key: bytes) -> Job:
     return structs.replace(job, scheduling=scheduling)
 
 
-def worker_of(store: DynamoStore, clock: FakeClock, secrets: tuple[bytes, ...]) -> Scheduler:
+def worker_of(store: Store, clock: FakeClock, secrets: tuple[bytes, ...]) -> Scheduler:
     """The scheduler of a worker."""
     ports = SchedulerPorts(
         schedules=store.schedules,
