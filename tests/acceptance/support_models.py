@@ -48,8 +48,6 @@ MODELS: dict[tuple[str, str], type[BaseModel] | None] = {
     ("PUT", f"{_JOB}/webhook"): models.WebhookConfig,
     ("DELETE", f"{_JOB}/webhook"): None,
     ("POST", "/v1/webhook/test"): models.TestWebhookResponse,
-    ("PUT", f"{_JOB}/schedule"): models.Job,
-    ("POST", f"{_JOB}/schedule/state"): models.Job,
 }
 """What a success must be; None where it has no body."""
 
