@@ -90,9 +90,10 @@ def with_schedule(scheduling: Scheduling, schedule: Schedule, *, now: int) -> Sc
 
     Raises ConveyorError(invalid_argument) for another schedule, of a single time that has passed.
     """
+    if schedule == scheduling.schedule:
+        return scheduling
     changed = structs.replace(scheduling, schedule=schedule)
-    is_same_rate = schedule.rate is not None and schedule.rate == scheduling.schedule.rate
-    if is_same_rate or schedule == scheduling.schedule:
+    if schedule.rate is not None and schedule.rate == scheduling.schedule.rate:
         return changed
     return with_first_fire(structs.replace(changed, anchor=now, last_nominal=""))
 
@@ -257,6 +258,26 @@ def decide_fires(job: Job, look: FireLook, *, refused: SkipReason | None = None)
         fires=tuple(notes.rows),
         outcomes=notes.outcomes,
     )
+
+
+def with_state(job: Job, look: FireLook, *, paused: bool) -> FireDecision:
+    """Pause or resume the schedule of a job. Resuming fires nothing: what was due before is noted
+    as skipped."""
+    assert job.scheduling is not None
+    present = with_present_zones(job.scheduling)
+    is_due = bool(present.waiting) or due_fires(present, now=look.now) is not None
+    if not paused and present.paused and is_due:
+        decided = decide_fires(job, look)
+    else:
+        after = structs.replace(job, version=job.version + 1, scheduling=present)
+        decided = FireDecision(after=after, run=None, started=None, fires=(), outcomes={})
+    assert decided.after.scheduling is not None
+    changed = structs.replace(
+        decided.after,
+        updated_at=max(job.updated_at, look.now),
+        scheduling=structs.replace(decided.after.scheduling, paused=paused),
+    )
+    return structs.replace(decided, after=changed)
 
 
 def _waiting(

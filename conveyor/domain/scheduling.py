@@ -80,7 +80,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def is_over(self) -> bool:
         """Whether this is a single `at` that has fired: nothing waits, and no fire follows."""
-        return self.schedule.at is not None and self.next_at is None and not self.waiting
+        return self.schedule.at is not None and self.due_at is None and not self.waiting
 
 
 class FireStatus(StrEnum):

@@ -28,6 +28,7 @@ class ProdOptions:
     permit_lease: float = 30.0
     rate_limit: float = 0.0
     rate_limit_burst: int = 20
+    fire_retention_days: int = 30
 
     @property
     def services(self) -> tuple[str, ...]:

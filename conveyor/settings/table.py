@@ -579,6 +579,7 @@ SETTINGS: tuple[Setting, ...] = (
         "days",
         "that the delivery of an event is kept after its last change, unless it is pending",
         lasting(1, MOST_DAYS),
+        used_by=WORKERS,
     ),
     Setting(
         "fire_retention_days",

@@ -211,7 +211,18 @@ SPOKEN: dict[str, list[str]] = {
     "run": ["http://fake.test/json", "-o", "OUT/pages", "--gateway", "fake"],
 }
 """The commands that a user talks to a server with, each as a call that prints something."""
-OTHERS = {"keys", "webhook", "simulate", "api", "worker", "admin", "completion", "dev"}
+OTHERS = {
+    "keys",
+    "webhook",
+    "listen",
+    "schedule",
+    "simulate",
+    "api",
+    "worker",
+    "admin",
+    "completion",
+    "dev",
+}
 LIVE = {"stop", "pause", "resume"}
 
 

@@ -1,17 +1,23 @@
-"""The commands about signing keys, and about tests of receivers."""
+"""The commands about signing keys, receivers, webhooks of jobs, and the log of deliveries."""
 
 from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from standardwebhooks import Webhook
+from zenrows.batch import verify_webhook_signature
+from zenrows.batch.models import WebhookEvent
 
 from conveyor.signatures import verify
 from conveyor.testing.server import ConveyorServer, conveyor_server
-from tests.acceptance.support_cli import Ran, conveyor
-from tests.acceptance.support_receiver import Receiver
+from tests.acceptance.support_cli import CLIENT, Ran, conveyor
+from tests.acceptance.support_receiver import PATIENCE, Receiver
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -69,3 +75,147 @@ def test_a_receiver_is_tested(server: ConveyorServer) -> None:
     assert json.loads(told.out[0])["status_code"] == 500
     refused = conveyor(server, "webhook", "test", "https://10.0.0.1/")
     assert (refused.code, refused.out, len(refused.err)) == (1, [], 1)
+
+
+HOOK = "https://hooks.example.com/x"
+
+
+def page_job(server: ConveyorServer, *words: str) -> str:
+    ran = conveyor(server, "submit", server.url("page"), "--watch", *words)
+    assert ran.code == 0, ran.err
+    return ran.job_id
+
+
+def ended(server: ConveyorServer, count: int) -> list[dict[str, Any]]:
+    """The log, newest first, once so many events have been delivered or given up."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        lines = conveyor(server, "webhook", "log", "--json").out
+        log = [json.loads(line) for line in lines]
+        if len([one for one in log if one["status"] != "pending"]) >= count:
+            return log
+        assert time.monotonic() < deadline, log
+        time.sleep(0.1)
+
+
+def test_a_webhook_is_set_shown_and_removed(server: ConveyorServer) -> None:
+    job = page_job(server)
+    none = conveyor(server, "webhook", "show", job)
+    unsigned = conveyor(server, "webhook", "set", job, HOOK, "--sign")
+    conveyor(server, "keys", "rotate")
+    words = ["--sign", "--event", "run.stopped", "--event", "run.completed"]
+    made = conveyor(server, "webhook", "set", job, HOOK, *words)
+    kept = conveyor(server, "webhook", "set", job, f"{HOOK}/2", "--json")
+    shown = conveyor(server, "webhook", "show", job)
+    removed = conveyor(server, "webhook", "rm", job)
+
+    assert (none.code, none.out, none.err) == (0, [], [f"job {job} has no webhook"])
+    assert (unsigned.code, unsigned.out, len(unsigned.err)) == (1, [], 1)
+    assert "make a signing key first" in unsigned.err[0]
+    assert made.out == [f"job {job}: {HOOK}, signed, run.completed, run.stopped"]
+    assert json.loads(kept.out[0])["webhook"] == {
+        "url": f"{HOOK}/2",
+        "signature": False,
+        "events": ["run.completed", "run.stopped"],
+    }
+    assert shown.out[0] == f"job {job}: {HOOK}/2, not signed, run.completed, run.stopped"
+    assert (removed.code, removed.out) == (0, [f"job {job}: no webhook"])
+    assert conveyor(server, "webhook", "show", job).err == [f"job {job} has no webhook"]
+
+
+def test_the_log_shows_each_attempt_and_an_event_is_sent_again(server: ConveyorServer) -> None:
+    with Receiver(500) as receiver:
+        job = page_job(server, "--webhook", receiver.url)
+        receiver.gets(1)
+        receiver.status = 200
+        receiver.gets(2)  # the second attempt, after five seconds
+    [delivery] = ended(server, 1)
+    event = delivery["delivery_id"]
+    listed = conveyor(server, "webhook", "log", "--job", job, "--since", "1h")
+    detail = conveyor(server, "webhook", "log", event)
+    health = conveyor(server, "webhook", "show", job)
+    with Receiver(200) as second:
+        conveyor(server, "webhook", "set", job, second.url)
+        replayed = conveyor(server, "webhook", "replay", event)
+        second.gets(1)
+
+    assert listed.out[1].split()[:2] == [event, delivery["created_at"][:10]]
+    assert listed.out[1].split()[3:] == ["delivered", "run.completed"]
+    assert all(len(line) <= 80 for line in [*listed.out, *detail.out])
+    assert detail.out[0] == f"delivery {event}: run.completed, delivered"
+    numbers_and_outcomes = [(line.split()[0], line.split()[3]) for line in detail.out[2:]]
+    assert numbers_and_outcomes == [("1", "http_5xx:500"), ("2", "delivered")]
+    assert health.out[1].startswith("last attempt   delivered, ")
+    assert (replayed.code, replayed.out) == (0, [f"delivery {event}: pending"])
+    assert second.got[0][1] == receiver.got[0][1]
+    assert second.got[0][0]["X-Conveyor-Replay"] == "true"
+
+
+def test_a_window_of_events_is_sent_again(server: ConveyorServer) -> None:
+    for _ in range(2):
+        page_job(server, "--webhook", HOOK)
+    ended(server, 2)
+    none = conveyor(server, "webhook", "replay", "--since", "1h")
+    both = conveyor(server, "webhook", "replay", "--since", "1h", "--status", "delivered")
+    early = ["--until", "2h", "--status", "delivered"]
+    before = conveyor(server, "webhook", "replay", "--since", "3h", *early, "--json")
+
+    assert (none.code, none.out) == (0, ["0 events sent again"])
+    assert (both.code, both.out) == (0, ["2 events sent again"])
+    assert json.loads(before.out[0]) == {"replayed": 0}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["webhook", "replay"],
+        ["webhook", "replay", "01EVENT", "--since", "1h"],
+        ["webhook", "replay", "01EVENT", "--until", "1h"],
+        ["webhook", "replay", "--since", "yesterday"],
+        ["webhook", "replay", "--since", "2026-01-01T00:00"],
+        ["webhook", "log", "01EVENT", "--status", "failed"],
+        ["webhook", "set", "last", HOOK, "--event", "run.deleted"],
+        ["webhook", "sample", "run.deleted"],
+        ["webhook", "sample", "run.failed", "--secret", "short"],
+        ["webhook", "sample", "run.failed", *["--secret", "-"] * 3],
+        ["submit", "http://fake.test/", "--sign"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_line_is_told_in_one(server: ConveyorServer, words: list[str]) -> None:
+    ran = conveyor(server, *words)
+    assert (ran.code, ran.out, len(ran.err)) == (2, [], 1)
+
+
+@pytest.mark.parametrize("verb", ["log", "replay"])
+def test_a_delivery_that_is_not_there_is_told(server: ConveyorServer, verb: str) -> None:
+    for event in ("01M8MEDFTGV7KEBCT8GZ4BZHEJ", ".."):
+        ran = conveyor(server, "webhook", verb, event)
+        assert (ran.code, ran.err) == (1, [f"conveyor: no such delivery: {event}"])
+
+
+@pytest.mark.parametrize("kind", ["run.completed", "run.failed", "run.stopped", "webhook.test"])
+def test_a_sample_is_what_a_receiver_would_get(kind: str) -> None:
+    secrets = [base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2)]
+    words = [*CLIENT, "webhook", "sample", kind, "--kid", "k1"]
+    words += ["--secret", "-", "--secret", secrets[1]]
+    done = subprocess.run(words, input=f"{secrets[0]}\n".encode(), capture_output=True, check=True)
+    head, _, body = done.stdout.partition(b"\n\n")
+    headers = dict(line.split(": ", 1) for line in head.decode().splitlines())
+
+    assert json.loads(body)["event_type"] == kind
+    assert json.loads(body)["event_id"] == headers["X-ZenRows-Event-Id"] == headers["webhook-id"]
+    WebhookEvent.model_validate_json(body, strict=True)
+    assert verify_webhook_signature(body, headers["X-Signature"], {"k1": secrets[0]})
+    for secret in secrets:
+        assert Webhook(secret).verify(body, headers)
+        assert secret.encode() not in done.stdout
+    assert done.stderr == b""
+
+
+def test_a_sample_is_not_signed_without_a_secret(server: ConveyorServer) -> None:
+    ran = conveyor(server, "webhook", "sample", "run.failed", "--json")
+    given = json.loads(ran.out[0])
+    assert (ran.code, len(ran.out)) == (0, 1)
+    assert "X-Signature" not in given["headers"]
+    assert json.loads(given["body"])["failure_reason"] == "insufficient_credits"

@@ -249,6 +249,28 @@ async def test_no_more_bodies_of_a_prefix_are_removed_than_asked(bench: Bench) -
     assert await bench.blobs.delete_prefix(PREFIX, limit=3) == 2
 
 
+async def test_keys_are_listed_in_order_page_by_page(bench: Bench) -> None:
+    wanted = [f"templates/JOB{number % 7}/LIST/{number:011}" for number in range(60)]
+    await _put_all(bench, [*wanted, KEY, "templatesque/JOB/LIST/1"])
+    found: list[str] = []
+    while page := await bench.blobs.list_keys(
+        "templates/", after=found[-1] if found else "", limit=25
+    ):
+        assert len(page) == min(25, 60 - len(found))
+        found += page
+    assert found == sorted(wanted)
+    below = await bench.blobs.list_keys("templates/JOB3/", after="", limit=100)
+    assert below == [key for key in found if key.startswith("templates/JOB3/")]
+    assert await bench.blobs.list_keys("templates/NONE/", after="", limit=1) == []
+
+
+async def test_more_keys_than_one_call_lists_are_listed(bench: Bench) -> None:
+    keys = [result_key("JOB", "RUN", f"{number:07}ABC", 1, 30) for number in range(1_005)]
+    await _put_all(bench, keys)
+    assert await bench.blobs.list_keys(PREFIX, after="", limit=2_000) == sorted(keys)
+    assert await bench.blobs.list_keys(PREFIX, after=keys[2], limit=1_001) == sorted(keys)[3:1_004]
+
+
 async def test_a_removed_prefix_can_be_written_again(bench: Bench) -> None:
     for body in (b"one", b"two", _body(PIECE + 5)):
         await bench.blobs.put(KEY, body)

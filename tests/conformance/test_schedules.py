@@ -228,6 +228,18 @@ async def test_a_changed_job_is_due_when_it_says_now(world: World) -> None:
     assert await due(world, now=world.now - 8 * 86_400_000) == []
 
 
+async def test_a_job_is_due_at_the_look_that_is_set_and_not_at_its_next_fire(world: World) -> None:
+    waits = await schedule_job(world, next_at=world.now + HOUR, look_at=world.now + 5_000)
+    put_off = await schedule_job(world, next_at=world.now, look_at=world.now + 6_000)
+    over = await schedule_job(world, schedule=ONCE, next_at=None, look_at=world.now + 7_000)
+    assert await due(world) == []
+    later = world.now + 7_000
+    assert await due(world, now=later) == [waits.job_id, put_off.job_id, over.job_id]
+    await move(world, put_off.job_id, look_at=None)
+    await move(world, over.job_id, look_at=None)
+    assert await due(world, now=later) == [put_off.job_id, waits.job_id]
+
+
 async def test_a_deleted_job_is_not_due_and_not_listed(jobs: Jobs, world: World) -> None:
     first, second = [await schedule_job(world, next_at=world.now) for _ in range(2)]
     before = await read_job(world, first.job_id)

@@ -207,7 +207,9 @@ class BacklogWorld:
                 "sealing_secrets": (),
             }
         )
-        settings = Settings(workers=self._slots, sweep_interval=1e6, outbox_interval=1e6)
+        settings = Settings(
+            workers=self._slots, sweep_interval=1e6, outbox_interval=1e6, schedule_interval=1e6
+        )
         nothing: Any = None
         return build_worker(
             binding,

@@ -13,6 +13,7 @@ from conveyor.client.errors import ClientError, InvalidTasks, ServerRefused
 from conveyor.client.inputs import OpenInput, file_input, opened
 from conveyor.client.options import CsvOptions, FileType
 from conveyor.client.submit import PIECE_BYTES, JobOptions, submit_file
+from conveyor.client.watch import run_of
 from tests.unit.scripted_server import KEY, RUN, Answer, Script, asked, ok, problem
 
 STORED: Answer = (200, {}, b"")

@@ -170,6 +170,15 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "DeliveryHeaders": schemas.DeliveryHeadersBody,
     "Fire": schemas.FireBody,
     "SchedulePreview": schemas.SchedulePreviewBody,
+    "JobRate": schemas.RateBody,
+    "JobCalendar": schemas.CalendarBody,
+    "JobCadence": schemas.CadenceBody,
+    "WeekDays": schemas.WeekDaysBody,
+    "MonthDays": schemas.MonthDaysBody,
+    "StoredSchedule": schemas.ScheduleBody,
+    "JobSchedule": schemas.JobScheduleBody,
+    "FireRecord": schemas.FireRecordBody,
+    "FiresPage": schemas.FiresPage,
 }
 
 

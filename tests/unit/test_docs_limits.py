@@ -74,11 +74,12 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "time for the head of a request, and until the first one of a connection begins": (
         int(malformed.HEAD_SECONDS),
     ),
-    "body of a preview of a schedule, and of a test of a receiver": (SMALL_BODY,),
+    "body of a preview or change of a schedule, and of a test of a receiver": (SMALL_BODY,),
     "times of day, and days, that a calendar names; interval of a rate": (
         schedule.MOST_ENTRIES,
         schedule.MOST_INTERVAL // schedule.UNITS["day"],
     ),
+    "name of a zone beside a rate": (schedule.MOST_ZONE_NAME,),
     "URL of a receiver": (MOST_WEBHOOK_URL,),
     "time for the look-up of a receiver, to connect, and in all": (
         int(webhook.LOOKUP_SECONDS),
@@ -123,6 +124,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "tasks in one add": (1, DEFAULTS.max_add_tasks),
     "tasks in an open job": (DEFAULTS.max_open_job_tasks,),
     "unfinished jobs of a caller": (),
+    "scheduled jobs of a caller": (),
     "newest jobs of a caller among which they are counted": (
         LEAST_COUNTED,
         COUNTED_PER_JOB,

@@ -15,7 +15,7 @@ from msgspec import structs
 from zenrows.batch.models import Job as ClientJob
 from zenrows.batch.models import RerunJobResponse, SubmitJobResponse
 
-from conveyor.domain.api_keys import key_hash
+from conveyor.domain.api_keys import KeySealer, key_hash
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.fires import run_from_template
 from conveyor.domain.model import Job
@@ -26,12 +26,14 @@ from conveyor.domain.scheduling import (
     Scheduling,
     SkipReason,
 )
+from conveyor.handlers.fire import SchedulerOptions
 from conveyor.ports.inputs import InputType, JobInput
-from conveyor.ports.queues import IngestMessage
+from conveyor.ports.queues import DeleteMessage, IngestMessage
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.records.blob_keys import input_key, template_list_prefix
 from tests.unit.http_api import KEY, Api, open_api, problem_of
 from tests.unit.large_api import control_messages, large_body, post, staged_files, tasks_of
+from tests.unit.wired_handlers import scheduler
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 RATE = {"rate": {"every": 15, "unit": "minute"}}
@@ -420,6 +422,36 @@ async def test_a_live_run_goes_on_when_the_schedule_changes(api: Api) -> None:
     assert (await shown(api, job_id))["latest_run"]["status"] == "running"
 
 
+async def test_only_later_fires_follow_another_schedule(api: Api) -> None:
+    job_id = await submit(api, RATE)
+    path = f"/v1/jobs/{job_id}"
+    await api.client.post(f"{path}/rerun")
+    await look(api, after=20 * MINUTE)
+    await api.client.put(f"{path}/schedule", json={"rate": {"every": 1, "unit": "hour"}})
+    await api.client.post(f"{path}/stop")
+
+    await look(api, after=50 * MINUTE)
+    before = (await api.client.get(f"{path}/runs")).json()["runs"]
+    await look(api, after=10 * MINUTE)
+    runs = (await api.client.get(f"{path}/runs")).json()["runs"]
+
+    assert [run["trigger"] for run in before] == ["manual"]
+    assert [run["trigger"] for run in runs] == ["scheduled", "manual"]
+    fires = (await api.client.get(f"{path}/schedule/fires")).json()["fires"]
+    told = [(fire["status"], fire.get("reason"), fire.get("run_id")) for fire in fires]
+    assert told == [("started", None, runs[0]["run_id"]), ("skipped", "run_live", None)]
+    at = instant((await shown(api, job_id))["next_scheduled_run"])
+    assert at == api.clock.now() + HOUR
+
+
+async def look(api: Api, *, after: int) -> None:
+    """Let a worker look for schedules that are due, so many milliseconds later."""
+    await api.clock.advance(after / 1_000)
+    secrets = [*api.binding.sealing_secrets, api.binding.root_secret]
+    options = SchedulerOptions(interval=5.0, catch_up=DAY / 1_000, max_active_jobs=0)
+    await scheduler(api.binding, api.clock, sealer=KeySealer(secrets), options=options).fire()
+
+
 async def test_a_change_that_meets_another_write_is_made_all_the_same(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -742,3 +774,5 @@ async def test_a_job_can_be_deleted_before_its_first_run(api: Api) -> None:
     assert (await api.client.delete(f"/v1/jobs/{job_id}")).status_code == 202
 
     assert (await api.client.get("/v1/jobs")).json() == {"jobs": []}
+    assert (await shown(api, job_id))["status"] == "deleted"
+    assert await control_messages(api) == [DeleteMessage(job_id, job_id)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conveyor.bootstrap.production import _options
 from conveyor.roles.production import check_place, check_role, looseness
 from conveyor.settings import SETTINGS, InvalidSetting, Settings, load
 
@@ -34,6 +35,12 @@ def test_a_fleet_that_is_told_everything_may_start(role: str) -> None:
 
     check_role(settings)
     assert settings.table_name == "conveyor-staging"
+
+
+def test_the_store_is_told_how_long_fires_are_kept() -> None:
+    settings = load({**FLEET, "CONVEYOR_FIRE_RETENTION_DAYS": "7"}, production=True)
+
+    assert _options(settings).fire_retention_days == 7
 
 
 def test_the_roles_have_defaults_of_their_own() -> None:

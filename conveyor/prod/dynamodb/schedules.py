@@ -18,6 +18,7 @@ import msgspec
 from msgspec import structs
 
 from conveyor.aio.concurrency import for_each
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, Run
 from conveyor.domain.scheduling import FireRecord
 from conveyor.domain.shards import shards_of
@@ -50,7 +51,7 @@ from conveyor.prod.dynamodb.schema import (
     fire_key,
     place_key,
 )
-from conveyor.prod.dynamodb.submitting import IS_ABSENT
+from conveyor.prod.dynamodb.submitting import CONDITION_FAILED, IS_ABSENT
 
 FIRE_RETENTION_DAYS = 30
 """Days that a row of the fires is kept, by default."""
@@ -73,11 +74,13 @@ class DynamoSchedules(Schedules):
         self._fire_retention_days = fire_retention_days
 
     async def change_schedule(self, change: ScheduleChange) -> bool:
-        for _ in range(TRIES):
+        for refusals in range(TRIES):
             once = await self._responses.unanswered(change.once)
             known = await self._job_reads.job(change.before.job_id)
             if known is None or known.job.version != change.before.version:
                 return False
+            if refusals:
+                await self._refuse_made(change.run)
             parts = await self._parts(change, known)
             if change.answer is not None:
                 parts += self._responses.answer_parts(once, change.answer)
@@ -87,9 +90,15 @@ class DynamoSchedules(Schedules):
             except AwsRefused as refused:
                 if not refused.is_condition:
                     raise
+                _raise_if_run_exists(refused.reasons, change)
             else:
                 return True
         raise contention_error()
+
+    async def _refuse_made(self, run: Run | None) -> None:
+        """Raise ConveyorError(conflict) if a run exists already."""
+        if run is not None and await self._records.read(run.run_id) is not None:
+            raise ConveyorError(ErrorCode.CONFLICT, "the run exists already")
 
     async def due_schedules(self, *, now: int, limit: int) -> list[Job]:
         """Read an index page of each partition, then the jobs, longest due first, until enough are
@@ -196,6 +205,13 @@ class DynamoSchedules(Schedules):
             table.put_part(place_key(run.run_id), place.item(), condition=IS_ABSENT),
             *new_entry_parts(table, job, run),
         ]
+
+
+def _raise_if_run_exists(reasons: Sequence[str], change: ScheduleChange) -> None:
+    """Raise ConveyorError(conflict) if not the job was refused, but its run or the run's place."""
+    job, *others = reasons
+    if change.run is not None and job != CONDITION_FAILED and CONDITION_FAILED in others[:2]:
+        raise ConveyorError(ErrorCode.CONFLICT, "the run exists already")
 
 
 @dataclass(slots=True)
