@@ -1,4 +1,5 @@
-"""A role of production with faults, for tests of fleets.
+"""A role of production with faults, or with receivers of events on this machine, for tests of
+fleets.
 
     python -m conveyor.testing.chaos_role worker --ahead 30 --seed s --rate 0.02 --log FILE
 
@@ -20,12 +21,14 @@ from ulid import ULID
 from conveyor.bootstrap.production import open_role
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError
+from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.prod.aws.calls import Aws
 from conveyor.roles.production import RoleInfo, run
 from conveyor.settings import ROLES, from_environment
 from conveyor.testing.aws_faults import AwsTrouble, TroubledAws
 
 MODULE = "conveyor.testing.chaos_role"
+_RECEIVERS_HERE = WebhookRules(loopback=True)
 
 
 class ClockAhead(SystemClock):
@@ -55,6 +58,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", default="", help="seed of the AWS faults")
     parser.add_argument("--rate", type=float, default=0.0, help="share of calls with a fault")
     parser.add_argument("--log", type=Path, help="file to write each fault to")
+    parser.add_argument(
+        "--receivers-here", action="store_true", help="post events to loopback and over http too"
+    )
     chosen = parser.parse_args(arguments)
     clock = ClockAhead(chosen.ahead)
     log: Path | None = chosen.log
@@ -70,7 +76,11 @@ def main(arguments: Sequence[str]) -> int:
     settings = from_environment(
         production=True, role=chosen.role, host="127.0.0.1", port=0, metrics_port=0
     )
-    opened = partial(open_role, seam=troubled) if chosen.rate else open_role
+    opened = partial(
+        open_role,
+        seam=troubled if chosen.rate else None,
+        webhooks=WebhookSender(clock, _RECEIVERS_HERE) if chosen.receivers_here else None,
+    )
     try:
         return run(settings, on_ready=_say, clock=clock, opened=opened)
     except ConveyorError as error:

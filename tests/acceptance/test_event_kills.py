@@ -7,9 +7,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from anyio.from_thread import start_blocking_portal
 
 from conveyor.testing.gateway_server import GatewayServer
 from tests.acceptance.support_data import kill_while_booting, rows_left, rows_of, server
+from tests.acceptance.support_receiver import SlowReceiver
 from tests.acceptance.support_site import in_background
 from tests.acceptance.support_wire import ENDED, Wire, eventually, target
 
@@ -33,44 +32,6 @@ JOBS = 6
 EVENTS = ["run.completed", "run.failed", "run.stopped"]
 _ENDS = "SELECT run_id, ended_as, ended_at FROM notices WHERE subscriber = 'webhook'"
 _DELIVERIES = "SELECT delivery_id, status, record FROM deliveries"
-
-
-class SlowReceiver(ThreadingHTTPServer):
-    """A receiver that takes its time to answer, so that a kill may come in between. `got` has the
-    bodies of each event, one a request, by its id."""
-
-    def __init__(self, draw: random.Random) -> None:
-        super().__init__(("127.0.0.1", 0), _Receiving)
-        self.got: dict[str, list[bytes]] = defaultdict(list)
-        self.lock = Lock()
-        self._draw = draw
-
-    @property
-    def url(self) -> str:
-        """The address of the receiver."""
-        return f"http://127.0.0.1:{self.server_port}/hook"
-
-    def keep(self, event: str, body: bytes) -> float:
-        """Keep an event; return for how many seconds the answer is to wait."""
-        with self.lock:
-            self.got[event].append(body)
-            return self._draw.random() * 0.1
-
-
-class _Receiving(BaseHTTPRequestHandler):
-    server: SlowReceiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        time.sleep(self.server.keep(self.headers["X-ZenRows-Event-Id"], body))
-        try:
-            self.send_response(204)
-            self.end_headers()
-        except OSError:
-            self.close_connection = True  # whoever waited for the answer was killed
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the output of tests clean."""
 
 
 @pytest.fixture
