@@ -1,4 +1,4 @@
-"""kill -9 of workers of a fleet around the ends of runs: each run that ended has one event, and that
+"""kill -9 of workers of a fleet around the ends of runs: each run that ended has one event, and it
 is delivered at least once."""
 
 from __future__ import annotations
