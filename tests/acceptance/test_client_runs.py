@@ -1,4 +1,4 @@
-"""The public client holds, ends, repeats and deletes runs, and rotates keys."""
+"""The public client holds, ends, repeats and deletes runs, and changes its signing keys."""
 
 from __future__ import annotations
 

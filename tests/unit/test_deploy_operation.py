@@ -170,7 +170,7 @@ async def test_fires_that_are_lost_are_counted_by_what_a_worker_logs(
     assert line["reason"] == reason
     assert wanted[2] == "quota_exceeded"
     assert line[metric["MetricValue"].removeprefix("$.")] == 1
-    [alarm] = [one for one in alarms if one["MetricName"] == metric["MetricName"]]
+    [alarm] = [one for one in alarms if one.get("MetricName") == metric["MetricName"]]
     assert alarm["Namespace"] == metric["MetricNamespace"]
 
 
