@@ -89,16 +89,16 @@ async def open_role(
     *,
     origin: str,
     gateway: Gateway | None = None,
-    webhooks: Webhooks | None = None,
     seam: Callable[[Aws], Aws] | None = None,
     policy: PolicyFactory = ReservePolicy,
+    webhooks: Webhooks | None = None,
 ) -> RoleRuntime:
     """Open the role that the settings name, without running it.
 
-    The caller closes a gateway that it passes in. `webhooks` posts the events in the place of what
-    the settings tell to, `seam` wraps the calls to AWS, and `policy` makes another permit policy,
-    for tests and benchmarks. Raises ConveyorError if AWS or Redis cannot be
-    used, if the fleet has other settings, and for unusable API keys.
+    The caller closes a gateway that it passes in. `seam` wraps the calls to AWS, `policy` makes
+    another permit policy, and `webhooks` sends events by other rules, for tests and benchmarks.
+    Raises ConveyorError if AWS or Redis cannot be used, if the fleet has other settings, and for
+    unusable API keys.
     """
     api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
     with _extra():

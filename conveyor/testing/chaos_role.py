@@ -1,5 +1,4 @@
-"""A role of production with faults, or with receivers of events on this machine, for tests of
-fleets.
+"""A role of production with faults, for tests of fleets.
 
     python -m conveyor.testing.chaos_role worker --ahead 30 --seed s --rate 0.02 --log FILE
 
@@ -18,17 +17,16 @@ from pathlib import Path
 import msgspec
 from ulid import ULID
 
+from conveyor.bootstrap.loop import webhooks_of
 from conveyor.bootstrap.production import open_role
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError
-from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.prod.aws.calls import Aws
 from conveyor.roles.production import RoleInfo, run
 from conveyor.settings import ROLES, from_environment
 from conveyor.testing.aws_faults import AwsTrouble, TroubledAws
 
 MODULE = "conveyor.testing.chaos_role"
-_RECEIVERS_HERE = WebhookRules(loopback=True)
 
 
 class ClockAhead(SystemClock):
@@ -58,9 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", default="", help="seed of the AWS faults")
     parser.add_argument("--rate", type=float, default=0.0, help="share of calls with a fault")
     parser.add_argument("--log", type=Path, help="file to write each fault to")
-    parser.add_argument(
-        "--receivers-here", action="store_true", help="post events to loopback and over http too"
-    )
+    parser.add_argument("--loopback", action="store_true", help="post events to this machine too")
     chosen = parser.parse_args(arguments)
     clock = ClockAhead(chosen.ahead)
     log: Path | None = chosen.log
@@ -79,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     opened = partial(
         open_role,
         seam=troubled if chosen.rate else None,
-        webhooks=WebhookSender(clock, _RECEIVERS_HERE) if chosen.receivers_here else None,
+        webhooks=webhooks_of(settings, clock, loopback=True) if chosen.loopback else None,
     )
     try:
         return run(settings, on_ready=_say, clock=clock, opened=opened)
