@@ -357,6 +357,11 @@ def test_every_success_of_every_route_parses_in_its_model(server: Serving) -> No
         caller.get("/hmac/keys")
         caller.http.post("/hmac/keys/rotate/finalize")
         caller.http.delete("/hmac/keys/rotate")
+        hook = {"url": "https://93.184.216.34/hook", "signature": True}
+        caller.http.put(f"{path}/webhook", json=hook)
+        caller.http.get(f"{path}/webhook")
+        caller.get(path)
+        caller.http.delete(f"{path}/webhook")
         if isinstance(server, Booted):
             # No receiver that production would post to is within reach.
             caller.http.post("/webhook/test", json={"url": f"{server.origin}/nowhere"})
