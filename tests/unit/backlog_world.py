@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from conveyor.bootstrap import LoopOptions, build_worker
+from conveyor.bootstrap import LoopOptions, Outside, build_worker
 from conveyor.dev.permits import MemoryPermits
 from conveyor.dev.queues import LocalSignals
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -210,10 +210,10 @@ class BacklogWorld:
         settings = Settings(
             workers=self._slots, sweep_interval=1e6, outbox_interval=1e6, schedule_interval=1e6
         )
-        gateway: Any = None
+        nothing: Any = None
         return build_worker(
             binding,
-            gateway,
+            Outside(nothing, nothing, ""),
             settings,
             self.clock,
             telemetry=Telemetry(),

@@ -12,7 +12,9 @@ from tests.unit.outage_world import OutageWorld, outage_world
 
 MINUTE = 60.0
 EACH_MINUTE = {"rate": {"every": 1, "unit": "minute"}}
-TASKS = [{"url": f"https://site.test/{number}", "external_id": f"task-{number}"} for number in range(5)]
+TASKS = [
+    {"url": f"https://site.test/{number}", "external_id": f"task-{number}"} for number in range(5)
+]
 
 
 @pytest.fixture
