@@ -6,6 +6,7 @@ import re
 
 from conveyor.aio.outages import TRIAL_EVERY
 from conveyor.domain import (
+    fires,
     input_spec,
     params,
     schedule,
@@ -22,7 +23,7 @@ from conveyor.domain.webhooks import MOST_WEBHOOK_URL
 from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.gateway import decode, direct, headers, problems, webhook
 from conveyor.gateway.landmarks import HOSTS
-from conveyor.handlers import delete
+from conveyor.handlers import delete, fire
 from conveyor.http import inbox, malformed, middleware
 from conveyor.http.auth import LONGEST
 from conveyor.http.request import BODY_SPARE, MAX_LENGTH, SMALL_BODY
@@ -172,6 +173,12 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "row retention": (DEFAULTS.row_retention_days,),
     "deliveries that are not pending, after their last change": (DEFAULTS.delivery_retention_days,),
     "fires, after their last change": (DEFAULTS.fire_retention_days,),
+    "lateness of a missed fire that still runs": (int(DEFAULTS.schedule_catch_up) // 86_400,),
+    "due schedules read at a time, decided about at a time in a worker": (
+        fire.PAGE,
+        fire.SIDE_BY_SIDE,
+    ),
+    "pause between looks at a fire that waits": (fires.LONGEST_PAUSE // 1_000,),
     "bodies in an export": (DEFAULTS.max_export_bytes,),
     "export": (int(DEFAULTS.export_ttl) // 3_600,),
     "stored idempotent answer": (int(DEFAULTS.idempotency_ttl) // 3_600,),

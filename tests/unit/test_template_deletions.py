@@ -56,6 +56,7 @@ async def _scrub(world: Schedules) -> None:
     await world.work()
 
 
+@pytest.mark.guarantee("G10")
 async def test_deleting_a_job_removes_its_template_at_the_end(world: Schedules) -> None:
     job, other = await world.add(), await world.add()
     await world.look(HOUR)
@@ -177,6 +178,7 @@ async def test_many_templates_are_looked_at_in_turns(world: Schedules) -> None:
     assert len(blobs.pages) == 3
 
 
+@pytest.mark.guarantee("G10")
 async def test_a_boot_clears_what_a_kill_left_of_templates(tmp_path: Path) -> None:
     clock = FakeClock()
     async with open_schedules(tmp_path, clock=clock) as world:
