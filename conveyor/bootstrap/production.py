@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from conveyor.prod.admin.dead_letters import DeadLetters
     from conveyor.prod.aws.calls import Aws
     from conveyor.prod.binding import ProdBinding
+    from conveyor.prod.dynamodb.store import DynamoStore
     from conveyor.prod.options import ProdOptions
 
 
@@ -156,6 +157,16 @@ async def open_dead_letters(settings: Settings, clock: Clock) -> DeadLetters:
         from conveyor.prod.admin.dead_letters import open_dead_letters
 
     return await open_dead_letters(_options(settings), clock)
+
+
+@asynccontextmanager
+async def open_records(settings: Settings, clock: Clock) -> AsyncIterator[DynamoStore]:
+    """Open the records of an environment for an administrator."""
+    with _extra():
+        from conveyor.prod.binding import open_records
+
+    async with open_records(_options(settings), clock) as store:
+        yield store
 
 
 def _worker(

@@ -1,4 +1,4 @@
-"""`conveyor admin`: the resources of a fleet, and its dead letters."""
+"""`conveyor admin`: the resources of a fleet, its dead letters, and its callers' schedules."""
 
 from __future__ import annotations
 
@@ -18,10 +18,20 @@ Say = Callable[[str], None]
 Task = Callable[["Settings", Say], Awaitable[int]]
 
 
+def _key_hash_line(_context: click.Context, _option: click.Parameter, value: str) -> str:
+    from conveyor.domain.api_keys import is_key_hash
+
+    word = value.strip().partition(" ")[0]
+    if not is_key_hash(word):
+        # Do not repeat it: it may be a key by mistake.
+        raise click.BadParameter("must be sha256: and 64 hex digits; conveyor admin key-hash")
+    return word.lower()
+
+
 @click.group(invoke_without_command=True, no_args_is_help=False)
 @click.pass_context
 def admin(context: click.Context) -> None:
-    """Create, check and remove the AWS resources of a fleet, and manage its dead letters.
+    """Create, check and remove the AWS resources of a fleet; manage dead letters and schedules.
 
     Environment variables CONVEYOR_… name the fleet and its region.
     """
@@ -173,6 +183,57 @@ def drop(letters: tuple[str, ...], every: bool) -> int:
         return await drop_letters(settings, say, chosen)
 
     return _run(dropped)
+
+
+@admin.group(invoke_without_command=True, no_args_is_help=False)
+@click.pass_context
+def schedules(context: click.Context) -> None:
+    """Manage the schedules of all callers."""
+    show_help(context)
+
+
+@schedules.command("list")
+def list_schedules() -> int:
+    """List scheduled jobs of all callers: state, next fire, hash of the key.
+
+    A key that is no longer in CONVEYOR_API_KEYS is marked: its schedules still fire.
+    """
+    from conveyor.roles.admin import list_schedules
+
+    return _run(list_schedules)
+
+
+key_hash_option = click.option(
+    "--key-hash",
+    "hashed",
+    required=True,
+    callback=_key_hash_line,
+    metavar="sha256:...",
+    help="The key, as its line in CONVEYOR_API_KEYS.",
+)
+
+
+@schedules.command()
+@key_hash_option
+def pause(hashed: str) -> int:
+    """Pause every schedule of a key, such as one that was taken away."""
+    return _set_schedules(hashed, paused=True)
+
+
+@schedules.command()
+@key_hash_option
+def resume(hashed: str) -> int:
+    """Resume every schedule of a key. What was due meanwhile is skipped."""
+    return _set_schedules(hashed, paused=False)
+
+
+def _set_schedules(hashed: str, *, paused: bool) -> int:
+    from conveyor.roles.admin import set_schedules
+
+    async def changed(settings: Settings, say: Say) -> int:
+        return await set_schedules(settings, say, hashed, paused=paused)
+
+    return _run(changed)
 
 
 def _chosen(letters: tuple[str, ...], every: bool) -> frozenset[str] | None:

@@ -442,7 +442,7 @@ def _job_line(job: JobReply) -> str:
     run = job.latest_run
     counts = f"{run.stats.completed:,}/{run.stats.total:,} done" if run else "no run"
     failed = f", {run.stats.failed:,} failed" if run and run.stats.failed else ""
-    state = describe(run) if run else printable(job.status)
+    state = describe(run) if run else "scheduled" if job.schedule else printable(job.status)
     name = shorten(printable(job.name or job.external_id or ""), 40)
     when = printable(job.created_at)[:19].replace("T", " ")
     return f"{clean(job.job_id)}  {when}  {state:<10}  {counts}{failed}  {name}".rstrip()

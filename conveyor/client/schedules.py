@@ -20,6 +20,8 @@ from conveyor.domain.schedule import local_time, zone_names
 SHOWN_FIRES = 10
 """Fires of the past that are shown."""
 WIDTH = 80
+LEAST_NAME = 20
+"""Columns of a name that a long rule leaves it."""
 HEADER = f"{'job':<26}  {'next fire':<16}  last run"
 NONE_YET = "no scheduled jobs yet: conveyor submit URL --every 6h"
 
@@ -54,8 +56,8 @@ def _lines(job: JobReply, schedule: ScheduleReply) -> list[str]:
     name = printable(job.name or job.external_id or "")
     rule = _rule(schedule)
     first = f"{printable(job.job_id):<26}  {following:<16}  {last}".rstrip()
-    second = f"  {shorten(name, max(WIDTH - len(rule) - 4, 12))}: {rule}" if name else f"  {rule}"
-    return [first, second]
+    label = f"{shorten(name, max(WIDTH - len(rule) - 4, LEAST_NAME))}: " if name else ""
+    return [first, shorten(f"  {label}{rule}", WIDTH)]
 
 
 def _next(job: JobReply, schedule: ScheduleReply) -> str:
@@ -167,6 +169,8 @@ async def set_schedule(
 def _tell(terminal: Terminal, job: JobReply) -> None:
     following = ""
     if job.schedule is not None:
-        following = f", {_rule(job.schedule)}, next fire {_next(job, job.schedule)}"
+        following = f", {_rule(job.schedule)}"
+        if job.schedule_state != "paused":
+            following += f", next fire {_next(job, job.schedule)}"
     terminal.say(f"job {printable(job.job_id)}: {printable(job.schedule_state or '')}{following}")
     terminal.give(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conveyor.client.api import Api
 from conveyor.client.errors import ClientError, ServerUnreachable
-from conveyor.client.output import count, duration, printable
+from conveyor.client.output import command, count, duration, printable
 from conveyor.client.progress import ProgressView
 from conveyor.client.wire import JobReply, RunReply, SubmitReply
 from conveyor.domain.model import TaskStatus
@@ -133,7 +133,9 @@ def run_of(job: JobReply | SubmitReply) -> RunReply:
     if isinstance(job, JobReply) and job.status == "deleted":
         raise ClientError(f"job {printable(job.job_id)} is deleted")
     if job.latest_run is None:
-        raise ClientError(f"job {printable(job.job_id)} has no run")
+        waits = isinstance(job, JobReply) and job.schedule is not None
+        yet = f" yet; when it fires: {command('schedule', 'show', job.job_id)}" if waits else ""
+        raise ClientError(f"job {printable(job.job_id)} has no run{yet}")
     return job.latest_run
 
 

@@ -260,6 +260,26 @@ def decide_fires(job: Job, look: FireLook, *, refused: SkipReason | None = None)
     )
 
 
+def with_state(job: Job, look: FireLook, *, paused: bool) -> FireDecision:
+    """Pause or resume the schedule of a job. Resuming fires nothing: what was due before is noted
+    as skipped."""
+    assert job.scheduling is not None
+    present = with_present_zones(job.scheduling)
+    is_due = bool(present.waiting) or due_fires(present, now=look.now) is not None
+    if not paused and present.paused and is_due:
+        decided = decide_fires(job, look)
+    else:
+        after = structs.replace(job, version=job.version + 1, scheduling=present)
+        decided = FireDecision(after=after, run=None, started=None, fires=(), outcomes={})
+    assert decided.after.scheduling is not None
+    changed = structs.replace(
+        decided.after,
+        updated_at=max(job.updated_at, look.now),
+        scheduling=structs.replace(decided.after.scheduling, paused=paused),
+    )
+    return structs.replace(decided, after=changed)
+
+
 def _waiting(
     scheduling: Scheduling, look: FireLook, notes: _Notes
 ) -> tuple[Fire | None, Scheduling]:

@@ -36,6 +36,10 @@ class ApiKeys(Protocol):
         """Tell whether requests with this key are served."""
         ...
 
+    def knows_hash(self, hashed: str) -> bool:
+        """Tell whether requests with the key of this hash are served."""
+        ...
+
 
 class AnyKey:
     """Accepts any key."""
@@ -43,6 +47,10 @@ class AnyKey:
     def knows(self, api_key: str) -> bool:
         """Tell whether there is a key."""
         return bool(api_key)
+
+    def knows_hash(self, hashed: str) -> bool:
+        """Tell whether there is a hash."""
+        return bool(hashed)
 
 
 class HashedKeys:
@@ -53,7 +61,11 @@ class HashedKeys:
 
     def knows(self, api_key: str) -> bool:
         """Tell whether the hash of the key is one of them."""
-        return key_hash(api_key) in self._hashes
+        return self.knows_hash(key_hash(api_key))
+
+    def knows_hash(self, hashed: str) -> bool:
+        """Tell whether the hash is one of them."""
+        return hashed in self._hashes
 
 
 class KeyFile:
@@ -71,6 +83,10 @@ class KeyFile:
 
     def knows(self, api_key: str) -> bool:
         """Tell whether the hash of the key is in the file."""
+        return self.knows_hash(key_hash(api_key))
+
+    def knows_hash(self, hashed: str) -> bool:
+        """Tell whether the hash is in the file."""
         state = self._state()
         if state != self._seen:
             self._seen = state
@@ -78,7 +94,7 @@ class KeyFile:
                 self._hashes = _read(self._path)
             except ConveyorError as error:
                 _log.error("keeping the earlier API keys: %s", error.detail)
-        return key_hash(api_key) in self._hashes
+        return hashed in self._hashes
 
     def _state(self) -> tuple[int, int, int] | None:
         try:

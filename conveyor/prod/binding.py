@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -132,6 +132,25 @@ async def open_binding(
         rate_limit=_rate_limit(options, server),
         agree=agree,
     )
+
+
+@asynccontextmanager
+async def open_records(options: ProdOptions, clock: Clock) -> AsyncIterator[DynamoStore]:
+    """Open the store alone, for an administrator. Raises ConveyorError(unavailable) if AWS does not
+    answer, or lacks the table."""
+    async with AsyncExitStack() as stack:
+        boto = await open_clients(options.aws, clock, "dynamodb")
+        stack.push_async_callback(boto.aclose)
+        resources = production_resources(options)
+        store = await open_store(
+            DeployedAws(boto, boto.stats, clock, resources=resources),
+            table=options.table,
+            clock=clock,
+            worker=clock.new_id(),
+            fire_retention_days=options.fire_retention_days,
+        )
+        stack.push_async_callback(store.aclose)
+        yield store
 
 
 async def _open_redis(

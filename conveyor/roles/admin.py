@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
-from conveyor.bootstrap.production import open_administration, open_dead_letters
+from conveyor.bootstrap.production import open_administration, open_dead_letters, open_records
 from conveyor.clock import SystemClock
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.fires import FireLook, with_state
+from conveyor.domain.model import Job
+from conveyor.domain.text_rules import rfc3339
+from conveyor.http.auth import AnyKey, open_api_keys
+from conveyor.ports.clock import Clock
+from conveyor.ports.schedules import ScheduleChange
 from conveyor.settings import Settings
+
+if TYPE_CHECKING:
+    from conveyor.prod.dynamodb.store import DynamoStore
 
 Say = Callable[[str], None]
 FINE, WRONG = 0, 1
@@ -87,6 +98,93 @@ async def drop_letters(settings: Settings, say: Say, chosen: frozenset[str] | No
     async with await open_dead_letters(settings, SystemClock()) as letters:
         done = await letters.drop(chosen)
     return _report(say, done, chosen, verb="removed")
+
+
+SCHEDULES_PAGE = 100
+SCHEDULES_HEADER = f"{'JOB':<26}  STATE   NEXT FIRE, UTC    KEY"
+CHANGES_TRIED = 8
+"""Times that schedules are read again while others change them."""
+
+
+async def list_schedules(settings: Settings, say: Say) -> int:
+    """List the scheduled jobs of all callers with the hashes of their keys."""
+    keys = open_api_keys(settings.api_keys) if settings.api_keys else AnyKey()
+    number = 0
+    async with open_records(settings, SystemClock()) as store:
+        async for job in _scheduled(store):
+            number += 1
+            if number == 1:
+                say(SCHEDULES_HEADER)
+            say(_schedule_line(job, is_gone=not keys.knows_hash(_key_hash(job))))
+    if not number:
+        say("no scheduled jobs")
+    return FINE
+
+
+async def set_schedules(settings: Settings, say: Say, key_hash: str, *, paused: bool) -> int:
+    """Pause or resume every schedule of the key with a hash; return WRONG if it has none.
+
+    Raises ConveyorError(unavailable) for schedules that others keep changing.
+    """
+    clock, known, changed = SystemClock(), set[str](), set[str]()
+    async with open_records(settings, clock) as store:
+        for _ in range(CHANGES_TRIED):
+            jobs = [job async for job in _scheduled(store) if _key_hash(job) == key_hash]
+            known |= {job.job_id for job in jobs}
+            left = [job for job in jobs if _is_paused(job) != paused]
+            if not left:
+                break
+            for job in left:
+                if await _change(store, job, clock, paused=paused):
+                    changed.add(job.job_id)
+        else:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "others keep changing schedules; try again")
+    verb = "paused" if paused else "resumed"
+    for job_id in sorted(known):
+        say(f"{job_id} {verb if job_id in changed else f'was {verb} already'}")
+    if not known:
+        say("no schedule belongs to that key")
+    return FINE if known else WRONG
+
+
+async def _scheduled(store: DynamoStore) -> AsyncIterator[Job]:
+    after = ""
+    while jobs := await store.schedules.list_schedules(after=after, limit=SCHEDULES_PAGE):
+        for job in jobs:
+            yield job
+        after = jobs[-1].job_id
+
+
+async def _change(store: DynamoStore, job: Job, clock: Clock, *, paused: bool) -> bool:
+    newest = await store.schedules.list_fires(job.job_id, before=None, limit=1)
+    look = FireLook(
+        now=clock.now(),
+        is_live=False,  # a paused schedule skips its fires, whatever its run does
+        newest=next(iter(newest), None),
+        run_id=clock.new_id(),
+        fire_id=clock.new_id(),
+        catch_up=0,
+        interval=0,
+    )
+    decided = with_state(job, look, paused=paused)
+    change = ScheduleChange(before=job, after=decided.after, fires=decided.fires)
+    return await store.schedules.change_schedule(change)
+
+
+def _key_hash(job: Job) -> str:
+    return "" if job.scheduling is None else job.scheduling.key_hash
+
+
+def _is_paused(job: Job) -> bool:
+    return job.scheduling is not None and job.scheduling.paused
+
+
+def _schedule_line(job: Job, *, is_gone: bool) -> str:
+    next_at = None if job.scheduling is None else job.scheduling.next_at
+    following = "none" if next_at is None else rfc3339(next_at)[:16].replace("T", " ")
+    state = "paused" if _is_paused(job) else "active"
+    gone = "not in CONVEYOR_API_KEYS" if is_gone else "known"
+    return f"{job.job_id:<26}  {state}  {following:<16}  {gone}\n  {_key_hash(job)}"
 
 
 def _report(

@@ -11,10 +11,9 @@ from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.fires import (
     FireLook,
-    decide_fires,
-    due_fires,
     with_present_zones,
     with_schedule,
+    with_state,
 )
 from conveyor.domain.model import Job, JobView
 from conveyor.domain.schedule import (
@@ -138,15 +137,9 @@ class JobSchedules:
         """
         is_paused = _parse_state(strict_json.decode(body)) == PAUSED
 
-        async def change(view: JobView, plan: Scheduling, now: int) -> ScheduleChange:
-            present = with_present_zones(plan)
-            is_due = bool(plan.waiting) or due_fires(present, now=now) is not None
-            if is_paused or not plan.paused or not is_due:
-                return _changed(view.job, structs.replace(present, paused=is_paused), now)
-            decided = decide_fires(view.job, await self._look(view, now))
-            assert decided.after.scheduling is not None
-            resumed = structs.replace(decided.after.scheduling, paused=False)
-            return structs.replace(_changed(view.job, resumed, now), fires=decided.fires)
+        async def change(view: JobView, _plan: Scheduling, now: int) -> ScheduleChange:
+            decided = with_state(view.job, await self._look(view, now), paused=is_paused)
+            return ScheduleChange(before=view.job, after=decided.after, fires=decided.fires)
 
         return await self._change(caller_id, job_id, change)
 

@@ -51,8 +51,8 @@ def listening(
         child = subprocess.Popen(
             command, env=environment(server), stdout=out, stderr=subprocess.PIPE, text=True
         )
+        assert child.stderr is not None
         try:
-            assert child.stderr is not None
             assert child.stderr.readline().startswith("listening to ")
             yield child
         finally:

@@ -205,7 +205,7 @@ def test_a_sample_is_what_a_receiver_would_get(kind: str) -> None:
 
     assert json.loads(body)["event_type"] == kind
     assert json.loads(body)["event_id"] == headers["X-ZenRows-Event-Id"] == headers["webhook-id"]
-    assert WebhookEvent.model_validate_json(body, strict=True)
+    WebhookEvent.model_validate_json(body, strict=True)
     assert verify_webhook_signature(body, headers["X-Signature"], {"k1": secrets[0]})
     for secret in secrets:
         assert Webhook(secret).verify(body, headers)

@@ -23,7 +23,6 @@ from conveyor.prod.dynamodb.schema import (
     INTENTS,
     OUTBOX,
     Key,
-    deliveries_of,
     export_item_key,
     fire_key,
     job_key,
@@ -51,7 +50,7 @@ pytestmark = pytest.mark.extended
 DAY = 86_400_000
 DELIVERY_INDEX = [DELIVERIES, ENDED_DELIVERIES]
 PARTITIONS = {
-    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", INTENTS, deliveries_of("JOB")],
+    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", INTENTS],
     "gsi2": ["active#0", "idle#1", INPUTS, EXPORTS, OUTBOX, *DELIVERY_INDEX, "schedules#2"],
 }
 SECRET = "a-text-that-is-in-the-row"

@@ -31,13 +31,12 @@ from conveyor.prod.dynamodb.client import DamagedRow, Item, NewerRow, Query, Tab
 from conveyor.prod.dynamodb.deliveries import LATE, MOST_READ, DynamoDeliveries
 from conveyor.prod.dynamodb.schema import (
     BY_DISPATCH,
-    BY_OWNER,
     DELIVERIES,
     ENDED_DELIVERIES,
     TIME_TO_LIVE,
     by_time,
-    deliveries_of,
     delivery_key,
+    delivery_mark_key,
     late_delivery_key,
 )
 from conveyor.testing.aws_faults import FaultyAws
@@ -47,6 +46,7 @@ from tests.conformance.dynamo_records import (
     DB,
     TRANSACT,
     Bench,
+    away,
     lose_every_answer,
     open_bench,
 )
@@ -263,9 +263,9 @@ async def test_with_every_third_answer_lost_each_run_has_one_delivery(
 # -- where an item lies --
 
 
-async def index_keys(bench: Bench, index: str, partition: str) -> list[str]:
-    """Sort keys of a partition of an index, in its order."""
-    page = await bench.table.page(Query(partition, index=index))
+async def index_keys(bench: Bench, partition: str) -> list[str]:
+    """Sort keys of a partition of the index, in its order."""
+    page = await bench.table.page(Query(partition, index=BY_DISPATCH))
     return [item["sk"] for item in page.items]
 
 
@@ -274,10 +274,12 @@ async def test_a_delivery_is_found_by_its_job_and_by_what_comes_next(bench: Benc
     delivery = await owe(world, job_id="JOB")
     item = await item_of(bench, delivery)
     where = [f"Delivery#{delivery.delivery_id}"]
+    mark = await bench.table.get(delivery_mark_key("JOB", delivery.delivery_id))
+    assert mark is not None
+    assert mark["caller"] == CALLER
     assert item["pk"] == f"Deliveries#{CALLER}"
     assert TIME_TO_LIVE not in item
-    assert await index_keys(bench, BY_OWNER, deliveries_of("JOB")) == where
-    assert await index_keys(bench, BY_DISPATCH, DELIVERIES) == where
+    assert await index_keys(bench, DELIVERIES) == where
 
     await world.clock.advance(1)
     waiting = wait(delivery, world.now)
@@ -288,8 +290,8 @@ async def test_a_delivery_is_found_by_its_job_and_by_what_comes_next(bench: Benc
     assert await deliveries.change_delivery(waiting, ended)
     item = await item_of(bench, delivery)
     assert item["gsi2sk"] == by_time(world.now, delivery.delivery_id)
-    assert await index_keys(bench, BY_DISPATCH, DELIVERIES) == []
-    assert await index_keys(bench, BY_DISPATCH, ENDED_DELIVERIES) == where
+    assert await index_keys(bench, DELIVERIES) == []
+    assert await index_keys(bench, ENDED_DELIVERIES) == where
 
 
 class CountedReads:
@@ -322,7 +324,8 @@ async def test_a_list_from_an_instant_on_reads_no_older_ones(
     wanted = DeliveryFilter(caller=CALLER, job_id=job_id, since=world.now)
 
     assert await deliveries.list_deliveries(wanted, limit=10) == [recent]
-    assert counted.read == 1
+    # The marks of a job are small, and read from the first one on.
+    assert counted.read == (1 if job_id is None else 6)
 
 
 @pytest.mark.parametrize("job_id", [None, "a job"])
@@ -368,20 +371,44 @@ async def test_nothing_is_left_of_deliveries_that_are_removed(bench: Bench) -> N
         delivery_id = event_id(run_id, "run.completed", ended_at=ended_at)
         return await owe(world, run_id=run_id, delivery_id=delivery_id, job_id=job_id)
 
-    async def mark(delivery: Delivery) -> Item | None:
-        return await bench.table.get(late_delivery_key(CALLER, delivery.delivery_id))
+    async def marks(*deliveries: Delivery) -> list[bool]:
+        """Whether there is a mark of each: that of late ones, and that beside the job."""
+        keys = [
+            key
+            for one in deliveries
+            for key in (
+                late_delivery_key(CALLER, one.delivery_id),
+                delivery_mark_key(one.job_id, one.delivery_id),
+            )
+        ]
+        return [await bench.table.get(key) is not None for key in keys]
 
     job_id, run_id = await world.submit(1)
     of_job, old, kept = await late(job_id), await late("another"), await late("another")
-    assert [await mark(one) is not None for one in (of_job, old, kept)] == [True] * 3
+    assert await marks(of_job, old, kept) == [True] * 6
     assert await deliveries.change_delivery(old, drop(old, world.now))
     assert await deliveries.drop_old_deliveries(before=world.now + 1, limit=10) == 1
     await world.store.jobs.delete_job(CALLER, job_id, now=world.now)
     await world.store.runs.purge_run(run_id)
     await world.store.jobs.purge_job(job_id)
 
-    assert [await mark(one) is not None for one in (of_job, old, kept)] == [False, False, True]
+    assert await marks(of_job, old, kept) == [False] * 4 + [True] * 2
     assert await listed(world) == [kept]
+
+
+async def test_the_deliveries_of_a_job_go_before_an_index_knows_of_them(bench: Bench) -> None:
+    world = bench.world
+    job_id, run_id = await world.submit(1)
+    for _ in range(3):
+        await owe(world, job_id=job_id)
+    await world.store.jobs.delete_job(CALLER, job_id, now=world.now)
+    await world.store.tasks.scrub_tasks(run_id, 10)
+    await world.store.runs.purge_run(run_id)
+    bench.faults.fail(DB, "query", away(), where=lambda parameters: "IndexName" in parameters)
+    await world.store.jobs.purge_job(job_id)
+
+    assert bench.faults.fired == 0
+    assert (await bench.table.call("scan", ConsistentRead=True))["Items"] == []
 
 
 async def test_a_delivery_that_is_replayed_while_old_ones_are_removed_stays(bench: Bench) -> None:
@@ -399,13 +426,14 @@ async def test_a_delivery_that_is_replayed_while_old_ones_are_removed_stays(benc
     assert await read(world, delivery) == again
 
 
-async def test_a_purge_that_is_cut_off_ends_when_it_is_repeated(bench: Bench) -> None:
+@pytest.mark.parametrize("nth", [1, 2, 3])
+async def test_a_purge_that_is_cut_off_ends_when_it_is_repeated(bench: Bench, nth: int) -> None:
     world = bench.world
     job_id, run_id = await world.submit(1, callback=Callback("token"))
     delivery = await owe(world, job_id=job_id)
     await world.store.jobs.delete_job(CALLER, job_id, now=world.now)
     await world.store.runs.purge_run(run_id)
-    bench.faults.vanish(DB, "batch_write_item")
+    bench.faults.vanish(DB, "batch_write_item", nth=nth)
     await refused(ErrorCode.UNAVAILABLE, world.store.jobs.purge_job(job_id))
     assert await world.store.jobs.find_job(job_id) is not None
     await world.store.jobs.purge_job(job_id)

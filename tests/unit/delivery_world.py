@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.deliver import Deliverer
 from conveyor.handlers.notify import Notifier
 from conveyor.ports.deliveries import DeliveryFilter
+from conveyor.ports.webhooks import WebhookAnswer
 from tests.unit.http_api import KEY, Api, open_api
 from tests.unit.wire_server import Peer, RawServer, raw_server
 from tests.unit.wired_handlers import deliverer, notifier
@@ -74,6 +76,54 @@ async def receiving(*answers: str) -> AsyncIterator[Receiver]:
     async with raw_server(serve) as server:
         receiver = Receiver(server, list(answers) or ["200 OK"])
         yield receiver
+
+
+def succeed(url: str) -> WebhookAnswer:
+    """Answer as a good receiver."""
+    return WebhookAnswer(status=200)
+
+
+class Held:
+    """Receivers whose answers are held back until `free` is called, and then take a moment; `most`
+    is the greatest number of requests under way to each host at a time, `most_in_all` to all."""
+
+    def __init__(self, answer: Callable[[str], WebhookAnswer] = succeed) -> None:
+        self.sent: list[str] = []
+        self.most: Counter[str] = Counter()
+        self.most_in_all = 0
+        self.under_way: Counter[str] = Counter()
+        self._answer = answer
+        self._free = anyio.Event()
+
+    async def check_url(self, url: str) -> None:
+        """Fail: a URL is judged when it is set."""
+        raise AssertionError(url)
+
+    async def post_event(
+        self, url: str, *, headers: Mapping[str, str], body: bytes
+    ) -> WebhookAnswer:
+        """Answer, once that is allowed."""
+        host = url.split("/")[2]
+        self.sent.append(url)
+        self.under_way[host] += 1
+        self.most[host] = max(self.most[host], self.under_way[host])
+        self.most_in_all = max(self.most_in_all, self.under_way.total())
+        await self._free.wait()
+        # All that were held back are counted before the first one ends.
+        await anyio.sleep(0.01)
+        self.under_way[host] -= 1
+        return self._answer(url)
+
+    async def aclose(self) -> None:
+        """Nothing is under way."""
+
+    def hold(self) -> None:
+        """Hold back the answers to further requests."""
+        self._free = anyio.Event()
+
+    def free(self) -> None:
+        """Let every request have its answer."""
+        self._free.set()
 
 
 async def until(condition: Callable[[], bool]) -> None:

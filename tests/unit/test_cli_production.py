@@ -28,6 +28,9 @@ FLEET = {
 }
 
 
+HASH = key_hash("a key")
+
+
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is set but what a test sets."""
@@ -60,6 +63,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ["admin", "dlq", "list"],
         ["admin", "dlq", "redrive", "--all"],
         ["admin", "dlq", "drop", "abc"],
+        ["admin", "schedules", "list"],
+        ["admin", "schedules", "pause", "--key-hash", HASH],
+        ["admin", "schedules", "resume", "--key-hash", HASH],
     ],
 )
 def test_without_a_fleet_nothing_starts(
@@ -82,6 +88,8 @@ def test_without_a_fleet_nothing_starts(
         ["admin", "ledger", "paper"],
         ["admin", "dlq", "redrive"],
         ["admin", "dlq", "drop", "abc", "--all"],
+        ["admin", "schedules", "pause"],
+        ["admin", "schedules", "resume", "--key-hash", "hunter2"],
         ["admin", "nope"],
     ],
 )
@@ -103,6 +111,8 @@ ADMINISTRATION = [
     ["admin", "dlq", "list"],
     ["admin", "dlq", "redrive", "--all"],
     ["admin", "dlq", "drop", "abc"],
+    ["admin", "schedules", "list"],
+    ["admin", "schedules", "pause", "--key-hash", HASH],
 ]
 
 
@@ -322,9 +332,20 @@ def test_no_hash_is_made_where_one_is_a_key_that_no_request_carries(
     assert line not in err
 
 
-@pytest.mark.parametrize("group", [[], ["admin"], ["admin", "dlq"], ["keys"], ["webhook"]])
+GROUPS = {
+    (),
+    ("admin",),
+    ("admin", "dlq"),
+    ("admin", "schedules"),
+    ("keys",),
+    ("webhook",),
+    ("schedule",),
+}
+
+
+@pytest.mark.parametrize("group", sorted(GROUPS))
 def test_a_group_without_a_command_shows_its_help_as_it_is(
-    capsys: pytest.CaptureFixture[str], group: list[str]
+    capsys: pytest.CaptureFixture[str], group: tuple[str, ...]
 ) -> None:
     code, out, err = run(capsys, *group)
 
@@ -340,11 +361,5 @@ def test_every_group_is_among_these() -> None:
             for part, inner in command.commands.items():
                 yield from groups(inner, (*name, part))
 
-    assert set(groups(cli.conveyor, ())) == {
-        (),
-        ("admin",),
-        ("admin", "dlq"),
-        ("keys",),
-        ("webhook",),
-    }
+    assert set(groups(cli.conveyor, ())) == GROUPS
     assert not isinstance(cli.conveyor_dev, click.Group)

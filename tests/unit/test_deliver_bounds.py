@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from conveyor.handlers.deliver import (
     Places,
 )
 from conveyor.ports.webhooks import WebhookAnswer
-from tests.unit.delivery_world import DeliveryWorld, delivery_world, receiving, until
+from tests.unit.delivery_world import DeliveryWorld, Held, delivery_world, receiving, succeed, until
 from tests.unit.wire_server import Peer, RawServer, raw_server
 from tests.unit.wired_handlers import deliverer
 
@@ -58,51 +58,6 @@ async def silent() -> AsyncIterator[tuple[RawServer, list[int]]]:
 
     async with raw_server(serve) as server:
         yield server, seen
-
-
-class Held:
-    """Receivers whose answers are held back until `free` is called, and then take a moment; `most`
-    is the greatest number of requests under way to each host at a time, `most_in_all` to all."""
-
-    def __init__(self, answer: Callable[[str], WebhookAnswer]) -> None:
-        self.sent: list[str] = []
-        self.most: Counter[str] = Counter()
-        self.most_in_all = 0
-        self.under_way: Counter[str] = Counter()
-        self._answer = answer
-        self._free = anyio.Event()
-
-    async def check_url(self, url: str) -> None:
-        raise AssertionError(url)
-
-    async def post_event(
-        self, url: str, *, headers: Mapping[str, str], body: bytes
-    ) -> WebhookAnswer:
-        host = url.split("/")[2]
-        self.sent.append(url)
-        self.under_way[host] += 1
-        self.most[host] = max(self.most[host], self.under_way[host])
-        self.most_in_all = max(self.most_in_all, self.under_way.total())
-        await self._free.wait()
-        # All that were held back are counted before the first one ends.
-        await anyio.sleep(0.01)
-        self.under_way[host] -= 1
-        return self._answer(url)
-
-    async def aclose(self) -> None:
-        """Nothing is under way."""
-
-    def hold(self) -> None:
-        """Hold back the answers to further requests."""
-        self._free = anyio.Event()
-
-    def free(self) -> None:
-        """Let every request have its answer."""
-        self._free.set()
-
-
-def succeed(url: str) -> WebhookAnswer:
-    return WebhookAnswer(status=200)
 
 
 def fail(url: str) -> WebhookAnswer:

@@ -31,7 +31,7 @@ from conveyor.engine.telemetry import METRICS, LoopLag, Telemetry
 from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import CallStats
 from conveyor.prod.dynamodb import schema
-from conveyor.prod.dynamodb.deliveries import new_delivery_item
+from conveyor.prod.dynamodb.deliveries import new_delivery_item, new_mark_item
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
 from conveyor.prod.dynamodb.outbox_rows import new_entry_item
 from conveyor.prod.dynamodb.run_rows import REASON, RunPlace, new_run_item
@@ -64,7 +64,6 @@ def test_every_partition_of_an_index_stands() -> None:
         schema.OUTBOX,
         schema.DELIVERIES,
         schema.ENDED_DELIVERIES,
-        schema.deliveries_of("JOB"),
         *(
             re.sub(r"\d+", "N", schema.all_partitions(kind)[0])
             for kind in (
@@ -136,6 +135,8 @@ def test_the_attributes_of_new_items_stand() -> None:
         "outbox entry of a callback": new_entry_item(job, "RUN", Subscriber.CALLBACK, 1),
         "outbox entry of a webhook": new_entry_item(job, "RUN", Subscriber.WEBHOOK, 1),
         "delivery": new_delivery_item(delivery),
+        "mark of a delivery": new_mark_item(delivery),
+        "mark of a late delivery": new_mark_item(delivery),
     }
     described = {item: one.attributes.keys() | OF_EVERY_ITEM.keys() for item, one in ITEMS.items()}
     described["run"] = described["run"] - {f"{REASON}REASON"} | {f"{REASON}{TaskFailure.TIMEOUT}"}

@@ -48,9 +48,7 @@ async def test_a_request_is_kept_as_it_came() -> None:
     clock = FakeClock()
     raw = bytes(range(256))
     async with opened(clock) as client:
-        sent = await client.put(
-            "/_dev/inbox/shop/a/b?c=d", content=raw, headers={"X-Odd": "é".encode()}
-        )
+        sent = await client.put("/_dev/inbox/shop/a/b?c=d", content=raw, headers={"X-Twice": "a"})
         await client.post("/_dev/inbox/shop", content=BODY)
         await client.post("/_dev/inbox/other", content=BODY)
         odd, plain = (await client.get("/_dev/inbox/shop")).json()["requests"]

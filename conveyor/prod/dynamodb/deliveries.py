@@ -2,11 +2,11 @@
 
 The record is one JSON text, beside the attributes that conditions, filters and indexes use. Every
 write is a transaction, for its token: a repetition after a lost answer writes nothing and succeeds,
-whatever has happened to the item since. One index finds the deliveries of a job, another the
-pending ones by their due time, and all others by their last change.
+whatever has happened to the item since. An index finds pending ones by their due time, and all
+others by their last change. A mark beside the job lets strong reads find the deliveries of it.
 
 Ids begin with the end of the run, so a list from an instant on ends soon before it. A delivery that
-was made more than LATE after its run's end has a mark of its own, by which such a list finds it.
+was made more than LATE after its run's end has one more mark, by which such a list finds it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from conveyor.prod.dynamodb.client import (
     merge_json,
 )
 from conveyor.prod.dynamodb.schema import (
-    BEGIN,
     BY_DISPATCH,
-    BY_OWNER,
     DELIVERIES,
     END,
     ENDED_DELIVERIES,
+    PARTITION_KEY,
     ROW_SHAPE,
+    SORT_KEY,
     Key,
     by_time,
-    deliveries_of,
     delivery_key,
+    delivery_mark_key,
     late_delivery_key,
 )
 
@@ -72,8 +72,7 @@ class DynamoDeliveries(Deliveries):
         return None if item is None else _read(item)
 
     async def list_deliveries(self, wanted: DeliveryFilter, *, limit: int) -> list[Delivery]:
-        """Read pages until enough are found. Those of one job are found by index, which may lack a
-        delivery of a moment ago."""
+        """Read pages until enough are found."""
         found: list[Delivery] = []
         async for items in self._listed(wanted, limit):
             found += [one for one in decode_intact(_read, items) if _is_wanted(one, wanted)]
@@ -84,10 +83,14 @@ class DynamoDeliveries(Deliveries):
     async def create_delivery(self, delivery: Delivery) -> bool:
         key = delivery_key(delivery.caller, delivery.delivery_id)
         item = new_delivery_item(delivery)
-        parts = [self._table.put_part(key, item, condition="attribute_not_exists(pk)")]
+        mark = new_mark_item(delivery)
+        parts = [
+            self._table.put_part(key, item, condition="attribute_not_exists(pk)"),
+            self._table.put_part(delivery_mark_key(delivery.job_id, delivery.delivery_id), mark),
+        ]
         if _is_late(delivery):
-            mark: Item = {"shape": ROW_SHAPE, "created_at": delivery.created_at}
-            parts.append(self._table.put_part(_mark_of(key), mark))
+            late = late_delivery_key(delivery.caller, delivery.delivery_id)
+            parts.append(self._table.put_part(late, mark))
         return await self._write(parts)
 
     async def change_delivery(self, before: Delivery, after: Delivery) -> bool:
@@ -128,19 +131,9 @@ class DynamoDeliveries(Deliveries):
     async def drop_old_deliveries(self, *, before: int, limit: int) -> int:
         dropped: list[Key] = []
 
-        async def drop(key: Key) -> None:
-            # The index lags: the condition judges the item as it is.
-            part = self._table.delete_part(
-                key,
-                condition="#status <> :pending AND updated_at < :before",
-                pending=str(DeliveryStatus.PENDING),
-                before=before,
-            )
-            try:
-                if await self._write([part, self._table.delete_part(_mark_of(key))]):
-                    dropped.append(key)
-            except UnreadableRow:
-                return
+        async def drop(entry: Item) -> None:
+            if await self._drop_old(entry, before):
+                dropped.append(Key(entry[PARTITION_KEY], entry[SORT_KEY]))
 
         async for page in self._table.pages(
             Query(
@@ -148,14 +141,29 @@ class DynamoDeliveries(Deliveries):
                 index=BY_DISPATCH,
                 between=(by_time(0, ""), by_time(before - 1, END)),
                 limit=limit,
-                keys_only=True,
             )
         ):
-            keys = [key for key in keys_of(page.items) if _is_delivery(key)]
-            await for_each(drop, keys[: limit - len(dropped)], limit=SIDE_BY_SIDE)
+            await for_each(drop, page.items[: limit - len(dropped)], limit=SIDE_BY_SIDE)
             if len(dropped) >= limit:
                 break
         return len(dropped)
+
+    async def _drop_old(self, entry: Item, before: int) -> bool:
+        """Remove the delivery of an index entry with its marks; return False if it is not old, or
+        unreadable. The index lags: the condition judges the item as it is."""
+        try:
+            key, job_id = _read_entry(entry)
+            part = self._table.delete_part(
+                key,
+                condition="#status <> :pending AND updated_at < :before",
+                pending=str(DeliveryStatus.PENDING),
+                before=before,
+            )
+            late = Key(key.pk, late_delivery_key("", _id_of(key)).sk)
+            marks = [late, delivery_mark_key(job_id, _id_of(key))]
+            return await self._write([part, *map(self._table.delete_part, marks)])
+        except UnreadableRow:
+            return False
 
     async def _write(self, parts: Sequence[dict[str, Any]]) -> bool:
         """Write a transaction; return False if a condition was not met."""
@@ -169,24 +177,40 @@ class DynamoDeliveries(Deliveries):
 
     async def _listed(self, wanted: DeliveryFilter, limit: int) -> AsyncIterator[list[Item]]:
         """Read deliveries that may be wanted, newest first, page by page."""
-        floor, before = _floor(wanted.since), wanted.before or END
+        before = wanted.before or END
+        if wanted.job_id is not None:
+            marks = delivery_mark_key(wanted.job_id, "")
+            async for items in self._marked(marks, before, wanted, limit):
+                yield items
+            return
+        floor = _floor(wanted.since)
         if floor < before:
             async for page in self._pages(_query(wanted, floor, before), limit):
-                yield await self._items(page) if wanted.job_id is not None else page.items
-        if not floor:
-            return
-        marks = Query(
-            late_delivery_key(wanted.caller, "").pk,
-            between=(
-                late_delivery_key("", "").sk,
-                late_delivery_key("", min(floor, before)).sk,
+                yield page.items
+        if floor:
+            marks = late_delivery_key(wanted.caller, "")
+            async for items in self._marked(marks, min(floor, before), wanted, limit):
+                yield items
+
+    async def _marked(
+        self, marks: Key, before: str, wanted: DeliveryFilter, limit: int
+    ) -> AsyncIterator[list[Item]]:
+        """Read the deliveries of marks strongly, newest first; `marks` is the prefix of their
+        keys."""
+        query = Query(
+            marks.pk,
+            between=(marks.sk, f"{marks.sk}{before}"),
+            where=RowFilter(
+                "caller = :caller AND created_at >= :since",
+                {"caller": wanted.caller, "since": wanted.since},
             ),
-            where=RowFilter("created_at >= :since", {"since": wanted.since}),
             forward=False,
             keys_only=True,
         )
-        async for page in self._pages(marks, limit):
-            yield await self._items(page)
+        async for page in self._pages(query, limit):
+            keys = [delivery_key(wanted.caller, _id_of(mark)) for mark in keys_of(page.items)]
+            items = await self._table.get_many(keys)
+            yield [items[key] for key in keys if key in items]
 
     async def _pages(self, query: Query, size: int) -> AsyncIterator[Page]:
         """Read a query to its end; each page reads twice as much as the one before."""
@@ -197,18 +221,17 @@ class DynamoDeliveries(Deliveries):
                 return
             query, size = replace(query, start=page.last), min(2 * size, MOST_READ)
 
-    async def _items(self, page: Page) -> list[Item]:
-        """Read the deliveries of index entries or marks strongly, in the same order."""
-        keys = [_delivery_of(key) for key in keys_of(page.items)]
-        items = await self._table.get_many(keys)
-        return [items[key] for key in keys if key in items]
-
 
 async def drop_deliveries_of(table: Table, caller: str, job_id: str) -> None:
-    """Remove every delivery of a caller's job."""
-    async for page in table.pages(Query(deliveries_of(job_id), index=BY_OWNER, keys_only=True)):
-        keys = [key for key in keys_of(page.items) if key.pk == delivery_key(caller, "").pk]
-        await table.delete_many([*keys, *map(_mark_of, keys)])
+    """Remove every delivery of a job, found by strong reads; the marks last, so that a repetition
+    ends what was cut off."""
+    mark = delivery_mark_key(job_id, "")
+    async for page in table.pages(Query(mark.pk, begins_with=mark.sk, keys_only=True)):
+        marks = keys_of(page.items)
+        ids = [_id_of(one) for one in marks]
+        await table.delete_many([delivery_key(caller, one) for one in ids])
+        await table.delete_many([late_delivery_key(caller, one) for one in ids])
+        await table.delete_many(marks)
 
 
 def new_delivery_item(delivery: Delivery) -> Item:
@@ -218,10 +241,13 @@ def new_delivery_item(delivery: Delivery) -> Item:
         "job_id": delivery.job_id,
         "run_id": delivery.run_id,
         "created_at": delivery.created_at,
-        "gsi1pk": deliveries_of(delivery.job_id),
-        "gsi1sk": delivery.delivery_id,
         **_changing(delivery, ""),
     }
+
+
+def new_mark_item(delivery: Delivery) -> Item:
+    """Make the marks of a new delivery: beside its job, and if it is late."""
+    return {"shape": ROW_SHAPE, "caller": delivery.caller, "created_at": delivery.created_at}
 
 
 @decodes_row
@@ -263,28 +289,17 @@ def _floor(since: int) -> str:
 
 
 def _query(wanted: DeliveryFilter, floor: str, before: str) -> Query:
-    """Return the query of the deliveries with an id from `floor` to `before`."""
-    conditions: list[str] = []
-    values: dict[str, PlaceholderValue] = {}
+    """Return the query of a caller's deliveries with an id from `floor` to `before`."""
+    condition = "created_at >= :since"
+    values: dict[str, PlaceholderValue] = {"since": wanted.since}
     if wanted.status is not None:
-        conditions.append("#status = :status")
+        condition += " AND #status = :status"
         values["status"] = str(wanted.status)
-    if wanted.job_id is not None:
-        return Query(
-            deliveries_of(wanted.job_id),
-            index=BY_OWNER,
-            between=(floor or BEGIN, before),
-            where=RowFilter(" AND ".join(conditions), values),
-            forward=False,
-            keys_only=True,
-        )
     low, high = delivery_key(wanted.caller, floor), delivery_key(wanted.caller, before)
-    conditions.append("created_at >= :since")
-    values["since"] = wanted.since
     return Query(
         low.pk,
         between=(low.sk, high.sk),
-        where=RowFilter(" AND ".join(conditions), values),
+        where=RowFilter(condition, values),
         forward=False,
         known_only=True,
     )
@@ -301,15 +316,12 @@ def _is_wanted(delivery: Delivery, wanted: DeliveryFilter) -> bool:
     )
 
 
-def _is_delivery(key: Key) -> bool:
-    return _delivery_of(key) == key
+@decodes_row
+def _read_entry(entry: Item) -> tuple[Key, str]:
+    """Return the key of a delivery, and its job, from an entry of the index. Raises DamagedRow."""
+    return Key(entry[PARTITION_KEY], entry[SORT_KEY]), str(entry["job_id"])
 
 
-def _delivery_of(key: Key) -> Key:
-    """Return the key of a delivery from its own or its mark's."""
-    return Key(key.pk, delivery_key("", key.sk.partition("#")[2]).sk)
-
-
-def _mark_of(key: Key) -> Key:
-    """Return the key of a delivery's mark from the delivery's."""
-    return Key(key.pk, late_delivery_key("", key.sk.partition("#")[2]).sk)
+def _id_of(key: Key) -> str:
+    """Return the delivery's id from the key of it or of a mark."""
+    return key.sk.partition("#")[2]

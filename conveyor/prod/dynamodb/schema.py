@@ -22,7 +22,7 @@ SORT_KEY = "sk"
 TIME_TO_LIVE = "ttl"
 """Whole seconds since the epoch, after which DynamoDB removes an item by itself, with a delay."""
 BY_OWNER = "gsi1"
-"""Finds jobs of a caller, deliveries of a job, and runs by the work that is due for them."""
+"""Finds jobs of a caller, and runs by the work that is due for them."""
 BY_DISPATCH = "gsi2"
 """Finds runs by the time of their last change of status or pause. Partitions of their own in this
 index also find file inputs and exports by their end, outbox entries by their due time,
@@ -180,6 +180,11 @@ def late_delivery_key(caller: str, delivery_id: str) -> Key:
     return Key(f"Deliveries#{caller}", f"Late#{delivery_id}")
 
 
+def delivery_mark_key(job_id: str, delivery_id: str) -> Key:
+    """Key of a delivery's mark beside its job, where a strong read finds all deliveries of it."""
+    return Key(f"Job#{job_id}", f"Delivery#{delivery_id}")
+
+
 def permits_key(job_id: str) -> Key:
     """Key of a job's permit ledger, if DynamoDB keeps it."""
     return Key(f"Permits#{job_id}", "Permits")
@@ -201,11 +206,6 @@ def caller_schedules(caller: str) -> str:
 def caller_jobs(caller: str) -> str:
     """gsi1: regular jobs of a caller, by job id."""
     return f"Caller#{caller}"
-
-
-def deliveries_of(job_id: str) -> str:
-    """gsi1: deliveries of a job, by delivery id."""
-    return f"Deliveries#{job_id}"
 
 
 def ingesting(run_id: str) -> str:

@@ -60,6 +60,11 @@ _ENTRY = {
     "attempts": "failed attempts to deliver it",
 }
 
+_DELIVERY_MARK = {
+    "caller": "keyed hash of the API key that made the job",
+    "created_at": "when the delivery was made",
+}
+
 ITEMS: dict[str, ItemInfo] = {
     "job": ItemInfo(
         schema.job_key("JOB"),
@@ -246,11 +251,16 @@ ITEMS: dict[str, ItemInfo] = {
             "version": "raised by each change",
         },
     ),
+    "mark of a delivery": ItemInfo(
+        schema.delivery_mark_key("JOB", "DELIVERY"),
+        "exists while a job has a delivery; read strongly for lists, and when the job is removed",
+        _DELIVERY_MARK,
+    ),
     "mark of a late delivery": ItemInfo(
         schema.late_delivery_key("CALLER", "DELIVERY"),
         "exists while there is a delivery that was made more than an hour after its run's end, so "
         "that a list from an instant on finds it",
-        {"created_at": "when the delivery was made"},
+        _DELIVERY_MARK,
     ),
     "fire": ItemInfo(
         schema.fire_key("JOB", "FIRE"),
@@ -301,7 +311,6 @@ FOUND_BY: dict[str, dict[str, str]] = {
         "ended#N": "runs that have ended, by run id",
         "deleted#N": "deleted runs that are not purged, by run id",
         schema.INTENTS: "rows written without their run, by the time that began",
-        schema.deliveries_of("JOB"): "deliveries of a job, by delivery id",
     },
     "gsi2": {
         "active#N": "runs that are running and not paused, by the time of that change",
