@@ -128,6 +128,7 @@ class Scheduler:
         except Exception as error:
             self._count(FAILED, 1)
             log_failure(_log, failed, error)
+            _warn(job.job_id, FAILED, 1)
             await log_and_continue(_log, failed, partial(self._put_off, job))
 
     async def _decide(self, job: Job) -> None:
@@ -185,8 +186,7 @@ class Scheduler:
         for outcome, count in decision.outcomes.items():
             self._count(outcome, count)
             if outcome in NOTEWORTHY:
-                fields = {"job_id": job_id, "reason": str(outcome), "count": count}
-                _log.warning("fires made no run", extra=fields)
+                _warn(job_id, outcome, count)
         if run is None or decision.started is None:
             return
         self.late = max(0, now - decision.started.instant) / 1_000
@@ -204,3 +204,9 @@ class Scheduler:
 
     def _count(self, outcome: str, count: int) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+
+
+def _warn(job_id: str, reason: str, count: int) -> None:
+    """Log what an alarm counts."""
+    fields = {"job_id": job_id, "reason": str(reason), "count": count}
+    _log.warning("fires made no run", extra=fields)

@@ -21,6 +21,7 @@ from zenrows.batch.models import (
 from conveyor.gateway.fake import expected_body
 from tests.acceptance import support_models
 from tests.acceptance.support_bindings import FLEET, Serving
+from tests.acceptance.support_boot import Booted
 from tests.acceptance.support_calls import Caller
 from tests.acceptance.support_client import (
     NOWHERE,
@@ -329,6 +330,11 @@ def test_every_success_of_every_route_parses_in_its_model(server: Serving) -> No
         caller.get(f"{run_path}/{first['run_id']}")
         caller.http.post(f"{path}/rerun", params={"status": "failed"})
         second = caller.wait(job)
+        # A run that ended before owes no event: nothing is sent to this address.
+        hook = {"url": "https://93.184.215.14/hook", "signature": False}
+        caller.http.put(f"{path}/webhook", json=hook)
+        caller.get(f"{path}/webhook")
+        caller.http.delete(f"{path}/webhook")
         caller.http.delete(f"{run_path}/{second['run_id']}")
         slow = caller.submit(target("walk/slow", delay=60))
         caller.http.post(f"/jobs/{slow['job_id']}/stop")
@@ -351,4 +357,13 @@ def test_every_success_of_every_route_parses_in_its_model(server: Serving) -> No
         caller.get("/hmac/keys")
         caller.http.post("/hmac/keys/rotate/finalize")
         caller.http.delete("/hmac/keys/rotate")
-    assert seen == set(support_models.MODELS)
+        hook = {"url": "https://93.184.216.34/hook", "signature": True}
+        caller.http.put(f"{path}/webhook", json=hook)
+        caller.http.get(f"{path}/webhook")
+        caller.get(path)
+        caller.http.delete(f"{path}/webhook")
+        if isinstance(server, Booted):
+            # No receiver that production would post to is within reach.
+            caller.http.post("/webhook/test", json={"url": f"{server.origin}/nowhere"})
+    unseen = set() if isinstance(server, Booted) else {("POST", "/v1/webhook/test")}
+    assert seen == set(support_models.MODELS) - unseen

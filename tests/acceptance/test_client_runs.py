@@ -1,4 +1,4 @@
-"""The public client holds, ends, repeats and deletes runs, and hears what is not built."""
+"""The public client holds, ends, repeats and deletes runs, and changes its signing keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from zenrows.batch import BatchAPIError, ZenRowsBatchClient
-from zenrows.batch._typed_dicts import WebhookDict
 from zenrows.batch._waiters import RunPaused, WaiterTimeout
 from zenrows.batch.errors import BatchErrorCode as Code
 from zenrows.batch.models import FailureReason, JobStatus, PauseState, RunStatus, TaskStatus
@@ -189,16 +188,3 @@ def test_signing_keys_are_rotated(client: ZenRowsBatchClient) -> None:
     assert client.finalize_hmac_key().active_kid == third.kid
     keys = client.list_hmac_keys()
     assert (keys.active and keys.active.kid, keys.candidate) == (third.kid, None)
-
-
-def test_what_is_not_built_yet_says_so(client: ZenRowsBatchClient) -> None:
-    job = client.submit_open()
-    hook = WebhookDict(url="https://hooks.test/x", signature=False)
-    for act in (
-        lambda: client.submit_regular(pages(1), webhook=hook),
-        lambda: client.put_job_webhook(job.job_id, hook),
-        lambda: client.get_job_webhook(job.job_id),
-        lambda: client.delete_job_webhook(job.job_id),
-    ):
-        refused(Code.NOT_IMPLEMENTED, 501, act)
-    job.close()

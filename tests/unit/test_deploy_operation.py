@@ -16,6 +16,7 @@ from conveyor.engine.telemetry import Backlog, Reports, Telemetry
 from conveyor.roles.logs import JsonFormatter
 from conveyor.roles.production import KEEP_ALIVE
 from conveyor.settings import load
+from tests.unit.schedule_world import open_schedules
 
 TEMPLATE = Path(__file__).parents[2] / "scripts" / "deploy" / "template.yaml"
 RUNBOOK = TEMPLATE.parents[2] / "docs" / "operations.md"
@@ -136,6 +137,41 @@ def test_events_can_leave_for_any_receiver(resources: dict[str, Any]) -> None:
     rules = resources["TaskGroup"]["Properties"]["SecurityGroupEgress"]
     assert all(rule["IpProtocol"] == "-1" for rule in rules)
     assert {rule.get("CidrIp", rule.get("CidrIpv6")) for rule in rules} == {"0.0.0.0/0", "::/0"}
+
+
+@pytest.mark.parametrize(
+    ("secret", "reason"), [(b"gone", "key_unreadable"), (b"kept", "quota_exceeded")]
+)
+async def test_fires_that_are_lost_are_counted_by_what_a_worker_logs(
+    resources: dict[str, Any],
+    alarms: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    secret: bytes,
+    reason: str,
+) -> None:
+    """Those that a limit refuses are logged too, and not counted."""
+    async with open_schedules(tmp_path) as world:
+        world.max_active_jobs = 1
+        for _ in range(2 if reason == "quota_exceeded" else 1):
+            await world.add(sealed_key=world.sealed("caller", b"kept"))
+        await world.clock.advance(3_600.0)
+        with caplog.at_level("WARNING", "conveyor.handlers"):
+            await world.scheduler(secret).fire()
+    [record] = caplog.records
+    line = json.loads(JsonFormatter().format(record))
+    found = resources["LostFires"]["Properties"]
+    [metric] = found["MetricTransformations"]
+    wanted = re.fullmatch(
+        r'{ \(\$\.message = "(.+)"\) && \(\$\.reason != "(.+)"\) }', found["FilterPattern"]
+    )
+    assert wanted is not None
+    assert line["message"] == wanted[1]
+    assert line["reason"] == reason
+    assert wanted[2] == "quota_exceeded"
+    assert line[metric["MetricValue"].removeprefix("$.")] == 1
+    [alarm] = [one for one in alarms if one.get("MetricName") == metric["MetricName"]]
+    assert alarm["Namespace"] == metric["MetricNamespace"]
 
 
 def test_there_is_always_a_worker_to_tell_what_waits(template: dict[str, Any]) -> None:

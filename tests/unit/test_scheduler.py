@@ -225,6 +225,7 @@ async def test_one_broken_job_stops_no_other(
 ) -> None:
     """More of them than a page holds: a zone that is gone, say."""
     caplog.set_level(logging.CRITICAL, UNEXPECTED_LOGGER)
+    caplog.set_level(logging.WARNING)
     gone = Schedule(calendar=Calendar((9,)), timezone="Mars/Olympus")
     broken = [world.draft(HOURLY) for _ in range(fire.PAGE + 1)]
     for job in broken:
@@ -235,6 +236,8 @@ async def test_one_broken_job_stops_no_other(
     await world.look(HOUR)
     assert len(await world.runs(good)) == 1
     assert world.outcomes == {"failed": len(broken), "started": 1}
+    warned = [one for one in caplog.records if one.getMessage() == "fires made no run"]
+    assert {one.__dict__["reason"] for one in warned} == {"failed"}
 
     before = world.schedulers[-1]
     await world.look(INTERVAL)
