@@ -91,12 +91,14 @@ async def open_role(
     gateway: Gateway | None = None,
     seam: Callable[[Aws], Aws] | None = None,
     policy: PolicyFactory = ReservePolicy,
+    webhooks: Webhooks | None = None,
 ) -> RoleRuntime:
     """Open the role that the settings name, without running it.
 
-    The caller closes a gateway that it passes in. `seam` wraps the calls to AWS, and `policy` makes
-    another permit policy, for tests and benchmarks. Raises ConveyorError if AWS or Redis cannot be
-    used, if the fleet has other settings, and for unusable API keys.
+    The caller closes a gateway that it passes in. `seam` wraps the calls to AWS, `policy` makes
+    another permit policy, and `webhooks` sends events by other rules, for tests and benchmarks.
+    Raises ConveyorError if AWS or Redis cannot be used, if the fleet has other settings, and for
+    unusable API keys.
     """
     api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
     with _extra():
@@ -105,7 +107,8 @@ async def open_role(
     works = api_keys is None
     binding = await open_binding(_options(settings), clock, works=works, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
-    scraper, worker, app, webhooks = gateway, None, None, webhooks_of(settings, clock)
+    scraper, worker, app = gateway, None, None
+    webhooks = webhooks or webhooks_of(settings, clock)
     if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
         outside = Outside(scraper, webhooks, settings.public_url.rstrip("/"))

@@ -169,16 +169,15 @@ class Deliverer:
     async def look(self, group: TaskGroup) -> None:
         """Start an attempt, in the group, of every due delivery that has a place, and put the
         others off. Wait only while MOST_AT_A_TIME attempts are under way."""
-        self.oldest = 0.0
         # Where no attempt is under way, none will end that another could follow.
         for host in [host for host in self._waiting if not self._places.is_busy(host)]:
             del self._waiting[host]
-        before: list[Delivery] = []
+        before: list[Delivery] | None = None
         while not self._is_stopping:
             now = self._clock.now()
             due = await self._ports.deliveries.due_deliveries(now=now, limit=PAGE)
-            if due:
-                self.oldest = max(self.oldest, (now - due[0].due_at) / 1_000)
+            if before is None:
+                self.oldest = max(0.0, (now - due[0].due_at) / 1_000) if due else 0.0
             for delivery in due:
                 if not self._is_stopping:
                     await self._start(group, delivery)

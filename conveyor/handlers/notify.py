@@ -32,6 +32,7 @@ class Notifier:
 
     def __init__(self, clock: Clock, *, outbox: Outbox, tellers: Mapping[Subscriber, Tell]) -> None:
         self.oldest = 0.0
+        self._oldest_met = 0.0
         self._clock = clock
         self._outbox = outbox
         self._tellers = tellers
@@ -39,11 +40,12 @@ class Notifier:
     async def deliver(self) -> None:
         """Deal with every due entry once; log an entry that fails: its lease lapses, and then it is
         due again."""
-        self.oldest = 0.0
+        self._oldest_met = 0.0
         before: list[EntryKey] = []
         while True:
             due = await self._outbox.due_entries(now=self._clock.now(), limit=PAGE)
             await for_each(self._alone, due, limit=SIDE_BY_SIDE)
+            self.oldest = self._oldest_met
             if len(due) < PAGE or due == before:
                 return
             before = due
@@ -59,5 +61,5 @@ class Notifier:
         if entry is None:
             return
         if entry.ended_at and not entry.attempts:
-            self.oldest = max(self.oldest, (now - entry.ended_at) / 1_000)
+            self._oldest_met = max(self._oldest_met, (now - entry.ended_at) / 1_000)
         await self._tellers[entry.subscriber](entry)

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 from ulid import ULID
 
+from conveyor.bootstrap.loop import webhooks_of
 from conveyor.bootstrap.production import open_role
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", default="", help="seed of the AWS faults")
     parser.add_argument("--rate", type=float, default=0.0, help="share of calls with a fault")
     parser.add_argument("--log", type=Path, help="file to write each fault to")
+    parser.add_argument("--loopback", action="store_true", help="post events to this machine too")
     chosen = parser.parse_args(arguments)
     clock = ClockAhead(chosen.ahead)
     log: Path | None = chosen.log
@@ -70,7 +72,11 @@ def main(arguments: Sequence[str]) -> int:
     settings = from_environment(
         production=True, role=chosen.role, host="127.0.0.1", port=0, metrics_port=0
     )
-    opened = partial(open_role, seam=troubled) if chosen.rate else open_role
+    opened = partial(
+        open_role,
+        seam=troubled if chosen.rate else None,
+        webhooks=webhooks_of(settings, clock, loopback=True) if chosen.loopback else None,
+    )
     try:
         return run(settings, on_ready=_say, clock=clock, opened=opened)
     except ConveyorError as error:

@@ -11,9 +11,12 @@ import pytest
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunFailure, TaskFailure, TaskStatus
 from conveyor.domain.task_rules import Failed, Released
+from conveyor.domain.webhooks import Webhook
 from conveyor.ports.binding import Jobs, Runs, Tasks
 from conveyor.ports.records import StoredResponse
+from conveyor.ports.schedules import ScheduleChange, Schedules
 from conveyor.ports.tasks import NotClaimable
+from tests.conformance.scheduled_jobs import fire, moved, read_job, schedule_job
 from tests.conformance.test_dispatchable import named
 from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World
 
@@ -28,10 +31,12 @@ class Case(NamedTuple):
 
 
 CASES: list[Case] = []
+PORTS = (Jobs, Runs, Tasks, Schedules)
 READS = {
     *("get_job", "find_job", "list_jobs", "get_run", "run_exists", "list_runs", "deleted_runs"),
     *("dispatchable_runs", "dispatchable_run", "dispatch_changes"),
     *("page_tasks", "get_task", "task_history", "unfinished_after"),
+    *("due_schedules", "list_schedules", "list_fires"),
 }
 
 
@@ -135,6 +140,40 @@ async def purge_a_job(world: World) -> AsyncIterator[set[str]]:
     await world.store.runs.purge_run(run_id)
     yield set()
     await world.store.jobs.purge_job(job_id)
+
+
+@case("set_webhook")
+async def set_a_webhook(world: World) -> AsyncIterator[set[str]]:
+    job_id, _ = await world.submit(1)
+    yield set()
+    webhook = Webhook("https://example.com/")
+    await world.store.jobs.set_webhook(CALLER, job_id, webhook, now=world.now)
+
+
+@case("change_schedule")
+async def fire_a_schedule(world: World) -> AsyncIterator[set[str]]:
+    job = await schedule_job(world)
+    made: set[str] = set()
+    yield made
+    made.add((await fire(world, job.job_id)).run_id)
+
+
+@case("change_schedule")
+async def pause_a_schedule(world: World) -> AsyncIterator[set[str]]:
+    job = await schedule_job(world)
+    await fire(world, job.job_id)
+    known = await read_job(world, job.job_id)
+    yield set()
+    change = ScheduleChange(before=known, after=moved(world, known, paused=True))
+    assert await world.store.schedules.change_schedule(change)
+
+
+@case("drop_old_fires")
+async def drop_old_fires(world: World) -> AsyncIterator[set[str]]:
+    job = await schedule_job(world)
+    await fire(world, job.job_id)
+    yield set()
+    await world.store.schedules.drop_old_fires(before=world.now + 1, limit=10)
 
 
 @case("stop_run")
@@ -351,6 +390,6 @@ async def test_a_call_is_told_of_where_it_changes_status_or_pause(world: World, 
 
 
 def test_there_is_a_case_of_every_method_that_writes() -> None:
-    methods = {name for port in (Jobs, Runs, Tasks) for name in dir(port) if name[0] != "_"}
+    methods = {name for port in PORTS for name in dir(port) if name[0] != "_"}
     assert methods > READS
     assert {case.method for case in CASES} == methods - READS

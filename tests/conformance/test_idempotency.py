@@ -112,3 +112,40 @@ async def test_of_fifty_at_once_one_goes_on(idempotency: Idempotency, clock: Fak
     )
     assert sum(isinstance(one, ClaimedKey) for one in claims) == 1
     assert claims.count(KeyInUse()) == 49
+
+
+async def test_an_answer_of_work_in_several_steps_is_kept(
+    idempotency: Idempotency, clock: FakeClock
+) -> None:
+    now = clock.now()
+    answer = StoredResponse(202, b'{"replayed":2}\n')
+    await claim(idempotency, now)
+    for given in (answer, answer, StoredResponse(202, b"other")):
+        await idempotency.answer_idempotency_key("scope", created_id="FIRST", answer=given)
+    assert await claim(idempotency, now) == answer
+    assert await claim(idempotency, now, body=b"other") == KeyMismatch()
+    await release(idempotency, now)
+    assert await claim(idempotency, now + DAY - 1) == answer
+    assert await claim(idempotency, now + DAY, created_id="NEW") == ClaimedKey("NEW", False)
+
+
+async def test_an_answer_of_somebody_else_is_dropped(
+    idempotency: Idempotency, clock: FakeClock
+) -> None:
+    now = clock.now()
+    answer = StoredResponse(202, b"{}")
+    await idempotency.answer_idempotency_key("scope", created_id="FIRST", answer=answer)
+    await claim(idempotency, now)
+    await idempotency.answer_idempotency_key("scope", created_id="SECOND", answer=answer)
+    assert await claim(idempotency, now) == KeyInUse()
+
+
+async def test_an_answer_after_a_take_over_is_that_of_both(
+    idempotency: Idempotency, clock: FakeClock
+) -> None:
+    now = clock.now()
+    answer = StoredResponse(202, b"{}")
+    await claim(idempotency, now)
+    await claim(idempotency, now + LAPSE, created_id="SECOND")
+    await idempotency.answer_idempotency_key("scope", created_id="FIRST", answer=answer)
+    assert await claim(idempotency, now + LAPSE) == answer

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from conveyor.engine.lanes import Lanes
-from conveyor.engine.telemetry import Backlog
+from conveyor.engine.telemetry import Backlog, Reports, Telemetry
 from conveyor.roles.logs import JsonFormatter
 from conveyor.roles.production import KEEP_ALIVE
 from conveyor.settings import load
@@ -128,8 +128,50 @@ async def test_fires_that_are_lost_are_counted_by_what_a_worker_logs(
     assert line["reason"] == reason
     assert wanted[2] == "quota_exceeded"
     assert line[metric["MetricValue"].removeprefix("$.")] == 1
-    [alarm] = [one for one in alarms if one["MetricName"] == metric["MetricName"]]
+    [alarm] = [one for one in alarms if one.get("MetricName") == metric["MetricName"]]
     assert alarm["Namespace"] == metric["MetricNamespace"]
+
+
+async def test_alarms_watch_the_line_that_workers_log_of_webhooks(
+    resources: dict[str, Any], alarms: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    telemetry = Telemetry()
+    reports = Reports(telemetry, notices=lambda: 3.0, events=lambda: 1.0)
+    for outcome in ("delivered", "http_5xx", "timeout"):
+        telemetry.webhook_attempted(outcome)
+    with caplog.at_level("INFO", "conveyor.engine"):
+        await reports.tell()
+    [record] = caplog.records
+    line = json.loads(JsonFormatter().format(record))
+    found = {}
+    for name in ("WebhooksDelivered", "WebhooksFailed", "WebhooksOldest"):
+        properties = resources[name]["Properties"]
+        [metric] = properties["MetricTransformations"]
+        assert properties["FilterPattern"] == f'{{ $.message = "{line["message"]}" }}'
+        found[metric["MetricName"]] = line[metric["MetricValue"].removeprefix("$.")]
+    assert found == {"WebhooksDelivered": 1, "WebhooksFailed": 2, "WebhooksOldest": 3.0}
+    watched = {
+        stat["Metric"]["MetricName"]
+        for alarm in alarms
+        for one in alarm.get("Metrics", [])
+        if (stat := one.get("MetricStat"))
+    } | {alarm.get("MetricName") for alarm in alarms}
+    assert found.keys() <= watched
+
+
+def test_events_can_leave_for_any_receiver(resources: dict[str, Any]) -> None:
+    """From both roles: an api tests receivers."""
+    groups = {
+        group["Ref"]
+        for service in ("ApiService", "WorkerService")
+        for group in resources[service]["Properties"]["NetworkConfiguration"][
+            "AwsvpcConfiguration"
+        ]["SecurityGroups"]
+    }
+    assert groups == {"TaskGroup"}
+    rules = resources["TaskGroup"]["Properties"]["SecurityGroupEgress"]
+    assert all(rule["IpProtocol"] == "-1" for rule in rules)
+    assert {rule.get("CidrIp", rule.get("CidrIpv6")) for rule in rules} == {"0.0.0.0/0", "::/0"}
 
 
 def test_there_is_always_a_worker_to_tell_what_waits(template: dict[str, Any]) -> None:
@@ -148,6 +190,6 @@ def test_every_alarm_is_in_the_readme_with_what_it_means_and_what_to_do(
 
 def test_answers_5xx_are_noticed_whoever_gives_them(alarms: list[dict[str, Any]]) -> None:
     """The balancer counts apart those that it gives itself, as where an api hung up on it."""
-    watched = {one["MetricName"] for one in alarms}
+    watched = {one.get("MetricName") for one in alarms}
 
     assert watched >= {"HTTPCode_Target_5XX_Count", "HTTPCode_ELB_5XX_Count"}
