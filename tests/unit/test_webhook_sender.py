@@ -338,3 +338,17 @@ def test_a_machine_of_a_fleet_posts_nothing_to_itself() -> None:
     listed = WebhookRules(networks=(ip_network(f"{own}/32"),))
 
     assert not listed.admits("a.test", own)
+
+
+async def test_the_time_of_an_attempt_counts_its_look_up() -> None:
+    clock = FakeClock()
+
+    async def slow(_host: str, _port: int) -> list[str]:
+        await clock.advance(0.25)
+        return []
+
+    sender = WebhookSender(clock, WebhookRules(), lookup=slow)
+    answer = await sender.post_event("https://hooks.example/x", headers={}, body=BODY)
+
+    assert (answer.error, answer.milliseconds) == ("transport_error:unresolved", 250)
+    await sender.aclose()
