@@ -153,7 +153,8 @@ class Planner:
         """
         control = self._lanes.control
         if control.room > 0 and now >= control.not_before and not control.probing:
-            return self._receive(control, min(control.room, self._polling.batch), now)
+            count = min(control.room, self._polling.batch)
+            return self._receive(control, count, now, may_wait=True, buffers=False)
         free = self.room(ahead)
         if most is not None:
             free = min(free, most)
@@ -237,20 +238,21 @@ class Planner:
         return Start(lane, delivery, refill)
 
     def _receive(
-        self, lane: Lane, count: int, now: float, *, may_wait: bool = True, buffers: bool = True
+        self, lane: Lane, count: int, now: float, *, may_wait: bool, buffers: bool
     ) -> Receive:
         """Ask an empty lane for one message, waiting if the slot has nothing better to do; ask any
         other for as many as a receive may bring."""
         if not lane.empties:
             extra = 0
-            if buffers and self._claims_at_once == 1 and not lane.is_control:
+            if buffers and self._claims_at_once == 1:
                 extra = self._policy.may_buffer(lane, count, now)
             lane.refilling += extra
             self._book(lane, count)
             return Receive(lane, count, extra=extra)
         wait = 0.0
         lane.probing = True
-        if lane.is_control or (may_wait and self._probes < max(1, self._slots // PROBE_SHARE)):
+        probes = max(1, self._slots // PROBE_SHARE)
+        if may_wait and (lane.is_control or self._probes < probes):
             wait = self._polling.wait
         if wait and not lane.is_control:
             self._probes += 1

@@ -429,3 +429,16 @@ async def test_a_clock_that_was_set_back_and_right_again_hides_no_task_for_hours
     await api.clock.advance(again.hide_for)
     await work.handle(0)
     assert len(server.all_requests) == 2
+
+
+async def test_a_call_that_was_refused_before_it_was_sent_counts_all_the_same(
+    api: Api,
+) -> None:
+    gateway = DirectGateway(api.clock, retry_after_cap=CAP)
+    work = await work_on(api, gateway, "http://127.0.0.1/private")
+    await work.handle(0)
+
+    assert work.telemetry.gateway_calls == {"failed": 1}
+    [event] = (await work.history(0))["events"]
+    assert event["sent"] == 0
+    await gateway.aclose()

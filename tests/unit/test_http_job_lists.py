@@ -99,6 +99,8 @@ async def test_runs_are_listed_and_read(api: Api) -> None:
         (await api.client.get(f"{path}/runs", params={"cursor": first.next_cursor})).json()
     )
 
+    exact = await api.client.get(f"{path}/runs", params={"limit": "3"})
+    assert ListJobRunsResponse.model_validate(exact.json()).next_cursor is None
     assert [run.run_sequence for run in first.runs] == [3, 2]
     assert [run.run_sequence for run in second.runs] == [1]
     assert second.next_cursor is None

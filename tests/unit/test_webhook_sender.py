@@ -457,3 +457,17 @@ async def test_the_rules_on_urls_count_for_reserved_names_too() -> None:
     for url in ("ftp://example.com/", "https://u:p@example.com/", "https://example.com/#f"):
         with pytest.raises(ConveyorError):
             await sender.check_url(url)
+
+
+async def test_the_time_of_an_attempt_counts_its_look_up() -> None:
+    clock = FakeClock()
+
+    async def slow(_host: str, _port: int) -> list[str]:
+        await clock.advance(0.25)
+        return []
+
+    sender = WebhookSender(clock, WebhookRules(), lookup=slow)
+    answer = await sender.post_event("https://hooks.example/x", headers={}, body=BODY)
+
+    assert (answer.error, answer.milliseconds) == ("transport_error:unresolved", 250)
+    await sender.aclose()
