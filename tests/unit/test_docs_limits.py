@@ -42,7 +42,7 @@ from conveyor.prod.sqs import queues as sqs_queues
 from conveyor.prod.sqs.messages import LONGEST_HIDING
 from conveyor.prod.startup_checks import BEAT, WATCH
 from conveyor.records import expiry
-from conveyor.records.active_jobs import COUNTED_PER_JOB, LEAST_COUNTED
+from conveyor.records.quotas import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.roles.serving import MOST_FILES
 from conveyor.service import reruns, results, submit, task_lists
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
