@@ -10,10 +10,9 @@ import msgspec
 from msgspec import structs
 
 from conveyor.aio.concurrency import for_each
-from conveyor.aio.keyed_locks import KeyedLocks
 from conveyor.aio.resilience import log_and_continue, log_failure
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer, UnsealError
-from conveyor.domain.errors import ConveyorError
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.fires import FireDecision, FireLook, decide_fires, with_present_zones
 from conveyor.domain.model import Job
 from conveyor.domain.schedule import ZONES_VERSION
@@ -23,7 +22,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.queues import CONTROL_QUEUE, IngestMessage, Queues, Signals
 from conveyor.ports.records import JobReader, RunLookup
 from conveyor.ports.schedules import ScheduleChange, Schedules
-from conveyor.records.active_jobs import are_jobs_full
+from conveyor.records.quotas import ActiveJobQuota
 
 PAGE = 100
 """Schedules read at a time; a look goes on while there are as many."""
@@ -75,7 +74,7 @@ class Scheduler:
         self._ports = ports
         self._clock = clock
         self._options = options
-        self._locks = KeyedLocks()
+        self._quota = ActiveJobQuota(ports.jobs, limit=options.max_active_jobs)
         self._renewed_to: str | None = ""
         self.outcomes: dict[str, int] = {}
         self.late = 0.0
@@ -145,21 +144,28 @@ class Scheduler:
             interval=round(self._options.interval * 1_000),
         )
         decision = decide_fires(job, look)
-        if decision.run is None or not self._options.max_active_jobs:
-            await self._write(job, look, decision)
-            return
-        async with self._locks.lock(job.caller):
-            # This process counts no other fire of this caller meanwhile.
-            await self._write(job, look, decision)
-
-    async def _write(self, job: Job, look: FireLook, decision: FireDecision) -> None:
         sealed_key = self._seal_anew(job)
-        if decision.run is not None and (refused := await self._refusal(job, sealed_key)):
-            decision = decide_fires(job, look, refused=refused)
-        after = structs.replace(decision.after, sealed_key=sealed_key or job.sealed_key)
+        if decision.run is not None and sealed_key is None:
+            decision = decide_fires(job, look, refused=SkipReason.KEY_UNREADABLE)
+        sealed_key = sealed_key or job.sealed_key
+        if decision.run is None:
+            await self._write(job, decision, sealed_key, look.now)
+            return
+        try:
+            async with self._quota.room_for_one(job.caller):
+                await self._write(job, decision, sealed_key, look.now)
+        except ConveyorError as error:
+            if error.code is not ErrorCode.QUOTA_EXCEEDED:
+                raise
+            decision = decide_fires(job, look, refused=SkipReason.QUOTA_EXCEEDED)
+            await self._write(job, decision, sealed_key, look.now)
+
+    async def _write(self, job: Job, decision: FireDecision, sealed_key: bytes, now: int) -> None:
+        """Make the step, unless another write of the job came first."""
+        after = structs.replace(decision.after, sealed_key=sealed_key)
         change = ScheduleChange(before=job, after=after, run=decision.run, fires=decision.fires)
         if await self._ports.schedules.change_schedule(change):
-            await self._tell(decision, look.now)
+            await self._tell(decision, now)
 
     def _seal_anew(self, job: Job) -> bytes | None:
         """Seal the caller's key under the first secret, so that older ones can be dropped; return
@@ -170,15 +176,6 @@ class Scheduler:
             return None
         nonce = self._clock.token(NONCE_LENGTH)
         return self._ports.sealer.seal(api_key, caller=job.caller, nonce=nonce)
-
-    async def _refusal(self, job: Job, sealed_key: bytes | None) -> SkipReason | None:
-        """Return why the job may have no run now."""
-        if sealed_key is None:
-            return SkipReason.KEY_UNREADABLE
-        limit = self._options.max_active_jobs
-        if await are_jobs_full(self._ports.jobs, job.caller, limit=limit):
-            return SkipReason.QUOTA_EXCEEDED
-        return None
 
     async def _tell(self, decision: FireDecision, now: int) -> None:
         """Count the fires, and have the rows of the run written."""

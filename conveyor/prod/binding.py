@@ -16,7 +16,7 @@ from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import JobLookup
 from conveyor.prod.aws.boto import open_clients
 from conveyor.prod.aws.calls import Aws, CallStats
-from conveyor.prod.aws.refusals import DeployedAws
+from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
@@ -150,7 +150,11 @@ async def open_records(options: ProdOptions, clock: Clock) -> AsyncIterator[Dyna
             fire_retention_days=options.fire_retention_days,
         )
         stack.push_async_callback(store.aclose)
-        yield store
+        try:
+            yield store
+        except NotDeployed as error:
+            # Its words for callers do not help an administrator.
+            raise ConveyorError(ErrorCode.UNAVAILABLE, error.problem) from None
 
 
 async def _open_redis(

@@ -13,12 +13,12 @@ from conveyor.domain.shards import Shards, ShardScheme, layout
 from conveyor.domain.states import live_run_status
 from conveyor.domain.submission import JobRequest, Limits, parse_add, parse_job
 from conveyor.ports.records import Appended, AppendRequest, StoredResponse
+from conveyor.records.quotas import ActiveJobQuota, ScheduledJobQuota
 from conveyor.service.callers import Caller
 from conveyor.service.context import Context, template_is_fixed
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
 from conveyor.service.list_validation import CancelOnDisconnect, never_disconnected
 from conveyor.service.notifier import WorkNotifier
-from conveyor.service.quotas import ActiveJobQuota, ScheduledJobQuota
 from conveyor.service.responses import add_tasks_body, encode, submit_body
 from conveyor.service.task_lists import StagedList, TaskList, TaskListLoader
 from conveyor.service.webhooks import ReceiverCheck

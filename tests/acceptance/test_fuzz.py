@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,8 @@ from tests.acceptance.support_calls import KEY, Caller, Json, any_problem_of
 from tests.patient import fetched
 
 GOOD = "http://good.invalid/"
+JSON_TYPE = {"Content-Type": "application/json"}
+HOURLY = {"rate": {"every": 1, "unit": "hour"}}
 DOCUMENTS = 120
 REQUESTS = 3
 """How many requests are generated for an operation, allowed ones and forbidden ones each."""
@@ -121,7 +124,7 @@ def test_no_document_makes_the_server_fail(server: Booted) -> None:
             assert fields.get("async") is True
             assert response.json()["latest_run"]["stats"]["total"] == len(tasks)
         else:
-            assert response.status_code in (400, 501), response.text
+            assert response.status_code == 400, response.text
             any_problem_of(response)
 
     with Caller(server.api, "key-of-the-fuzzer") as fuzzer:
@@ -129,6 +132,94 @@ def test_no_document_makes_the_server_fail(server: Booted) -> None:
         for job in fuzzer.get("/jobs", limit=100)["jobs"]:
             assert fuzzer.wait(job)["status"] == "completed"
     assert min(answered.count(201), answered.count(400)) > DOCUMENTS // 10
+
+
+_rates = st.fixed_dictionaries(
+    {"every": st.integers(-1, 600) | _anything, "unit": st.sampled_from(["minute", "day", "week"])}
+)
+_days = st.lists(st.sampled_from(["mon", "sun", 1, 29, 31, 32, None]), max_size=3) | _anything
+_cadences = st.dictionaries(
+    st.sampled_from(["daily", "weekly", "monthly"]),
+    st.just({}) | st.fixed_dictionaries({"days": _days}) | _anything,
+    max_size=2,
+)
+_times = st.lists(st.sampled_from(["00:00", "02:00", "23:00", "09:30", "24:00"]), max_size=3)
+_schedules = st.fixed_dictionaries(
+    {},
+    optional={
+        "at": st.sampled_from(["2099-02-28T09:00", "1969-12-31T23:59:59", "9999-12-31T00:00"])
+        | st.datetimes().map(str)
+        | _anything,
+        "rate": _rates | _anything,
+        "calendar": st.fixed_dictionaries({"times_of_day": _times, "cadence": _cadences}),
+        "timezone": st.sampled_from(["Europe/Berlin", "Africa/Cairo", "UTC", "../etc", "Nowhere"])
+        | _anything,
+        "overlap": st.sampled_from(["skip", "wait"]) | _anything,
+    },
+)
+_right_cadences: st.SearchStrategy[Json] = st.one_of(
+    st.just({"daily": {}}),
+    st.lists(st.sampled_from(["mon", "sun"]), min_size=1).map(
+        lambda days: {"weekly": {"days": days}}
+    ),
+    st.lists(st.integers(1, 31), min_size=1).map(lambda days: {"monthly": {"days": days}}),
+)
+_right_schedules = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "rate": st.fixed_dictionaries(
+                {"every": st.integers(1, 366), "unit": st.sampled_from(["minute", "hour", "day"])}
+            )
+        },
+        optional={"overlap": st.sampled_from(["skip", "wait", None])},
+    ),
+    st.fixed_dictionaries(
+        {
+            "calendar": st.fixed_dictionaries(
+                {
+                    "times_of_day": st.lists(st.sampled_from(["00:00", "02:00"]), min_size=1),
+                    "cadence": _right_cadences,
+                }
+            ),
+            "timezone": st.sampled_from(["Europe/Berlin", "Africa/Cairo", "Pacific/Apia"]),
+        }
+    ),
+)
+
+
+def test_no_schedule_makes_the_server_fail(server: Booted) -> None:
+    answered: list[int] = []
+
+    @bounded(DOCUMENTS)
+    @given(
+        schedule=_right_schedules | _schedules | _anything,
+        state=st.sampled_from(["paused", "active"]) | _anything,
+    )
+    def change(schedule: Any, state: Any) -> None:
+        task = {"url": f"{GOOD}page"}
+        made = fuzzer.http.post(
+            "/jobs", json={"type": "scheduled", "schedule": schedule, "tasks": [task]}
+        )
+        body: dict[str, Any] = {"content": json.dumps(schedule), "headers": JSON_TYPE}
+        put = fuzzer.http.put(f"{path}/schedule", **body)
+        shown = fuzzer.http.post("/schedule/preview", **body)
+        set_to = fuzzer.http.post(f"{path}/schedule/state", json={"schedule_state": state})
+        assert made.status_code in (201, 400), made.text
+        assert (put.status_code == 200) == (made.status_code == 201), (made.text, put.text)
+        assert shown.status_code == 200 or put.status_code == 400, shown.text
+        assert set_to.status_code == (200 if state in ("paused", "active") else 400)
+        for response in (made, put, shown, set_to):
+            answered.append(response.status_code)
+            if response.is_error:
+                any_problem_of(response)
+        fires = fuzzer.get(f"{path}/schedule")["fires"]
+        assert [fire["at"] for fire in fires] == sorted({fire["at"] for fire in fires})
+
+    with Caller(server.api, "key-of-the-fuzzer-of-schedules") as fuzzer:
+        job = fuzzer.submit(f"{GOOD}page", type="scheduled", schedule=HOURLY)
+        path = f"/jobs/{job['job_id']}"
+        change()
+    assert min(answered.count(201), answered.count(400)) > DOCUMENTS // 20
 
 
 def operations(server: Booted) -> dict[str, APIOperation[Any, Any, Any, Any]]:
@@ -160,7 +251,7 @@ def test_every_answer_to_a_generated_request_is_a_described_one(
     with Caller(server.api) as caller:
         for name, operation in operations(server).items():
             for case in generated(operation, mode):
-                point_at_something(caller, case, mode)
+                point_at_something(caller, case, mode, is_scheduled="/schedule" in name)
                 response = send(server, case)
                 asked += 1
                 assert response.status_code not in (500, 503), f"{name}: {response.text}"
@@ -169,9 +260,15 @@ def test_every_answer_to_a_generated_request_is_a_described_one(
     assert asked > 50
 
 
-def point_at_something(caller: Caller, case: Case[Any], mode: GenerationMode) -> None:
+def point_at_something(
+    caller: Caller, case: Case[Any], mode: GenerationMode, *, is_scheduled: bool
+) -> None:
     """Let the ids in the path of an allowed request be such as exist."""
     if mode is GenerationMode.POSITIVE and case.path_parameters:
+        if is_scheduled:
+            made = caller.submit(f"{GOOD}page", type="scheduled", schedule=HOURLY)
+            case.path_parameters = {**case.path_parameters, "job_id": made["job_id"]}
+            return
         [row] = caller.scraped(f"{GOOD}page")
         known = {name: row[name] for name in ("job_id", "run_id", "task_id")}
         case.path_parameters = {**case.path_parameters, **known}

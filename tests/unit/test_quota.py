@@ -11,8 +11,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, JobStatus, JobView, Run, RunStatus
 from conveyor.ports.binding import Jobs
-from conveyor.records.active_jobs import COUNTED_PER_JOB, LEAST_COUNTED, PAGE
-from conveyor.service.quotas import ActiveJobQuota
+from conveyor.records.quotas import COUNTED_PER_JOB, LEAST_COUNTED, PAGE, ActiveJobQuota
 
 
 class History:

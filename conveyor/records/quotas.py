@@ -8,8 +8,15 @@ from contextlib import asynccontextmanager
 
 from conveyor.aio.keyed_locks import KeyedLocks
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.records import JobReader
-from conveyor.records.active_jobs import PAGE, are_jobs_full
+
+PAGE = 100
+"""Jobs read at a time."""
+LEAST_COUNTED = 1_000
+COUNTED_PER_JOB = 10
+"""The quota reads a caller's newest 1,000 jobs, or ten for each allowed one if that is more: the
+cost of a submit does not grow with all jobs of its caller."""
 
 
 class _JobQuota(ABC):
@@ -48,7 +55,20 @@ class ActiveJobQuota(_JobQuota):
     _counted = "be unfinished"
 
     async def _is_full(self, caller_id: str) -> bool:
-        return await are_jobs_full(self._jobs, caller_id, limit=self._limit)
+        """Return whether the newest jobs of a caller reach the limit; reads no page beyond that."""
+        active = 0
+        left = max(LEAST_COUNTED, COUNTED_PER_JOB * self._limit)
+        before: str | None = None
+        while active < self._limit and left > 0:
+            limit = min(PAGE, left)
+            views = await self._jobs.list_jobs(caller_id, status=None, before=before, limit=limit)
+            runs = [view.latest_run for view in views if view.latest_run is not None]
+            active += sum(run.status in LIVE_RUN_STATES for run in runs)
+            if len(views) < limit:
+                break
+            left -= limit
+            before = views[-1].job.job_id
+        return active >= self._limit
 
 
 class ScheduledJobQuota(_JobQuota):
