@@ -304,6 +304,14 @@ def test_refusals_carry_their_code(client: ZenRowsBatchClient, server: Serving) 
         refused(Code.UNAUTHENTICATED, 401, stranger.list_jobs)
 
 
+def walk_webhook(caller: Caller, path: str) -> None:
+    hook = {"url": "https://93.184.216.34/hook", "signature": True}
+    caller.http.put(f"{path}/webhook", json=hook)
+    caller.http.get(f"{path}/webhook")
+    caller.get(path)
+    caller.http.delete(f"{path}/webhook")
+
+
 def test_every_success_of_every_route_parses_in_its_model(server: Serving) -> None:
     seen: set[tuple[str, str]] = set()
 
@@ -357,6 +365,7 @@ def test_every_success_of_every_route_parses_in_its_model(server: Serving) -> No
         caller.get("/hmac/keys")
         caller.http.post("/hmac/keys/rotate/finalize")
         caller.http.delete("/hmac/keys/rotate")
+        walk_webhook(caller, path)
         if isinstance(server, Booted):
             # No receiver that production would post to is within reach.
             caller.http.post("/webhook/test", json={"url": f"{server.origin}/nowhere"})
