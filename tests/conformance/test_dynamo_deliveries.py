@@ -23,9 +23,11 @@ from conveyor.domain.deliveries import (
 )
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import Callback
-from conveyor.domain.webhooks import Webhook
+from conveyor.domain.webhooks import EventType, Webhook
+from conveyor.handlers.notify import Notifier
+from conveyor.handlers.settle import EventSettler
 from conveyor.ports.deliveries import DeliveryFilter
-from conveyor.ports.outbox import OutboxEntry, Subscriber
+from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
 from conveyor.prod.dynamodb.client import DamagedRow, Item, NewerRow, Query, Table
 from conveyor.prod.dynamodb.deliveries import LATE, MOST_READ, DynamoDeliveries
@@ -211,53 +213,52 @@ async def test_a_change_loses_to_one_between_its_read_and_its_write(bench: Bench
     assert await read(bench.world, delivery) == first
 
 
-async def tell(world: World, entry: OutboxEntry) -> None:
-    """Hand an ended run's entry on as a delivery, as the notifier does; put off a live one's."""
-    outbox, now = world.store.outbox, world.now
-    if entry.ended_at == 0:
-        await outbox.reschedule_entry(entry, due_at=now + LEASE, attempts=0)
-        return
-    delivery_id = event_id(entry.run_id, "run.stopped", ended_at=entry.ended_at)
-    run_id = entry.run_id
-    delivery = new_delivery(world, delivery_id=delivery_id, run_id=run_id, job_id=entry.job_id)
-    await world.store.deliveries.create_delivery(delivery)
-    await outbox.drop_entry(entry)
+def notifier(world: World) -> Notifier:
+    """A worker's looks at the outbox."""
+    store = world.store
+    settler = EventSettler(
+        world.clock,
+        outbox=store.outbox,
+        deliveries=store.deliveries,
+        jobs=store.jobs,
+        interval=60.0,
+        origin="",
+    )
+    tellers = {Subscriber.WEBHOOK: settler.tell}
+    return Notifier(world.clock, outbox=store.outbox, tellers=tellers)
 
 
-@pytest.mark.parametrize("runs", [30, pytest.param(500, marks=pytest.mark.full)])
-async def test_with_every_third_answer_lost_each_run_has_one_delivery(
-    bench: Bench, runs: int
+@pytest.mark.parametrize(
+    ("runs", "lost"),
+    [(30, False), (30, True), pytest.param(500, True, marks=pytest.mark.full)],
+)
+async def test_of_three_notifiers_each_run_has_one_delivery(
+    bench: Bench, runs: int, lost: bool
 ) -> None:
+    """Without faults, and with every third answer lost."""
     calls = count(1)
 
     def every_third(_parameters: Parameters) -> bool:
         return next(calls) % 3 == 0
 
     for operation in ("update_item", "delete_item", TRANSACT):
-        bench.faults.lose_answer(DB, operation, times=100_000, where=every_third)
+        bench.faults.lose_answer(DB, operation, times=100_000 if lost else 0, where=every_third)
+    hook = Webhook("https://hooks.example.com", False, tuple(EventType))
     made: list[str] = []
 
     async def run_to_its_end(_number: int) -> None:
-        job_id, run_id = await bench.world.submit(1, webhook=Webhook("https://a.example.com"))
+        job_id, run_id = await bench.world.submit(1, webhook=hook)
         await bench.world.store.runs.stop_run(CALLER, job_id, now=bench.world.now)
         made.append(run_id)
 
-    async def notify(world: World) -> None:
-        while keys := await world.store.outbox.due_entries(now=world.now, limit=100):
-            for key in keys:
-                entry = await world.store.outbox.lease_entry(
-                    key, now=world.now, lapses_at=world.now + LEASE
-                )
-                if entry is not None:
-                    await tell(world, entry)
-
     await for_each(run_to_its_end, range(runs), limit=8)
-    await asyncio.gather(*(notify(world) for world in (bench.world, bench.world, bench.other)))
+    looks = [notifier(world) for world in (bench.world, bench.world, bench.other)]
+    await asyncio.gather(*(look.deliver() for look in looks))
 
-    assert bench.faults.fired > runs
+    assert (bench.faults.fired > runs) is lost
     told = await listed(bench.other)
     assert sorted(one.run_id for one in told) == sorted(made)
-    assert len({one.delivery_id for one in told}) == runs
+    assert await bench.store.outbox.due_entries(now=bench.world.now, limit=10) == []
 
 
 # -- where an item lies --

@@ -83,7 +83,7 @@ async def _job(world: World, **fields: Any) -> Job:
     )
 
 
-@pytest.mark.guarantee("G20")
+@pytest.mark.guarantee("G21")
 async def test_four_schedulers_make_one_run_for_each_fire(
     binding_kind: BindingKind, world: World
 ) -> None:

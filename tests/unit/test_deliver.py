@@ -152,6 +152,7 @@ async def test_an_event_whose_key_is_unreadable_is_not_sent_and_climbs_the_ladde
     assert [one.headers["X-Conveyor-Attempt"] for one in receiver.requests] == ["2"]
 
 
+@pytest.mark.guarantee("G20")
 async def test_a_failed_event_is_sent_again_with_the_same_bytes_and_a_fresh_signature(
     world: DeliveryWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +191,7 @@ async def test_a_receiver_that_is_not_there_is_a_failure(world: DeliveryWorld) -
 # -- the ladder --
 
 
+@pytest.mark.guarantee("G20")
 async def test_a_receiver_that_always_fails_gets_ten_attempts(world: DeliveryWorld) -> None:
     async with receiving("500 x") as receiver:
         await world.owe(receiver.url)
@@ -211,6 +213,7 @@ async def test_a_receiver_that_always_fails_gets_ten_attempts(world: DeliveryWor
     assert [one.next_at for one in delivery.attempts] == [*starts[1:], 0]
 
 
+@pytest.mark.guarantee("G20")
 async def test_an_event_that_was_owed_for_a_week_is_sent_all_the_same(
     world: DeliveryWorld,
 ) -> None:

@@ -75,6 +75,7 @@ def flipped(received: Received, chance: random.Random) -> Received:
     return Received(received.path, received.headers, bytes(changed))
 
 
+@pytest.mark.guarantee("G20")
 @pytest.mark.parametrize(
     "events",
     [AT_ONCE, pytest.param(1_000, marks=[pytest.mark.slow, pytest.mark.extended])],

@@ -11,14 +11,16 @@ import pytest
 from reference.sqlite_columns import read_meanings
 
 from conveyor.dev.sqlite.schema import STEPS, migrate
+from conveyor.domain.deliveries import LADDER, DeliveryStatus
 from conveyor.domain.model import RunFailure, TaskFailure
 from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS
 from conveyor.domain.task_rules import TASK_TRANSITIONS
 from conveyor.gateway import problems
 from conveyor.gateway.fake import Behaviour
 from conveyor.wire.errors import TransportTrouble
-from tests.unit.spec_document import SPEC, differences, name, names, section, table, tables
+from tests.unit.spec_document import ROOT, SPEC, differences, name, names, section, table, tables
 
+WEBHOOKS = ROOT / "docs" / "webhooks.md"
 STATUS = re.compile(r"\d{3}|any other")
 
 
@@ -83,6 +85,24 @@ def test_what_breaks_a_scrape_has_the_verdict_told() -> None:
         for failure in failures
     }
     assert not differences("SPEC.md, verdicts of the gateways", told, right)
+
+
+def test_the_ladder_of_deliveries_is_told() -> None:
+    def told(seconds: int) -> str:
+        for unit, length in (("h", 3_600), ("min", 60)):
+            if seconds >= length:
+                return f"{seconds // length} {unit}"
+        return f"{seconds} s"
+
+    waits = [told(seconds) for seconds in LADDER]
+    assert ", ".join(waits[:-1]) + " and " + waits[-1] in " ".join(section("Webhooks").split())
+    rows = [row[1] for row in table("Failed attempt", text=WEBHOOKS.read_text())]
+    assert ", ".join(rows[:-1]) == ", ".join(waits)
+
+
+def test_the_states_of_a_delivery_are_told() -> None:
+    rows = table("The delivery", "Means", "Next")
+    assert [name(row[0]) for row in rows] == list(DeliveryStatus)
 
 
 def test_the_statuses_of_a_target_have_the_verdict_told() -> None:

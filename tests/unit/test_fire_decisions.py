@@ -411,7 +411,7 @@ _STEPS = st.lists(
 )
 
 
-@pytest.mark.guarantee("G20")
+@pytest.mark.guarantee("G21")
 @given(_schedules(), _STEPS)
 @settings(max_examples=150, deadline=None)
 def test_each_fire_is_decided_once_whatever_happens(

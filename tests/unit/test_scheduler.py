@@ -83,7 +83,7 @@ async def test_a_virtual_year_of_a_time_inside_the_gap_fires_on_each_day(world: 
     assert [run.run_sequence for run in await world.runs(job)] == list(range(1, 366))
 
 
-@pytest.mark.guarantee("G20")
+@pytest.mark.guarantee("G21")
 @pytest.mark.slow
 async def test_four_workers_make_one_run_of_each_of_a_thousand(world: Schedules) -> None:
     """And none more when the clock is set back by three hours, and comes there again."""
@@ -107,7 +107,7 @@ async def test_four_workers_make_one_run_of_each_of_a_thousand(world: Schedules)
         assert run.run_id == (await world.job(job.job_id)).latest_run_id
 
 
-@pytest.mark.guarantee("G20")
+@pytest.mark.guarantee("G21")
 async def test_fires_missed_while_nobody_looked_are_one_run_and_one_row(world: Schedules) -> None:
     job = await world.add()
     await world.look(5 * HOUR + 60)

@@ -183,6 +183,7 @@ STEPS = (
 )
 
 
+@pytest.mark.guarantee("G20")
 @pytest.mark.parametrize("is_done", [False, True], ids=["lost", "done"])
 @pytest.mark.parametrize(("port", "step"), STEPS)
 async def test_a_worker_lost_at_any_step_loses_no_event_and_makes_no_second_one(
@@ -255,6 +256,7 @@ async def test_the_age_of_what_was_not_told_is_known(world: DeliveryWorld) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee("G20")
 async def test_three_notifiers_make_one_delivery_a_run(world: DeliveryWorld) -> None:
     runs = set()
     for _ in range(500):
@@ -272,6 +274,7 @@ async def test_three_notifiers_make_one_delivery_a_run(world: DeliveryWorld) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee("G20")
 async def test_three_notifiers_whose_answers_are_lost_make_one_delivery_a_run(
     world: DeliveryWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
