@@ -161,11 +161,13 @@ def _ports(
         permits=MemoryPermits(clock),
         signals=LocalSignals(),
         root_secret=directory.secret,
-        pipeline=Pipeline(
-            claims_at_once=CLAIMS_AT_ONCE, tasks=store.tasks, bodies=blobs, calls=calls
-        ),
+        pipeline=_pipeline(store, blobs, calls),
         aclose=aclose,
     )
+
+
+def _pipeline(store: SqliteStore, blobs: FileBlobs, calls: CallTable) -> Pipeline:
+    return Pipeline(claims_at_once=CLAIMS_AT_ONCE, tasks=store.tasks, bodies=blobs, calls=calls)
 
 
 async def _open_contents(
