@@ -18,7 +18,9 @@ EVENTS = ("run.completed", "run.failed", "run.stopped")
 STATUSES = ("pending", "delivered", "failed", "dropped")
 
 job_argument = click.argument("job", shell_complete=suggest_jobs)
-job_option = click.option("--job", metavar="JOB", help="Only events of JOB [all jobs].")
+job_option = click.option(
+    "--job", metavar="JOB", shell_complete=suggest_jobs, help="Only events of JOB [all jobs]."
+)
 
 
 def webhook_of(flags: dict[str, Any]) -> dict[str, Any] | None:

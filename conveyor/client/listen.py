@@ -13,7 +13,7 @@ from typing import NoReturn
 import httpx
 
 from conveyor import __version__
-from conveyor.client.api import Api, ClientClock
+from conveyor.client.api import TRANSIENT, Api, ClientClock
 from conveyor.client.commands import ServerTarget, Terminal
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.jobs import find_job
@@ -100,15 +100,13 @@ class Listener:
         pause = FIRST_PAUSE
         for number in range(1, TRIES + 1):
             try:
-                # Read anew for each try, since signatures age.
-                body = (await self._api.delivery(delivery.delivery_id)).body.encode()
-                headers = await self._api.delivery_headers(delivery.delivery_id)
+                outcome = await self._try(delivery.delivery_id)
             except ServerRefused as refusal:
                 if refusal.code == ErrorCode.NOT_FOUND:
                     self._terminal.warn(f"{shown}  gone before it was handed on")
                     return
-                raise
-            outcome = await self._receiver.post(headers, body)
+                # Such as a key that the server cannot open: later events may fare better.
+                outcome = PostOutcome(None, str(refusal))
             self._tell(delivery, shown, outcome, number)
             if outcome.taken:
                 self.handed_on += 1
@@ -119,7 +117,12 @@ class Listener:
         again = command("webhook", "replay", delivery.delivery_id)
         self._terminal.warn(f"gave up after {TRIES} tries; to have it again: {again}")
 
-    def _tell(self, delivery: DeliveryReply, shown: str, outcome: Outcome, number: int) -> None:
+    async def _try(self, delivery_id: str) -> PostOutcome:
+        """Post an event once. Its headers are fresh, since signatures age."""
+        body = (await self._api.delivery(delivery_id)).body.encode()
+        return await self._receiver.post(await self._api.delivery_headers(delivery_id), body)
+
+    def _tell(self, delivery: DeliveryReply, shown: str, outcome: PostOutcome, number: int) -> None:
         made = to_the_second(delivery.created_at)[11:]
         replayed = ", replayed" if delivery.ladder > 1 else ""
         self._terminal.say(f"{made}  {shown}  {outcome.words}{replayed}")
@@ -137,7 +140,7 @@ class Listener:
         )
 
 
-class Outcome:
+class PostOutcome:
     """What came of a request to the receiver: the status of its answer, None without one."""
 
     def __init__(self, status: int | None, error: str = "") -> None:
@@ -165,7 +168,7 @@ class Receiver:
         """Close the connections."""
         await self._client.aclose()
 
-    async def post(self, headers: dict[str, str], body: bytes) -> Outcome:
+    async def post(self, headers: dict[str, str], body: bytes) -> PostOutcome:
         """Post an event without following redirects."""
         usual = {"Content-Type": "application/json", "User-Agent": f"conveyor/{__version__}"}
         try:
@@ -173,10 +176,10 @@ class Receiver:
                 self._address, content=body, headers={**usual, **headers}
             )
         except httpx.TimeoutException:
-            return Outcome(None, f"no answer for {POST_SECONDS:g} s")
+            return PostOutcome(None, f"no answer for {POST_SECONDS:g} s")
         except httpx.RequestError as error:
-            return Outcome(None, printable(str(error) or type(error).__name__))
-        return Outcome(answer.status_code)
+            return PostOutcome(None, printable(str(error) or type(error).__name__))
+        return PostOutcome(answer.status_code)
 
 
 async def listen(
@@ -203,9 +206,11 @@ async def _follow(listener: Listener, terminal: Terminal, pace: ClientClock) -> 
         whole = pace.monotonic() >= whole_at
         try:
             await listener.look(whole=whole)
-        except ServerUnreachable as error:
+        except (ServerUnreachable, ServerRefused) as error:
+            if isinstance(error, ServerRefused) and error.status not in TRANSIENT:
+                raise
             if not is_away:
-                terminal.warn(f"{error} trying again")
+                terminal.warn(f"{error}; trying again")
             is_away = True
             continue
         is_away = False

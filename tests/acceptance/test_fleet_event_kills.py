@@ -51,7 +51,7 @@ def submit(wire: Wire, receiver: SlowReceiver, name: str) -> list[str]:
     return made
 
 
-@pytest.mark.guarantee("G21")
+@pytest.mark.guarantee("G20")
 @pytest.mark.parametrize(
     ("kills", "seed"),
     [
