@@ -148,12 +148,14 @@ async def open_binding(
         permits=MemoryPermits(clock),
         signals=LocalSignals(),
         root_secret=directory.secret,
-        pipeline=Pipeline(
-            claims_at_once=CLAIMS_AT_ONCE, tasks=store.tasks, bodies=blobs, calls=calls
-        ),
+        pipeline=_pipeline(store, blobs, calls),
         aclose=aclose,
     )
     return DevBinding(binding, directory, store, queues)
+
+
+def _pipeline(store: SqliteStore, blobs: FileBlobs, calls: CallTable) -> Pipeline:
+    return Pipeline(claims_at_once=CLAIMS_AT_ONCE, tasks=store.tasks, bodies=blobs, calls=calls)
 
 
 async def _open_contents(
