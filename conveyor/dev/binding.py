@@ -7,7 +7,7 @@ blob that no record names belongs to nobody.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +129,20 @@ async def open_binding(
         except ConveyorError as error:
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
         aclose = opened.pop_all().aclose
-    binding = Binding(
+    ports = _ports(directory, store, blobs, calls, queues, clock, aclose)
+    return DevBinding(ports, directory, store, queues)
+
+
+def _ports(
+    directory: DataDirectory,
+    store: SqliteStore,
+    blobs: FileBlobs,
+    calls: CallTable,
+    queues: MemoryQueues,
+    clock: Clock,
+    aclose: Callable[[], Awaitable[None]],
+) -> Binding:
+    return Binding(
         jobs=store.jobs,
         runs=store.runs,
         idempotency=store.idempotency,
@@ -151,7 +164,6 @@ async def open_binding(
         pipeline=_pipeline(store, blobs, calls),
         aclose=aclose,
     )
-    return DevBinding(binding, directory, store, queues)
 
 
 def _pipeline(store: SqliteStore, blobs: FileBlobs, calls: CallTable) -> Pipeline:
