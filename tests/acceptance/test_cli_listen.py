@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -139,8 +139,10 @@ class HastyClock(SystemClock):
         await anyio.lowlevel.checkpoint()
 
 
-def listener_of(api: Api, receiver: Local, job_id: str | None = None) -> Listener:
-    return Listener(api, Terminal(Printing.JSON), receiver, job_id=job_id)
+@asynccontextmanager
+async def listener_of(api: Api, url: str, job_id: str | None = None) -> AsyncIterator[Listener]:
+    async with aclosing(Local(url)) as receiver:
+        yield Listener(api, Terminal(Printing.JSON), receiver, job_id=job_id)
 
 
 async def test_a_receiver_that_takes_nothing_is_tried_a_few_times_and_then_left(
@@ -151,9 +153,9 @@ async def test_a_receiver_that_takes_nothing_is_tried_a_few_times_and_then_left(
         await submit(api, server, "page")
         await logged(api, 1)
         with Receiver(500) as broken:
-            listener = listener_of(api, Local(broken.url))
-            await listener.begin("1970-01-01T00:00:00.000Z")
-            await listener.look(whole=True)
+            async with listener_of(api, broken.url) as listener:
+                await listener.begin("1970-01-01T00:00:00.000Z")
+                await listener.look(whole=True)
 
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["try"], one["status_code"]) for one in lines] == [
@@ -169,16 +171,16 @@ async def test_without_since_only_what_comes_later_is_handed_on(server: Conveyor
         await submit(api, server, "before")
         [before] = await logged(api, 1)
         with Receiver(200) as receiver:
-            listener = listener_of(api, Local(receiver.url))
-            await listener.begin(None)
-            await listener.look(whole=True)
-            assert told(receiver) == []
+            async with listener_of(api, receiver.url) as listener:
+                await listener.begin(None)
+                await listener.look(whole=True)
+                assert told(receiver) == []
 
-            await submit(api, server, "after")
-            [_, after] = await logged(api, 2)
-            await api.replay_delivery(before)
-            for whole in (False, True):
-                await listener.look(whole=whole)
+                await submit(api, server, "after")
+                [_, after] = await logged(api, 2)
+                await api.replay_delivery(before)
+                for whole in (False, True):
+                    await listener.look(whole=whole)
 
     assert told(receiver) == [after, before]
     assert "X-Signature" not in receiver.got[0][0]
@@ -192,8 +194,8 @@ async def test_events_of_other_jobs_are_passed_over(
         jobs = [await submit(api, server, name) for name in ("mine", "other")]
         await logged(api, 2)
         with Receiver(200) as receiver:
-            listener = listener_of(api, Local(receiver.url), jobs[0])
-            await listener.begin("1970-01-01T00:00:00.000Z")
+            async with listener_of(api, receiver.url, jobs[0]) as listener:
+                await listener.begin("1970-01-01T00:00:00.000Z")
 
     [(_, body)] = receiver.got
     assert json.loads(body)["job_id"] == jobs[0]
@@ -207,7 +209,8 @@ async def test_a_receiver_that_is_not_there_is_told(
     async with connect(server.base_url, server.api_key, HastyClock()) as api:
         await submit(api, server, "page")
         [event] = await logged(api, 1)
-        await listener_of(api, Local(url)).begin("1970-01-01T00:00:00.000Z")
+        async with listener_of(api, url) as listener:
+            await listener.begin("1970-01-01T00:00:00.000Z")
 
     captured = capsys.readouterr()
     lines = [json.loads(line) for line in captured.out.splitlines()]

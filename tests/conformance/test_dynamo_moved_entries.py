@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from conveyor.domain.model import Job
+from conveyor.domain.deliveries import put_off
+from conveyor.domain.model import Callback, Job
+from conveyor.ports.outbox import EntryKey, OutboxEntry, Subscriber
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.schema import Key, job_key, place_key, run_key
 from conveyor.testing.aws_faults import Match
 from conveyor.testing.clock import FakeClock
-from tests.conformance.dynamo_records import DB, Bench, open_bench
+from tests.conformance.dynamo_records import DB, LAPSE, Bench, open_bench
 from tests.conformance.dynamo_schedules import MADE, draft, moved
+from tests.conformance.sent_deliveries import begin, change, owe
 from tests.conformance.world import CALLER
 
 pytestmark = pytest.mark.extended
@@ -120,6 +123,58 @@ async def test_a_schedule_that_moves_within_what_is_due_is_found_once(bench: Ben
     due = await bench.store.schedules.due_schedules(now=world.now, limit=3)
     assert bench.faults.fired == 1
     assert [job.job_id for job in due] == [unchanged.job_id, last.job_id, moving.job_id]
+
+
+def move_before_second_page(bench: Bench, move: Callable[[], Awaitable[None]]) -> None:
+    """Let something happen between the first and the second page of a query."""
+    bench.faults.before(
+        DB, "query", move, where=lambda parameters: "ExclusiveStartKey" in parameters
+    )
+
+
+async def test_a_delivery_that_moves_within_what_is_due_is_found_once(bench: Bench) -> None:
+    world, now = bench.world, bench.world.now
+    leased, unchanged, moving, last = [
+        await owe(bench.other, due_at=now - 4_000 + number) for number in range(4)
+    ]
+    await begin(bench.other, leased)
+    after = put_off(moving, due_at=now, now=now)
+
+    async def move() -> None:
+        await change(bench.other, moving, after)
+
+    move_before_second_page(bench, move)
+    due = await bench.store.deliveries.due_deliveries(now=world.now, limit=3)
+    assert bench.faults.fired == 1
+    assert due == [unchanged, last, after]
+
+
+async def test_an_outbox_entry_that_moves_within_what_is_due_is_found_once(bench: Bench) -> None:
+    world = bench.world
+    keys: list[EntryKey] = []
+    for _ in range(4):
+        _, run_id = await bench.other.submit(1, callback=Callback("token"))
+        keys.append(EntryKey(run_id, Subscriber.CALLBACK))
+        await world.clock.advance(1)
+
+    async def lease(key: EntryKey) -> OutboxEntry:
+        entry = await bench.other.store.outbox.lease_entry(
+            key, now=world.now, lapses_at=world.now + LAPSE
+        )
+        assert entry is not None
+        return entry
+
+    leased, unchanged, moving, last = keys
+    await lease(leased)
+
+    async def move() -> None:
+        entry = await lease(moving)
+        await bench.other.store.outbox.reschedule_entry(entry, due_at=world.now, attempts=0)
+
+    move_before_second_page(bench, move)
+    due = await bench.store.outbox.due_entries(now=world.now, limit=3)
+    assert bench.faults.fired == 1
+    assert due == [unchanged, last, moving]
 
 
 async def test_a_batch_asks_for_each_item_once(bench: Bench) -> None:

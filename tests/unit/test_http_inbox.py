@@ -6,16 +6,20 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
+from conveyor.bootstrap import open_dev
 from conveyor.domain.signatures import SigningSecret, sign
 from conveyor.http import inbox as module
 from conveyor.http.inbox import MOST_BODY, MOST_REQUESTS, Inbox
 from conveyor.http.middleware import ProblemResponses, RequestId, routing_problem
+from conveyor.settings import load
 from conveyor.testing.clock import FakeClock
 
 OURS = SigningSecret("01KEYOURS", bytes(range(32)))
@@ -153,3 +157,23 @@ async def test_other_machines_are_refused(peer: str) -> None:
     assert {answer.status_code for answer in answers} == {403}
     async with opened(FakeClock(), peer="::1") as client:
         assert (await client.get("/_dev/inbox/n")).json() == {"requests": []}
+
+
+@pytest.mark.parametrize(
+    ("origin", "inbox"),
+    [
+        ("http://127.0.0.1:9000", "http://127.0.0.1:9000/_dev/inbox"),
+        ("http://[::1]:9000", "http://[::1]:9000/_dev/inbox"),
+        ("http://localhost:9000", "http://localhost:9000/_dev/inbox"),
+        ("http://192.0.2.7:9000", ""),
+        ("http://[2001:db8::1]:9000", ""),
+    ],
+)
+def test_a_server_beyond_loopback_has_no_inbox(tmp_path: Path, origin: str, inbox: str) -> None:
+    async def opened_at() -> tuple[str, bool]:
+        settings = load({}, data_dir=str(tmp_path), gateway="fake")
+        runtime = await open_dev(settings, FakeClock(), origin=origin)
+        await runtime.aclose()
+        return runtime.inbox, any(route.path.startswith("/_dev/") for route in runtime.app.routes)
+
+    assert anyio.run(opened_at) == (inbox, bool(inbox))

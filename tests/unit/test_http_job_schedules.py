@@ -124,6 +124,38 @@ async def test_only_later_fires_follow_another_schedule(api: Api) -> None:
     assert at == api.clock.now() + HOUR
 
 
+async def test_what_was_due_before_a_change_is_not_lost_with_the_old_schedule(api: Api) -> None:
+    """No worker looked for 40 minutes: the fire at 15 is missed, and the one at 30 made up for."""
+    job_id = await submit(api, RATE)
+    path = f"/v1/jobs/{job_id}"
+    await api.clock.advance(40 * MINUTE / 1_000)
+
+    changed = await api.client.put(f"{path}/schedule", json={"rate": {"every": 1, "unit": "hour"}})
+    at = api.clock.now()
+    await look(api, after=MINUTE)
+
+    assert "latest_run" not in changed.json()
+    [run] = (await api.client.get(f"{path}/runs")).json()["runs"]
+    assert run["trigger"] == "scheduled"
+    fires = (await api.client.get(f"{path}/schedule/fires")).json()["fires"]
+    assert [(fire["status"], fire["count"]) for fire in fires] == [("started", 1), ("missed", 1)]
+    assert instant(fires[0]["at"]) == at - 10 * MINUTE
+    assert instant((await shown(api, job_id))["next_scheduled_run"]) == at + HOUR
+
+
+async def test_what_was_due_while_paused_stays_skipped_when_the_schedule_changes(api: Api) -> None:
+    job_id = await submit(api, RATE)
+    path = f"/v1/jobs/{job_id}/schedule"
+    await api.client.post(f"{path}/state", json={"schedule_state": "paused"})
+    await api.clock.advance(40 * MINUTE / 1_000)
+
+    changed = (await api.client.put(path, json={"rate": {"every": 1, "unit": "hour"}})).json()
+
+    assert changed["schedule_state"] == "paused"
+    [fire] = (await api.client.get(f"{path}/fires")).json()["fires"]
+    assert (fire["status"], fire["reason"], fire["count"]) == ("skipped", "paused", 2)
+
+
 async def test_a_change_that_meets_another_write_is_made_all_the_same(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
