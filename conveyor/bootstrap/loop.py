@@ -174,6 +174,7 @@ def service_options(
         max_open_job_tasks=settings.max_open_job_tasks,
         max_active_jobs=settings.max_active_jobs,
         max_scheduled_jobs=settings.max_scheduled_jobs,
+        schedule_catch_up=settings.schedule_catch_up,
         idempotency_claim=settings.idempotency_claim,
         idempotency_ttl=settings.idempotency_ttl,
         result_url_ttl=settings.result_url_ttl,
@@ -263,8 +264,7 @@ def build_worker(
 ) -> Worker:
     """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
     own."""
-    _, older_secrets = root_secrets(settings)
-    secrets = [*binding.sealing_secrets, binding.root_secret, *older_secrets]
+    secrets = _sealing_secrets(binding, settings)
     ports = WorkerPorts(
         jobs=jobs or binding.jobs,
         runs=binding.runs,
@@ -278,13 +278,11 @@ def build_worker(
         pipeline=binding.pipeline,
     )
     notifier = _notifier(binding, settings, clock, telemetry, origin=outside.origin)
-    signer = EventSigner(binding.signing_keys, SigningKeySealer(secrets), clock)
-    deliverer = _deliverer(binding, outside.webhooks, signer, clock, telemetry)
+    deliverer = _deliverer(binding, outside.webhooks, settings, clock, telemetry)
     reports = Reports(telemetry, notices=lambda: notifier.oldest, events=lambda: deliverer.oldest)
-    interval = settings.outbox_interval
     tickers = [
         _sweep_ticker(binding, settings, clock),
-        Ticker(notifier.deliver, clock, interval=interval, what="the look for callbacks"),
+        _outbox_ticker(notifier, settings, clock),
         _schedule_ticker(binding, settings, clock, telemetry=telemetry, sealer=ports.sealer),
     ]
     if options.logs_backlog:
@@ -292,15 +290,7 @@ def build_worker(
     chores = Chores(
         control=_control_handlers(binding, settings, clock),
         tickers=tickers,
-        overlapping=[
-            OverlappingTicker(
-                deliverer.look,
-                clock,
-                interval=interval,
-                what="the look for deliveries",
-                stop=deliverer.stop,
-            )
-        ],
+        overlapping=[_delivery_ticker(deliverer, settings, clock)],
     )
     return assemble_worker(
         ports, settings, clock, telemetry=telemetry, chores=chores, options=options
@@ -318,14 +308,7 @@ def assemble_worker(
 ) -> Worker:
     """Make a worker of tasks with its chores."""
     name = clock.new_id()
-    heartbeat = _heartbeat(settings)
-    leases = LeaseOptions(
-        holder=name,
-        lease=settings.permit_lease,
-        heartbeat=heartbeat,
-        slots=settings.workers,
-        batch=options.polling.batch,
-    )
+    leases = _leases(name, settings, options)
     policy = options.policy(ports.permits, clock, leases)
     outages = Outages(clock, gateway=without_secrets(settings.gateway))
     dispatcher = Dispatcher(
@@ -351,17 +334,31 @@ def assemble_worker(
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("queue_depth", dispatcher.depth)
     _measure_outages(telemetry, outages)
-    tickers = list(chores.tickers)
-    if options.logs_backlog:
-        tickers.append(_backlog_teller(dispatcher, ports.queues, clock))
+    counting = [_backlog_teller(dispatcher, ports.queues, clock)] if options.logs_backlog else []
     return Worker(
         dispatcher,
         discovery,
         clock,
-        heartbeat=heartbeat,
-        tickers=tickers,
+        heartbeat=_heartbeat(settings),
+        tickers=[*chores.tickers, *counting],
         overlapping=chores.overlapping,
         outages=outages,
+    )
+
+
+def _sealing_secrets(binding: Binding, settings: Settings) -> list[bytes]:
+    """Return the secrets that open what was sealed, the one that seals first."""
+    _, older_secrets = root_secrets(settings)
+    return [*binding.sealing_secrets, binding.root_secret, *older_secrets]
+
+
+def _leases(holder: str, settings: Settings, options: LoopOptions) -> LeaseOptions:
+    return LeaseOptions(
+        holder=holder,
+        lease=settings.permit_lease,
+        heartbeat=_heartbeat(settings),
+        slots=settings.workers,
+        batch=options.polling.batch,
     )
 
 
@@ -511,15 +508,31 @@ def _notifier(
     return Notifier(clock, outbox=binding.outbox, tellers=tellers)
 
 
+def _outbox_ticker(notifier: Notifier, settings: Settings, clock: Clock) -> Ticker:
+    interval = settings.outbox_interval
+    return Ticker(notifier.deliver, clock, interval=interval, what="the look for callbacks")
+
+
+def _delivery_ticker(deliverer: Deliverer, settings: Settings, clock: Clock) -> OverlappingTicker:
+    return OverlappingTicker(
+        deliverer.look,
+        clock,
+        interval=settings.outbox_interval,
+        what="the look for deliveries",
+        stop=deliverer.stop,
+    )
+
+
 def _deliverer(
-    binding: Binding, webhooks: Webhooks, signer: EventSigner, clock: Clock, telemetry: Telemetry
+    binding: Binding, webhooks: Webhooks, settings: Settings, clock: Clock, telemetry: Telemetry
 ) -> Deliverer:
+    sealer = SigningKeySealer(_sealing_secrets(binding, settings))
     ports = DeliveryPorts(
         deliveries=binding.deliveries,
         jobs=binding.jobs,
         runs=binding.runs,
         webhooks=webhooks,
-        signer=signer,
+        signer=EventSigner(binding.signing_keys, sealer, clock),
     )
     return Deliverer(ports, clock, observer=telemetry)
 

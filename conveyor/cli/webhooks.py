@@ -97,7 +97,10 @@ def webhook(context: click.Context) -> None:
 @json_option
 @server_options
 def test(url: str, signed: bool, **common: Any) -> int:
-    """Have the server post a test event to URL; exit code 1 if it does not arrive."""
+    """Have the server post a test event to URL.
+
+    Exit code 1 if it does not arrive.
+    """
     from conveyor.client import webhooks
 
     return run_client(
@@ -133,7 +136,10 @@ def show(job: str, **common: Any) -> int:
 @json_option
 @server_options
 def set_webhook(job: str, url: str, signed: bool, events: tuple[str, ...], **common: Any) -> int:
-    """Post the events of JOB to URL from now on, those that are still owed too."""
+    """Post the events of JOB to URL from now on.
+
+    Also those that are still owed. Without --sign they are not signed.
+    """
     from conveyor.client import webhooks
 
     document = {"url": url, "signature": signed, **({"events": list(events)} if events else {})}
@@ -147,7 +153,7 @@ def set_webhook(job: str, url: str, signed: bool, events: tuple[str, ...], **com
 @json_option
 @server_options
 def remove_webhook(job: str, **common: Any) -> int:
-    """Send no more events of JOB, and drop those that are still owed."""
+    """Send no more events of JOB; drop what is owed."""
     from conveyor.client import webhooks
 
     return run_client(
@@ -171,7 +177,10 @@ def log(
     limit: int,
     **common: Any,
 ) -> int:
-    """List deliveries, newest first, or show each attempt of one DELIVERY. Times are UTC."""
+    """List deliveries, newest first, or the attempts at one.
+
+    Times are UTC.
+    """
     from conveyor.client import webhooks
 
     if delivery is not None and (job, status, since) != (None, None, None):
@@ -207,9 +216,9 @@ def replay(
     until: str | None,
     **common: Any,
 ) -> int:
-    """Send events again: each DELIVERY, or all that failed since a moment.
+    """Send events again, with the same ids and bytes.
 
-    An event keeps its id and its bytes.
+    Name each DELIVERY, or with --since all that failed since then, 1,000 at most.
     """
     from conveyor.client import webhooks
 
@@ -241,9 +250,9 @@ def replay(
 @click.option("--kid", default="01J00000000000000000000KEY", show_default=True, help="Key id.")
 @json_option
 def sample(event: str, secrets: tuple[str, ...], kid: str, as_json: bool) -> int:
-    """Print the headers and the bytes of a made-up EVENT, for tests of a receiver.
+    """Print a made-up EVENT, for tests of receivers.
 
-    Needs no server. Headers, an empty line, and the body as it would be sent.
+    Headers, an empty line, and the body as it would be sent. Needs no server.
     """
     from conveyor.client.samples import sample_event
     from conveyor.clock import SystemClock
@@ -273,10 +282,10 @@ def sample(event: str, secrets: tuple[str, ...], kid: str, as_json: bool) -> int
 @json_option
 @server_options
 def listen(url: str, job: str | None, since: str | None, **common: Any) -> int:
-    """Hand events on to a receiver that the server need not reach, until interrupted.
+    """Hand events on to a local receiver, until interrupted.
 
-    Follows the log of deliveries: each event is handed on once, oldest first, with its bytes and
-    fresh signatures, and once more when somebody replays it.
+    The server need not reach it. Follows the log of deliveries: each event is handed on once,
+    oldest first, with its bytes and fresh signatures, and once more when somebody replays it.
     """
     from conveyor.client.listen import listen
 

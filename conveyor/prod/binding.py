@@ -91,15 +91,7 @@ async def open_binding(
         aws = DeployedAws(behind, boto.stats, clock, resources=production_resources(options))
         table = Table(aws, options.table, clock)
         agree = await start(aws, table, options, works=works)
-        sealing = await _sealing_secrets(aws, table, options)
-        store = await open_store(
-            aws,
-            table=options.table,
-            clock=clock,
-            worker=clock.new_id(),
-            patience=PATIENCE,
-            fire_retention_days=options.fire_retention_days,
-        )
+        store = await _open_store(aws, options, clock, patience=PATIENCE)
         stack.push_async_callback(store.aclose)
         server = await _open_redis(options, clock, stack, works=works)
         ports = Binding(
@@ -121,7 +113,7 @@ async def open_binding(
             permits=_permits(options, table, server, clock),
             signals=NoSignals(),
             root_secret=options.root_secret,
-            sealing_secrets=sealing,
+            sealing_secrets=await _sealing_secrets(aws, table, options),
             aclose=stack.pop_all().aclose,
         )
     return ProdBinding(
@@ -142,19 +134,27 @@ async def open_records(options: ProdOptions, clock: Clock) -> AsyncIterator[Dyna
         boto = await open_clients(options.aws, clock, "dynamodb")
         stack.push_async_callback(boto.aclose)
         resources = production_resources(options)
-        store = await open_store(
-            DeployedAws(boto, boto.stats, clock, resources=resources),
-            table=options.table,
-            clock=clock,
-            worker=clock.new_id(),
-            fire_retention_days=options.fire_retention_days,
-        )
+        aws = DeployedAws(boto, boto.stats, clock, resources=resources)
+        store = await _open_store(aws, options, clock)
         stack.push_async_callback(store.aclose)
         try:
             yield store
         except NotDeployed as error:
             # Its words for callers do not help an administrator.
             raise ConveyorError(ErrorCode.UNAVAILABLE, error.problem) from None
+
+
+async def _open_store(
+    aws: Aws, options: ProdOptions, clock: Clock, *, patience: float = 0.0
+) -> DynamoStore:
+    return await open_store(
+        aws,
+        table=options.table,
+        clock=clock,
+        worker=clock.new_id(),
+        patience=patience,
+        fire_retention_days=options.fire_retention_days,
+    )
 
 
 async def _open_redis(

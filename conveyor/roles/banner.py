@@ -26,16 +26,16 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
     """Return at most nine labelled lines; they tell each rule that is looser than in production."""
     private = "local" if LOOPBACK.fullmatch(settings.host) else "THE NETWORK"
     found = path_line(sysconfig.get_path("scripts"))
-    fetched = "; private and loopback addresses are fetched" if settings.allow_private else ""
+    fetched = "; private addresses are fetched" if settings.allow_private else ""
     lines = [
         ("API", info.api),
         ("data", f"{os.path.abspath(info.data_dir)} (kept)"),
         ("gateway", _gateway(info.gateway)),
         ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),
         *([("command", f"{found}  # finds conveyor")] if found else []),
-        *([("inbox", f"{info.inbox}/NAME; takes events for {RESERVED}")] if info.inbox else []),
+        *([("inbox", f"{info.inbox}/HOST, for {RESERVED}")] if info.inbox else []),
         ("relaxed", f"any API key is accepted, on {settings.host} ({private})"),
-        ("relaxed", f"events go to this machine too, and over http{fetched}"),
+        ("relaxed", f"events may go to loopback and over http{fetched}"),
     ]
     if info.slots:
         lines.append(("slots", info.slots))

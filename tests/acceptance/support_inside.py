@@ -122,12 +122,7 @@ async def inside(
     outside = Outside(gateway, webhooks, ORIGIN)
     crew = [build_worker(ports, outside, chosen, clock, telemetry=telemetry) for _ in range(crews)]
     app = create_app(
-        Service(
-            ports,
-            ServiceOptions(public_origin=ORIGIN),
-            clock,
-            webhooks=webhooks,
-        ),
+        Service(ports, ServiceOptions(public_origin=ORIGIN), clock, webhooks=webhooks),
         registry=telemetry.registry(),
         ready=lambda: True,
         clock=clock,

@@ -271,6 +271,9 @@ def point_at_something(
             return
         [row] = caller.scraped(f"{GOOD}page")
         known = {name: row[name] for name in ("job_id", "run_id", "task_id")}
+        if "delivery_id" in case.path_parameters:
+            tested = caller.http.post("/webhook/test", json={"url": "http://127.0.0.1:1/"})
+            known["delivery_id"] = tested.json()["event_id"]
         case.path_parameters = {**case.path_parameters, **known}
 
 

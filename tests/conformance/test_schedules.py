@@ -92,6 +92,9 @@ async def test_every_field_of_a_scheduling_is_kept(world: World, schedule: Sched
         next_nominal="2026-03-29T02:00:00",
         last_nominal="2026-03-28T02:00:00",
         waiting="2026-03-27T02:00:00",
+        waiting_at=world.now - 2,
+        last_at=world.now - 1,
+        look_at=world.now + 3,
         zones_version="2026b",
         key_hash="sha256:0123",
         of_job={"webhook": HOOK, "metadata": {"ключ": "é"}, "sealed_key": b"\x00\xff"},
@@ -211,6 +214,20 @@ async def test_a_job_without_a_further_fire_is_not_due(world: World) -> None:
     await move(world, job.job_id, next_at=None)
     assert await due(world, now=1 << 50) == []
     assert await listed(world) == [job.job_id]
+
+
+@pytest.mark.parametrize("next_at", [None, HOUR], ids=["no further fire", "a further fire"])
+async def test_a_job_is_due_when_it_is_to_be_looked_at(world: World, next_at: int | None) -> None:
+    """A fire that waits for the end of a run is looked at before, and after, the next one."""
+    next_fire = None if next_at is None else world.now + next_at
+    job = await schedule_job(world, next_at=next_fire, look_at=world.now + 5_000, waiting="then")
+    assert await due(world, now=world.now + 4_999) == []
+    assert await due(world, now=world.now + 5_000) == [job.job_id]
+    await move(world, job.job_id, look_at=world.now + 2 * HOUR)
+    assert await due(world, now=world.now + 2 * HOUR - 1) == []
+    assert await due(world, now=world.now + 2 * HOUR) == [job.job_id]
+    await move(world, job.job_id, look_at=None, waiting="")
+    assert await due(world, now=world.now + HOUR) == ([] if next_at is None else [job.job_id])
 
 
 async def test_a_paused_job_is_due_all_the_same(world: World) -> None:

@@ -61,8 +61,9 @@ def test_json_is_one_line_with_what_a_program_needs(capsys: pytest.CaptureFixtur
 
 def test_the_banner_names_the_inbox_if_there_is_one() -> None:
     (line,) = [line for line in banner(INFO, Settings()) if line.startswith("inbox")]
-    assert f"{INBOX}/NAME" in line
+    assert f"{INBOX}/HOST" in line
     assert "example.com" in line
+    assert len(line) <= 80
     without = msgspec.structs.replace(INFO, inbox="")
     assert "inbox" not in "\n".join([*banner(without, Settings()), json_line(without)])
 

@@ -17,7 +17,7 @@ from conveyor.domain import (
     urls,
 )
 from conveyor.domain.api_keys import MAX_API_KEY_LENGTH
-from conveyor.domain.deliveries import MOST_ATTEMPTS_KEPT
+from conveyor.domain.deliveries import MOST_ATTEMPTS_KEPT, MOST_JUDGED
 from conveyor.domain.remarks import MAX_LISTED, MAX_WARNINGS
 from conveyor.domain.submission import MAX_BODY_BYTES, MAX_ROW_BYTES
 from conveyor.domain.webhooks import MOST_WEBHOOK_URL
@@ -46,9 +46,10 @@ from conveyor.records import expiry
 from conveyor.records.quotas import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.roles.serving import MOST_FILES
 from conveyor.service import reruns, results, submit, task_lists
+from conveyor.service.deliveries import MOST_REPLAYED
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
-from conveyor.service.webhooks import MOST_TESTS
+from conveyor.service.webhooks import MOST_DROPPED, MOST_TESTS
 from conveyor.settings import Settings
 from conveyor.settings.validators import MOST_SHARDS
 from conveyor.wire.connection import MOST_HELD_IN_ALL
@@ -99,6 +100,10 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "attempts of a delivery that are kept": (MOST_ATTEMPTS_KEPT,),
     "tests of receivers at a time in a process, one a caller": (MOST_TESTS,),
+    "deliveries that one call replays": (MOST_REPLAYED,),
+    "deliveries dropped at once with their webhook": (MOST_DROPPED,),
+    "newest deliveries that tell how a receiver does": (MOST_JUDGED,),
+    "attempts kept of a delivery": (MOST_ATTEMPTS_KEPT,),
     "requests that the inbox of `conveyor-dev` keeps; their bodies, each and together": (
         inbox.MOST_REQUESTS,
         inbox.MOST_BODY,
