@@ -174,6 +174,7 @@ def service_options(
         max_open_job_tasks=settings.max_open_job_tasks,
         max_active_jobs=settings.max_active_jobs,
         max_scheduled_jobs=settings.max_scheduled_jobs,
+        schedule_catch_up=settings.schedule_catch_up,
         idempotency_claim=settings.idempotency_claim,
         idempotency_ttl=settings.idempotency_ttl,
         result_url_ttl=settings.result_url_ttl,

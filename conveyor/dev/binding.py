@@ -7,7 +7,7 @@ blob that no record names belongs to nobody.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +129,20 @@ async def open_binding(
         except ConveyorError as error:
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
         aclose = opened.pop_all().aclose
-    binding = Binding(
+    ports = _ports(directory, store, blobs, calls, queues, clock, aclose)
+    return DevBinding(ports, directory, store, queues)
+
+
+def _ports(
+    directory: DataDirectory,
+    store: SqliteStore,
+    blobs: FileBlobs,
+    calls: CallTable,
+    queues: MemoryQueues,
+    clock: Clock,
+    aclose: Callable[[], Awaitable[None]],
+) -> Binding:
+    return Binding(
         jobs=store.jobs,
         runs=store.runs,
         idempotency=store.idempotency,
@@ -148,12 +161,13 @@ async def open_binding(
         permits=MemoryPermits(clock),
         signals=LocalSignals(),
         root_secret=directory.secret,
-        pipeline=Pipeline(
-            claims_at_once=CLAIMS_AT_ONCE, tasks=store.tasks, bodies=blobs, calls=calls
-        ),
+        pipeline=_pipeline(store, blobs, calls),
         aclose=aclose,
     )
-    return DevBinding(binding, directory, store, queues)
+
+
+def _pipeline(store: SqliteStore, blobs: FileBlobs, calls: CallTable) -> Pipeline:
+    return Pipeline(claims_at_once=CLAIMS_AT_ONCE, tasks=store.tasks, bodies=blobs, calls=calls)
 
 
 async def _open_contents(

@@ -25,8 +25,8 @@ CONTENTS: dict[str, str] = {
     "blobs/results/": "bodies: lifecycle class, job, run, the first five letters of the task id, "
     "then task id, dot, claim number",
     "blobs/staged/": "staged lists: job, run, then the index of a chunk's first task in 11 digits",
-    "blobs/templates/": "lists of scheduled jobs: job, list, then the index of a chunk's first task "
-    "in 11 digits; they stay as long as their job",
+    "blobs/templates/": "lists of scheduled jobs: job, list, then the index of a chunk's first "
+    "task in 11 digits; they stay as long as their job",
     "blobs/inputs/": "uploaded files, by the id of their file input",
     "blobs/exports/": "exports: job, run, then the id of the export",
     "blobs/tmp/": "blobs being written; emptied at every start",

@@ -280,6 +280,35 @@ def with_state(job: Job, look: FireLook, *, paused: bool) -> FireDecision:
     return structs.replace(decided, after=changed)
 
 
+def with_new_schedule(
+    job: Job, look: FireLook, schedule: Schedule, *, overlap: Overlap
+) -> FireDecision:
+    """Replace the schedule of a job. What was due before is not lost with the old one: the newest
+    fire waits for the next look of a worker, which starts or skips it, and earlier ones are noted.
+
+    Raises ConveyorError as `with_schedule` does.
+    """
+    assert job.scheduling is not None
+    present = with_present_zones(job.scheduling)
+    changed = with_schedule(present, schedule, now=look.now)
+    fires: tuple[FireRecord, ...] = ()
+    if changed.next_at != present.next_at and due_fires(present, now=look.now) is not None:
+        waits = structs.replace(present, overlap=Overlap.WAIT)
+        decided = decide_fires(
+            structs.replace(job, scheduling=waits), structs.replace(look, is_live=True)
+        )
+        assert decided.after.scheduling is not None
+        fires = decided.fires
+        changed = with_schedule(decided.after.scheduling, schedule, now=look.now)
+    after = structs.replace(
+        job,
+        version=job.version + 1,
+        updated_at=max(job.updated_at, look.now),
+        scheduling=structs.replace(changed, overlap=overlap),
+    )
+    return FireDecision(after=after, run=None, started=None, fires=fires, outcomes={})
+
+
 def _waiting(
     scheduling: Scheduling, look: FireLook, notes: _Notes
 ) -> tuple[Fire | None, Scheduling]:

@@ -41,6 +41,7 @@ class ServiceOptions:
     max_open_job_tasks: int = 100_000
     max_active_jobs: int = 0
     max_scheduled_jobs: int = 0
+    schedule_catch_up: float = 604_800.0
     idempotency_claim: float = 60.0
     idempotency_ttl: float = 86_400.0
     result_url_ttl: float = 7_200.0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-from msgspec import UNSET, structs
+from msgspec import UNSET
 
 from conveyor.domain import strict_json
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.fires import (
+    FireDecision,
     FireLook,
+    with_new_schedule,
     with_present_zones,
-    with_schedule,
     with_state,
 )
 from conveyor.domain.model import Job, JobView
@@ -122,10 +123,9 @@ class JobSchedules:
         document = strict_json.decode(body)
         schedule = parse_schedule(document)
 
-        async def change(view: JobView, plan: Scheduling, now: int) -> ScheduleChange:
-            changed = with_schedule(with_present_zones(plan), schedule, now=now)
+        def change(job: Job, plan: Scheduling, look: FireLook) -> FireDecision:
             overlap = parse_overlap(document, usual=plan.overlap)
-            return _changed(view.job, structs.replace(changed, overlap=overlap), now)
+            return with_new_schedule(job, look, schedule, overlap=overlap)
 
         return await self._change(caller_id, job_id, change)
 
@@ -137,22 +137,21 @@ class JobSchedules:
         """
         is_paused = _parse_state(strict_json.decode(body)) == PAUSED
 
-        async def change(view: JobView, _plan: Scheduling, now: int) -> ScheduleChange:
-            decided = with_state(view.job, await self._look(view, now), paused=is_paused)
-            return ScheduleChange(before=view.job, after=decided.after, fires=decided.fires)
+        def change(job: Job, _plan: Scheduling, look: FireLook) -> FireDecision:
+            return with_state(job, look, paused=is_paused)
 
         return await self._change(caller_id, job_id, change)
 
-    async def _look(self, view: JobView, now: int) -> FireLook:
+    async def _look(self, view: JobView) -> FireLook:
         newest = await self._context.schedules.list_fires(view.job.job_id, before=None, limit=1)
         run = view.latest_run
         return FireLook(
-            now=now,
+            now=self._clock.now(),
             is_live=run is not None and run.status in LIVE_RUN_STATES,
             newest=next(iter(newest), None),
             run_id=self._clock.new_id(),
             fire_id=self._clock.new_id(),
-            catch_up=0,
+            catch_up=round(self._context.options.schedule_catch_up * 1_000),
             interval=0,
         )
 
@@ -160,16 +159,18 @@ class JobSchedules:
         self,
         caller_id: str,
         job_id: str,
-        change: Callable[[JobView, Scheduling, int], Awaitable[ScheduleChange]],
+        change: Callable[[Job, Scheduling, FireLook], FireDecision],
     ) -> JobBody:
         """Change a job as it is read, anew whenever another write comes first."""
         for attempt in range(1, CHANGES_TRIED + 1):
             view, plan = await self._scheduled(caller_id, job_id)
-            made = await change(view, plan, self._clock.now())
-            if made.after.scheduling == plan:
+            decided = change(view.job, plan, await self._look(view))
+            after = decided.after
+            if after.scheduling == plan:
                 return job_body(view)
+            made = ScheduleChange(before=view.job, after=after, fires=decided.fires)
             if await self._context.schedules.change_schedule(made):
-                return job_body(JobView(made.after, view.latest_run))
+                return job_body(JobView(after, view.latest_run))
             await self._clock.sleep(_PAUSES.full_jitter(attempt, self._clock.random()))
         raise ConveyorError(
             ErrorCode.UNAVAILABLE, "others keep changing this job; try again", retry_after=1
@@ -180,16 +181,6 @@ class JobSchedules:
         if view.job.scheduling is None:
             raise ConveyorError(ErrorCode.CONFLICT, "a regular job has no schedule")
         return view, view.job.scheduling
-
-
-def _changed(job: Job, scheduling: Scheduling, now: int) -> ScheduleChange:
-    after = structs.replace(
-        job,
-        scheduling=scheduling,
-        updated_at=max(job.updated_at, now),
-        version=job.version + 1,
-    )
-    return ScheduleChange(before=job, after=after)
 
 
 def _parse_state(document: object) -> str:

@@ -565,7 +565,6 @@ SETTINGS: tuple[Setting, ...] = (
         "seconds",
         "that the newest of the fires missed while no worker ran may be late and still run",
         lasting(0),
-        used_by=WORKERS,
     ),
     Setting(
         "row_retention_days",

@@ -79,64 +79,66 @@ def test_every_partition_of_an_index_stands() -> None:
     }
 
 
+JOB = Job(
+    job_id="JOB",
+    caller="caller",
+    status=JobStatus.CLOSED,
+    created_at=1,
+    updated_at=1,
+    callback=Callback("TOKEN"),
+    webhook=Webhook("https://a.test/"),
+    scheduling=Scheduling(
+        schedule=Schedule(rate=Rate(1, "hour")),
+        template=Template(rows=1, units=1, chunks=(0,)),
+        anchor=1,
+        next_at=1,
+    ),
+)
+FIRE = FireRecord(
+    fire_id="FIRE",
+    status=FireStatus.STARTED,
+    nominal="2026-01-01T00:00:00",
+    instant=1,
+    last_nominal="2026-01-01T00:00:00",
+    last_instant=1,
+    noted_at=1,
+)
+RUN = Run(
+    run_id="RUN",
+    job_id="JOB",
+    run_sequence=1,
+    status=RunStatus.RUNNING,
+    created_at=1,
+    updated_at=1,
+    stats=RunStats(failure_reasons={TaskFailure.TIMEOUT: 1}),
+    rerun_of="SOURCE",
+    ingest=Ingest(status=IngestStatus.PENDING, end=1),
+)
+DELIVERY = Delivery(
+    delivery_id="DELIVERY",
+    caller="caller",
+    job_id="JOB",
+    run_id="RUN",
+    event_type="run.completed",
+    body=b"{}",
+    created_at=1,
+)
+
+
 def test_the_attributes_of_new_items_stand() -> None:
-    job = Job(
-        job_id="JOB",
-        caller="caller",
-        status=JobStatus.CLOSED,
-        created_at=1,
-        updated_at=1,
-        callback=Callback("TOKEN"),
-        webhook=Webhook("https://a.test/"),
-        scheduling=Scheduling(
-            schedule=Schedule(rate=Rate(1, "hour")),
-            template=Template(rows=1, units=1, chunks=(0,)),
-            anchor=1,
-            next_at=1,
-        ),
-    )
-    fire = FireRecord(
-        fire_id="FIRE",
-        status=FireStatus.STARTED,
-        nominal="2026-01-01T00:00:00",
-        instant=1,
-        last_nominal="2026-01-01T00:00:00",
-        last_instant=1,
-        noted_at=1,
-    )
-    run = Run(
-        run_id="RUN",
-        job_id="JOB",
-        run_sequence=1,
-        status=RunStatus.RUNNING,
-        created_at=1,
-        updated_at=1,
-        stats=RunStats(failure_reasons={TaskFailure.TIMEOUT: 1}),
-        rerun_of="SOURCE",
-        ingest=Ingest(status=IngestStatus.PENDING, end=1),
-    )
-    delivery = Delivery(
-        delivery_id="DELIVERY",
-        caller="caller",
-        job_id="JOB",
-        run_id="RUN",
-        event_type="run.completed",
-        body=b"{}",
-        created_at=1,
-    )
     place = RunPlace("RUN", "JOB", 1, Shards(1))
     made = {
-        "job": job_item(JobRow(job, 1)),
-        "run": new_run_item(run, job),
+        "job": job_item(JobRow(JOB, 1)),
+        "run": new_run_item(RUN, JOB),
         "task of a job in one shard": new_task_item("TASK", TaskSpec("http://a.test/"), now=1),
         "place": place.item(),
         "intent": intent_item(place, now=1),
-        "fire": fire_item("", fire, retention_days=1),
-        "outbox entry of a callback": new_entry_item(job, "RUN", Subscriber.CALLBACK, 1),
-        "outbox entry of a webhook": new_entry_item(job, "RUN", Subscriber.WEBHOOK, 1),
-        "delivery": new_delivery_item(delivery),
-        "mark of a delivery": new_mark_item(delivery),
-        "mark of a late delivery": new_mark_item(delivery),
+        "fire": fire_item("", FIRE, retention_days=1),
+        "outbox entry of a callback": new_entry_item(JOB, "RUN", Subscriber.CALLBACK, 1),
+        "outbox entry of a webhook": new_entry_item(JOB, "RUN", Subscriber.WEBHOOK, 1),
+        "delivery": new_delivery_item(DELIVERY),
+        "mark of a delivery": new_mark_item(DELIVERY),
+        "mark of a late delivery": new_mark_item(DELIVERY),
     }
     described = {item: one.attributes.keys() | OF_EVERY_ITEM.keys() for item, one in ITEMS.items()}
     described["run"] = described["run"] - {f"{REASON}REASON"} | {f"{REASON}{TaskFailure.TIMEOUT}"}

@@ -100,7 +100,7 @@ async def test_a_submit_names_the_nearest_field(api: Api, padding: int) -> None:
 
 
 async def test_known_fields_give_no_warning(api: Api) -> None:
-    made = await submit(api, tasks=[{"url": A, "metadata": None}], schedule={}, name=None)
+    made = await submit(api, tasks=[{"url": A, "metadata": None}], schedule=None, name=None)
     assert "warnings" not in told(made)
 
 

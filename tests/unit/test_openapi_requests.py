@@ -226,3 +226,31 @@ def test_both_verdicts_are_met(name: str) -> None:
 
     assert _validator(name).is_valid(good)
     assert not _validator(name).is_valid({**good, "type": "weekly", "tasks": 5})
+
+
+SCHEDULED = {"type": "scheduled", "schedule": {"rate": {"every": 1, "unit": "day"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_right"),
+    [
+        ({}, True),
+        ({"status": None, "callback": None}, True),
+        ({"schedule": {"at": "2027-01-01T09:00", "timezone": "UTC", "overlap": "wait"}}, True),
+        ({"tasks": None, "file_input_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}, True),
+        ({"file_input_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}, False),
+        ({"tasks": []}, False),
+        ({"schedule": None}, False),
+        ({"schedule": "daily"}, False),
+        ({"schedule": {"rate": {"every": 0, "unit": "day"}}}, False),
+        ({"schedule": {"rate": {"every": 1, "unit": "day"}, "overlap": "both"}}, False),
+        ({"status": "open"}, False),
+        ({"callback": {"task_token": "t"}}, False),
+    ],
+    ids=repr,
+)
+def test_a_scheduled_submit(fields: dict[str, Any], is_right: bool) -> None:
+    document = {"tasks": [TASK], **SCHEDULED, **fields}
+
+    assert _taken(lambda given: parse_job(given, Limits()), document) is is_right
+    assert _validator("SubmitJob").is_valid(document) is is_right

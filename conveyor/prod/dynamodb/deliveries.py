@@ -110,8 +110,9 @@ class DynamoDeliveries(Deliveries):
         return await self._write([part])
 
     async def due_deliveries(self, *, now: int, limit: int) -> list[Delivery]:
-        """Find due deliveries by index; the items, read strongly, tell which are still due."""
-        found: list[Delivery] = []
+        """Find due deliveries by index; the items, read strongly, tell which are still due. An
+        entry that moves while its index is read is found twice, and counts as it was read last."""
+        found: dict[tuple[str, str], Delivery] = {}
         async for page in self._table.pages(
             Query(
                 DELIVERIES,
@@ -122,11 +123,11 @@ class DynamoDeliveries(Deliveries):
             )
         ):
             items = await self._table.get_many(keys_of(page.items))
-            found += [one for one in decode_intact(_read, items.values()) if _is_due(one, now)]
+            due = [one for one in decode_intact(_read, items.values()) if _is_due(one, now)]
+            found |= {(one.caller, one.delivery_id): one for one in due}
             if len(found) >= limit:
                 break
-        found.sort(key=lambda delivery: delivery.due_at)
-        return found[:limit]
+        return sorted(found.values(), key=lambda delivery: delivery.due_at)[:limit]
 
     async def drop_old_deliveries(self, *, before: int, limit: int) -> int:
         dropped: list[Key] = []

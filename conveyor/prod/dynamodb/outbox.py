@@ -44,8 +44,9 @@ class DynamoOutbox(Outbox):
         self._table = records.table
 
     async def due_entries(self, *, now: int, limit: int) -> list[EntryKey]:
-        """Find due entries by index; the items, read strongly, tell which of them are leased."""
-        found: list[_DueEntry] = []
+        """Find due entries by index; the items, read strongly, tell which of them are leased. An
+        entry that moves while its index is read is found twice, and counts as it was read last."""
+        found: dict[EntryKey, _DueEntry] = {}
         async for page in self._table.pages(
             Query(
                 OUTBOX,
@@ -57,11 +58,10 @@ class DynamoOutbox(Outbox):
         ):
             items = await self._table.get_many(keys_of(page.items))
             entries = decode_intact(_read_due_entry, items.values())
-            found += [one for one in entries if one.is_due(now)]
+            found |= {one.key: one for one in entries if one.is_due(now)}
             if len(found) >= limit:
                 break
-        found.sort()
-        return [one.key for one in found[:limit]]
+        return [one.key for one in sorted(found.values())[:limit]]
 
     async def lease_entry(self, key: EntryKey, *, now: int, lapses_at: int) -> OutboxEntry | None:
         token = self._table.clock.new_id()
