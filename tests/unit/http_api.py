@@ -225,24 +225,24 @@ async def open_api(
         ),
     )
     transport = httpx.ASGITransport(app)
-
-    def caller(**headers: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            transport=transport,
-            base_url=ORIGIN,
-            headers=headers,
-            event_hooks={"response": [check_described]},
-        )
-
     try:
         async with (
-            caller(**{"X-API-Key": KEY}) as client,
-            caller(**{"X-API-Key": OTHER_KEY}) as foreign,
-            caller() as bare,
+            _caller(transport, {"X-API-Key": KEY}) as client,
+            _caller(transport, {"X-API-Key": OTHER_KEY}) as foreign,
+            _caller(transport, {}) as bare,
         ):
             yield Api(client, foreign, bare, dev.ports, service, clock, directory, ready)
     finally:
         await dev.ports.aclose()
+
+
+def _caller(transport: httpx.ASGITransport, headers: dict[str, str]) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=transport,
+        base_url=ORIGIN,
+        headers=headers,
+        event_hooks={"response": [check_described]},
+    )
 
 
 def problem_of(response: httpx.Response, *, status: int, code: str) -> dict[str, Any]:

@@ -157,6 +157,25 @@ async def test_a_waiting_delivery_that_was_changed_is_left_to_a_later_look(
     assert count(await world.deliveries(), DeliveryStatus.DROPPED) == 1
 
 
+async def test_a_waiting_delivery_that_another_worker_has_sent_is_not_sent_again(
+    world: DeliveryWorld,
+) -> None:
+    held, others = holding(world), Held()
+    others.free()
+    clock, telemetry = world.api.clock, world.telemetry
+    other = deliverer(world.api.binding, clock, others, observer=telemetry)
+    for _ in range(MOST_OF_A_CALLER + 1):
+        await world.owe("https://hooks.test/")
+    async with anyio.create_task_group() as attempts:
+        await world.deliverer.look(attempts)
+        await until(lambda: len(held.sent) == MOST_OF_A_CALLER)
+        await world.look(after=10, by=other)
+        held.free()
+
+    assert (len(held.sent), len(others.sent)) == (MOST_OF_A_CALLER, 1)
+    assert {one.attempt_count for one in await world.deliveries()} == {1}
+
+
 async def test_a_worker_makes_twenty_attempts_at_a_time(world: DeliveryWorld) -> None:
     held = holding(world)
     hosts = [f"https://host-{number}.test/" for number in range(10)]
