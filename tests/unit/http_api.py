@@ -209,12 +209,10 @@ async def open_api(
     options.setdefault("public_origin", ORIGIN)
     webhooks = WebhookSender(clock, rules, lookup=lookup)
     service = Service(dev.ports, ServiceOptions(**options), clock, webhooks=webhooks)
-    registry = CollectorRegistry()
-    Counter("conveyor_things", "Things.", registry=registry).inc(3)
     ready = [True]
     app = create_app(
         service,
-        registry=registry,
+        registry=_counted_things(),
         ready=lambda: ready[0],
         clock=clock,
         options=AppOptions(
@@ -243,6 +241,12 @@ def _caller(transport: httpx.ASGITransport, headers: dict[str, str]) -> httpx.As
         headers=headers,
         event_hooks={"response": [check_described]},
     )
+
+
+def _counted_things() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Counter("conveyor_things", "Things.", registry=registry).inc(3)
+    return registry
 
 
 def problem_of(response: httpx.Response, *, status: int, code: str) -> dict[str, Any]:
