@@ -79,7 +79,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+class EventDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """An event for one receiver: `body` is sent byte for byte at each attempt.
 
     `delivery_id` is the id of the event. `due_at` is the instant of the next attempt, 0 unless the
@@ -118,10 +118,10 @@ def event_id(run_id: str, event_type: str, *, ended_at: int) -> str:
     return str(ULID.from_bytes(ended_at.to_bytes(6) + digest[:10]))
 
 
-def begin_test(event_id: str, caller: str, body: bytes, *, now: int) -> Delivery:
+def begin_test(event_id: str, caller: str, body: bytes, *, now: int) -> EventDelivery:
     """Make the record of a test event, with its only attempt begun. It is never due, and has failed
     unless that attempt succeeds."""
-    return Delivery(
+    return EventDelivery(
         delivery_id=event_id,
         caller=caller,
         job_id=TEST,
@@ -137,13 +137,13 @@ def begin_test(event_id: str, caller: str, body: bytes, *, now: int) -> Delivery
     )
 
 
-def end_test(delivery: Delivery, result: AttemptResult, *, now: int) -> Delivery:
+def end_test(delivery: EventDelivery, result: AttemptResult, *, now: int) -> EventDelivery:
     """End the attempt of a test event."""
     status = DeliveryStatus.FAILED if result.error else DeliveryStatus.DELIVERED
     return _changed(_noted(delivery, 1, result, next_at=0), now=now, status=status)
 
 
-def begin_attempt(delivery: Delivery, *, now: int, lapses_at: int) -> Delivery:
+def begin_attempt(delivery: EventDelivery, *, now: int, lapses_at: int) -> EventDelivery:
     """Lease a delivery for one attempt, and number it. An attempt whose worker died keeps its
     number, and climbs no rung."""
     number = delivery.attempt_count + 1
@@ -159,8 +159,14 @@ def begin_attempt(delivery: Delivery, *, now: int, lapses_at: int) -> Delivery:
 
 
 def end_attempt(
-    delivery: Delivery, number: int, ladder: int, result: AttemptResult, *, now: int, random: float
-) -> Delivery:
+    delivery: EventDelivery,
+    number: int,
+    ladder: int,
+    result: AttemptResult,
+    *,
+    now: int,
+    random: float,
+) -> EventDelivery:
     """End the attempt `number` that was begun in `ladder`, and give its lease back.
 
     `delivery` is as it stands now. Only the attempt changes where a replay has begun a new ladder,
@@ -195,23 +201,23 @@ def end_attempt(
     )
 
 
-def interrupted(delivery: Delivery, *, now: int) -> Delivery:
+def interrupted(delivery: EventDelivery, *, now: int) -> EventDelivery:
     """Give the lease of an attempt back whose outcome will never be known: it climbs no rung, and
     the next one is due when this one was."""
     return _changed(delivery, now=now, leased_until=0)
 
 
-def dropped(delivery: Delivery, *, now: int) -> Delivery:
+def dropped(delivery: EventDelivery, *, now: int) -> EventDelivery:
     """End a delivery that is no longer owed."""
     return _changed(delivery, now=now, leased_until=0, due_at=0, status=DeliveryStatus.DROPPED)
 
 
-def put_off(delivery: Delivery, *, due_at: int, now: int) -> Delivery:
+def put_off(delivery: EventDelivery, *, due_at: int, now: int) -> EventDelivery:
     """Move the next attempt to a later instant."""
     return _changed(delivery, now=now, due_at=due_at)
 
 
-def replayed(delivery: Delivery, *, now: int) -> Delivery:
+def replayed(delivery: EventDelivery, *, now: int) -> EventDelivery:
     """Begin a new ladder, whatever became of the one before. An attempt that is under way keeps
     its lease, and ends as itself."""
     return _changed(
@@ -241,7 +247,7 @@ class ReceiverHealth(msgspec.Struct, frozen=True, kw_only=True):
     next_at: int = 0
 
 
-def receiver_health(deliveries: Sequence[Delivery]) -> ReceiverHealth:
+def receiver_health(deliveries: Sequence[EventDelivery]) -> ReceiverHealth:
     """Judge a receiver by deliveries to it, in any order."""
     ended = sorted(
         (attempt for one in deliveries for attempt in one.attempts if attempt.outcome),
@@ -264,7 +270,7 @@ def receiver_health(deliveries: Sequence[Delivery]) -> ReceiverHealth:
 
 
 def _next_due(
-    delivery: Delivery, failures: int, result: AttemptResult, *, now: int, random: float
+    delivery: EventDelivery, failures: int, result: AttemptResult, *, now: int, random: float
 ) -> int:
     """Return when to try again, 0 for never."""
     latest = delivery.first_at + LONGEST * 1_000
@@ -278,7 +284,9 @@ def _next_due(
     return min(now + round(wait * 1_000), latest)
 
 
-def _noted(delivery: Delivery, number: int, result: AttemptResult, *, next_at: int) -> Delivery:
+def _noted(
+    delivery: EventDelivery, number: int, result: AttemptResult, *, next_at: int
+) -> EventDelivery:
     attempts = tuple(
         _ended(attempt, result, next_at) if attempt.number == number else attempt
         for attempt in delivery.attempts
@@ -300,7 +308,7 @@ def _ended(attempt: DeliveryAttempt, result: AttemptResult, next_at: int) -> Del
     )
 
 
-def _changed(delivery: Delivery, *, now: int, **fields: object) -> Delivery:
+def _changed(delivery: EventDelivery, *, now: int, **fields: object) -> EventDelivery:
     return structs.replace(
         delivery, updated_at=max(delivery.updated_at, now), version=delivery.version + 1, **fields
     )

@@ -16,8 +16,8 @@ from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.deliveries import (
     DELIVERED,
     AttemptResult,
-    Delivery,
     DeliveryStatus,
+    EventDelivery,
     begin_attempt,
     dropped,
     end_attempt,
@@ -122,7 +122,7 @@ def _shares(place: Place) -> tuple[tuple[str, ...], ...]:
 class _Sending:
     """A delivery that has a place, and the webhook as it stood when it got it."""
 
-    delivery: Delivery
+    delivery: EventDelivery
     place: Place
     webhook: Webhook
 
@@ -172,7 +172,7 @@ class Deliverer:
         # Where no attempt is under way, none will end that another could follow.
         for host in [host for host in self._waiting if not self._places.is_busy(host)]:
             del self._waiting[host]
-        before: list[Delivery] | None = None
+        before: list[EventDelivery] | None = None
         while not self._is_stopping:
             now = self._clock.now()
             due = await self._ports.deliveries.due_deliveries(now=now, limit=PAGE)
@@ -185,7 +185,7 @@ class Deliverer:
                 return
             before = due
 
-    async def _start(self, group: TaskGroup, delivery: Delivery) -> None:
+    async def _start(self, group: TaskGroup, delivery: EventDelivery) -> None:
         await self._slots.acquire()
         sending = None
         try:
@@ -196,14 +196,14 @@ class Deliverer:
         if sending is not None:
             group.start_soon(self._send_on, sending)
 
-    async def _alone(self, delivery: Delivery) -> _Sending | None:
+    async def _alone(self, delivery: EventDelivery) -> _Sending | None:
         return await log_and_continue(
             _log,
             f"looking at the delivery {delivery.delivery_id} failed",
             lambda: self._place(delivery),
         )
 
-    async def _place(self, delivery: Delivery) -> _Sending | None:
+    async def _place(self, delivery: EventDelivery) -> _Sending | None:
         """Give a delivery a place; or drop it if it is no longer owed, or put it off."""
         job = await self._ports.jobs.find_job(delivery.job_id)
         if job is None or job.status is JobStatus.DELETED or job.webhook is None:
@@ -219,11 +219,11 @@ class Deliverer:
         await self._put_off(delivery, place)
         return None
 
-    async def _drop(self, delivery: Delivery) -> None:
+    async def _drop(self, delivery: EventDelivery) -> None:
         after = dropped(delivery, now=self._clock.now())
         await self._ports.deliveries.change_delivery(delivery, after)
 
-    async def _put_off(self, delivery: Delivery, place: Place) -> None:
+    async def _put_off(self, delivery: EventDelivery, place: Place) -> None:
         waiting = self._waiting.setdefault(place.host, {})
         now = self._clock.now()
         delay = min(PUT_OFF * (1 + len(waiting) / MOST_OF_A_CALLER), LONGEST_PUT_OFF)
@@ -297,7 +297,7 @@ class Deliverer:
             await self._end(begun, result)
 
     async def _headers(
-        self, delivery: Delivery, webhook: Webhook
+        self, delivery: EventDelivery, webhook: Webhook
     ) -> tuple[dict[str, str], AttemptResult | None]:
         """Return the headers of the next attempt; or its failure, if it cannot be signed."""
         try:
@@ -327,11 +327,11 @@ class Deliverer:
             headers=cut_signatures(headers),
         )
 
-    async def _end(self, begun: Delivery, result: AttemptResult) -> None:
+    async def _end(self, begun: EventDelivery, result: AttemptResult) -> None:
         """Write the end of an attempt, though the delivery may have been replayed meanwhile."""
         self._observer.webhook_attempted(result.error.partition(":")[0] or DELIVERED)
         number, ladder, random = begun.attempt_count, begun.ladder, self._clock.random()
-        current: Delivery | None = begun
+        current: EventDelivery | None = begun
         while current is not None:
             now = self._clock.now()
             after = end_attempt(current, number, ladder, result, now=now, random=random)
@@ -341,7 +341,7 @@ class Deliverer:
             current = await self._ports.deliveries.get_delivery(begun.caller, begun.delivery_id)
 
 
-def _tell(delivery: Delivery, result: AttemptResult) -> None:
+def _tell(delivery: EventDelivery, result: AttemptResult) -> None:
     """Log a failure. The URL is not named: it may hold a secret."""
     if delivery.status is DeliveryStatus.FAILED:
         _log.warning(

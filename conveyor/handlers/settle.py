@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conveyor.domain.deliveries import Delivery, event_id
+from conveyor.domain.deliveries import EventDelivery, event_id
 from conveyor.domain.model import Job, JobStatus, Run, RunStatus
 from conveyor.domain.run_events import build_webhook_event, event_type
 from conveyor.domain.states import LIVE_RUN_STATES
@@ -62,7 +62,7 @@ class EventSettler:
         now = self._clock.now()
         # Where the id exists, an earlier try got as far as this: its bytes stand.
         await self._deliveries.create_delivery(
-            Delivery(
+            EventDelivery(
                 delivery_id=delivery_id,
                 caller=job.caller,
                 job_id=job.job_id,

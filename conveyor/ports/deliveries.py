@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from conveyor.domain.deliveries import Delivery, DeliveryStatus
+from conveyor.domain.deliveries import DeliveryStatus, EventDelivery
 
 
 class DeliveryFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,20 +29,20 @@ class DeliveryFilter(msgspec.Struct, frozen=True, kw_only=True):
 class DeliveryLog(Protocol):
     """Reading and replay of deliveries, for the API."""
 
-    async def get_delivery(self, caller: str, delivery_id: str) -> Delivery | None:
+    async def get_delivery(self, caller: str, delivery_id: str) -> EventDelivery | None:
         """Return a caller's delivery; None if there is none."""
         ...
 
-    async def list_deliveries(self, wanted: DeliveryFilter, *, limit: int) -> list[Delivery]:
+    async def list_deliveries(self, wanted: DeliveryFilter, *, limit: int) -> list[EventDelivery]:
         """Return at most `limit` deliveries, newest first by id."""
         ...
 
-    async def create_delivery(self, delivery: Delivery) -> bool:
+    async def create_delivery(self, delivery: EventDelivery) -> bool:
         """Write a new record; return False and change nothing if its id exists already for the
         caller."""
         ...
 
-    async def change_delivery(self, before: Delivery, after: Delivery) -> bool:
+    async def change_delivery(self, before: EventDelivery, after: EventDelivery) -> bool:
         """Replace a record by its next version; return False and change nothing if it is no longer
         at the version of `before`, or gone.
 
@@ -56,7 +56,7 @@ class DeliveryLog(Protocol):
 class DeliveryQueue(DeliveryLog, Protocol):
     """Due deliveries, for workers."""
 
-    async def due_deliveries(self, *, now: int, limit: int) -> list[Delivery]:
+    async def due_deliveries(self, *, now: int, limit: int) -> list[EventDelivery]:
         """Return at most `limit` pending deliveries that are due by `now` and not leased, longest
         due first. A lease that is longer than any lease may be (`outbox.LONGEST_LEASE`) does not
         count."""

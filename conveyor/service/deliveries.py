@@ -10,7 +10,7 @@ from ulid import ULID
 
 from conveyor.domain import strict_json
 from conveyor.domain.api_keys import UnsealError
-from conveyor.domain.deliveries import TEST_EVENT, Delivery, DeliveryStatus, replayed
+from conveyor.domain.deliveries import TEST_EVENT, DeliveryStatus, EventDelivery, replayed
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.run_events import TEST
 from conveyor.domain.text_rules import parse_rfc3339
@@ -106,7 +106,7 @@ class DeliveryQueries:
         return DeliveryHeadersBody(headers)
 
 
-async def find_delivery(context: Context, caller: str, delivery_id: str) -> Delivery:
+async def find_delivery(context: Context, caller: str, delivery_id: str) -> EventDelivery:
     """Return a caller's delivery. Raises ConveyorError(not_found)."""
     delivery = await context.deliveries.get_delivery(caller, delivery_id)
     if delivery is None:
@@ -180,7 +180,7 @@ class DeliveryReplays:
 
     async def _listed(
         self, caller: str, window: _Window, *, every: bool
-    ) -> AsyncIterator[Delivery]:
+    ) -> AsyncIterator[EventDelivery]:
         """Yield the deliveries of a window, newest first; with `every`, in any status."""
         wanted = DeliveryFilter(
             caller=caller,
@@ -197,8 +197,8 @@ class DeliveryReplays:
             wanted = msgspec.structs.replace(wanted, before=page[-1].delivery_id)
 
     async def _queue(
-        self, delivery: Delivery, status: DeliveryStatus | None, *, now: int
-    ) -> Delivery | None:
+        self, delivery: EventDelivery, status: DeliveryStatus | None, *, now: int
+    ) -> EventDelivery | None:
         """Begin a new ladder; return None if the delivery is gone, or has left `status`."""
         for _ in range(_TRIES):
             after = replayed(delivery, now=now)

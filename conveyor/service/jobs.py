@@ -5,7 +5,7 @@ Pages come newest first.
 
 from __future__ import annotations
 
-from conveyor.domain.deliveries import MOST_JUDGED, Delivery
+from conveyor.domain.deliveries import MOST_JUDGED, EventDelivery
 from conveyor.domain.errors import not_found
 from conveyor.domain.model import JobStatus, Run
 from conveyor.ports.deliveries import DeliveryFilter
@@ -32,7 +32,7 @@ class JobQueries:
         view = await self._context.jobs.get_job(caller_id, job_id)
         if view is None:
             raise not_found("job")
-        newest: list[Delivery] = []
+        newest: list[EventDelivery] = []
         if view.job.webhook is not None:
             newest = await self._context.deliveries.list_deliveries(
                 DeliveryFilter(caller=caller_id, job_id=job_id), limit=MOST_JUDGED

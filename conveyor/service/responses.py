@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from pydantic_core import Url
 
 from conveyor.aio.outages import Outage
-from conveyor.domain.deliveries import Delivery, DeliveryAttempt, receiver_health
+from conveyor.domain.deliveries import DeliveryAttempt, EventDelivery, receiver_health
 from conveyor.domain.fires import with_present_zones
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
@@ -75,7 +75,7 @@ def encode(body: msgspec.Struct) -> bytes:
 
 
 def job_body(
-    view: JobView, outage: Outage | None = None, deliveries: Sequence[Delivery] = ()
+    view: JobView, outage: Outage | None = None, deliveries: Sequence[EventDelivery] = ()
 ) -> JobBody:
     """Show a job on the wire, without its caller and its sealed key, and how its receiver did in
     the `deliveries`; `outage` is as in `run_body`."""
@@ -115,7 +115,7 @@ def webhook_body(webhook: Webhook) -> WebhookBody:
     )
 
 
-def _webhook_status_body(deliveries: Sequence[Delivery]) -> WebhookStatusBody:
+def _webhook_status_body(deliveries: Sequence[EventDelivery]) -> WebhookStatusBody:
     health = receiver_health(deliveries)
     return WebhookStatusBody(
         last_outcome=present(health.outcome or None),
@@ -125,12 +125,12 @@ def _webhook_status_body(deliveries: Sequence[Delivery]) -> WebhookStatusBody:
     )
 
 
-def delivery_body(delivery: Delivery) -> DeliveryBody:
+def delivery_body(delivery: EventDelivery) -> DeliveryBody:
     """Show a delivery as a row of the log."""
     return DeliveryBody(**_delivery_fields(delivery))
 
 
-def logged_delivery_body(delivery: Delivery) -> LoggedDeliveryBody:
+def logged_delivery_body(delivery: EventDelivery) -> LoggedDeliveryBody:
     """Show a delivery with its bytes and attempts."""
     return LoggedDeliveryBody(
         **_delivery_fields(delivery),
@@ -139,7 +139,7 @@ def logged_delivery_body(delivery: Delivery) -> LoggedDeliveryBody:
     )
 
 
-def _delivery_fields(delivery: Delivery) -> dict[str, Any]:
+def _delivery_fields(delivery: EventDelivery) -> dict[str, Any]:
     last = delivery.attempts[-1] if delivery.attempts else None
     return {
         "delivery_id": delivery.delivery_id,

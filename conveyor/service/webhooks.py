@@ -10,8 +10,8 @@ from conveyor.domain import strict_json
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.deliveries import (
     AttemptResult,
-    Delivery,
     DeliveryStatus,
+    EventDelivery,
     begin_test,
     dropped,
     end_test,
@@ -98,7 +98,7 @@ class JobWebhooks:
                 break
             before = page[-1].delivery_id
 
-    async def _drop(self, owed: DeliveryFilter, before: str | None) -> Sequence[Delivery]:
+    async def _drop(self, owed: DeliveryFilter, before: str | None) -> Sequence[EventDelivery]:
         """Drop a page of deliveries. One that has just changed is left to its worker, which finds
         no webhook at the next attempt."""
         log = self._context.deliveries
@@ -172,7 +172,7 @@ class WebhookTests:
         )
 
     async def _post(
-        self, delivery: Delivery, webhook: Webhook
+        self, delivery: EventDelivery, webhook: Webhook
     ) -> tuple[dict[str, str], WebhookAnswer]:
         """Post an event, and return its headers and what came of it."""
         try:

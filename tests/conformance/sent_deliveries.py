@@ -6,7 +6,7 @@ from typing import Any
 
 from conveyor.domain.deliveries import (
     AttemptResult,
-    Delivery,
+    EventDelivery,
     begin_attempt,
     end_attempt,
     event_id,
@@ -22,7 +22,7 @@ DELIVERED = AttemptResult(
 REFUSED = AttemptResult(error="http_5xx:500", milliseconds=7, host="example.com", status=500)
 
 
-def new_delivery(world: World, **fields: Any) -> Delivery:
+def new_delivery(world: World, **fields: Any) -> EventDelivery:
     """A delivery that is due now, of a run of its own unless fields name one."""
     run_id = fields.get("run_id", world.clock.new_id())
     usual: dict[str, Any] = {
@@ -36,29 +36,29 @@ def new_delivery(world: World, **fields: Any) -> Delivery:
         "updated_at": world.now,
         "due_at": world.now,
     }
-    return Delivery(**(usual | fields))
+    return EventDelivery(**(usual | fields))
 
 
-async def owe(world: World, **fields: Any) -> Delivery:
+async def owe(world: World, **fields: Any) -> EventDelivery:
     """Write a delivery that is due now."""
     delivery = new_delivery(world, **fields)
     assert await world.store.deliveries.create_delivery(delivery)
     return delivery
 
 
-async def change(world: World, before: Delivery, after: Delivery) -> Delivery:
+async def change(world: World, before: EventDelivery, after: EventDelivery) -> EventDelivery:
     """Write the next version of a delivery."""
     assert await world.store.deliveries.change_delivery(before, after)
     return after
 
 
-async def begin(world: World, delivery: Delivery, *, lease: int = LEASE) -> Delivery:
+async def begin(world: World, delivery: EventDelivery, *, lease: int = LEASE) -> EventDelivery:
     """Lease a delivery for an attempt."""
     begun = begin_attempt(delivery, now=world.now, lapses_at=world.now + lease)
     return await change(world, delivery, begun)
 
 
-async def attempt(world: World, delivery: Delivery, result: AttemptResult) -> Delivery:
+async def attempt(world: World, delivery: EventDelivery, result: AttemptResult) -> EventDelivery:
     """Make an attempt that ends at once with a result."""
     begun = await begin(world, delivery)
     ended = end_attempt(begun, begun.attempt_count, begun.ladder, result, now=world.now, random=0.0)

@@ -15,9 +15,9 @@ from conveyor.domain.deliveries import (
     MOST_ATTEMPTS_KEPT,
     TEST_EVENT,
     AttemptResult,
-    Delivery,
     DeliveryAttempt,
     DeliveryStatus,
+    EventDelivery,
     begin_attempt,
     dropped,
     put_off,
@@ -41,24 +41,24 @@ DAY = 86_400_000
 STRANGER = "another caller"
 
 
-async def read(world: World, delivery: Delivery) -> Delivery | None:
+async def read(world: World, delivery: EventDelivery) -> EventDelivery | None:
     """Return a delivery as it stands."""
     return await world.store.deliveries.get_delivery(delivery.caller, delivery.delivery_id)
 
 
-async def listed(world: World, *, limit: int = 100, **wanted: Any) -> list[Delivery]:
+async def listed(world: World, *, limit: int = 100, **wanted: Any) -> list[EventDelivery]:
     """List deliveries, by default those of the usual caller."""
     found = DeliveryFilter(**({"caller": CALLER} | wanted))
     return await world.store.deliveries.list_deliveries(found, limit=limit)
 
 
-async def due(world: World, *, now: int | None = None, limit: int = 100) -> list[Delivery]:
+async def due(world: World, *, now: int | None = None, limit: int = 100) -> list[EventDelivery]:
     """Return the deliveries due now, or at another time."""
     at = world.now if now is None else now
     return await world.store.deliveries.due_deliveries(now=at, limit=limit)
 
 
-async def owe_some(world: World, count: int, **fields: Any) -> list[Delivery]:
+async def owe_some(world: World, count: int, **fields: Any) -> list[EventDelivery]:
     """Write deliveries, a second apart."""
     made = []
     for _ in range(count):

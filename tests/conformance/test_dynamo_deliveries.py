@@ -12,8 +12,8 @@ import pytest
 from conveyor.aio.concurrency import for_each
 from conveyor.clock import SystemClock
 from conveyor.domain.deliveries import (
-    Delivery,
     DeliveryStatus,
+    EventDelivery,
     begin_attempt,
     dropped,
     end_attempt,
@@ -63,7 +63,7 @@ from tests.conformance.world import CALLER, World, refused
 
 pytestmark = pytest.mark.extended
 
-Step = Callable[[Delivery, int], Delivery]
+Step = Callable[[EventDelivery, int], EventDelivery]
 
 
 @pytest.fixture
@@ -80,52 +80,52 @@ async def versions(clock: FakeClock) -> AsyncIterator[Versions]:
         yield opened
 
 
-def begin(delivery: Delivery, now: int) -> Delivery:
+def begin(delivery: EventDelivery, now: int) -> EventDelivery:
     return begin_attempt(delivery, now=now, lapses_at=now + LEASE)
 
 
-def succeed(delivery: Delivery, now: int) -> Delivery:
+def succeed(delivery: EventDelivery, now: int) -> EventDelivery:
     number, ladder = delivery.attempt_count, delivery.ladder
     return end_attempt(delivery, number, ladder, DELIVERED, now=now, random=0.0)
 
 
-def fail(delivery: Delivery, now: int) -> Delivery:
+def fail(delivery: EventDelivery, now: int) -> EventDelivery:
     number, ladder = delivery.attempt_count, delivery.ladder
     return end_attempt(delivery, number, ladder, REFUSED, now=now, random=0.0)
 
 
-def drop(delivery: Delivery, now: int) -> Delivery:
+def drop(delivery: EventDelivery, now: int) -> EventDelivery:
     return dropped(delivery, now=now)
 
 
-def wait(delivery: Delivery, now: int) -> Delivery:
+def wait(delivery: EventDelivery, now: int) -> EventDelivery:
     return put_off(delivery, due_at=now + LEASE, now=now)
 
 
-def replay(delivery: Delivery, now: int) -> Delivery:
+def replay(delivery: EventDelivery, now: int) -> EventDelivery:
     return replayed(delivery, now=now)
 
 
 STEPS: list[Step] = [begin, fail, begin, succeed, drop, wait, replay]
 
 
-async def read(world: World, delivery: Delivery) -> Delivery | None:
+async def read(world: World, delivery: EventDelivery) -> EventDelivery | None:
     """Read a delivery as it is now."""
     return await world.store.deliveries.get_delivery(delivery.caller, delivery.delivery_id)
 
 
-async def item_of(bench: Bench, delivery: Delivery) -> Item:
+async def item_of(bench: Bench, delivery: EventDelivery) -> Item:
     """A delivery as it lies there."""
     item = await bench.table.get(delivery_key(delivery.caller, delivery.delivery_id))
     assert item is not None
     return item
 
 
-async def due(world: World) -> list[Delivery]:
+async def due(world: World) -> list[EventDelivery]:
     return await world.store.deliveries.due_deliveries(now=world.now, limit=100)
 
 
-async def listed(world: World, *, since: int = 0, job_id: str | None = None) -> list[Delivery]:
+async def listed(world: World, *, since: int = 0, job_id: str | None = None) -> list[EventDelivery]:
     wanted = DeliveryFilter(caller=CALLER, job_id=job_id, since=since)
     return await world.store.deliveries.list_deliveries(wanted, limit=1_000)
 
@@ -339,7 +339,7 @@ async def test_deliveries_long_after_their_runs_are_listed_by_the_time_they_were
     await world.clock.advance(DAY / 1_000)
     since = world.now
 
-    def owed(number: int) -> Delivery:
+    def owed(number: int) -> EventDelivery:
         run_id = f"run {number}"
         end = ended_at + number + 1
         return new_delivery(
@@ -348,7 +348,7 @@ async def test_deliveries_long_after_their_runs_are_listed_by_the_time_they_were
 
     late = [owed(number) for number in range(MOST_READ + 20)]
 
-    async def write(delivery: Delivery) -> None:
+    async def write(delivery: EventDelivery) -> None:
         assert await bench.store.deliveries.create_delivery(delivery)
 
     await for_each(write, late, limit=8)
@@ -367,12 +367,12 @@ async def test_nothing_is_left_of_deliveries_that_are_removed(bench: Bench) -> N
     ended_at = world.now
     await world.clock.advance(DAY / 1_000)
 
-    async def late(job_id: str) -> Delivery:
+    async def late(job_id: str) -> EventDelivery:
         run_id = world.clock.new_id()
         delivery_id = event_id(run_id, "run.completed", ended_at=ended_at)
         return await owe(world, run_id=run_id, delivery_id=delivery_id, job_id=job_id)
 
-    async def marks(*deliveries: Delivery) -> list[bool]:
+    async def marks(*deliveries: EventDelivery) -> list[bool]:
         """Whether there is a mark of each: that of late ones, and that beside the job."""
         keys = [
             key

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from conveyor.domain.deliveries import Delivery
+from conveyor.domain.deliveries import EventDelivery
 from conveyor.domain.model import RunFailure
 from conveyor.domain.webhooks import USUAL_EVENTS, EventType, Webhook
 from conveyor.engine.telemetry import Telemetry
@@ -204,12 +204,12 @@ class DeliveryWorld:
         async with anyio.create_task_group() as group:
             await (by or self.deliverer).look(group)
 
-    async def deliveries(self) -> list[Delivery]:
+    async def deliveries(self) -> list[EventDelivery]:
         """All deliveries, newest first."""
         wanted = DeliveryFilter(caller=self.caller)
         return await self.api.binding.deliveries.list_deliveries(wanted, limit=10_000)
 
-    async def delivery(self) -> Delivery:
+    async def delivery(self) -> EventDelivery:
         """The only delivery."""
         [found] = await self.deliveries()
         return found

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter
 from conveyor.dev.binding import open_binding
 from conveyor.domain.deliveries import (
     AttemptResult,
-    Delivery,
+    EventDelivery,
     begin_attempt,
     end_attempt,
     event_id,
@@ -158,10 +158,10 @@ class Api:
                 await self.succeed(job["job_id"], run_id, task.task_id)
         return await self.tasks_of(run_id)
 
-    async def deliver(self, job: dict[str, Any], *, event: str = "run.completed") -> Delivery:
+    async def deliver(self, job: dict[str, Any], *, event: str = "run.completed") -> EventDelivery:
         """Put an event about a job's latest run into the log, as a worker does."""
         now, run_id = self.clock.now(), job["latest_run"]["run_id"]
-        delivery = Delivery(
+        delivery = EventDelivery(
             delivery_id=event_id(run_id, event, ended_at=now),
             caller=self.service.identify(KEY).caller_id,
             job_id=job["job_id"],
@@ -174,7 +174,9 @@ class Api:
         assert await self.binding.deliveries.create_delivery(delivery)
         return delivery
 
-    async def attempt(self, delivery: Delivery, error: str = "", **fields: Any) -> Delivery:
+    async def attempt(
+        self, delivery: EventDelivery, error: str = "", **fields: Any
+    ) -> EventDelivery:
         """Make one attempt at a delivery that ends so, as a worker does."""
         now = self.clock.now()
         begun = begin_attempt(delivery, now=now, lapses_at=now + 60_000)

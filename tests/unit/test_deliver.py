@@ -18,8 +18,8 @@ from conveyor.domain.deliveries import (
     LADDER,
     LONGEST,
     SHORTENED,
-    Delivery,
     DeliveryStatus,
+    EventDelivery,
     begin_attempt,
     replayed,
 )
@@ -420,7 +420,7 @@ async def test_the_end_of_an_attempt_that_a_later_one_overtook_changes_little(
     """Its lease had lapsed, as on a machine that slept."""
     receivers = answering(world, BAD)
     await world.owe(NEVER)
-    later: list[Delivery] = []
+    later: list[EventDelivery] = []
 
     async def overtake() -> None:
         now = world.api.clock.now() + round(LEASE * 1_000)

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conveyor.domain.deliveries import Delivery, DeliveryStatus
+from conveyor.domain.deliveries import DeliveryStatus, EventDelivery
 from conveyor.domain.webhooks import Webhook
 from conveyor.handlers import deliver
 from conveyor.handlers.deliver import (
@@ -72,7 +72,7 @@ def holding(world: DeliveryWorld, answer: Callable[[str], WebhookAnswer] = succe
     return held
 
 
-def count(deliveries: list[Delivery], status: DeliveryStatus) -> int:
+def count(deliveries: list[EventDelivery], status: DeliveryStatus) -> int:
     return sum(one.status is status for one in deliveries)
 
 
@@ -109,7 +109,7 @@ async def test_no_look_reads_a_delivery_twice_whose_place_is_full(
     store = world.api.binding.deliveries
     due = store.due_deliveries
 
-    async def counted(*, now: int, limit: int) -> list[Delivery]:
+    async def counted(*, now: int, limit: int) -> list[EventDelivery]:
         found = await due(now=now, limit=limit)
         read.update(one.delivery_id for one in found if not one.leased_until)
         return found

@@ -16,8 +16,8 @@ from conveyor.domain.deliveries import (
     MOST_ATTEMPTS_KEPT,
     SHORTENED,
     AttemptResult,
-    Delivery,
     DeliveryStatus,
+    EventDelivery,
     begin_attempt,
     dropped,
     end_attempt,
@@ -42,8 +42,8 @@ answers = st.builds(
 )
 
 
-def owed(**fields: object) -> Delivery:
-    delivery = Delivery(
+def owed(**fields: object) -> EventDelivery:
+    delivery = EventDelivery(
         delivery_id=event_id("01", "run.completed", ended_at=NOW),
         caller="caller",
         job_id="job",
@@ -58,8 +58,13 @@ def owed(**fields: object) -> Delivery:
 
 
 def attempt(
-    delivery: Delivery, result: AttemptResult, *, late: int = 0, lasts: int = 0, random: float = 0.0
-) -> Delivery:
+    delivery: EventDelivery,
+    result: AttemptResult,
+    *,
+    late: int = 0,
+    lasts: int = 0,
+    random: float = 0.0,
+) -> EventDelivery:
     """Make the attempt that is due, `late` milliseconds after it was, for `lasts` milliseconds."""
     start = delivery.due_at + late
     begun = begin_attempt(delivery, now=start, lapses_at=start + 60_000)

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from reference.dynamodb_attributes import FOUND_BY, ITEMS, OF_EVERY_ITEM
 
 from conveyor.bootstrap.production import _measure
-from conveyor.domain.deliveries import Delivery
+from conveyor.domain.deliveries import EventDelivery
 from conveyor.domain.model import (
     Callback,
     Ingest,
@@ -114,7 +114,7 @@ RUN = Run(
     rerun_of="SOURCE",
     ingest=Ingest(status=IngestStatus.PENDING, end=1),
 )
-DELIVERY = Delivery(
+DELIVERY = EventDelivery(
     delivery_id="DELIVERY",
     caller="caller",
     job_id="JOB",

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from conveyor.dev.sqlite.database import Database
-from conveyor.domain.deliveries import Delivery
+from conveyor.domain.deliveries import EventDelivery
 from conveyor.ports.deliveries import Deliveries, DeliveryFilter
 from conveyor.ports.outbox import LONGEST_LEASE
 
@@ -38,7 +38,7 @@ _OLD = """
         WHERE status <> 'pending' AND updated_at < ? LIMIT ?)
 """
 _encoder = msgspec.json.Encoder()
-_deliveries = msgspec.json.Decoder(Delivery)
+_deliveries = msgspec.json.Decoder(EventDelivery)
 
 
 class SqliteDeliveries(Deliveries):
@@ -47,7 +47,7 @@ class SqliteDeliveries(Deliveries):
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def get_delivery(self, caller: str, delivery_id: str) -> Delivery | None:
+    async def get_delivery(self, caller: str, delivery_id: str) -> EventDelivery | None:
         row = await self._database.read(
             lambda reader: reader.execute(
                 "SELECT record FROM deliveries WHERE caller = ? AND delivery_id = ?",
@@ -56,7 +56,7 @@ class SqliteDeliveries(Deliveries):
         )
         return None if row is None else _deliveries.decode(row[0])
 
-    async def list_deliveries(self, wanted: DeliveryFilter, *, limit: int) -> list[Delivery]:
+    async def list_deliveries(self, wanted: DeliveryFilter, *, limit: int) -> list[EventDelivery]:
         conditions = ["caller = :caller", "created_at >= :since"]
         for name, sql in _CONDITIONS.items():
             if getattr(wanted, name) is not None:
@@ -70,7 +70,7 @@ class SqliteDeliveries(Deliveries):
             lambda reader: _decoded(reader.execute(statement, values).fetchall())
         )
 
-    async def create_delivery(self, delivery: Delivery) -> bool:
+    async def create_delivery(self, delivery: EventDelivery) -> bool:
         values = (
             delivery.caller,
             delivery.delivery_id,
@@ -82,10 +82,10 @@ class SqliteDeliveries(Deliveries):
             lambda connection: connection.execute(_INSERT, values).rowcount == 1
         )
 
-    async def change_delivery(self, before: Delivery, after: Delivery) -> bool:
+    async def change_delivery(self, before: EventDelivery, after: EventDelivery) -> bool:
         return await self._database.write(lambda connection: _change(connection, before, after))
 
-    async def due_deliveries(self, *, now: int, limit: int) -> list[Delivery]:
+    async def due_deliveries(self, *, now: int, limit: int) -> list[EventDelivery]:
         values = {"now": now, "most": now + LONGEST_LEASE, "limit": limit}
         return await self._database.read(
             lambda reader: _decoded(reader.execute(_DUE, values).fetchall())
@@ -112,12 +112,12 @@ def _index(wanted: DeliveryFilter) -> str:
     return "INDEXED BY deliveries_by_creation" if wanted.since else ""
 
 
-def _change(connection: sqlite3.Connection, before: Delivery, after: Delivery) -> bool:
+def _change(connection: sqlite3.Connection, before: EventDelivery, after: EventDelivery) -> bool:
     values = (*_changing(after), before.caller, before.delivery_id, before.version)
     return connection.execute(_CHANGE, values).rowcount == 1
 
 
-def _changing(delivery: Delivery) -> tuple[object, ...]:
+def _changing(delivery: EventDelivery) -> tuple[object, ...]:
     """Return the columns that a change rewrites."""
     return (
         delivery.status,
@@ -129,7 +129,7 @@ def _changing(delivery: Delivery) -> tuple[object, ...]:
     )
 
 
-def _decoded(rows: list[tuple[str]]) -> list[Delivery]:
+def _decoded(rows: list[tuple[str]]) -> list[EventDelivery]:
     return [_deliveries.decode(record) for (record,) in rows]
 
 

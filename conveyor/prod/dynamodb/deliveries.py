@@ -19,7 +19,7 @@ import msgspec
 from ulid import ULID
 
 from conveyor.aio.concurrency import for_each
-from conveyor.domain.deliveries import Delivery, DeliveryStatus
+from conveyor.domain.deliveries import DeliveryStatus, EventDelivery
 from conveyor.ports.deliveries import Deliveries, DeliveryFilter
 from conveyor.ports.outbox import LONGEST_LEASE
 from conveyor.prod.aws.calls import AwsRefused
@@ -58,7 +58,7 @@ MOST_READ = 100
 SIDE_BY_SIDE = 10
 """Deliveries removed at a time."""
 
-_record = msgspec.json.Decoder(Delivery)
+_record = msgspec.json.Decoder(EventDelivery)
 
 
 class DynamoDeliveries(Deliveries):
@@ -67,20 +67,20 @@ class DynamoDeliveries(Deliveries):
     def __init__(self, table: Table) -> None:
         self._table = table
 
-    async def get_delivery(self, caller: str, delivery_id: str) -> Delivery | None:
+    async def get_delivery(self, caller: str, delivery_id: str) -> EventDelivery | None:
         item = await self._table.get(delivery_key(caller, delivery_id))
         return None if item is None else _read(item)
 
-    async def list_deliveries(self, wanted: DeliveryFilter, *, limit: int) -> list[Delivery]:
+    async def list_deliveries(self, wanted: DeliveryFilter, *, limit: int) -> list[EventDelivery]:
         """Read pages until enough are found."""
-        found: list[Delivery] = []
+        found: list[EventDelivery] = []
         async for items in self._listed(wanted, limit):
             found += [one for one in decode_intact(_read, items) if _is_wanted(one, wanted)]
             if len(found) >= limit:
                 break
         return found[:limit]
 
-    async def create_delivery(self, delivery: Delivery) -> bool:
+    async def create_delivery(self, delivery: EventDelivery) -> bool:
         key = delivery_key(delivery.caller, delivery.delivery_id)
         item = new_delivery_item(delivery)
         mark = new_mark_item(delivery)
@@ -93,7 +93,7 @@ class DynamoDeliveries(Deliveries):
             parts.append(self._table.put_part(late, mark))
         return await self._write(parts)
 
-    async def change_delivery(self, before: Delivery, after: Delivery) -> bool:
+    async def change_delivery(self, before: EventDelivery, after: EventDelivery) -> bool:
         key = delivery_key(before.caller, before.delivery_id)
         # Read for its text, which may hold fields of a later version.
         item = await self._table.get(key)
@@ -109,10 +109,10 @@ class DynamoDeliveries(Deliveries):
         )
         return await self._write([part])
 
-    async def due_deliveries(self, *, now: int, limit: int) -> list[Delivery]:
+    async def due_deliveries(self, *, now: int, limit: int) -> list[EventDelivery]:
         """Find due deliveries by index; the items, read strongly, tell which are still due. An
         entry that moves while its index is read is found twice, and counts as it was read last."""
-        found: dict[tuple[str, str], Delivery] = {}
+        found: dict[tuple[str, str], EventDelivery] = {}
         async for page in self._table.pages(
             Query(
                 DELIVERIES,
@@ -235,7 +235,7 @@ async def drop_deliveries_of(table: Table, caller: str, job_id: str) -> None:
         await table.delete_many(marks)
 
 
-def new_delivery_item(delivery: Delivery) -> Item:
+def new_delivery_item(delivery: EventDelivery) -> Item:
     """Make the item of a new delivery."""
     return {
         "shape": ROW_SHAPE,
@@ -246,17 +246,17 @@ def new_delivery_item(delivery: Delivery) -> Item:
     }
 
 
-def new_mark_item(delivery: Delivery) -> Item:
+def new_mark_item(delivery: EventDelivery) -> Item:
     """Make the marks of a new delivery: beside its job, and if it is late."""
     return {"shape": ROW_SHAPE, "caller": delivery.caller, "created_at": delivery.created_at}
 
 
 @decodes_row
-def _read(item: Item) -> Delivery:
+def _read(item: Item) -> EventDelivery:
     return _record.decode(item["delivery"])
 
 
-def _changing(delivery: Delivery, text: str) -> dict[str, PlaceholderValue]:
+def _changing(delivery: EventDelivery, text: str) -> dict[str, PlaceholderValue]:
     """Return the attributes that a change rewrites; `text` is the record as stored, "" for a new
     one."""
     if delivery.status is DeliveryStatus.PENDING:
@@ -273,12 +273,12 @@ def _changing(delivery: Delivery, text: str) -> dict[str, PlaceholderValue]:
     }
 
 
-def _is_due(delivery: Delivery, now: int) -> bool:
+def _is_due(delivery: EventDelivery, now: int) -> bool:
     is_leased = now < delivery.leased_until <= now + LONGEST_LEASE
     return delivery.status is DeliveryStatus.PENDING and delivery.due_at <= now and not is_leased
 
 
-def _is_late(delivery: Delivery) -> bool:
+def _is_late(delivery: EventDelivery) -> bool:
     """Return whether a list from the instant of the delivery on would not find it by its id."""
     return delivery.delivery_id < _floor(delivery.created_at)
 
@@ -306,7 +306,7 @@ def _query(wanted: DeliveryFilter, floor: str, before: str) -> Query:
     )
 
 
-def _is_wanted(delivery: Delivery, wanted: DeliveryFilter) -> bool:
+def _is_wanted(delivery: EventDelivery, wanted: DeliveryFilter) -> bool:
     return (
         delivery.caller == wanted.caller
         and wanted.job_id in (None, delivery.job_id)
