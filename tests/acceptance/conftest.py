@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from anyio.from_thread import start_blocking_portal
+from zenrows import ZenRowsBatchClient
 
 from conveyor.testing.fleet import RoleFleet
-from tests.acceptance.support_bindings import BINDINGS, FLEET
-from tests.acceptance.support_client import FLEET_SETTINGS
+from conveyor.testing.gateway_server import GatewayServer
+from tests.acceptance.support_bindings import BINDINGS, FLEET, Serving
+from tests.acceptance.support_client import FLEET_SETTINGS, client_server, open_client
 from tests.acceptance.support_fleet import fleet
 
 FULL_OVER_FLEET = frozenset(
@@ -63,6 +66,35 @@ def binding(request: pytest.FixtureRequest) -> str:
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
     """The fleet of all modules that need no settings of their own."""
     with fleet(tmp_path_factory.mktemp("fleet"), **FLEET_SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(
+    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    """The server of each binding in turn, for the published client."""
+    if binding == FLEET:
+        yield request.getfixturevalue("shared_fleet")
+        return
+    with client_server(tmp_path_factory.mktemp("client")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Serving) -> Iterator[ZenRowsBatchClient]:
+    """The published client, at each binding in turn."""
+    with open_client(server) as client:
+        yield client
+
+
+@pytest.fixture
+def gateway() -> Iterator[GatewayServer]:
+    """A scraping API that outlives the servers under test."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(GatewayServer()) as running,
+    ):
         yield running
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 from zenrows.batch import ZenRowsBatchClient
 from zenrows.batch.errors import BatchErrorCode as Code
 from zenrows.batch.models import (
@@ -20,7 +18,7 @@ from zenrows.batch.models import (
 
 from conveyor.gateway.fake import expected_body
 from tests.acceptance import support_models
-from tests.acceptance.support_bindings import FLEET, Serving
+from tests.acceptance.support_bindings import Serving
 from tests.acceptance.support_boot import Booted
 from tests.acceptance.support_calls import Caller
 from tests.acceptance.support_client import (
@@ -28,7 +26,6 @@ from tests.acceptance.support_client import (
     OPEN_JOB_TASKS,
     Tasks,
     added,
-    client_server,
     finish,
     open_client,
     pages,
@@ -36,23 +33,6 @@ from tests.acceptance.support_client import (
     urls,
 )
 from tests.acceptance.support_wire import eventually, target
-
-
-@pytest.fixture(scope="module")
-def server(
-    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Serving]:
-    if binding == FLEET:
-        yield request.getfixturevalue("shared_fleet")
-        return
-    with client_server(tmp_path_factory.mktemp("client")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: Serving) -> Iterator[ZenRowsBatchClient]:
-    with open_client(server) as client:
-        yield client
 
 
 def test_a_regular_job_from_submit_to_results(client: ZenRowsBatchClient) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,35 +11,16 @@ from zenrows.batch.errors import BatchErrorCode as Code
 from zenrows.batch.models import FailureReason, JobStatus, PauseState, RunStatus, TaskStatus
 
 from conveyor.gateway.fake import expected_body
-from tests.acceptance.support_bindings import FLEET, Serving, bodies
+from tests.acceptance.support_bindings import Serving, bodies
 from tests.acceptance.support_calls import problem_of
 from tests.acceptance.support_client import (
     added,
-    client_server,
     finish,
-    open_client,
     pages,
     refused,
 )
 from tests.acceptance.support_wire import eventually, target
 from tests.patient import fetched
-
-
-@pytest.fixture(scope="module")
-def server(
-    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Serving]:
-    if binding == FLEET:
-        yield request.getfixturevalue("shared_fleet")
-        return
-    with client_server(tmp_path_factory.mktemp("client")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: Serving) -> Iterator[ZenRowsBatchClient]:
-    with open_client(server) as client:
-        yield client
 
 
 def test_stop_ends_a_run_and_is_idempotent(client: ZenRowsBatchClient) -> None:

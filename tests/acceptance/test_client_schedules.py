@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,12 +11,9 @@ from zenrows.batch._typed_dicts import JobScheduleDict
 from zenrows.batch.errors import BatchErrorCode as Code
 from zenrows.batch.models import JobSchedule, JobStatus, JobType, RunTrigger, ScheduleState
 
-from tests.acceptance.support_bindings import FLEET, Serving
 from tests.acceptance.support_client import (
     added,
-    client_server,
     finish,
-    open_client,
     pages,
     refused,
     urls,
@@ -29,23 +25,6 @@ CALENDARS = [
     Calendar(["09:00", "18:00"], cadence, timezone="Europe/Berlin")
     for cadence in (Daily(), Weekly(["mon", "fri"]), Monthly([1, 15]))
 ]
-
-
-@pytest.fixture(scope="module")
-def server(
-    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Serving]:
-    if binding == FLEET:
-        yield request.getfixturevalue("shared_fleet")
-        return
-    with client_server(tmp_path_factory.mktemp("client")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: Serving) -> Iterator[ZenRowsBatchClient]:
-    with open_client(server) as client:
-        yield client
 
 
 def is_told(told: JobSchedule | None, schedule: Schedule) -> bool:

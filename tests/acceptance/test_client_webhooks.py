@@ -22,12 +22,11 @@ from zenrows.batch.models import (
 )
 
 from conveyor.signatures import verify
-from tests.acceptance.support_bindings import FLEET, Serving
+from tests.acceptance.support_bindings import Serving
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_calls import Caller, Json
 from tests.acceptance.support_client import (
     NOWHERE,
-    client_server,
     finish,
     open_client,
     pages,
@@ -39,17 +38,6 @@ from tests.acceptance.support_wire import eventually
 HOOK = "https://93.184.216.34/hook"
 """A receiver that is never asked: no run with it ends."""
 DELIVERIES = "/webhook/deliveries"
-
-
-@pytest.fixture(scope="module")
-def server(
-    binding: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Serving]:
-    if binding == FLEET:
-        yield request.getfixturevalue("shared_fleet")
-        return
-    with client_server(tmp_path_factory.mktemp("client")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from conveyor.testing.gateway_server import GatewayServer
 from tests.acceptance.support_data import kill_while_booting, rows_left, server
@@ -31,16 +29,6 @@ SETTINGS: dict[str, object] = {
 }
 _UNTOLD = "SELECT run_id FROM notices WHERE subscriber = 'webhook' AND ended_at > 0"
 _UNDELIVERED = "SELECT delivery_id FROM deliveries WHERE status = 'pending'"
-
-
-@pytest.fixture
-def gateway() -> Iterator[GatewayServer]:
-    """A scraping API that outlives the servers under test."""
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(GatewayServer()) as running,
-    ):
-        yield running
 
 
 def submit(wire: Wire, receiver: SlowReceiver, name: str) -> list[str]:

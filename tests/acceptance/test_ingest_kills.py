@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from conveyor.testing.gateway_server import GatewayServer
 from tests.acceptance.support_data import rows_left, rows_of, server, temporary_files
@@ -28,16 +26,6 @@ SETTINGS: dict[str, object] = {
 }
 _ROWS = "SELECT count(*), count(DISTINCT task_id), sum(state > 0) FROM tasks"
 _CLAIMS = "SELECT task_key, claim_number FROM claims"
-
-
-@pytest.fixture
-def gateway() -> Iterator[GatewayServer]:
-    """A scraping API that outlives the servers under test."""
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(GatewayServer()) as running,
-    ):
-        yield running
 
 
 @pytest.mark.guarantee("G7")

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from conveyor.gateway.fake import expected_body
 from conveyor.testing.gateway_server import GatewayServer
@@ -31,16 +30,6 @@ pytestmark = pytest.mark.server
 
 IN_FLIGHT = 10
 _CLAIMS = "SELECT task_key, claim_number FROM claims"
-
-
-@pytest.fixture
-def gateway() -> Iterator[GatewayServer]:
-    """A scraping API that outlives the servers under test."""
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(GatewayServer()) as running,
-    ):
-        yield running
 
 
 @contextmanager
