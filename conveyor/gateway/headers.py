@@ -62,17 +62,25 @@ class HttpAnswer(Protocol):
         ...
 
 
+MOST_READ = 64
+"""Digits of a number of seconds that are read, and characters of a date."""
+
+
 def retry_after(text: str, *, now: int, cap: float) -> float:
     """Return the seconds to wait by a Retry-After field, from 0 to `cap`; 0 if it is missing or
     invalid.
 
-    The field may hold seconds or an HTTP date. `now` is in milliseconds.
+    The field may hold seconds, with any number of digits, or an HTTP date. `now` is in
+    milliseconds.
     """
     text = text.strip()
-    if not text.isascii() or len(text) > 64:
+    if not text.isascii():
         return 0.0
     if text.isdecimal():
-        return min(float(text), cap)
+        digits = text.lstrip("0")
+        return min(float(digits or "0"), cap) if len(digits) <= MOST_READ else cap
+    if len(text) > MOST_READ:
+        return 0.0
     try:
         moment = parsedate_to_datetime(text)
         if moment.tzinfo is None:
@@ -150,12 +158,12 @@ def is_allowed(status: int, params: Mapping[str, str]) -> bool:
     return listed is not None and str(status) in {word.strip() for word in listed.split(",")}
 
 
-def content_type(headers: Headers) -> str:
-    """Return the Content-Type of an answer, charset included; replace bytes that no header may hold
-    by `?`."""
+def content_type(headers: Headers, *, default: str = DEFAULT_CONTENT_TYPE) -> str:
+    """Return the Content-Type of an answer, charset included, cut to MAX_CONTENT_TYPE characters;
+    replace bytes that no header may hold by `?`."""
     text = headers.get("Content-Type", "").strip()
     if not text:
-        return DEFAULT_CONTENT_TYPE
+        return default
     if not (text.isascii() and text.isprintable()):
         text = "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
     return text[:MAX_CONTENT_TYPE]

@@ -123,15 +123,27 @@ def parse_target(url: str) -> Target:
     normalised.
     """
     is_odd = _UNSENDABLE.search(url) is not None
-    if is_odd:
-        url = _DROPPED.sub("", url).strip(_CONTROLS_AND_SPACE)
-    parts = _PARTS.match(url)
+    parts = _parts(url)
     if parts is None:
         raise malformed_url()
-    authority, path, query = parts.groups()
+    authority, path, query = parts
     scheme, host, port, credentials = _read_authority(authority)
     path = (path.replace("\\", "/") or "/") + query
     return Target(scheme, host, port, _sendable(path) if is_odd else path, credentials)
+
+
+def names_user(url: str) -> bool:
+    """Return whether a URL has a place for a user or password, even an empty one."""
+    parts = _parts(url)
+    return parts is not None and "@" in parts[0]
+
+
+def _parts(url: str) -> tuple[str, str, str] | None:
+    """Split a URL as a browser does: scheme with authority, path, query. None for other text."""
+    if _UNSENDABLE.search(url) is not None:
+        url = _DROPPED.sub("", url).strip(_CONTROLS_AND_SPACE)
+    parts = _PARTS.match(url)
+    return None if parts is None else (parts[1], parts[2], parts[3])
 
 
 @lru_cache(maxsize=1024)

@@ -22,9 +22,9 @@ import msgspec
 
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.gateway.headers import retry_after
+from conveyor.gateway.headers import content_type, retry_after
 from conveyor.gateway.http_client import USER_AGENT
-from conveyor.gateway.targets import Target, carried_address, is_public, parse_target
+from conveyor.gateway.targets import Target, carried_address, is_public, names_user, parse_target
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import ScrapeFailed
 from conveyor.ports.webhooks import WebhookAnswer, Webhooks
@@ -169,7 +169,7 @@ class WebhookSender(Webhooks):
             raise ConveyorError(
                 ErrorCode.CALLBACK_URL_MUST_BE_HTTPS, "url: must be an https URL with a host"
             )
-        if target.credentials is not None:
+        if names_user(url):
             raise _invalid("must hold no user and no password")
         if "#" in url:
             raise _invalid("must have no fragment")
@@ -231,7 +231,7 @@ class WebhookSender(Webhooks):
         return WebhookAnswer(
             status=answer.status,
             error=_verdict(answer.status),
-            content_type=answer.headers.get("Content-Type", ""),
+            content_type=content_type(answer.headers, default=""),
             length=answer.length,
             retry_after=self._retry_after(answer),
         )

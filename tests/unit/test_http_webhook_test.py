@@ -14,6 +14,7 @@ import pytest
 from zenrows.batch import models, verify_webhook_signature
 
 from conveyor.domain.signatures import verify
+from conveyor.gateway.headers import MAX_CONTENT_TYPE
 from tests.unit.http_api import KEY, Api, open_api
 from tests.unit.wire_server import Peer, raw_server
 
@@ -102,6 +103,22 @@ async def test_what_the_receiver_did_is_in_the_answer(
     assert (outcome.delivered, outcome.status_code, outcome.error) == (False, status, error)
     assert (nobody.delivered, nobody.status_code) == (False, None)
     assert nobody.error == "transport_error:unreachable"
+
+
+async def test_an_answer_with_an_unreadable_content_type_is_logged(tmp_path: Path) -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.request()
+        head = b"HTTP/1.1 200 x\r\nContent-Type: text/\xff" + b"x" * 60_000
+        await peer.send(head + b"\r\nContent-Length: 0\r\n\r\n")
+
+    async with open_api(tmp_path) as api, raw_server(serve) as server:
+        outcome = await outcome_of(api, url=server.url())
+        shown = (await api.client.get(f"/v1/webhook/deliveries/{outcome.event_id}")).json()
+
+    assert outcome.delivered
+    [attempt] = shown["attempts"]
+    assert attempt["outcome"] == "delivered"
+    assert attempt["content_type"] == "text/?" + "x" * (MAX_CONTENT_TYPE - 6)
 
 
 async def test_a_signed_event_is_signed_by_both_schemes(tmp_path: Path) -> None:

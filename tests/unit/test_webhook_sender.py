@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ import pytest
 import uvloop
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.gateway.headers import MAX_CONTENT_TYPE
 from conveyor.gateway.webhook import MOST_ANSWER, WebhookRules, WebhookSender
 from conveyor.testing.clock import FakeClock
 from conveyor.wire.connection import HttpConnection
@@ -83,6 +85,35 @@ async def test_the_status_of_an_answer_is_its_verdict(
         answer = await sender.post_event(server.url("/hook"), headers={}, body=BODY)
 
     assert (answer.status, answer.error) == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "kept"),
+    [
+        (b"", ""),
+        (b"  text/plain; charset=utf-8 ", "text/plain; charset=utf-8"),
+        (b"text/\xff\xfe", "text/??"),
+        ("text/\u00e9".encode(), "text/?"),
+        (b"a/" + b"b" * 60_000, "a/" + "b" * (MAX_CONTENT_TYPE - 2)),
+    ],
+)
+async def test_the_content_type_of_an_answer_can_be_kept(field: bytes, kept: str) -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 x\r\nContent-Length: 0\r\nContent-Type: " + field)
+        await peer.send(b"\r\n\r\n")
+
+    async with posting(serve) as (sender, server):
+        answer = await sender.post_event(server.url(), headers={}, body=BODY)
+
+    assert (answer.status, answer.error, answer.content_type) == (200, "", kept)
+
+
+async def test_an_at_sign_behind_the_host_names_no_user() -> None:
+    sender = WebhookSender(FakeClock(), WebhookRules(), lookup=always("93.184.216.34"))
+
+    for url in ("https://hooks.test/@team", "https://hooks.test?to=a@b", "https://hooks.test\\@x"):
+        await sender.check_url(url)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -164,7 +195,11 @@ NOW = "Thu, 01 Jan 2026 00:0"
         (["inf"], None),
         (["nan"], None),
         (["Thu, 99 Foo 2026 00:00:00 GMT"], None),
-        (["9" * 65], None),
+        (["9" * 65], math.inf),
+        (["9" * 100_000], math.inf),
+        (["0" * 100_000 + "7"], 7),
+        (["0" * 65], None),
+        (["9" * 65 + "x"], None),
         (["120", "120"], None),
         (["120", "240"], None),
         ([f"{NOW}2:00 GMT", "120"], None),
@@ -250,6 +285,11 @@ async def tls_server(context: ssl.SSLContext) -> AsyncIterator[int]:
         ("https://", CODE.CALLBACK_URL_MUST_BE_HTTPS),
         ("https://user@hooks.test/", CODE.INVALID_ARGUMENT),
         ("https://:word@hooks.test/", CODE.INVALID_ARGUMENT),
+        ("https://@hooks.test/", CODE.INVALID_ARGUMENT),
+        ("https://:@hooks.test/", CODE.INVALID_ARGUMENT),
+        ("https:\\\\@hooks.test/", CODE.INVALID_ARGUMENT),
+        ("https://@hooks.test?a=b", CODE.INVALID_ARGUMENT),
+        ("https://@@hooks.test/", CODE.INVALID_ARGUMENT),
         ("https://hooks.test/#part", CODE.INVALID_ARGUMENT),
         ("https://hooks.test/#", CODE.INVALID_ARGUMENT),
     ],
