@@ -24,9 +24,9 @@ from conveyor.domain.signatures import SigningKeySealer, SigningSecret
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.http.app import AppOptions, create_app
-from conveyor.http.inbox import INBOX_PATH, Inbox
+from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
-from conveyor.http.middleware import is_loopback
+from conveyor.http.middleware import INBOX_PATH, is_loopback
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit

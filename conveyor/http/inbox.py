@@ -26,11 +26,10 @@ from conveyor.domain.signatures import (
     verify_each_scheme,
 )
 from conveyor.domain.text_rules import rfc3339
-from conveyor.http.middleware import is_loopback
+from conveyor.http.middleware import INBOX_PATH, is_loopback
 from conveyor.http.request import ClientGone
 from conveyor.ports.clock import Clock
 
-INBOX_PATH = "/_dev/inbox"
 MOST_REQUESTS = 1_000
 """Requests that are kept, of all names."""
 MOST_BODY = 262_144

@@ -2,11 +2,11 @@
 
 `RequestId` gives each request one id, the caller's own if it is well-formed, and returns it in
 X-Request-ID. `AccessLog` logs one line a request without its query (links are signed there), its
-headers or its body. `LingeringClose` lets a client hear an answer that comes before its request has
-ended. `ProblemResponses` turns every exception into a problem document. `Origins`
-refuses foreign Host names and Origins, because a web page must not drive the API: a name that
-somebody else resolves to this machine shows in Host, a page of another origin, even of another port
-of this machine, shows in Origin. No CORS header is ever sent.
+headers, its body, or the path of a receiver behind the inbox. `LingeringClose` lets a client hear
+an answer that comes before its request has ended. `ProblemResponses` turns every exception into a
+problem document. `Origins` refuses foreign Host names and Origins, because a web page must not
+drive the API: a name that somebody else resolves to this machine shows in Host, a page of another
+origin, even of another port of this machine, shows in Origin. No CORS header is ever sent.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from conveyor.http.request import ClientGone
 from conveyor.ports.clock import Clock
 
 HEADER = "X-Request-ID"
+INBOX_PATH = "/_dev/inbox"
+"""Paths below are a name, then the path of a receiver's URL, which may hold a secret."""
 
 _SANE = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _KEY = "conveyor.request_id"
@@ -100,12 +102,18 @@ class AccessLog:
                 "request",
                 extra={
                     "method": scope["method"],
-                    "path": scope["path"],
+                    "path": _path_to_log(scope["path"]),
                     "status": status,
                     "ms": round((self._clock.monotonic() - began) * 1_000, 1),
                     "request_id": request_id_of(scope),
                 },
             )
+
+
+def _path_to_log(path: str) -> str:
+    if not path.startswith(f"{INBOX_PATH}/"):
+        return path
+    return "/".join(path.split("/")[: INBOX_PATH.count("/") + 2])
 
 
 class ProblemResponses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from conveyor.bootstrap import open_dev
 from conveyor.domain.signatures import SigningSecret, sign
 from conveyor.http import inbox as module
 from conveyor.http.inbox import MOST_BODY, MOST_REQUESTS, Inbox
-from conveyor.http.middleware import ProblemResponses, RequestId, routing_problem
+from conveyor.http.middleware import AccessLog, ProblemResponses, RequestId, routing_problem
 from conveyor.settings import load
 from conveyor.testing.clock import FakeClock
 
@@ -36,7 +37,11 @@ async def opened(clock: FakeClock, *, peer: str = "127.0.0.1") -> AsyncIterator[
 
     app = Starlette(
         routes=Inbox(clock, secrets).routes(),
-        middleware=[Middleware(RequestId, clock=clock), Middleware(ProblemResponses)],
+        middleware=[
+            Middleware(RequestId, clock=clock),
+            Middleware(AccessLog, clock=clock),
+            Middleware(ProblemResponses),
+        ],
         exception_handlers={405: routing_problem},
     )
     transport = httpx.ASGITransport(app, client=(peer, 1))
@@ -46,6 +51,20 @@ async def opened(clock: FakeClock, *, peer: str = "127.0.0.1") -> AsyncIterator[
 
 def signed(clock: FakeClock, key: SigningSecret, body: bytes = BODY) -> dict[str, str]:
     return sign(body, event_id="01EVENT", timestamp=clock.now() // 1_000, active=key)
+
+
+async def test_the_path_of_a_receiver_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "conveyor.http"):
+        async with opened(FakeClock()) as client:
+            for path in ("shop/hush/x", "shop%2Fhush", "shop//hush", "shop/"):
+                await client.post(f"/_dev/inbox/{path}", content=BODY)
+            await client.delete("/_dev/inbox/shop/hush")
+            await client.get("/_dev/inbox/shop")
+            await client.get("/_dev/inbox")
+
+    paths = [getattr(record, "path", "") for record in caplog.records if record.msg == "request"]
+    assert paths == ["/_dev/inbox/shop"] * 6 + ["/_dev/inbox"]
+    assert "hush" not in caplog.text
 
 
 async def test_a_request_is_kept_as_it_came() -> None:
