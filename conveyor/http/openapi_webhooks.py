@@ -200,8 +200,14 @@ WEBHOOK_OPERATIONS = (
         summary="Send an event again: the same id, the same bytes, a new ladder of attempts",
         success=202,
         answer="Delivery",
-        note="409 for a test event, or where the job has no webhook.",
-        refusals=(ErrorCode.NOT_FOUND, ErrorCode.CONFLICT),
+        parameters=("IdempotencyKey",),
+        note="409 for a test event, where the job has no webhook, or the run was deleted.",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.NOT_FOUND,
+            ErrorCode.CONFLICT,
+            ErrorCode.IDEMPOTENCY_KEY_CONFLICT,
+        ),
     ),
     Operation(
         method="post",

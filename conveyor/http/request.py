@@ -153,6 +153,10 @@ class Body:
         return b"".join(self.pieces)
 
 
+NO_BODY = Body([], hashlib.sha256().digest())
+"""The body of a request whose own is ignored."""
+
+
 class BodyLimit:
     """Middleware that refuses bodies over `limit` bytes, announced or not."""
 

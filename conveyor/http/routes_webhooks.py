@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.http.request import (
+    NO_BODY,
     Handler,
     RequestContext,
     cursor,
@@ -68,8 +69,11 @@ async def get_delivery(call: RequestContext) -> Response:
 
 async def replay(call: RequestContext) -> Response:
     """Send an event again."""
-    queued = await call.service.replays.replay(call.caller_id, call.delivery_id)
-    return json_response(queued, status=202)
+    delivery_id = call.delivery_id
+    keyed = keyed_request(call.request, call.caller_id, NO_BODY)
+    return given_response(
+        await call.service.replays.replay(call.caller_id, delivery_id, keyed=keyed)
+    )
 
 
 async def replay_window(call: RequestContext) -> Response:

@@ -12,6 +12,7 @@ from conveyor.domain import strict_json
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.deliveries import TEST_EVENT, DeliveryStatus, EventDelivery, replayed
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.model import Job, JobStatus, RunStatus
 from conveyor.domain.run_events import TEST
 from conveyor.domain.text_rules import parse_rfc3339
 from conveyor.ports.deliveries import DeliveryFilter
@@ -23,7 +24,6 @@ from conveyor.service.responses import delivery_body, encode, logged_delivery_bo
 from conveyor.service.results import Cursors
 from conveyor.service.schemas import (
     DeliveriesPage,
-    DeliveryBody,
     DeliveryHeadersBody,
     LoggedDeliveryBody,
     ReplayedBody,
@@ -77,7 +77,8 @@ class DeliveryQueries:
 
     async def get_delivery(self, caller: str, delivery_id: str) -> LoggedDeliveryBody:
         """Return a delivery with its bytes and attempts. Raises ConveyorError(not_found)."""
-        return logged_delivery_body(await find_delivery(self._context, caller, delivery_id))
+        delivery, _ = await find_delivery(self._context, caller, delivery_id)
+        return logged_delivery_body(delivery)
 
     async def sign(self, caller: str, delivery_id: str) -> DeliveryHeadersBody:
         """Return the headers of a delivery as if it were sent now.
@@ -86,9 +87,8 @@ class DeliveryQueries:
         the caller has a key. Raises ConveyorError: not_found; unavailable if this server cannot
         open the key.
         """
-        delivery = await find_delivery(self._context, caller, delivery_id)
-        view = await self._context.jobs.get_job(caller, delivery.job_id)
-        webhook = None if view is None else view.job.webhook
+        delivery, job = await find_delivery(self._context, caller, delivery_id)
+        webhook = None if job is None else job.webhook
         signed = await self._signer.has_active_key(caller) if webhook is None else webhook.signature
         try:
             headers = await self._signer.headers(
@@ -106,12 +106,22 @@ class DeliveryQueries:
         return DeliveryHeadersBody(headers)
 
 
-async def find_delivery(context: Context, caller: str, delivery_id: str) -> EventDelivery:
-    """Return a caller's delivery. Raises ConveyorError(not_found)."""
+async def find_delivery(
+    context: Context, caller: str, delivery_id: str
+) -> tuple[EventDelivery, Job | None]:
+    """Return a caller's delivery and its job, None for a test event.
+
+    Raises ConveyorError(not_found), also where the job is being deleted.
+    """
     delivery = await context.deliveries.get_delivery(caller, delivery_id)
     if delivery is None:
         raise not_found("delivery")
-    return delivery
+    if delivery.job_id == TEST:
+        return delivery, None
+    view = await context.jobs.get_job(caller, delivery.job_id)
+    if view is None or view.job.status is JobStatus.DELETED:
+        raise not_found("delivery")
+    return delivery, view.job
 
 
 class _Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,21 +138,43 @@ class DeliveryReplays:
         self._log = context.deliveries
         self._once = once
 
-    async def replay(self, caller: str, delivery_id: str) -> DeliveryBody:
+    async def replay(
+        self, caller: str, delivery_id: str, *, keyed: KeyedRequest | None = None
+    ) -> Reply:
         """Replay one delivery, whatever became of it.
 
-        Raises ConveyorError: not_found; conflict for a test event, or if its job has no webhook.
+        Raises ConveyorError: not_found; conflict for a test event, if its job has no webhook, or if
+        its run was deleted; idempotency_key_conflict.
         """
-        delivery = await find_delivery(self._context, caller, delivery_id)
-        if delivery.job_id == TEST:
+
+        async def work(claim: IdempotencyClaim) -> StoredResponse:
+            queued = await self._replay_one(caller, delivery_id, claim)
+            answer = StoredResponse(202, encode(delivery_body(queued)))
+            await self._once.keep(claim, answer)
+            return answer
+
+        return await self._once.answer(keyed, work)
+
+    async def _replay_one(
+        self, caller: str, delivery_id: str, claim: IdempotencyClaim
+    ) -> EventDelivery:
+        """Replay a delivery; return it as it is if the call whose claim was taken over has done
+        so, which the instant of the claim's id tells."""
+        delivery, job = await find_delivery(self._context, caller, delivery_id)
+        mark = ULID.from_str(claim.created_id).milliseconds
+        if claim.taken_over and delivery.replayed_at == mark:
+            return delivery
+        if job is None:
             raise ConveyorError(ErrorCode.CONFLICT, "a test event is not replayed: test again")
-        view = await self._context.live_job(caller, delivery.job_id)
-        if view.job.webhook is None:
+        if job.webhook is None:
             raise ConveyorError(ErrorCode.CONFLICT, "the job has no webhook")
-        queued = await self._queue(delivery, None, now=self._context.clock.now())
+        run = await self._context.runs.get_run(caller, job.job_id, delivery.run_id)
+        if run is None or run.status is RunStatus.DELETED:
+            raise ConveyorError(ErrorCode.CONFLICT, "the run was deleted")
+        queued = await self._queue(delivery, None, now=mark)
         if queued is None:
             raise not_found("delivery")
-        return delivery_body(queued)
+        return queued
 
     async def replay_window(self, caller: str, body: bytes, *, keyed: KeyedRequest | None) -> Reply:
         """Replay the deliveries in a status and a window of time that a JSON document names, the

@@ -237,6 +237,96 @@ async def test_a_delivery_in_any_state_is_replayed(api: Api, state: str) -> None
     assert await due(api) == [made]
 
 
+async def test_an_event_of_a_deleted_run_is_not_replayed(api: Api) -> None:
+    job = await api.submit(1, webhook=HOOK)
+    job_id, run_id = job["job_id"], job["latest_run"]["run_id"]
+    good = await api.attempt(await api.deliver(job))
+    await api.client.post(f"/v1/jobs/{job_id}/stop")
+    await api.client.post(f"/v1/jobs/{job_id}/rerun")
+    gone = await api.client.delete(f"/v1/jobs/{job_id}/runs/{run_id}")
+    assert gone.status_code == 202, gone.text
+
+    refused = await api.client.post(f"{LOG}/{good.delivery_id}/replay")
+
+    assert "run" in problem_of(refused, status=409, code="conflict")["detail"]
+    shown = (await api.client.get(f"{LOG}/{good.delivery_id}")).json()
+    assert (shown["status"], shown["ladder"]) == ("delivered", 1)
+
+
+async def test_the_deliveries_of_a_deleted_job_are_gone(api: Api) -> None:
+    job = await api.submit(1, webhook=HOOK)
+    job_id = job["job_id"]
+    made = await api.deliver(job)
+    await api.client.post(f"/v1/jobs/{job_id}/stop")
+    deleted = await api.client.delete(f"/v1/jobs/{job_id}")
+    assert deleted.status_code == 202, deleted.text
+
+    for method, path in (
+        ("GET", f"{LOG}/{made.delivery_id}"),
+        ("POST", f"{LOG}/{made.delivery_id}/headers"),
+        ("POST", f"{LOG}/{made.delivery_id}/replay"),
+        ("GET", f"/v1/jobs/{job_id}/webhook/deliveries"),
+    ):
+        problem_of(await api.client.request(method, path), status=404, code="not_found")
+
+
+async def test_a_delivery_is_replayed_once_under_a_key(api: Api) -> None:
+    job = await api.submit(1, webhook=HOOK)
+    good = await api.attempt(await api.deliver(job))
+    other = await api.attempt(await api.deliver(job, event="run.failed"))
+    path, keyed = f"{LOG}/{good.delivery_id}/replay", {"Idempotency-Key": "again"}
+
+    first = await api.client.post(path, headers=keyed)
+    [waits] = await api.binding.deliveries.due_deliveries(now=api.clock.now(), limit=10)
+    await api.attempt(waits)
+    api.clock.shift(60)
+    again = await api.client.post(path, headers=keyed)
+    elsewhere = await api.client.post(f"{LOG}/{other.delivery_id}/replay", headers=keyed)
+    bad = await api.client.post(path, headers={"Idempotency-Key": ""})
+
+    assert (first.status_code, first.json()["ladder"]) == (202, 2)
+    assert "Idempotency-Replayed" not in first.headers
+    assert (again.status_code, again.content) == (202, first.content)
+    assert again.headers["Idempotency-Replayed"] == "true"
+    assert elsewhere.json()["ladder"] == 2
+    problem_of(bad, status=400, code="invalid_argument")
+    assert await due(api) == [other.delivery_id]
+
+
+async def test_a_refused_replay_frees_its_key(api: Api) -> None:
+    job = await api.submit(1, webhook=HOOK)
+    made = await api.deliver(job)
+    hook, keyed = f"/v1/jobs/{job['job_id']}/webhook", {"Idempotency-Key": "again"}
+    await api.client.delete(hook)
+    path = f"{LOG}/{made.delivery_id}/replay"
+    problem_of(await api.client.post(path, headers=keyed), status=409, code="conflict")
+    await api.client.put(hook, json=HOOK)
+
+    assert (await api.client.post(path, headers=keyed)).status_code == 202
+
+
+async def test_a_replay_whose_answer_was_lost_is_not_done_again(api: Api) -> None:
+    """A process dies between the write and its answer; the repetition finds the delivery queued."""
+    job = await api.submit(1, webhook=HOOK)
+    good = await api.attempt(await api.deliver(job))
+    request = f"{LOG}/{good.delivery_id}/replay"
+    keyed = {"Idempotency-Key": "again"}
+
+    async def dying(*_args: object, **_named: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api.binding.idempotency, "answer_idempotency_key", dying)
+        patch.setattr(api.binding.idempotency, "release_idempotency_key", forgotten)
+        with pytest.raises(Killed):
+            await api.client.post(request, headers=keyed)
+    api.clock.shift(61)
+    answer = await api.client.post(request, headers=keyed)
+
+    assert (answer.status_code, answer.json()["ladder"]) == (202, 2)
+    assert (await api.client.get(f"{LOG}/{good.delivery_id}")).json()["ladder"] == 2
+
+
 async def test_replays_at_once_each_begin_a_ladder(api: Api) -> None:
     job = await api.submit(1, webhook=HOOK)
     made = await api.deliver(job)
