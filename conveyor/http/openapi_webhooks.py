@@ -201,7 +201,7 @@ WEBHOOK_OPERATIONS = (
         success=202,
         answer="Delivery",
         parameters=("IdempotencyKey",),
-        note="409 for a test event, where the job has no webhook, or the run was deleted.",
+        note="409 for a test event, where no webhook asks for it, or the run was deleted.",
         refusals=(
             ErrorCode.INVALID_ARGUMENT,
             ErrorCode.NOT_FOUND,

@@ -143,8 +143,8 @@ class DeliveryReplays:
     ) -> Reply:
         """Replay one delivery, whatever became of it.
 
-        Raises ConveyorError: not_found; conflict for a test event, if its job has no webhook, or if
-        its run was deleted; idempotency_key_conflict.
+        Raises ConveyorError: not_found; conflict for a test event, if its job has no webhook that
+        asks for it, or if its run was deleted; idempotency_key_conflict.
         """
 
         async def work(claim: IdempotencyClaim) -> StoredResponse:
@@ -168,6 +168,10 @@ class DeliveryReplays:
             raise ConveyorError(ErrorCode.CONFLICT, "a test event is not replayed: test again")
         if job.webhook is None:
             raise ConveyorError(ErrorCode.CONFLICT, "the job has no webhook")
+        if delivery.event_type not in job.webhook.events:
+            raise ConveyorError(
+                ErrorCode.CONFLICT, f"the webhook does not ask for {delivery.event_type}"
+            )
         run = await self._context.runs.get_run(caller, job.job_id, delivery.run_id)
         if run is None or run.status is RunStatus.DELETED:
             raise ConveyorError(ErrorCode.CONFLICT, "the run was deleted")

@@ -253,6 +253,19 @@ async def test_an_event_of_a_deleted_run_is_not_replayed(api: Api) -> None:
     assert (shown["status"], shown["ladder"]) == ("delivered", 1)
 
 
+async def test_an_event_that_the_webhook_no_longer_asks_for_is_not_replayed(api: Api) -> None:
+    job = await api.submit(1, webhook=HOOK)
+    good = await api.attempt(await api.deliver(job, event="run.completed"))
+    hook, path = f"/v1/jobs/{job['job_id']}/webhook", f"{LOG}/{good.delivery_id}/replay"
+    await api.client.put(hook, json={**HOOK, "events": ["run.failed"]})
+
+    refused = problem_of(await api.client.post(path), status=409, code="conflict")
+    await api.client.put(hook, json={**HOOK, "events": ["run.completed"]})
+
+    assert "run.completed" in refused["detail"]
+    assert (await api.client.post(path)).json()["ladder"] == 2
+
+
 async def test_the_deliveries_of_a_deleted_job_are_gone(api: Api) -> None:
     job = await api.submit(1, webhook=HOOK)
     job_id = job["job_id"]
