@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from conveyor.aio.concurrency import for_each
-from conveyor.aio.resilience import log_and_continue
+from conveyor.aio.resilience import log_and_continue, log_failure
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.deliveries import (
     DELIVERED,
@@ -40,7 +40,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.deliveries import DeliveryQueue
 from conveyor.ports.handler import AttemptObserver
 from conveyor.ports.records import JobLookup, RunLookup
-from conveyor.ports.webhooks import Webhooks
+from conveyor.ports.webhooks import WebhookAnswer, Webhooks
 from conveyor.records.signed_events import KEY_UNREADABLE, EventSigner, cut_signatures
 
 PAGE = 100
@@ -56,6 +56,8 @@ PUT_OFF = 5.0
 """Seconds by which a delivery without a place is put off, more or less by half. They grow with the
 number of those that wait for the host, up to LONGEST_PUT_OFF."""
 LONGEST_PUT_OFF = 120.0
+FAULT = "transport_error:internal"
+"""The failure of an attempt that a fault of Conveyor has ended."""
 
 _log = logging.getLogger("conveyor.handlers")
 
@@ -188,11 +190,11 @@ class Deliverer:
             # An attempt goes by the webhook as it stands, not as it was some pages ago.
             await self._read(look, delivery.job_id)
             webhook = look.webhooks[delivery.job_id]
-        if webhook is None:
-            return [_Left(delivery, dropped(delivery, now=self._clock.now()))]
         if isinstance(webhook, _Unreadable):
             # Later, so that it stands in the way of no other.
             return [_Left(delivery, self._put_off(delivery, waiting=0))]
+        if webhook is None or delivery.event_type not in webhook.events:
+            return [_Left(delivery, dropped(delivery, now=self._clock.now()))]
         place = _place_of(delivery, webhook)
         if self._places.take(place):
             self._line.leave(place, delivery.delivery_id)
@@ -255,7 +257,7 @@ class Deliverer:
         if found is None or found.version != waiting.version:
             return None
         webhook = await self._webhook(found.job_id)
-        if webhook is None:
+        if webhook is None or found.event_type not in webhook.events:
             await self._drop(found)
             return None
         return found, webhook
@@ -289,7 +291,7 @@ class Deliverer:
             return
         began = self._clock.monotonic()
         try:
-            result = problem or await self._post(webhook.url, headers, delivery.body)
+            result = problem or await self._post(delivery, webhook.url, headers)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 after = interrupted(begun, now=self._clock.now())
@@ -318,8 +320,17 @@ class Deliverer:
             return {}, AttemptResult(error=KEY_UNREADABLE, host=host_of(webhook.url))
         return headers, None
 
-    async def _post(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
-        answer = await self._ports.webhooks.post_event(url, headers=headers, body=body)
+    async def _post(
+        self, delivery: EventDelivery, url: str, headers: dict[str, str]
+    ) -> AttemptResult:
+        """Post an event, and return what came of it; a fault of Conveyor is a failure, too."""
+        answer = await log_and_continue(
+            _log,
+            f"posting the delivery {delivery.delivery_id} failed",
+            partial(self._ports.webhooks.post_event, url, headers=headers, body=delivery.body),
+        )
+        if answer is None:
+            answer = WebhookAnswer(error=FAULT, host=host_of(url))
         return AttemptResult(
             error=answer.error,
             milliseconds=answer.milliseconds,
@@ -332,8 +343,24 @@ class Deliverer:
         )
 
     async def _end(self, begun: EventDelivery, result: AttemptResult) -> None:
-        """Write the end of an attempt, though the delivery may have been replayed meanwhile."""
+        """Write the end of an attempt; if that cannot be stored, its outcome alone. An attempt
+        without an end would be followed by another one for ever."""
         self._observer.webhook_attempted(result.error.partition(":")[0] or DELIVERED)
+        try:
+            await self._write_end(begun, result)
+        except Exception as error:
+            failed = f"storing an attempt of the delivery {begun.delivery_id} failed"
+            log_failure(_log, failed, error)
+            bare = AttemptResult(
+                error=result.error,
+                milliseconds=result.milliseconds,
+                status=result.status,
+                retry_after=result.retry_after,
+            )
+            await self._write_end(begun, bare)
+
+    async def _write_end(self, begun: EventDelivery, result: AttemptResult) -> None:
+        """Write the end of an attempt, though the delivery may have been replayed meanwhile."""
         number, ladder, random = begun.attempt_count, begun.ladder, self._clock.random()
         current: EventDelivery | None = begun
         while current is not None:
