@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence, Set
 from typing import Any
 
 import msgspec
 from ulid import ULID
 
+from conveyor.aio.concurrency import for_each
 from conveyor.domain import strict_json
 from conveyor.domain.api_keys import UnsealError
-from conveyor.domain.deliveries import TEST_EVENT, DeliveryStatus, EventDelivery, replayed
+from conveyor.domain.deliveries import DeliveryStatus, EventDelivery, dropped, replayed
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, RunStatus
 from conveyor.domain.run_events import TEST
@@ -32,6 +33,10 @@ from conveyor.service.schemas import (
 
 MOST_REPLAYED = 1_000
 """Deliveries that one call replays."""
+MOST_DROPPED = 1_000
+"""Deliveries dropped at once with a webhook or job. The others are dropped when due."""
+SIDE_BY_SIDE = 10
+"""Jobs read, and deliveries dropped, at a time."""
 _PAGE = 100
 _TRIES = 8
 """Changes of a delivery by others that a replay yields to."""
@@ -124,6 +129,25 @@ async def find_delivery(
     return delivery, view.job
 
 
+async def drop_owed(context: Context, caller: str, job_id: str) -> None:
+    """Drop the newest MOST_DROPPED deliveries that a job owes, once its webhook or itself is gone.
+
+    One that has just changed is left to its worker, which finds that at the next attempt.
+    """
+    log = context.deliveries
+
+    async def drop(delivery: EventDelivery) -> None:
+        await log.change_delivery(delivery, dropped(delivery, now=context.clock.now()))
+
+    owed = DeliveryFilter(caller=caller, job_id=job_id, status=DeliveryStatus.PENDING)
+    for _ in range(0, MOST_DROPPED, _PAGE):
+        page = await log.list_deliveries(owed, limit=_PAGE)
+        await for_each(drop, page, limit=SIDE_BY_SIDE)
+        if len(page) < _PAGE:
+            return
+        owed = msgspec.structs.replace(owed, before=page[-1].delivery_id)
+
+
 class _Window(msgspec.Struct, frozen=True, kw_only=True):
     status: DeliveryStatus
     since: int
@@ -172,8 +196,7 @@ class DeliveryReplays:
             raise ConveyorError(
                 ErrorCode.CONFLICT, f"the webhook does not ask for {delivery.event_type}"
             )
-        run = await self._context.runs.get_run(caller, job.job_id, delivery.run_id)
-        if run is None or run.status is RunStatus.DELETED:
+        if not await self._has_run(delivery):
             raise ConveyorError(ErrorCode.CONFLICT, "the run was deleted")
         queued = await self._queue(delivery, None, now=mark)
         if queued is None:
@@ -200,23 +223,55 @@ class DeliveryReplays:
         """Replay a window, and return the number of deliveries queued.
 
         The instant of the claim's id marks them, so that whoever takes over the claim of a call
-        that died counts those, and queues none of them again.
+        that died counts those, and queues none of them again. What `_replay_one` refuses is left as
+        it is.
         """
         mark = ULID.from_str(claim.created_id).milliseconds
         count = 0
-        async for delivery in self._listed(caller, window, every=claim.taken_over):
-            if claim.taken_over and delivery.replayed_at == mark:
-                count += 1
-            elif delivery.status is window.status and delivery.event_type != TEST_EVENT:
-                queued = await self._queue(delivery, window.status, now=mark)
-                count += queued is not None
-            if count == MOST_REPLAYED:
-                break
+        async for page in self._pages(caller, window, every=claim.taken_over):
+            wanted = [one for one in page if one.status is window.status and one.job_id != TEST]
+            owed = await self._with_runs(await self._asked_for(wanted))
+            for delivery in page:
+                if claim.taken_over and delivery.replayed_at == mark:
+                    count += 1
+                elif delivery.delivery_id in owed:
+                    queued = await self._queue(delivery, window.status, now=mark)
+                    count += queued is not None
+                if count == MOST_REPLAYED:
+                    return count
         return count
 
-    async def _listed(
+    async def _asked_for(self, deliveries: Sequence[EventDelivery]) -> list[EventDelivery]:
+        """Return those whose job is there and has a webhook that asks for them."""
+        events: dict[str, tuple[str, ...]] = {}
+
+        async def look(job_id: str) -> None:
+            job = await self._context.jobs.find_job(job_id)
+            if job is not None and job.status is not JobStatus.DELETED and job.webhook is not None:
+                events[job_id] = job.webhook.events
+
+        job_ids = {one.job_id for one in deliveries}
+        await for_each(look, sorted(job_ids), limit=SIDE_BY_SIDE)
+        return [one for one in deliveries if one.event_type in events.get(one.job_id, ())]
+
+    async def _with_runs(self, deliveries: Sequence[EventDelivery]) -> Set[str]:
+        """Return the ids of those whose run was not deleted."""
+        found: set[str] = set()
+
+        async def look(delivery: EventDelivery) -> None:
+            if await self._has_run(delivery):
+                found.add(delivery.delivery_id)
+
+        await for_each(look, deliveries, limit=SIDE_BY_SIDE)
+        return found
+
+    async def _has_run(self, delivery: EventDelivery) -> bool:
+        run = await self._context.runs.get_run(delivery.caller, delivery.job_id, delivery.run_id)
+        return run is not None and run.status is not RunStatus.DELETED
+
+    async def _pages(
         self, caller: str, window: _Window, *, every: bool
-    ) -> AsyncIterator[EventDelivery]:
+    ) -> AsyncIterator[list[EventDelivery]]:
         """Yield the deliveries of a window, newest first; with `every`, in any status."""
         wanted = DeliveryFilter(
             caller=caller,
@@ -226,8 +281,7 @@ class DeliveryReplays:
         )
         while True:
             page = await self._log.list_deliveries(wanted, limit=_PAGE)
-            for delivery in page:
-                yield delivery
+            yield page
             if len(page) < _PAGE:
                 return
             wanted = msgspec.structs.replace(wanted, before=page[-1].delivery_id)

@@ -266,6 +266,26 @@ async def test_an_event_that_the_webhook_no_longer_asks_for_is_not_replayed(api:
     assert (await api.client.post(path)).json()["ladder"] == 2
 
 
+async def test_a_window_leaves_out_what_is_not_replayed_by_itself(api: Api) -> None:
+    """Events of a deleted run, and those that the webhook does not ask for any more."""
+    ended, narrowed = [await api.submit(1, webhook=HOOK) for _ in range(2)]
+    good = await api.attempt(await api.deliver(ended))
+    other = await api.attempt(await api.deliver(narrowed))
+    wanted = await api.attempt(await api.deliver(narrowed, event="run.failed"))
+    await api.client.post(f"/v1/jobs/{ended['job_id']}/stop")
+    await api.client.post(f"/v1/jobs/{ended['job_id']}/rerun")
+    run_path = f"/v1/jobs/{ended['job_id']}/runs/{ended['latest_run']['run_id']}"
+    assert (await api.client.delete(run_path)).status_code == 202
+    hook = {**HOOK, "events": ["run.failed"]}
+    await api.client.put(f"/v1/jobs/{narrowed['job_id']}/webhook", json=hook)
+
+    window = {"status": "delivered", "since": EPOCH}
+    assert (await api.client.post(REPLAY, json=window)).json() == {"replayed": 1}
+    assert await due(api) == [wanted.delivery_id]
+    left = await logged(api, status="delivered")
+    assert sorted(left) == sorted([good.delivery_id, other.delivery_id])
+
+
 async def test_the_deliveries_of_a_deleted_job_are_gone(api: Api) -> None:
     job = await api.submit(1, webhook=HOOK)
     job_id = job["job_id"]
@@ -406,6 +426,42 @@ async def test_one_call_replays_the_newest_thousand(api: Api) -> None:
 
     assert (first.json(), rest.json()) == ({"replayed": MOST_REPLAYED}, {"replayed": 3})
     assert sorted(queued) == wanted[3:]
+
+
+async def test_a_window_leaves_what_no_webhook_takes_as_it_is(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the replay of one is refused. Each job is looked up once in a page."""
+    kept, bare, gone = [await api.submit(1, webhook=HOOK) for _ in range(3)]
+    sent = [await api.attempt(await api.deliver(job)) for job in (bare, gone)]
+    wanted: list[str] = []
+    for _ in range(3):
+        api.clock.shift(1)
+        wanted.append((await api.attempt(await api.deliver(kept))).delivery_id)
+    assert (await api.client.delete(f"/v1/jobs/{bare['job_id']}/webhook")).status_code == 204
+    assert (await api.client.delete(f"/v1/jobs/{gone['job_id']}")).status_code == 202
+    find_job = api.binding.jobs.find_job
+    asked: list[str] = []
+
+    async def counted(job_id: str) -> Any:
+        asked.append(job_id)
+        return await find_job(job_id)
+
+    monkeypatch.setattr(api.binding.jobs, "find_job", counted)
+    window = {"since": EPOCH, "status": "delivered"}
+    answers = [
+        await api.client.post(REPLAY, json=window, headers={"Idempotency-Key": "k"})
+        for _ in range(2)
+    ]
+
+    assert [answer.json() for answer in answers] == [{"replayed": 3}] * 2
+    assert sorted(await due(api)) == sorted(wanted)
+    assert sorted(asked) == sorted(job["job_id"] for job in (kept, bare, gone))
+    for one in sent:
+        found = await api.binding.deliveries.get_delivery(one.caller, one.delivery_id)
+        assert found == one
+        refused = await api.client.post(f"{LOG}/{one.delivery_id}/replay")
+        assert refused.status_code in (404, 409)
 
 
 async def test_a_replay_that_died_is_gone_on_with_by_the_next(api: Api) -> None:
