@@ -11,6 +11,9 @@ MOST_AT_A_TIME = 20
 MOST_SLOW = 10
 """Attempts under way to slow hosts, all together. With as many under way in all, a host that is not
 known to be prompt gets one at a time."""
+MOST_UNPROVEN = 15
+"""Attempts under way of one caller to hosts that are not known to be prompt: the rest is for other
+callers."""
 MOST_TO_A_HOST = 8
 """Attempts under way to one host."""
 MOST_OF_A_CALLER = 4
@@ -68,21 +71,27 @@ class Places:
             and self._taken[host] < MOST_TO_A_HOST
             and self._taken[caller] < MOST_OF_A_CALLER
             and not (is_failing and self._taken[url])
-            and self._has_share(place.host)
+            and self._has_share(place)
         )
 
-    def _has_share(self, host: str) -> bool:
-        """Return whether one more attempt at a host leaves enough places to other ones."""
-        is_slow = self._is_slow.get(host)
+    def _has_share(self, place: Place) -> bool:
+        """Return whether one more attempt leaves enough places to other hosts and callers."""
+        is_slow = self._is_slow.get(place.host)
         if is_slow is False:
             return True
         if is_slow and self._slow_under_way() >= MOST_SLOW:
             return False
-        return self._taken[()] < MOST_SLOW or not self._taken[host,]
+        if self._unproven_under_way(place.caller) >= MOST_UNPROVEN:
+            return False
+        return self._taken[()] < MOST_SLOW or not self._taken[place.host,]
 
     def _slow_under_way(self) -> int:
         hosts = [share[0] for share in self._taken if len(share) == 1]
         return sum(self._taken[host,] for host in hosts if self._is_slow.get(host))
+
+    def _unproven_under_way(self, caller: str) -> int:
+        mine = [share for share in self._taken if len(share) == 2 and share[0] == caller]
+        return sum(self._taken[share] for share in mine if self._is_slow.get(share[1]) is not False)
 
     def last_turn(self, caller: str, host: str) -> tuple[int, int]:
         """Return when the caller, and the caller at that host, last had a turn: the order in which

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -18,6 +19,7 @@ from conveyor.domain.delivery_places import (
     MOST_OF_A_CALLER,
     MOST_SLOW,
     MOST_TO_A_HOST,
+    MOST_UNPROVEN,
     SLOW_AFTER,
     Place,
     Places,
@@ -31,6 +33,7 @@ from conveyor.handlers import deliver
 from conveyor.handlers.deliver import LONGEST_PUT_OFF
 from conveyor.ports.webhooks import WebhookAnswer
 from tests.unit.delivery_world import DeliveryWorld, Held, delivery_world, receiving, succeed, until
+from tests.unit.http_api import OTHER_KEY
 from tests.unit.wire_server import Peer, RawServer, raw_server
 from tests.unit.wired_handlers import deliverer
 
@@ -137,12 +140,26 @@ class Timed:
 
 async def owe_many(world: DeliveryWorld, url: str, times: int) -> None:
     """Make a job whose webhook is owed many events."""
-    job = await world.submit(url)
+    await owe_events(world, await world.submit(url), world.caller, times)
+
+
+async def owe_foreign(world: DeliveryWorld, url: str) -> None:
+    """Make a job of another caller whose webhook is owed an event."""
+    document = {"tasks": [{"url": "https://a.test/"}]}
+    job = (await world.api.foreign.post("/v1/jobs", json=document)).json()
+    caller = world.api.service.identify(OTHER_KEY).caller_id
+    now = world.api.clock.now()
+    await world.api.binding.jobs.set_webhook(caller, job["job_id"], Webhook(url), now=now)
+    await owe_events(world, job, caller, 1)
+
+
+async def owe_events(world: DeliveryWorld, job: dict[str, Any], caller: str, times: int) -> None:
+    """Let events of a job be due."""
     now = world.api.clock.now()
     for _ in range(times):
         event = EventDelivery(
             delivery_id=world.api.clock.new_id(),
-            caller=world.caller,
+            caller=caller,
             job_id=job["job_id"],
             run_id=job["latest_run"]["run_id"],
             event_type="run.completed",
@@ -155,12 +172,12 @@ async def owe_many(world: DeliveryWorld, url: str, times: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hosts", "seconds"), [(5, 1), (30, SILENCE)])
+@pytest.mark.parametrize(("hosts", "seconds"), [(5, 1), (22, SILENCE)])
 async def test_silent_hosts_hold_up_no_other(
     world: DeliveryWorld, hosts: int, seconds: float
 ) -> None:
     """The event for a good receiver goes out in the next look, and where silent hosts that nobody
-    knew have taken every place, as soon as their first attempts have ended."""
+    knew have taken every place of their caller, as soon as their first attempts have ended."""
     receivers, clock = Timed(world), world.api.clock
     for number in range(hosts):
         await owe_many(world, f"https://silent-{number}.test/", 30)
@@ -325,8 +342,14 @@ async def test_a_waiting_delivery_that_another_worker_has_sent_is_not_sent_again
 
 async def test_a_worker_makes_twenty_attempts_at_a_time(world: DeliveryWorld) -> None:
     held = holding(world)
-    for number in range(60):
-        await world.owe(f"https://host-{number % 30}.test/")
+    held.free()
+    for number in range(5):
+        await world.owe(f"https://host-{number}.test/")
+    # By now the hosts are known to be quick.
+    await world.look()
+    held.hold()
+    for number in range(55):
+        await world.owe(f"https://host-{number % 5}.test/")
     async with anyio.create_task_group() as attempts:
         attempts.start_soon(world.deliverer.look, attempts)
         await until(lambda: held.under_way.total() == MOST_AT_A_TIME)
@@ -426,12 +449,48 @@ def test_slow_hosts_leave_half_of_the_places_to_others() -> None:
     for place in slow:
         places.note(place, delivered=True, seconds=SLOW_AFTER)
     assert [places.take(place) for place in slow].count(True) == MOST_SLOW
-    new = places_of(*[f"new-{number}" for number in range(MOST_AT_A_TIME - MOST_SLOW)])
+    new = places_of(*[f"new-{number}" for number in range(MOST_UNPROVEN - MOST_SLOW)])
     assert [places.take(place) for place in new] == [True] * len(new)
     places.give_back(new[0])
     assert not places.take(slow[-1])
     places.note(slow[-1], delivered=False, seconds=0)
     assert places.take(slow[-1])
+
+
+def test_one_caller_with_many_new_hosts_leaves_places_to_others() -> None:
+    places = Places()
+    mine = places_of(*[f"host-{number}" for number in range(30)])
+    taken = [place for place in mine if places.take(place)]
+    theirs = places_of(*[f"their-{number}" for number in range(30)], caller="b")
+    others = [place for place in theirs if places.take(place)]
+
+    assert len(taken) == MOST_UNPROVEN
+    assert len(others) == MOST_AT_A_TIME - MOST_UNPROVEN
+    for place in others:
+        places.give_back(place)
+    # A quick host is nobody's burden.
+    quick = mine[-1]
+    assert not places.take(quick)
+    places.note(quick, delivered=True, seconds=0)
+    assert places.take(quick)
+    places.give_back(taken[0])
+    assert places.take(mine[-2])
+    assert not places.take(taken[0])
+
+
+async def test_silent_hosts_of_one_caller_hold_up_no_other_caller(world: DeliveryWorld) -> None:
+    receivers = Timed(world)
+    for number in range(30):
+        await owe_many(world, f"https://silent-{number}.test/", 3)
+    async with anyio.create_task_group() as attempts:
+        await world.deliverer.look(attempts)
+        await until(lambda: len(receivers.sent) == MOST_UNPROVEN)
+        await owe_foreign(world, GOOD)
+        await world.deliverer.look(attempts)
+        await until(lambda: GOOD in receivers.sent)
+        attempts.cancel_scope.cancel()
+
+    assert len(receivers.sent) == MOST_UNPROVEN + 1
 
 
 def test_an_unknown_host_has_one_place_once_half_of_all_are_taken() -> None:
@@ -447,6 +506,8 @@ def test_an_unknown_host_has_one_place_once_half_of_all_are_taken() -> None:
 def test_callers_and_their_hosts_take_turns() -> None:
     places, line = Places(), WaitingLine()
     many = places_of(*[f"host-{number}" for number in range(30)])
+    for place in many:
+        places.note(place, delivered=True, seconds=0)
     for number, place in enumerate([*many, *many, *places_of("other", caller="b")]):
         line.join(WaitingDelivery(str(number), place, 1))
     assert all(map(places.take, many[:MOST_AT_A_TIME]))

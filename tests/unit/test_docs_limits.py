@@ -98,6 +98,9 @@ LIMITS: dict[str, tuple[int, ...]] = {
         delivery_places.MOST_OF_A_CALLER,
     ),
     "time of its last attempt that makes a host a slow one": (int(delivery_places.SLOW_AFTER),),
+    "attempts at a time of one caller to hosts that are slow or new to the worker": (
+        delivery_places.MOST_UNPROVEN,
+    ),
     "failures in a row of a caller at a URL, then one attempt at a time until one succeeds": (
         delivery_places.FAILING_AFTER,
     ),
