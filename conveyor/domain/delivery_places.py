@@ -126,7 +126,7 @@ class WaitingDelivery(NamedTuple):
     version: int
 
 
-class WaitingLine:
+class DeliveryLine:
     """Deliveries that were put off, and follow as soon as they have a place. Callers take turns,
     and so do the hosts of a caller."""
 

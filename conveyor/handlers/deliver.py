@@ -28,10 +28,10 @@ from conveyor.domain.deliveries import (
 )
 from conveyor.domain.delivery_places import (
     MOST_OF_A_CALLER,
+    DeliveryLine,
     Place,
     Places,
     WaitingDelivery,
-    WaitingLine,
 )
 from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.domain.urls import host_of
@@ -120,7 +120,7 @@ class Deliverer:
         self._clock = clock
         self._observer = observer
         self._places = Places()
-        self._line = WaitingLine()
+        self._line = DeliveryLine()
         self._under_way: set[tuple[str, str]] = set()
         self._is_stopping = False
 

@@ -21,10 +21,10 @@ from conveyor.domain.delivery_places import (
     MOST_TO_A_HOST,
     MOST_UNPROVEN,
     SLOW_AFTER,
+    DeliveryLine,
     Place,
     Places,
     WaitingDelivery,
-    WaitingLine,
 )
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job
@@ -504,7 +504,7 @@ def test_an_unknown_host_has_one_place_once_half_of_all_are_taken() -> None:
 
 
 def test_callers_and_their_hosts_take_turns() -> None:
-    places, line = Places(), WaitingLine()
+    places, line = Places(), DeliveryLine()
     many = places_of(*[f"host-{number}" for number in range(30)])
     for place in many:
         places.note(place, delivered=True, seconds=0)
@@ -526,7 +526,7 @@ def test_callers_and_their_hosts_take_turns() -> None:
 def test_the_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_places, "MOST_WAITING", 2)
     monkeypatch.setattr(delivery_places, "MOST_WAITING_IN_ALL", 3)
-    line = WaitingLine()
+    line = DeliveryLine()
     hosts = places_of("one", "two")
     for place in hosts:
         for number in (1, 2, 1, 3):
