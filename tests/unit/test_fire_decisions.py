@@ -221,6 +221,22 @@ def test_pauses_are_one_row_and_the_next_one_fires() -> None:
     assert world.after(HOUR).run is not None
 
 
+def test_a_state_that_is_there_already_decides_about_no_fire() -> None:
+    world = World(HOURLY)
+    due_at = world.scheduling.next_at
+    assert due_at is not None
+    world.now = due_at + 1
+
+    for paused in (False, True, True):
+        decision = world.keep(with_state(world.job, world.seen(), paused=paused))
+        assert (decision.run, decision.fires) == (None, ())
+        assert (world.scheduling.paused, world.scheduling.next_at) == (paused, due_at)
+    resumed = world.keep(with_state(world.job, world.seen(), paused=False))
+    assert [(row.status, row.reason) for row in resumed.fires] == [
+        (FireStatus.SKIPPED, SkipReason.PAUSED)
+    ]
+
+
 def test_reasons_that_differ_are_rows_of_their_own() -> None:
     world = World()
     world.after(HOUR, is_live=True)
