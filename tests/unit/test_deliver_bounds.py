@@ -217,11 +217,8 @@ async def test_many_due_at_a_silent_host_are_each_read_once_and_put_off_side_by_
     await owe_many(world, "https://silent.test/", 300)
     [silent] = {one.job_id for one in await world.deliveries()}
     await owe_many(world, GOOD, 1)
-    due, find_job, change = (
-        binding.deliveries.due_deliveries,
-        binding.jobs.find_job,
-        binding.deliveries.change_delivery,
-    )
+    deliveries, find_job = binding.deliveries, binding.jobs.find_job
+    due, change = deliveries.due_deliveries, deliveries.change_delivery
     read: Counter[str] = Counter()
     jobs: Counter[str] = Counter()
     most = writing = 0
