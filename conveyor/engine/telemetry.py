@@ -143,8 +143,8 @@ METRICS: dict[str, MetricInfo] = {
     ),
     "fires": MetricInfo(
         COUNTER,
-        "Fires of schedules; of those that were skipped the reason, and failed is a look that "
-        "could decide nothing",
+        "Fires of schedules that this worker decided; of those that were skipped the reason, and "
+        "failed is a look that could decide nothing",
         {
             "outcome": (
                 "started",
