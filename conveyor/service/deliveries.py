@@ -164,7 +164,8 @@ class DeliveryReplays:
         view = await self._context.live_job(caller, delivery.job_id)
         if view.job.webhook is None:
             raise ConveyorError(ErrorCode.CONFLICT, "the job has no webhook")
-        queued = await self._queue(delivery, None, now=self._context.clock.now())
+        now, number = self._context.clock.now(), view.job.webhook_number
+        queued = await self._queue(delivery, None, now=now, webhook_number=number)
         if queued is None:
             raise not_found("delivery")
         return delivery_body(queued)
@@ -201,20 +202,23 @@ class DeliveryReplays:
                 if claim.taken_over and delivery.replayed_at == mark:
                     count += 1
                 elif delivery.status is window.status and delivery.job_id in reachable:
-                    queued = await self._queue(delivery, window.status, now=mark)
+                    number = reachable[delivery.job_id]
+                    queued = await self._queue(
+                        delivery, window.status, now=mark, webhook_number=number
+                    )
                     count += queued is not None
                 if count == MOST_REPLAYED:
                     return count
         return count
 
-    async def _with_webhooks(self, job_ids: Set[str]) -> Set[str]:
-        """Return those of the jobs that are there and have a webhook."""
-        found: set[str] = set()
+    async def _with_webhooks(self, job_ids: Set[str]) -> dict[str, int]:
+        """Return the numbers of the webhooks of those jobs that are there and have one."""
+        found: dict[str, int] = {}
 
         async def look(job_id: str) -> None:
             job = await self._context.jobs.find_job(job_id)
             if job is not None and job.status is not JobStatus.DELETED and job.webhook is not None:
-                found.add(job_id)
+                found[job_id] = job.webhook_number
 
         await for_each(look, sorted(job_ids), limit=SIDE_BY_SIDE)
         return found
@@ -237,11 +241,16 @@ class DeliveryReplays:
             wanted = msgspec.structs.replace(wanted, before=page[-1].delivery_id)
 
     async def _queue(
-        self, delivery: EventDelivery, status: DeliveryStatus | None, *, now: int
+        self,
+        delivery: EventDelivery,
+        status: DeliveryStatus | None,
+        *,
+        now: int,
+        webhook_number: int,
     ) -> EventDelivery | None:
         """Begin a new ladder; return None if the delivery is gone, or has left `status`."""
         for _ in range(_TRIES):
-            after = replayed(delivery, now=now)
+            after = replayed(delivery, now=now, webhook_number=webhook_number)
             if await self._log.change_delivery(delivery, after):
                 return after
             found = await self._log.get_delivery(delivery.caller, delivery.delivery_id)

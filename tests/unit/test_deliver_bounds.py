@@ -150,6 +150,7 @@ async def owe_many(world: DeliveryWorld, url: str, times: int) -> None:
             created_at=now,
             due_at=now,
             updated_at=now,
+            webhook_number=1,
         )
         assert await world.api.binding.deliveries.create_delivery(event)
 
