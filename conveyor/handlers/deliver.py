@@ -80,6 +80,13 @@ class _Left(NamedTuple):
     place: Place | None = None
 
 
+class _Receiver(NamedTuple):
+    """The webhook of a job, and its number."""
+
+    webhook: Webhook
+    number: int
+
+
 class _Unreadable:
     """Stands for the webhook of a job that could not be read."""
 
@@ -91,7 +98,7 @@ class _Look:
 
     began: int
     met: set[tuple[str, str]] = field(default_factory=set)
-    webhooks: dict[str, Webhook | _Unreadable | None] = field(default_factory=dict)
+    receivers: dict[str, _Receiver | _Unreadable | None] = field(default_factory=dict)
     fresh: set[str] = field(default_factory=set)
     put_off: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -151,7 +158,7 @@ class Deliverer:
         """Start the attempts of a page, put off those without a place, and drop those that are no
         longer owed."""
         look.fresh.clear()
-        unread = {one.job_id for one in due if one.job_id not in look.webhooks}
+        unread = {one.job_id for one in due if one.job_id not in look.receivers}
         await for_each(partial(self._read, look), sorted(unread), limit=SIDE_BY_SIDE)
         left: list[_Left] = []
         for delivery in due:
@@ -166,34 +173,33 @@ class Deliverer:
 
     async def _read(self, look: _Look, job_id: str) -> None:
         """Read the webhook of a job."""
-        look.webhooks[job_id] = _Unreadable()
+        look.receivers[job_id] = _Unreadable()
         look.fresh.add(job_id)
         failed = f"reading the job {job_id} failed"
-        await log_and_continue(_log, failed, partial(self._note_webhook, look, job_id))
+        await log_and_continue(_log, failed, partial(self._note_receiver, look, job_id))
 
-    async def _note_webhook(self, look: _Look, job_id: str) -> None:
-        look.webhooks[job_id] = await self._webhook(job_id)
+    async def _note_receiver(self, look: _Look, job_id: str) -> None:
+        look.receivers[job_id] = await self._receiver(job_id)
 
-    async def _webhook(self, job_id: str) -> Webhook | None:
+    async def _receiver(self, job_id: str) -> _Receiver | None:
         """Return the webhook of a job; None if there is none, or no such job."""
         job = await self._ports.jobs.find_job(job_id)
-        return None if job is None or job.status is JobStatus.DELETED else job.webhook
+        if job is None or job.status is JobStatus.DELETED or job.webhook is None:
+            return None
+        return _Receiver(job.webhook, job.webhook_number)
 
     async def _place(self, group: TaskGroup, look: _Look, delivery: EventDelivery) -> list[_Left]:
         """Start the attempt of a delivery if it has a place; else return what becomes of it."""
-        webhook = look.webhooks[delivery.job_id]
-        if (
-            isinstance(webhook, Webhook)
-            and delivery.job_id not in look.fresh
-            and self._places.is_free(_place_of(delivery, webhook))
-        ):
-            # An attempt goes by the webhook as it stands, not as it was some pages ago.
+        receiver = look.receivers[delivery.job_id]
+        if delivery.job_id not in look.fresh and not self._is_full(delivery, receiver):
+            # What is sent or dropped goes by the webhook as it stands, not as it was before.
             await self._read(look, delivery.job_id)
-            webhook = look.webhooks[delivery.job_id]
-        if isinstance(webhook, _Unreadable):
+            receiver = look.receivers[delivery.job_id]
+        if isinstance(receiver, _Unreadable):
             # Later, so that it stands in the way of no other.
             return [_Left(delivery, self._put_off(delivery, waiting=0))]
-        if webhook is None or delivery.event_type not in webhook.events:
+        webhook = _webhook_for(delivery, receiver)
+        if webhook is None:
             return [_Left(delivery, dropped(delivery, now=self._clock.now()))]
         place = _place_of(delivery, webhook)
         if self._places.take(place):
@@ -204,6 +210,13 @@ class Deliverer:
         waiting = max(self._line.length(place), look.put_off[line])
         look.put_off[line] += 1
         return [_Left(delivery, self._put_off(delivery, waiting=waiting), place)]
+
+    def _is_full(self, delivery: EventDelivery, receiver: _Receiver | _Unreadable | None) -> bool:
+        """Return whether a delivery can but wait."""
+        if isinstance(receiver, _Unreadable):
+            return True
+        webhook = _webhook_for(delivery, receiver)
+        return webhook is not None and not self._places.is_free(_place_of(delivery, webhook))
 
     def _put_off(self, delivery: EventDelivery, *, waiting: int) -> EventDelivery:
         """Make a delivery due later, the more of them wait."""
@@ -256,8 +269,8 @@ class Deliverer:
         found = await log.get_delivery(waiting.place.caller, waiting.delivery_id)
         if found is None or found.version != waiting.version:
             return None
-        webhook = await self._webhook(found.job_id)
-        if webhook is None or found.event_type not in webhook.events:
+        webhook = _webhook_for(found, await self._receiver(found.job_id))
+        if webhook is None:
             await self._drop(found)
             return None
         return found, webhook
@@ -374,6 +387,14 @@ class Deliverer:
 
 def _key(delivery: EventDelivery) -> tuple[str, str]:
     return delivery.caller, delivery.delivery_id
+
+
+def _webhook_for(delivery: EventDelivery, receiver: _Receiver | None) -> Webhook | None:
+    """Return the webhook that a delivery is for; None if it is gone, though another one may have
+    been set since, or does not ask for such events any more."""
+    if receiver is None or receiver.number != delivery.webhook_number:
+        return None
+    return receiver.webhook if delivery.event_type in receiver.webhook.events else None
 
 
 def _place_of(delivery: EventDelivery, webhook: Webhook) -> Place:

@@ -68,6 +68,7 @@ class EventSettler:
                 job_id=job.job_id,
                 run_id=run.run_id,
                 event_type=kind,
+                webhook_number=entry.webhook_number,
                 body=build_webhook_event(
                     run,
                     ended_as,

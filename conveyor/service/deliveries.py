@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence, Set
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -192,13 +192,13 @@ class DeliveryReplays:
             raise ConveyorError(ErrorCode.CONFLICT, "a test event is not replayed: test again")
         if job.webhook is None:
             raise ConveyorError(ErrorCode.CONFLICT, "the job has no webhook")
-        if delivery.event_type not in job.webhook.events:
+        if not _asks_for(job, delivery):
             raise ConveyorError(
                 ErrorCode.CONFLICT, f"the webhook does not ask for {delivery.event_type}"
             )
         if not await self._has_run(delivery):
             raise ConveyorError(ErrorCode.CONFLICT, "the run was deleted")
-        queued = await self._queue(delivery, None, now=mark)
+        queued = await self._queue(delivery, None, now=mark, webhook_number=job.webhook_number)
         if queued is None:
             raise not_found("delivery")
         return queued
@@ -230,40 +230,39 @@ class DeliveryReplays:
         count = 0
         async for page in self._pages(caller, window, every=claim.taken_over):
             wanted = [one for one in page if one.status is window.status and one.job_id != TEST]
-            owed = await self._with_runs(await self._asked_for(wanted))
+            numbers = await self._replayable(wanted)
             for delivery in page:
                 if claim.taken_over and delivery.replayed_at == mark:
                     count += 1
-                elif delivery.delivery_id in owed:
-                    queued = await self._queue(delivery, window.status, now=mark)
+                elif (number := numbers.get(delivery.delivery_id)) is not None:
+                    queued = await self._queue(
+                        delivery, window.status, now=mark, webhook_number=number
+                    )
                     count += queued is not None
                 if count == MOST_REPLAYED:
                     return count
         return count
 
-    async def _asked_for(self, deliveries: Sequence[EventDelivery]) -> list[EventDelivery]:
-        """Return those whose job is there and has a webhook that asks for them."""
-        events: dict[str, tuple[str, ...]] = {}
+    async def _replayable(self, deliveries: Sequence[EventDelivery]) -> dict[str, int]:
+        """Return those whose job is there and has a webhook that asks for them, and whose run was
+        not deleted: the numbers of the webhooks by the ids of the deliveries."""
+        jobs: dict[str, Job] = {}
+        numbers: dict[str, int] = {}
 
         async def look(job_id: str) -> None:
             job = await self._context.jobs.find_job(job_id)
-            if job is not None and job.status is not JobStatus.DELETED and job.webhook is not None:
-                events[job_id] = job.webhook.events
+            if job is not None and job.status is not JobStatus.DELETED:
+                jobs[job_id] = job
+
+        async def judge(delivery: EventDelivery) -> None:
+            job = jobs.get(delivery.job_id)
+            if job is not None and _asks_for(job, delivery) and await self._has_run(delivery):
+                numbers[delivery.delivery_id] = job.webhook_number
 
         job_ids = {one.job_id for one in deliveries}
         await for_each(look, sorted(job_ids), limit=SIDE_BY_SIDE)
-        return [one for one in deliveries if one.event_type in events.get(one.job_id, ())]
-
-    async def _with_runs(self, deliveries: Sequence[EventDelivery]) -> Set[str]:
-        """Return the ids of those whose run was not deleted."""
-        found: set[str] = set()
-
-        async def look(delivery: EventDelivery) -> None:
-            if await self._has_run(delivery):
-                found.add(delivery.delivery_id)
-
-        await for_each(look, deliveries, limit=SIDE_BY_SIDE)
-        return found
+        await for_each(judge, deliveries, limit=SIDE_BY_SIDE)
+        return numbers
 
     async def _has_run(self, delivery: EventDelivery) -> bool:
         run = await self._context.runs.get_run(delivery.caller, delivery.job_id, delivery.run_id)
@@ -287,11 +286,16 @@ class DeliveryReplays:
             wanted = msgspec.structs.replace(wanted, before=page[-1].delivery_id)
 
     async def _queue(
-        self, delivery: EventDelivery, status: DeliveryStatus | None, *, now: int
+        self,
+        delivery: EventDelivery,
+        status: DeliveryStatus | None,
+        *,
+        now: int,
+        webhook_number: int,
     ) -> EventDelivery | None:
         """Begin a new ladder; return None if the delivery is gone, or has left `status`."""
         for _ in range(_TRIES):
-            after = replayed(delivery, now=now)
+            after = replayed(delivery, now=now, webhook_number=webhook_number)
             if await self._log.change_delivery(delivery, after):
                 return after
             found = await self._log.get_delivery(delivery.caller, delivery.delivery_id)
@@ -301,6 +305,10 @@ class DeliveryReplays:
         raise ConveyorError(
             ErrorCode.UNAVAILABLE, "the delivery changes all the time", retry_after=1
         )
+
+
+def _asks_for(job: Job, delivery: EventDelivery) -> bool:
+    return job.webhook is not None and delivery.event_type in job.webhook.events
 
 
 def _parse_window(document: object) -> _Window:

@@ -167,6 +167,7 @@ async def owe_events(world: DeliveryWorld, job: dict[str, Any], caller: str, tim
             created_at=now,
             due_at=now,
             updated_at=now,
+            webhook_number=1,
         )
         assert await world.api.binding.deliveries.create_delivery(event)
 

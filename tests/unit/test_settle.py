@@ -190,6 +190,23 @@ async def test_a_webhook_gets_no_event_of_a_run_that_ended_under_an_earlier_one(
     assert await due(world) == 0
 
 
+async def test_a_delivery_goes_to_no_webhook_that_is_set_after_its_own_was_removed(
+    world: DeliveryWorld,
+) -> None:
+    """As one that DELETE has not dropped at once. A replay sends it to the present one."""
+    job = await world.owe(URL)
+    await replace_webhook(world, job)
+    await world.look()
+    dropped = await world.delivery()
+    assert (dropped.status, dropped.attempt_count) == (DeliveryStatus.DROPPED, 0)
+    path = f"/v1/webhook/deliveries/{dropped.delivery_id}/replay"
+    assert (await world.api.client.post(path)).status_code == 202
+    await world.look()
+
+    assert (await world.delivery()).attempt_count == 1
+    assert (await world.delivery()).webhook_number == 2
+
+
 async def test_another_url_gets_the_event_of_a_run_that_ended_before(world: DeliveryWorld) -> None:
     job = await world.submit(URL)
     await world.fail(job)
