@@ -276,7 +276,9 @@ def about(job_id: str) -> Iterator[None]:
     except ServerRefused as refusal:
         if refusal.code == ErrorCode.NOT_FOUND:
             raise ClientError(f"no such job: {shown}") from None
-        raise ClientError(f"job {shown}: {refusal}") from None
+        raise ServerRefused(
+            f"job {shown}: {refusal}", code=refusal.code, status=refusal.status
+        ) from None
 
 
 def _watching(job_id: str, out: Destination | None) -> Following:
@@ -467,10 +469,11 @@ async def read_jobs(
 ) -> list[JobReply]:
     """Read the jobs that the texts name. Raises ClientError if there is none of that name."""
     async with target.connect(terminal) as api:
-        return [await _existing(api, job_id) for job_id in await find_jobs(api, jobs)]
+        return [await existing_job(api, job_id) for job_id in await find_jobs(api, jobs)]
 
 
-async def _existing(api: Api, job_id: str) -> JobReply:
+async def existing_job(api: Api, job_id: str) -> JobReply:
+    """Read a job. Raises ClientError if there is none, or it is deleted."""
     with about(job_id):
         job = await api.job(job_id)
     if job.status == JobStatus.DELETED:
@@ -488,7 +491,7 @@ async def remove_jobs(target: ServerTarget, terminal: Terminal, jobs: Sequence[s
     """Delete jobs with all their runs and results, in order, until one is not there."""
     async with target.connect(terminal) as api:
         for job_id in dict.fromkeys(await find_jobs(api, jobs)):
-            await _existing(api, job_id)
+            await existing_job(api, job_id)
             with about(job_id):
                 await api.delete_job(job_id)
             terminal.say(f"job {printable(job_id)}: deleted")
