@@ -52,7 +52,10 @@ async def export_job(
     async with target.connect(terminal) as api:
         job_id = await find_job(api, job_id)
         with about(job_id):
-            run = await (_run(api, job_id, run_id) if run_id else latest_run(api, job_id))
+            if run_id:
+                run = await _run(api, job_id, run_id)
+            else:
+                run = await latest_run(api, job_id, server=target.named)
             if run.live:
                 terminal.warn(
                     f"the run is {describe(run)}: the export holds each row as it is when read, and"
