@@ -135,6 +135,8 @@ async def show_schedule(target: ServerTarget, terminal: Terminal, job_id: str) -
     terminal.say(f"job {printable(job_id)}: {_rule(shown.schedule)}, {state}{overlap}")
     if shown.waiting:
         terminal.say(f"waiting  {to_the_minute_or_second(shown.waiting)}  for the live run to end")
+    if shown.note:
+        terminal.say(f"note     {printable(shown.note)}")
     for fire in shown.fires:
         note = f"  {printable(fire.note)}" if fire.note else ""
         terminal.say(f"next     {to_the_minute_or_second(fire.local_time)}{note}")

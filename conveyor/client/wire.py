@@ -396,6 +396,7 @@ class JobScheduleReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     next_scheduled_run: str | None = None
     waiting: str | None = None
     fires: tuple[NextFireReply, ...] = ()
+    note: str | None = None
 
 
 class FireReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

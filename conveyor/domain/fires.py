@@ -13,7 +13,15 @@ from ulid import ULID
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Ingest, IngestStatus, Job, Run, RunStats, RunStatus
-from conveyor.domain.schedule import ZONES_VERSION, Fire, Schedule, next_fire, next_fires, zone_of
+from conveyor.domain.schedule import (
+    ZONES_VERSION,
+    Fire,
+    Schedule,
+    is_computable,
+    next_fire,
+    next_fires,
+    zone_of,
+)
 from conveyor.domain.scheduling import (
     FireRecord,
     FireStatus,
@@ -21,9 +29,12 @@ from conveyor.domain.scheduling import (
     Scheduling,
     SkipReason,
 )
+from conveyor.domain.text_rules import rfc3339
 
 LONGEST_PAUSE = 60_000
 """Milliseconds at most between two looks at a fire that waits for the end of a run."""
+NOTEWORTHY = frozenset({FireStatus.MISSED, SkipReason.QUOTA_EXCEEDED, SkipReason.KEY_UNREADABLE})
+"""Outcomes that somebody should know of: the caller asked for none of them."""
 WAITED_SHARE = 10
 """A fire that waits is looked at again when it has waited a tenth longer."""
 
@@ -76,11 +87,16 @@ def with_next_fire(scheduling: Scheduling, *, after: int) -> Scheduling:
 def with_first_fire(scheduling: Scheduling) -> Scheduling:
     """Compute the first fire of a schedule that begins at its anchor.
 
-    Raises ConveyorError(invalid_argument) for a single time that has passed.
+    Raises ConveyorError(invalid_argument) for a single time that has passed, or that is not later
+    than the latest fire that was decided: a clock may have been set back since.
     """
     begun = with_next_fire(scheduling, after=scheduling.anchor)
     if begun.next_at is None and begun.schedule.at is not None:
-        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "schedule.at: has passed")
+        problem = "has passed"
+        if next_fire(begun.schedule, after=begun.anchor, anchor=begun.anchor) is not None:
+            latest = rfc3339(scheduling.last_at)
+            problem = f"must be later than the latest fire that was decided, {latest}"
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"schedule.at: {problem}")
     return begun
 
 
@@ -88,7 +104,7 @@ def with_schedule(scheduling: Scheduling, schedule: Schedule, *, now: int) -> Sc
     """Set another schedule from `now` on. The same one changes nothing, not even the anchor of a
     rate, nor does another zone beside a rate. A fire that waits already is kept.
 
-    Raises ConveyorError(invalid_argument) for another schedule, of a single time that has passed.
+    Raises ConveyorError as `with_first_fire` does, for another schedule.
     """
     if schedule == scheduling.schedule:
         return scheduling
@@ -102,7 +118,7 @@ def with_present_zones(scheduling: Scheduling) -> Scheduling:
     """Compute the stored next fire anew if it was computed by other zone rules.
 
     A fire is identified by its nominal time: neither does one fire again whose instant the new
-    rules move, nor is one left out.
+    rules move, nor is one left out. Raises KeyError for a zone that the present rules do not have.
     """
     if scheduling.zones_version == ZONES_VERSION:
         return scheduling
@@ -115,6 +131,12 @@ def with_present_zones(scheduling: Scheduling) -> Scheduling:
     fires = next_fires(scheduling.schedule, after=after, anchor=scheduling.anchor)
     fire = next((fire for fire in fires if fire.nominal != scheduling.last_nominal), None)
     return _moved(scheduling, fire)
+
+
+def with_known_zones(scheduling: Scheduling) -> Scheduling:
+    """Compute the stored next fire anew as `with_present_zones` does; leave it as it is where the
+    present rules do not have the zone."""
+    return with_present_zones(scheduling) if is_computable(scheduling.schedule) else scheduling
 
 
 def _instant_of(nominal: str, schedule: Schedule) -> int:
@@ -210,7 +232,8 @@ class FireLook(msgspec.Struct, frozen=True, kw_only=True):
 
 class FireDecision(msgspec.Struct, frozen=True, kw_only=True):
     """The next version of a job, the run that it starts and the fire of that run, if any, and the
-    rows for its record. `outcomes` counts the fires by outcome: the reason of those skipped."""
+    rows for its record. `outcomes` counts the fires by outcome: the reason of those skipped. `lost`
+    are those among them that somebody should know of."""
 
     after: Job
     run: Run | None
@@ -218,35 +241,32 @@ class FireDecision(msgspec.Struct, frozen=True, kw_only=True):
     fires: tuple[FireRecord, ...]
     outcomes: dict[str, int]
 
+    @property
+    def lost(self) -> dict[str, int]:
+        """Return the noteworthy outcomes."""
+        return {word: count for word, count in self.outcomes.items() if word in NOTEWORTHY}
+
 
 def decide_fires(job: Job, look: FireLook, *, refused: SkipReason | None = None) -> FireDecision:
     """Decide about the fires of a job that are due. `refused` is why no run may start now."""
     assert job.scheduling is not None
     notes = _Notes(look)
-    scheduling = structs.replace(with_present_zones(job.scheduling), look_at=None)
+    scheduling = with_present_zones(job.scheduling)
     due = due_fires(scheduling, now=look.now)
-    start, scheduling = _waiting(scheduling, look, notes)
-    if start is not None and refused is not None:
-        notes.skip(refused, FireSpan(1, start, start))
-        start = None
-    elif start is not None:
-        notes.start(start)
+    fire, scheduling = _waiting(scheduling, due, look, notes)
     if due is not None:
-        has_run = look.is_live or start is not None
-        newest = _newest(scheduling, due, look, notes)
-        if newest is not None and has_run and scheduling.overlap is Overlap.WAIT:
-            scheduling = _wait(scheduling, newest, notes)
-        elif newest is not None and (has_run or refused is not None):
-            reason = SkipReason.RUN_LIVE if has_run else refused
-            assert reason is not None
-            notes.skip(reason, FireSpan(1, newest, newest))
-        elif newest is not None:
-            start = newest
-            notes.start(newest)
-        scheduling = structs.replace(
-            scheduling, last_nominal=due.newest.nominal, last_at=due.newest.instant
-        )
-        scheduling = with_next_fire(scheduling, after=due.newest.instant)
+        fire = _newest(scheduling, due, look, notes)
+        scheduling = with_next_fire(_passed(scheduling, due), after=due.newest.instant)
+    start = None
+    if fire is not None and look.is_live and scheduling.overlap is Overlap.WAIT:
+        scheduling = _wait(scheduling, fire, notes)
+    elif fire is not None and (look.is_live or refused is not None):
+        reason = SkipReason.RUN_LIVE if look.is_live else refused
+        assert reason is not None
+        notes.skip(reason, FireSpan(1, fire, fire))
+    elif fire is not None:
+        start = fire
+        notes.start(fire)
     scheduling = _look_again(scheduling, look)
     after, run = structs.replace(job, version=job.version + 1), None
     if start is not None:
@@ -262,11 +282,11 @@ def decide_fires(job: Job, look: FireLook, *, refused: SkipReason | None = None)
 
 def with_state(job: Job, look: FireLook, *, paused: bool) -> FireDecision:
     """Pause or resume the schedule of a job. Resuming fires nothing: what was due before is noted
-    as skipped."""
+    as skipped. Where the present rules do not have the zone, nothing is decided."""
     assert job.scheduling is not None
-    present = with_present_zones(job.scheduling)
-    is_due = bool(present.waiting) or due_fires(present, now=look.now) is not None
-    if not paused and present.paused and is_due:
+    present = with_known_zones(job.scheduling)
+    is_due = bool(present.waiting) or (present.next_at is not None and present.next_at <= look.now)
+    if not paused and present.paused and is_due and is_computable(present.schedule):
         decided = decide_fires(job, look)
     else:
         after = structs.replace(job, version=job.version + 1, scheduling=present)
@@ -289,40 +309,68 @@ def with_new_schedule(
     Raises ConveyorError as `with_schedule` does.
     """
     assert job.scheduling is not None
-    present = with_present_zones(job.scheduling)
+    notes = _Notes(look)
+    present = with_known_zones(job.scheduling)
     changed = with_schedule(present, schedule, now=look.now)
-    fires: tuple[FireRecord, ...] = ()
-    if changed.next_at != present.next_at and due_fires(present, now=look.now) is not None:
-        waits = structs.replace(present, overlap=Overlap.WAIT)
-        decided = decide_fires(
-            structs.replace(job, scheduling=waits), structs.replace(look, is_live=True)
-        )
-        assert decided.after.scheduling is not None
-        fires = decided.fires
-        changed = with_schedule(decided.after.scheduling, schedule, now=look.now)
+    due = _due_before_change(present, now=look.now)
+    if changed.next_at != present.next_at and due is not None:
+        _, kept = _waiting(present, due, look, notes)
+        newest = _newest(kept, due, look, notes)
+        if newest is not None:
+            kept = _wait(kept, newest, notes)
+        changed = with_schedule(_passed(kept, due), schedule, now=look.now)
     after = structs.replace(
         job,
         version=job.version + 1,
         updated_at=max(job.updated_at, look.now),
         scheduling=structs.replace(changed, overlap=overlap),
     )
-    return FireDecision(after=after, run=None, started=None, fires=fires, outcomes={})
+    return FireDecision(
+        after=after, run=None, started=None, fires=tuple(notes.rows), outcomes=notes.outcomes
+    )
+
+
+def _due_before_change(scheduling: Scheduling, *, now: int) -> DueFires | None:
+    """Return the fires that are due; of a zone that the present rules do not have the stored one
+    alone, since those after it cannot be computed."""
+    if is_computable(scheduling.schedule):
+        return due_fires(scheduling, now=now)
+    if scheduling.next_at is None or scheduling.next_at > now:
+        return None
+    return DueFires(Fire(scheduling.next_at, scheduling.next_nominal))
+
+
+def _passed(scheduling: Scheduling, due: DueFires) -> Scheduling:
+    """Remember the newest fire as the latest that was decided."""
+    return structs.replace(scheduling, last_nominal=due.newest.nominal, last_at=due.newest.instant)
 
 
 def _waiting(
-    scheduling: Scheduling, look: FireLook, notes: _Notes
+    scheduling: Scheduling, due: DueFires | None, look: FireLook, notes: _Notes
 ) -> tuple[Fire | None, Scheduling]:
-    """Decide about a fire that waits: return it if it starts now, and the scheduling after that."""
+    """Decide about a fire that waits: return it if its time has come, and the scheduling after
+    that. Newer ones that are due come before it, once no run is live.
+
+    It is too late if nobody looked at the job when the look was due: a wait for a run may be long.
+    """
     if not scheduling.waiting:
         return None, scheduling
     fire = Fire(scheduling.waiting_at, scheduling.waiting)
-    if look.is_live and not scheduling.paused and scheduling.overlap is Overlap.WAIT:
-        return None, scheduling
+    span = FireSpan(1, fire, fire)
+    look_due = scheduling.waiting_at if scheduling.look_at is None else scheduling.look_at
     cleared = structs.replace(scheduling, waiting="", waiting_at=0)
-    if not scheduling.paused and not look.is_live:
+    if scheduling.paused:
+        notes.skip(SkipReason.PAUSED, span)
+    elif look.now - look_due > look.catch_up:
+        notes.miss(span, SkipReason.TOO_LATE)
+    elif look.is_live and scheduling.overlap is Overlap.WAIT:
+        return None, scheduling
+    elif look.is_live:
+        notes.skip(SkipReason.RUN_LIVE, span)
+    elif due is not None:
+        notes.miss(span)
+    else:
         return fire, cleared
-    reason = SkipReason.PAUSED if scheduling.paused else SkipReason.RUN_LIVE
-    notes.skip(reason, FireSpan(1, fire, fire))
     return None, cleared
 
 
@@ -341,18 +389,20 @@ def _newest(scheduling: Scheduling, due: DueFires, look: FireLook, notes: _Notes
 
 
 def _wait(scheduling: Scheduling, fire: Fire, notes: _Notes) -> Scheduling:
-    """Let a fire wait, unless another one does."""
+    """Let a fire wait, unless another one does. A look at it is due since its time."""
     if scheduling.waiting:
         notes.skip(SkipReason.RUN_LIVE, FireSpan(1, fire, fire))
         return scheduling
-    return structs.replace(scheduling, waiting=fire.nominal, waiting_at=fire.instant)
+    return structs.replace(
+        scheduling, waiting=fire.nominal, waiting_at=fire.instant, look_at=fire.instant
+    )
 
 
 def _look_again(scheduling: Scheduling, look: FireLook) -> Scheduling:
     """Set the next look if a fire waits: the longer it waits, the later, and not after the next
-    fire."""
+    fire. Without one, it comes at the next fire."""
     if not scheduling.waiting:
-        return scheduling
+        return structs.replace(scheduling, look_at=None)
     pause = min((look.now - scheduling.waiting_at) // WAITED_SHARE, LONGEST_PAUSE)
     look_at = look.now + max(pause, look.interval)
     if scheduling.next_at is not None:

@@ -31,6 +31,10 @@ MOST_ENTRIES = 100
 """Most times of day, and most days, that a calendar may name."""
 MOST_ZONE_NAME = 64
 """Characters of a zone that is stored beside a rate, where nobody looks at it."""
+MOST_HINTS = 3
+"""Zones that a hint names at most."""
+LEAST_LIKENESS = 0.8
+"""The ratio of equal letters from which a name is taken for a slip of the pen."""
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 UNITS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 """Milliseconds of each unit of a rate."""
@@ -146,6 +150,11 @@ def zone_of(name: str) -> ZoneInfo:
         return ZoneInfo.from_file(file, key=name)
 
 
+def is_computable(schedule: Schedule) -> bool:
+    """Return whether the present rules have the zone of a schedule; a rate needs none."""
+    return schedule.rate is not None or (schedule.timezone or "UTC") in zone_names()
+
+
 @lru_cache(maxsize=1)
 def zone_names() -> frozenset[str]:
     """Return the names of all zones."""
@@ -194,10 +203,19 @@ def _fire(nominal: datetime, zone: ZoneInfo) -> Fire:
     if shown.replace(tzinfo=None) != nominal:
         note = f"{nominal.time():%H:%M} does not exist on this day: it fires at {shown:%H:%M}"
         if shown.date() != nominal.date():
-            note = f"this day does not exist: it fires on {shown:%Y-%m-%d} at {shown:%H:%M}"
+            missing = f"{nominal.time():%H:%M} does not exist on this day"
+            if not _has_day(nominal.date(), zone):
+                missing = "this day does not exist"
+            note = f"{missing}: it fires on {shown:%Y-%m-%d} at {shown:%H:%M}"
     elif _instant(nominal.replace(fold=1), zone) != instant:
         note = f"{nominal.time():%H:%M} exists twice on this day: it fires at the first"
     return Fire(instant, nominal.isoformat(), note)
+
+
+def _has_day(day: date, zone: ZoneInfo) -> bool:
+    """Return whether a zone has a day: one that skips it goes on with the next."""
+    begins = _instant(datetime.combine(day, time()), zone)
+    return datetime.fromtimestamp(begins / 1_000, zone).date() == day
 
 
 def _instant(nominal: datetime, zone: ZoneInfo) -> int:
@@ -278,9 +296,31 @@ def _check_zone(value: object) -> None:
     if value is None:
         _refuse(place, "is needed beside at and calendar")
     if not isinstance(value, str) or value not in zone_names():
-        near = get_close_matches(str(value)[:64], zone_names(), 1, 0.6)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = _near_zones(value) if isinstance(value, str) else []
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
         _refuse(place, f"must be the name of a zone, such as Europe/Berlin{hint}")
+
+
+def _near_zones(name: str) -> list[str]:
+    """Return the zones that a wrong name may mean: the same in other letters, its last part, or one
+    with a slip of the pen."""
+    wanted = "_".join(name[:MOST_ZONE_NAME].casefold().split())
+    folded = {zone.casefold(): zone for zone in sorted(zone_names())}
+    if wanted in folded:
+        return [folded[wanted]]
+    # The sign of Etc/GMT+1 is the other way round, and no offset is near another one.
+    if any(letter.isdigit() for letter in wanted):
+        return []
+    parts: dict[str, list[str]] = {}
+    for zone in sorted(zone_names()):
+        if not zone.startswith("Etc/"):
+            parts.setdefault(zone.rpartition("/")[2].casefold(), []).append(zone)
+    if wanted in parts:
+        return parts[wanted][:MOST_HINTS]
+    if near := get_close_matches(wanted, folded, 1, LEAST_LIKENESS):
+        return [folded[near[0]]]
+    near = get_close_matches(wanted, parts, 1, LEAST_LIKENESS)
+    return parts[near[0]][:MOST_HINTS] if near else []
 
 
 def _object(value: object, place: str) -> dict[str, Any]:

@@ -143,8 +143,8 @@ METRICS: dict[str, MetricInfo] = {
     ),
     "fires": MetricInfo(
         COUNTER,
-        "Fires of schedules; of those that were skipped the reason, and failed is a look that "
-        "could decide nothing",
+        "Fires of schedules that this worker decided; of those that were skipped the reason, and "
+        "failed is a look that could decide nothing",
         {
             "outcome": (
                 "started",
@@ -317,17 +317,19 @@ class Reports:
         self._counts = telemetry.webhook_attempts
         self._notices = notices
         self._events = events
-        self._told = (0, 0)
+        self._delivered = self._failed = 0
 
     async def tell(self) -> None:
         """Log how many attempts were made since the last time, and how old the oldest due report
         is."""
-        all_made = sum(self._counts.values())
-        made = (self._counts.get("delivered", 0), all_made - self._counts.get("delivered", 0))
-        delivered, failed = (now - before for now, before in zip(made, self._told, strict=True))
-        self._told = made
-        oldest = round(max(self._notices(), self._events()), 3)
-        figures = {"delivered": delivered, "failed": failed, "oldest_seconds": oldest}
+        delivered = self._counts.get("delivered", 0)
+        failed = sum(self._counts.values()) - delivered
+        figures = {
+            "delivered": delivered - self._delivered,
+            "failed": failed - self._failed,
+            "oldest_seconds": round(max(self._notices(), self._events()), 3),
+        }
+        self._delivered, self._failed = delivered, failed
         _log.info("webhooks", extra=figures)
 
 

@@ -16,7 +16,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.fires import FireDecision, FireLook, decide_fires, with_present_zones
 from conveyor.domain.model import Job
 from conveyor.domain.schedule import ZONES_VERSION
-from conveyor.domain.scheduling import FireStatus, SkipReason
+from conveyor.domain.scheduling import SkipReason
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import CONTROL_QUEUE, IngestMessage, Queues, Signals
@@ -36,8 +36,6 @@ PUT_OFF = 300.0
 there are of that kind, others come in between."""
 FAILED = "failed"
 """The outcome of a look at a schedule about which nothing could be decided."""
-NOTEWORTHY = frozenset({FireStatus.MISSED, SkipReason.QUOTA_EXCEEDED, SkipReason.KEY_UNREADABLE})
-"""Outcomes that somebody should know of: the caller asked for none of them."""
 
 _log = logging.getLogger("conveyor.handlers")
 
@@ -182,8 +180,8 @@ class Scheduler:
         job_id, run = decision.after.job_id, decision.run
         for outcome, count in decision.outcomes.items():
             self._count(outcome, count)
-            if outcome in NOTEWORTHY:
-                _warn(job_id, outcome, count)
+        for outcome, count in decision.lost.items():
+            _warn(job_id, outcome, count)
         if run is None or decision.started is None:
             return
         self.late = max(0, now - decision.started.instant) / 1_000

@@ -173,7 +173,7 @@ async def rerun(call: RequestContext) -> Response:
         )
     keyed = keyed_request(call.request, call.caller_id, body)
     return given_response(
-        await call.service.reruns.rerun(call.caller_id, job_id, statuses=statuses, keyed=keyed)
+        await call.service.reruns.rerun(call.caller, job_id, statuses=statuses, keyed=keyed)
     )
 
 

@@ -22,18 +22,18 @@ async def show(call: RequestContext) -> Response:
 
 async def replace(call: RequestContext) -> Response:
     """Replace the schedule of a job."""
-    caller_id, job_id = call.caller_id, call.job_id
-    await call.service.schedules.require(caller_id, job_id)
+    job_id = call.job_id
+    await call.service.schedules.require(call.caller_id, job_id)
     body = await read_small_body(call.request)
-    return json_response(await call.service.schedules.replace(caller_id, job_id, body))
+    return json_response(await call.service.schedules.replace(call.caller, job_id, body))
 
 
 async def set_state(call: RequestContext) -> Response:
     """Pause or resume the schedule of a job."""
-    caller_id, job_id = call.caller_id, call.job_id
-    await call.service.schedules.require(caller_id, job_id)
+    job_id = call.job_id
+    await call.service.schedules.require(call.caller_id, job_id)
     body = await read_small_body(call.request)
-    return json_response(await call.service.schedules.set_state(caller_id, job_id, body))
+    return json_response(await call.service.schedules.set_state(call.caller, job_id, body))
 
 
 async def list_fires(call: RequestContext) -> Response:

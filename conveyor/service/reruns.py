@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
+from conveyor.domain.api_keys import NONCE_LENGTH
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.fires import run_from_template
 from conveyor.domain.model import TaskStatus
 from conveyor.ports.records import Rerun, RerunRequest, StoredResponse
 from conveyor.ports.schedules import ScheduleChange
+from conveyor.service.callers import Caller
 from conveyor.service.context import Context
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
 from conveyor.service.notifier import WorkNotifier
@@ -37,7 +41,7 @@ class Reruns:
 
     async def rerun(
         self,
-        caller_id: str,
+        caller: Caller,
         job_id: str,
         *,
         statuses: frozenset[TaskStatus] | None,
@@ -50,27 +54,27 @@ class Reruns:
         """
 
         async def work(claim: IdempotencyClaim) -> StoredResponse:
-            return await self._make(caller_id, job_id, statuses, claim)
+            return await self._make(caller, job_id, statuses, claim)
 
         return await self._once.answer(keyed, work)
 
     async def _make(
         self,
-        caller_id: str,
+        caller: Caller,
         job_id: str,
         statuses: frozenset[TaskStatus] | None,
         claim: IdempotencyClaim,
     ) -> StoredResponse:
         if statuses is None:
-            answer = await self._fire(caller_id, job_id, claim)
+            answer = await self._fire(caller, job_id, claim)
             if answer is not None:
                 return answer
         else:
-            await self._context.live_job(caller_id, job_id)
+            await self._context.live_job(caller.caller_id, job_id)
         patience = _SourceWait(self._context)
         while True:
             try:
-                answer = await self._replay(caller_id, job_id, statuses, claim)
+                answer = await self._replay(caller.caller_id, job_id, statuses, claim)
                 break
             except CallInFlight as held:
                 await patience.wait_for(held.run_id, held.task_id)
@@ -81,19 +85,25 @@ class Reruns:
         return answer
 
     async def _fire(
-        self, caller_id: str, job_id: str, claim: IdempotencyClaim
+        self, caller: Caller, job_id: str, claim: IdempotencyClaim
     ) -> StoredResponse | None:
-        """Make a run from the template of a scheduled job; None if there is a run to replay."""
+        """Make a run from the template of a scheduled job, and seal the caller's key anew; None if
+        there is a run to replay."""
+        context = self._context
         for attempt in range(1, FIRES_TRIED + 1):
-            view = await self._context.live_job(caller_id, job_id)
+            view = await context.live_job(caller.caller_id, job_id)
             if view.job.scheduling is None or view.latest_run is not None:
                 return None
             after, run = run_from_template(
                 view.job,
                 run_id=claim.created_id,
                 trigger="manual",
-                now=self._context.clock.now(),
+                now=context.clock.now(),
             )
+            sealed_key = context.keyring.sealer.seal(
+                caller.api_key, caller=caller.caller_id, nonce=context.clock.token(NONCE_LENGTH)
+            )
+            after = structs.replace(after, sealed_key=sealed_key)
             answer = StoredResponse(LATER, encode(first_rerun_body(after, run)))
             change = ScheduleChange(
                 before=view.job, after=after, run=run, answer=answer, once=claim.once

@@ -12,7 +12,7 @@ from pydantic_core import Url
 
 from conveyor.aio.outages import Outage
 from conveyor.domain.deliveries import DeliveryAttempt, EventDelivery, receiver_health
-from conveyor.domain.fires import with_present_zones
+from conveyor.domain.fires import with_known_zones
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
     Event,
@@ -80,7 +80,7 @@ def job_body(
     """Show a job on the wire, without its caller and its sealed key, and how its receiver did in
     the `deliveries`; `outage` is as in `run_body`."""
     job = view.job
-    plan = None if job.scheduling is None else with_present_zones(job.scheduling)
+    plan = None if job.scheduling is None else with_known_zones(job.scheduling)
     return JobBody(
         job_id=job.job_id,
         type="regular" if job.scheduling is None else "scheduled",

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from conveyor.domain import strict_json
+from conveyor.domain.api_keys import NONCE_LENGTH, UnsealError
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.fires import (
     FireDecision,
     FireLook,
+    with_known_zones,
     with_new_schedule,
-    with_present_zones,
     with_state,
 )
 from conveyor.domain.model import Job, JobView
@@ -21,14 +23,16 @@ from conveyor.domain.schedule import (
     ZONES_VERSION,
     Fire,
     Schedule,
+    is_computable,
     local_time,
     parse_schedule,
     upcoming,
 )
-from conveyor.domain.scheduling import FireRecord, Scheduling, parse_overlap
+from conveyor.domain.scheduling import FireRecord, Overlap, Scheduling, parse_overlap
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.schedules import ScheduleChange
+from conveyor.service.callers import Caller
 from conveyor.service.context import Context
 from conveyor.service.responses import PAUSED, STATES, job_body, next_run, schedule_body, state_word
 from conveyor.service.results import Cursors
@@ -42,11 +46,16 @@ from conveyor.service.schemas import (
     present,
 )
 
+UNKNOWN_ZONE = (
+    f"the zone rules {ZONES_VERSION} do not have this zone, and nothing fires: set another one"
+)
+"""Said of a schedule whose next fires cannot be computed."""
 PREVIEWED = 10
 """Fires that a preview shows."""
 CHANGES_TRIED = 8
 """Times that a change is tried while others change the job in between."""
 _PAUSES = Backoff(0.02, 0.5)
+_log = logging.getLogger("conveyor.service")
 
 
 class JobSchedules:
@@ -63,7 +72,9 @@ class JobSchedules:
         Raises ConveyorError(invalid_argument), naming the field; also for a single time that has
         passed.
         """
-        schedule = parse_schedule(strict_json.decode(body))
+        document = strict_json.decode(body)
+        schedule = parse_schedule(document)
+        parse_overlap(document, usual=Overlap.SKIP)
         now = self._clock.now()
         fires = upcoming(schedule, after=now, anchor=now, count=PREVIEWED)
         if schedule.at is not None and not fires:
@@ -78,12 +89,13 @@ class JobSchedules:
         await self._scheduled(caller_id, job_id)
 
     async def show(self, caller_id: str, job_id: str) -> JobScheduleBody:
-        """Show the schedule of a job with its next fires. Raises ConveyorError: not_found; conflict
-        on a regular job."""
+        """Show the schedule of a job with its next fires; a note in their place where the present
+        rules do not have its zone. Raises ConveyorError: not_found; conflict on a regular job."""
         _, plan = await self._scheduled(caller_id, job_id)
-        plan = with_present_zones(plan)
+        plan = with_known_zones(plan)
+        is_known = is_computable(plan.schedule)
         fires: list[Fire] = []
-        if plan.next_at is not None:
+        if plan.next_at is not None and is_known:
             fires = upcoming(
                 plan.schedule, after=plan.next_at - 1, anchor=plan.anchor, count=PREVIEWED
             )
@@ -95,6 +107,7 @@ class JobSchedules:
             waiting=present(plan.waiting or None),
             zones_version=plan.zones_version,
             fires=[_shown(fire, plan.schedule) for fire in fires],
+            note=UNSET if is_known else f"{plan.schedule.timezone}: {UNKNOWN_ZONE}",
         )
 
     async def list_fires(
@@ -114,7 +127,7 @@ class JobSchedules:
             following = self._cursors.encode(fires[limit - 1].fire_id, scope=scope)
         return FiresPage([_record(fire) for fire in fires[:limit]], present(following))
 
-    async def replace(self, caller_id: str, job_id: str, body: bytes) -> JobBody:
+    async def replace(self, caller: Caller, job_id: str, body: bytes) -> JobBody:
         """Replace the schedule of a job by the one in a JSON document. A live run goes on.
 
         Raises ConveyorError: not_found; conflict on a regular job; invalid_argument, naming the
@@ -127,9 +140,9 @@ class JobSchedules:
             overlap = parse_overlap(document, usual=plan.overlap)
             return with_new_schedule(job, look, schedule, overlap=overlap)
 
-        return await self._change(caller_id, job_id, change)
+        return await self._change(caller, job_id, change)
 
-    async def set_state(self, caller_id: str, job_id: str, body: bytes) -> JobBody:
+    async def set_state(self, caller: Caller, job_id: str, body: bytes) -> JobBody:
         """Pause or resume the schedule of a job, as a JSON document says. Resuming fires nothing:
         what was due before is noted as skipped.
 
@@ -140,7 +153,7 @@ class JobSchedules:
         def change(job: Job, _plan: Scheduling, look: FireLook) -> FireDecision:
             return with_state(job, look, paused=is_paused)
 
-        return await self._change(caller_id, job_id, change)
+        return await self._change(caller, job_id, change)
 
     async def _look(self, view: JobView) -> FireLook:
         newest = await self._context.schedules.list_fires(view.job.job_id, before=None, limit=1)
@@ -157,24 +170,38 @@ class JobSchedules:
 
     async def _change(
         self,
-        caller_id: str,
+        caller: Caller,
         job_id: str,
         change: Callable[[Job, Scheduling, FireLook], FireDecision],
     ) -> JobBody:
-        """Change a job as it is read, anew whenever another write comes first."""
+        """Change a job as it is read, anew whenever another write comes first, and seal the
+        caller's key anew. What changes nothing is not written, unless no secret opens the key."""
         for attempt in range(1, CHANGES_TRIED + 1):
-            view, plan = await self._scheduled(caller_id, job_id)
+            view, plan = await self._scheduled(caller.caller_id, job_id)
             decided = change(view.job, plan, await self._look(view))
-            after = decided.after
-            if after.scheduling == plan:
+            if decided.after.scheduling == plan and self._opens(view.job):
                 return job_body(view)
+            sealed_key = self._context.keyring.sealer.seal(
+                caller.api_key, caller=caller.caller_id, nonce=self._clock.token(NONCE_LENGTH)
+            )
+            after = structs.replace(decided.after, sealed_key=sealed_key)
             made = ScheduleChange(before=view.job, after=after, fires=decided.fires)
             if await self._context.schedules.change_schedule(made):
+                for reason, count in decided.lost.items():
+                    fields = {"job_id": job_id, "reason": str(reason), "count": count}
+                    _log.warning("fires made no run", extra=fields)
                 return job_body(JobView(after, view.latest_run))
             await self._clock.sleep(_PAUSES.full_jitter(attempt, self._clock.random()))
         raise ConveyorError(
             ErrorCode.UNAVAILABLE, "others keep changing this job; try again", retry_after=1
         )
+
+    def _opens(self, job: Job) -> bool:
+        try:
+            self._context.keyring.sealer.unseal(job)
+        except UnsealError:
+            return False
+        return True
 
     async def _scheduled(self, caller_id: str, job_id: str) -> tuple[JobView, Scheduling]:
         view = await self._context.live_job(caller_id, job_id)

@@ -739,8 +739,14 @@ class JobScheduleBody(Struct, frozen=True, kw_only=True):
         Annotated[str, _text("The local time of the fire that waits for the end of the live run.")]
         | UnsetType
     ) = UNSET
-    zones_version: Annotated[str, _text("The version of the zone rules.")]
+    zones_version: Annotated[
+        str, _text("The version of the zone rules that the next fire is computed by.")
+    ]
     fires: Annotated[list[FireBody], _text("In order, each later than the one before.")]
+    note: (
+        Annotated[str, _text("Why there are none, if the zone rules do not have the zone.")]
+        | UnsetType
+    ) = UNSET
 
 
 class FireRecordBody(Struct, frozen=True, kw_only=True):

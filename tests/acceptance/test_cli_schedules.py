@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +76,24 @@ def test_what_became_of_fires_is_shown(server: ConveyorServer) -> None:
         f"job {job}: once at 2099-09-01 09:00, Europe/Berlin, active, overlap skip",
         "next     2099-09-01 09:00",
     ]
+
+
+def test_a_zone_that_the_rules_have_no_longer_is_told(tmp_path: Path) -> None:
+    with conveyor_server(tmp_path / "data") as server:
+        job = scheduled(server, "--at", "2099-09-01T09:00", "--zone", "Europe/Berlin")
+    with closing(sqlite3.connect(tmp_path / "data" / "conveyor.db")) as database, database:
+        gone = "UPDATE jobs SET scheduling = replace(scheduling, 'Europe/Berlin', 'Mars/Phobos')"
+        assert database.execute(gone).rowcount == 1
+    with conveyor_server(tmp_path / "data") as server:
+        shown = conveyor(server, "schedule", "show", job)
+        listed = conveyor(server, "schedule", "list")
+        paused = conveyor(server, "schedule", "pause", job)
+
+    assert shown.out[0] == f"job {job}: once at 2099-09-01 09:00, Mars/Phobos, active, overlap skip"
+    assert shown.out[1].startswith("note     Mars/Phobos: the zone rules 20")
+    assert len(shown.out) == 2
+    assert listed.out[1].split()[:3] == [job, "2099-09-01", "07:00"]
+    assert (paused.code, paused.err) == (0, [])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from conveyor.bootstrap.production import open_records
 from conveyor.clock import SystemClock
 from conveyor.domain.api_keys import key_hash
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.schedule import Schedule
 from conveyor.domain.scheduling import FireStatus, Scheduling, SkipReason
 from conveyor.prod.admin.resources import TableResource
 from conveyor.prod.aws.boto import open_aws
@@ -138,6 +139,16 @@ async def test_resuming_notes_what_was_due_meanwhile_as_skipped(fleet: Fleet) ->
     assert after.next_at > now
     assert (row.status, row.reason) == (FireStatus.SKIPPED, SkipReason.PAUSED)
     assert await fleet.store.runs.get_run(job.caller, job.job_id, None) is None
+
+
+async def test_a_schedule_of_a_zone_that_is_gone_is_listed_and_paused(fleet: Fleet) -> None:
+    now = fleet.world.now
+    gone = Schedule(at="2027-09-01T09:00", timezone="Mars/Phobos")
+    job = await schedule_job(fleet.world, schedule=gone, key_hash=ALICE, next_at=now - HOUR)
+    for paused in (True, False):
+        assert (await fleet.changed(ALICE, paused=paused))[0] == 0
+        assert (await fleet.scheduling(job.job_id)).paused == paused
+    assert job.job_id in await fleet.said()
 
 
 async def test_a_change_beside_others_comes_through(fleet: Fleet) -> None:

@@ -24,6 +24,7 @@ from conveyor.domain.deliveries import (
     event_id,
     interrupted,
     put_off,
+    receiver_health,
     replayed,
 )
 from conveyor.domain.ids import is_ulid
@@ -296,3 +297,10 @@ def test_the_id_of_an_event_follows_from_run_type_and_end(
     assert made == event_id(run_id, kind, ended_at=ended_at)
     assert made != event_id(run_id + "x", kind, ended_at=ended_at)
     assert made != event_id(run_id, "run.stopped", ended_at=ended_at)
+
+
+def test_the_next_attempt_at_a_receiver_is_that_of_the_delivery_due_first() -> None:
+    waiting = [owed(due_at=NOW + 9), owed(due_at=NOW + 5), owed(due_at=NOW + 7)]
+
+    assert receiver_health(waiting).next_at == NOW + 5
+    assert receiver_health([dropped(one, now=NOW) for one in waiting]).next_at == 0

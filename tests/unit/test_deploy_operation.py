@@ -159,6 +159,20 @@ async def test_alarms_watch_the_line_that_workers_log_of_webhooks(
     assert found.keys() <= watched
 
 
+async def test_the_line_of_webhooks_tells_what_came_since_the_one_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    telemetry = Telemetry()
+    reports = Reports(telemetry, notices=lambda: 0.0, events=lambda: 0.0)
+    with caplog.at_level("INFO", "conveyor.engine"):
+        for outcomes in (["delivered", "timeout"], ["delivered", "delivered", "http_4xx"], []):
+            for outcome in outcomes:
+                telemetry.webhook_attempted(outcome)
+            await reports.tell()
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    assert [(line["delivered"], line["failed"]) for line in lines] == [(1, 1), (2, 1), (0, 0)]
+
+
 def test_events_can_leave_for_any_receiver(resources: dict[str, Any]) -> None:
     """From both roles: an api tests receivers."""
     groups = {

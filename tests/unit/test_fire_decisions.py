@@ -10,15 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from conveyor.domain.errors import ConveyorError
 from conveyor.domain.fires import (
     LONGEST_PAUSE,
     FireDecision,
     FireLook,
     decide_fires,
     due_fires,
+    with_new_schedule,
     with_next_fire,
     with_present_zones,
     with_schedule,
+    with_state,
 )
 from conveyor.domain.model import IngestStatus, Job, JobStatus
 from conveyor.domain.schedule import (
@@ -85,17 +88,31 @@ class World:
         self, *, is_live: bool = False, refused: SkipReason | None = None, catch_up: int = CATCH_UP
     ) -> FireDecision:
         """Decide, and keep what was decided."""
-        newest = max(self.rows.values(), key=lambda row: row.fire_id, default=None)
-        look = FireLook(
+        look = self.seen(is_live=is_live, catch_up=catch_up)
+        return self.keep(decide_fires(self.job, look, refused=refused))
+
+    def put(
+        self, schedule: Schedule, *, is_live: bool = False, overlap: Overlap | None = None
+    ) -> FireDecision:
+        """Set another schedule, as the API does."""
+        overlap = overlap or self.scheduling.overlap
+        look = self.seen(is_live=is_live)
+        return self.keep(with_new_schedule(self.job, look, schedule, overlap=overlap))
+
+    def seen(self, *, is_live: bool = False, catch_up: int = CATCH_UP) -> FireLook:
+        """What is known now."""
+        return FireLook(
             now=self.now,
             is_live=is_live,
-            newest=newest,
+            newest=max(self.rows.values(), key=lambda row: row.fire_id, default=None),
             run_id=self.clock.new_id(),
             fire_id=self.clock.new_id(),
             catch_up=catch_up,
             interval=INTERVAL,
         )
-        decision = decide_fires(self.job, look, refused=refused)
+
+    def keep(self, decision: FireDecision) -> FireDecision:
+        """Keep what was decided."""
         assert decision.after.version == self.job.version + 1
         assert (decision.run is None) == (decision.started is None)
         if decision.started is not None:
@@ -204,6 +221,22 @@ def test_pauses_are_one_row_and_the_next_one_fires() -> None:
     assert world.after(HOUR).run is not None
 
 
+def test_a_state_that_is_there_already_decides_about_no_fire() -> None:
+    world = World(HOURLY)
+    due_at = world.scheduling.next_at
+    assert due_at is not None
+    world.now = due_at + 1
+
+    for paused in (False, True, True):
+        decision = world.keep(with_state(world.job, world.seen(), paused=paused))
+        assert (decision.run, decision.fires) == (None, ())
+        assert (world.scheduling.paused, world.scheduling.next_at) == (paused, due_at)
+    resumed = world.keep(with_state(world.job, world.seen(), paused=False))
+    assert [(row.status, row.reason) for row in resumed.fires] == [
+        (FireStatus.SKIPPED, SkipReason.PAUSED)
+    ]
+
+
 def test_reasons_that_differ_are_rows_of_their_own() -> None:
     world = World()
     world.after(HOUR, is_live=True)
@@ -251,14 +284,111 @@ def test_a_wait_is_looked_at_again_and_again_but_ever_more_seldom() -> None:
     assert len(pauses) < 1_500
 
 
-def test_a_fire_that_comes_due_as_the_run_ends_waits_in_its_turn() -> None:
+def test_a_fire_that_comes_due_as_the_run_ends_takes_the_place_of_the_one_that_waits() -> None:
     world = World(overlap=Overlap.WAIT)
     world.after(HOUR, is_live=True)
     started = world.after(3 * HOUR).started
     assert started is not None
+    assert started.instant == START + 4 * HOUR
+    assert not world.scheduling.waiting
+    assert world.record == [("missed", None, 1), ("missed", None, 2), ("started", None, 1)]
+
+
+def test_a_fire_that_waits_is_too_late_if_nobody_looked_and_not_if_the_run_was_long() -> None:
+    away = World(Schedule(rate=Rate(300, "day")), overlap=Overlap.WAIT)
+    away.after(300 * DAY, is_live=True)
+    assert away.after(CATCH_UP + MINUTE, is_live=True).run is None
+    assert away.record == [("missed", "too_late", 1)]
+    assert not away.scheduling.waiting
+
+    busy = World(Schedule(rate=Rate(300, "day")), overlap=Overlap.WAIT)
+    busy.after(300 * DAY, is_live=True)
+    for _ in range(20):
+        busy.after(DAY, is_live=True)
+    assert busy.after(MINUTE).run is not None
+
+
+def test_a_fire_that_waits_too_late_gives_way_to_one_that_is_not() -> None:
+    world = World(Schedule(rate=Rate(1, "day")), overlap=Overlap.WAIT)
+    world.after(DAY, is_live=True)
+    started = world.after(10 * DAY + MINUTE).started
+    assert started is not None
+    assert started.instant == START + 11 * DAY
+    assert world.record == [("missed", "too_late", 1), ("missed", None, 9), ("started", None, 1)]
+
+
+@pytest.mark.parametrize("overlap", list(Overlap))
+def test_a_fire_that_a_change_kept_is_too_late_after_the_bound(overlap: Overlap) -> None:
+    """Workers are away all along, and no run is ever live."""
+    world = World(overlap=overlap)
+    world.now += HOUR
+    world.put(Schedule(rate=Rate(300, "day")))
+    assert world.scheduling.waiting
+    assert world.after(20 * DAY).run is None
+    assert world.record == [("missed", "too_late", 1)]
+
+
+def test_a_newer_fire_takes_the_place_of_one_that_a_change_kept() -> None:
+    world = World(Schedule(rate=Rate(15, "minute")))
+    world.now += 16 * MINUTE
+    world.put(HOURLY)
+    started = world.after(2 * HOUR).started
+    assert started is not None
+    assert started.instant == START + 16 * MINUTE + 2 * HOUR
+    assert world.record == [("missed", None, 1), ("missed", None, 1), ("started", None, 1)]
+
+
+def test_of_two_changes_before_a_look_the_newest_fire_is_kept() -> None:
+    world = World(Schedule(rate=Rate(15, "minute")))
+    world.now += 16 * MINUTE
+    world.put(Schedule(rate=Rate(1, "minute")))
+    world.now += 150_000
+    world.put(HOURLY)
+    newest = START + 18 * MINUTE
+    assert (world.scheduling.waiting_at, world.scheduling.due_at) == (newest, newest)
+    assert world.record == [("missed", None, 1), ("missed", None, 1)]
+    started = world.after(1).started
+    assert started is not None
+    assert started.instant == newest
+
+
+def test_a_change_while_a_run_is_live_leaves_the_fire_that_waits_for_its_end() -> None:
+    world = World(overlap=Overlap.WAIT)
+    world.after(HOUR, is_live=True)
+    world.now += HOUR
+    world.put(Schedule(rate=Rate(1, "day")), is_live=True)
+    assert world.scheduling.waiting_at == START + HOUR
+    assert world.record == [("skipped", "run_live", 1)]
+
+
+def test_a_time_that_comes_again_after_the_clock_was_set_back_is_refused_in_right_words() -> None:
+    world = World()
+    world.after(3 * HOUR)
+    again = Schedule(at="2026-01-01T02:00", timezone="UTC")
+    with pytest.raises(ConveyorError, match=r"than the latest .* decided, 2026-01-01T03:00:00"):
+        with_schedule(world.scheduling, again, now=START + HOUR)
+    with pytest.raises(ConveyorError, match="at: has passed"):
+        with_schedule(world.scheduling, again, now=START + 3 * HOUR)
+
+
+GONE = Schedule(calendar=Calendar((9,)), timezone="Mars/Olympus")
+
+
+def test_a_schedule_of_a_zone_that_is_gone_is_paused_and_replaced() -> None:
+    world = World()
+    world.change(schedule=GONE, zones_version="1970a")
+    paused = with_state(world.job, world.seen(), paused=True).after.scheduling
+    assert paused == structs.replace(world.scheduling, paused=True)
+    world.now += 2 * HOUR
+    resumed = with_state(world.job, world.seen(), paused=False)
+    assert (resumed.after.scheduling, resumed.fires) == (world.scheduling, ())
+    with pytest.raises(KeyError):
+        world.look()
+    world.put(Schedule(rate=Rate(1, "day")))
+    assert world.scheduling.next_at == world.now + DAY
+    started = world.look().started
+    assert started is not None
     assert started.instant == START + HOUR
-    assert world.scheduling.waiting_at == START + 4 * HOUR
-    assert world.record == [("started", None, 1), ("missed", None, 2)]
 
 
 @pytest.mark.parametrize(
@@ -438,6 +568,58 @@ def test_each_fire_is_decided_once_whatever_happens(
         for row, following in zip(rows, rows[1:], strict=False):
             both = {row.status, following.status}
             assert both != {FireStatus.SKIPPED} or row.reason != following.reason
+
+
+_CHANGES = st.lists(
+    st.tuples(
+        st.integers(-3 * HOUR, 12 * DAY),
+        st.booleans(),
+        st.one_of(st.none(), st.tuples(_schedules(), st.sampled_from(list(Overlap)))),
+        st.sampled_from([{}, {}, {}, {"paused": True}, {"paused": False}]),
+    ),
+    max_size=12,
+)
+
+
+@pytest.mark.guarantee("G21")
+@given(_schedules(), _CHANGES)
+@settings(max_examples=150, deadline=None)
+def test_each_fire_is_decided_once_however_often_the_schedule_changes(
+    schedule: Schedule,
+    steps: list[tuple[int, bool, tuple[Schedule, Overlap] | None, dict[str, Any]]],
+) -> None:
+    """Of those that are due without a run the newest one runs, unless it is too late."""
+    world, passed = World(schedule), 0
+    for milliseconds, is_live, change, state in steps:
+        world.change(**state)
+        world.now += milliseconds
+        before, rows = world.scheduling, set(world.rows)
+        due = due_fires(before, now=world.now)
+        if change is None:
+            decision = world.look(is_live=is_live)
+        else:
+            decision = world.put(change[0], overlap=change[1], is_live=is_live)
+            if world.scheduling.last_at == before.last_at:
+                due = None  # the same schedule: its fires are due as before
+        passed += 0 if due is None else due.all.count
+        waiting = 1 if world.scheduling.waiting else 0
+        assert (
+            world.decided + waiting
+            == passed
+            == waiting + sum(row.count for row in world.rows.values())
+        )
+        if not is_live:
+            assert SkipReason.RUN_LIVE not in decision.outcomes
+        newest = due.newest.instant if due is not None else before.waiting_at
+        if decision.started is not None:
+            assert decision.started.instant == newest
+            look_due = newest if due is not None else before.due_at
+            assert look_due is not None
+            assert world.now - look_due <= CATCH_UP
+        elif change is None and newest and not is_live and not before.paused:
+            fresh = [row for fire_id, row in world.rows.items() if fire_id not in rows]
+            assert fresh[-1].reason is SkipReason.TOO_LATE
+            assert world.now - newest > CATCH_UP
 
 
 def _fires_until(schedule: Schedule, instant: int) -> list[str]:

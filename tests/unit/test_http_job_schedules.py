@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ import tzdata
 from msgspec import structs
 from zenrows.batch.models import Job as ClientJob
 
+from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer
 from conveyor.domain.scheduling import (
     FireRecord,
     FireStatus,
@@ -19,7 +21,7 @@ from conveyor.domain.scheduling import (
     SkipReason,
 )
 from conveyor.ports.schedules import ScheduleChange
-from tests.unit.http_api import Api, open_api, problem_of
+from tests.unit.http_api import KEY, Api, open_api, problem_of
 from tests.unit.scheduled_api import (
     CALENDAR,
     DAY,
@@ -281,6 +283,106 @@ async def test_a_schedule_that_is_over_shows_no_fire(api: Api) -> None:
     assert told["fires"] == []
     assert told["waiting"] == "2026-03-01T09:00:00"
     assert "next_scheduled_run" not in told
+
+
+async def test_a_zone_that_the_rules_have_no_longer_is_told_and_replaced(
+    api: Api, unforeseen: list[logging.LogRecord]
+) -> None:
+    job_id = await submit(api, CALENDAR)
+    job, plan = await stored(api, job_id)
+    assert plan.next_at is not None
+    zone = structs.replace(plan.schedule, timezone="Mars/Phobos")
+    gone = structs.replace(plan, schedule=zone, zones_version="2001a")
+    after = structs.replace(job, scheduling=gone, version=job.version + 1)
+    assert await api.binding.schedules.change_schedule(ScheduleChange(before=job, after=after))
+    path = f"/v1/jobs/{job_id}/schedule"
+
+    [listed] = (await api.client.get("/v1/jobs")).json()["jobs"]
+    told = (await api.client.get(path)).json()
+    paused = await api.client.post(f"{path}/state", json={"schedule_state": "paused"})
+    resumed = await api.client.post(f"{path}/state", json={"schedule_state": "active"})
+    assert listed == await shown(api, job_id) | {"updated_at": listed["updated_at"]}
+    assert instant(listed["next_scheduled_run"]) == plan.next_at
+    assert told["next_scheduled_run"] == listed["next_scheduled_run"]
+    assert (told["fires"], told["zones_version"]) == ([], "2001a")
+    assert told["note"].startswith(f"Mars/Phobos: the zone rules {tzdata.IANA_VERSION} do not have")
+    assert (paused.status_code, paused.json()["schedule_state"]) == (200, "paused")
+    assert (resumed.status_code, resumed.json()["schedule_state"]) == (200, "active")
+
+    await look(api, after=DAY)
+    assert all("KeyError('Mars/Phobos')" in one.getMessage() for one in unforeseen)
+    unforeseen.clear()
+    manual = await api.client.post(f"/v1/jobs/{job_id}/rerun")
+    await api.client.post(f"/v1/jobs/{job_id}/stop")
+    changed = (await api.client.put(path, json=CALENDAR)).json()
+    await look(api, after=MINUTE)
+    assert manual.status_code == 202
+    assert changed["schedule"]["timezone"] == "Europe/Berlin"
+    assert "note" not in (await api.client.get(path)).json()
+    [fire] = (await api.client.get(f"{path}/fires")).json()["fires"]
+    assert (fire["status"], instant(fire["at"])) == ("started", plan.next_at)
+
+
+async def test_what_a_change_finds_missed_is_logged_for_the_alarm(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = await submit(api, RATE)
+    path = f"/v1/jobs/{job_id}/schedule"
+    await api.clock.advance(50 * MINUTE / 1_000)
+    await api.client.put(path, json={"rate": {"every": 1, "unit": "hour"}})
+    await api.client.post(f"{path}/state", json={"schedule_state": "paused"})
+    await api.client.post(f"{path}/state", json={"schedule_state": "active"})
+
+    lost = [one.__dict__ for one in caplog.records if one.getMessage() == "fires made no run"]
+    assert [(one["job_id"], one["reason"], one["count"]) for one in lost] == [(job_id, "missed", 2)]
+
+
+async def test_each_change_and_the_first_manual_run_seal_the_key_anew(api: Api) -> None:
+    job_id = await submit(api, RATE)
+    path = f"/v1/jobs/{job_id}"
+    sealer = KeySealer([*api.binding.sealing_secrets, api.binding.root_secret])
+    paused, active = ({"schedule_state": word} for word in ("paused", "active"))
+    seen = {(await stored(api, job_id))[0].sealed_key}
+    for number, (method, route, body) in enumerate(
+        [
+            ("PUT", "/schedule", CALENDAR),
+            ("POST", "/schedule/state", paused),
+            ("POST", "/schedule/state", active),
+            ("POST", "/rerun", None),
+        ],
+        start=2,
+    ):
+        await api.client.request(method, path + route, json=body)
+        job, _ = await stored(api, job_id)
+        seen.add(job.sealed_key)
+        assert len(seen) == number
+        assert sealer.unseal(job) == KEY
+    await api.client.put(f"{path}/schedule", json=CALENDAR)
+    assert (await stored(api, job_id))[0] == job
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "body"),
+    [("PUT", "", RATE), ("POST", "/state", {"schedule_state": "active"})],
+)
+async def test_a_key_that_no_secret_opens_is_mended_even_by_what_changes_nothing_else(
+    api: Api, method: str, route: str, body: dict[str, Any]
+) -> None:
+    job_id = await submit(api, RATE)
+    job, _ = await stored(api, job_id)
+    nonce = api.clock.token(NONCE_LENGTH)
+    lost = KeySealer([b"a secret that is gone"]).seal(KEY, caller=job.caller, nonce=nonce)
+    after = structs.replace(job, sealed_key=lost, version=job.version + 1)
+    assert await api.binding.schedules.change_schedule(ScheduleChange(before=job, after=after))
+    path = f"/v1/jobs/{job_id}/schedule"
+    await look(api, after=15 * MINUTE)
+
+    await api.client.request(method, path + route, json=body)
+    await look(api, after=15 * MINUTE)
+
+    fires = (await api.client.get(f"{path}/fires")).json()["fires"]
+    told = [(fire["status"], fire.get("reason")) for fire in fires]
+    assert told == [("started", None), ("skipped", "key_unreadable")]
 
 
 async def test_fires_are_listed_newest_first_in_pages(api: Api) -> None:

@@ -57,6 +57,10 @@ async def test_a_rate_begins_now_and_a_single_time_ends_after_itself(tmp_path: P
     [
         ({}, "schedule: needs exactly one"),
         ({"at": "2001-09-01T09:00", "timezone": "UTC"}, "schedule.at: has passed"),
+        (
+            {"rate": {"every": 1, "unit": "day"}, "overlap": "both"},
+            "schedule.overlap: must be skip or wait",
+        ),
         ({"at": "2999-09-01T09:00", "timezone": "../etc"}, "schedule.timezone: must be"),
         (
             {"at": "9999-12-31T23:59", "timezone": "America/New_York"},

@@ -283,6 +283,18 @@ def test_a_single_time_fires_once() -> None:
             "2011-12-29T20:00",
             "this day does not exist: it fires on 2011-12-31 at 09:00",
         ),
+        (
+            "America/Nuuk",
+            23,
+            "2027-03-27T12:00",
+            "23:00 does not exist on this day: it fires on 2027-03-28 at 00:00",
+        ),
+        (
+            "Africa/Cairo",
+            0,
+            "2026-04-23T12:00",
+            "00:00 does not exist on this day: it fires at 01:00",
+        ),
         ("Europe/Berlin", 9, "2026-03-28T12:00", ""),
     ],
 )
@@ -396,6 +408,30 @@ def test_a_schedule_that_is_none_names_the_field(document: object, place: str) -
     assert caught.value.detail.startswith(place)
 
 
-def test_a_zone_that_is_near_one_is_named() -> None:
-    with pytest.raises(ConveyorError, match="did you mean Europe/Berlin"):
-        parse_schedule({"at": "2027-09-01T09:00", "timezone": "Europe/Berlim"})
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Europe/Berlim", "; did you mean Europe/Berlin?"),
+        ("europe/berlin", "; did you mean Europe/Berlin?"),
+        ("Berlin", "; did you mean Europe/Berlin?"),
+        ("berlim", "; did you mean Europe/Berlin?"),
+        ("utc", "; did you mean UTC?"),
+        ("CET ", "; did you mean CET?"),
+        ("New York", "; did you mean America/New_York?"),
+        ("america/new  york", "; did you mean America/New_York?"),
+        ("Buenos Aires", "; did you mean America/Argentina/Buenos_Aires or America/Buenos_Aires?"),
+        ("etc/gmt+1", "; did you mean Etc/GMT+1?"),
+        ("GMT+1", ""),
+        ("UTC+2", ""),
+        ("+02:00", ""),
+        ("", ""),
+        ("Mars/Olympus", ""),
+        (["UTC"], ""),
+        (5, ""),
+    ],
+)
+def test_the_zone_that_a_wrong_name_may_mean_is_named(name: object, hint: str) -> None:
+    with pytest.raises(ConveyorError) as caught:
+        parse_schedule({"at": "2027-09-01T09:00", "timezone": name})
+    told = "schedule.timezone: must be the name of a zone, such as Europe/Berlin"
+    assert caught.value.detail == told + hint

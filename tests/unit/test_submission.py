@@ -124,6 +124,10 @@ def test_a_task_token_is_shown_nowhere() -> None:
         ({"url": "https://a/", "events": []}, "webhook.events: must be a list out of "),
         ({"url": "https://a/", "events": ["run.started"]}, "webhook.events: must be a list out of"),
         (
+            {"url": "https://a/", "events": ["run.failed", "run.started"]},
+            "webhook.events: must be a list out of",
+        ),
+        (
             {"url": "https://a/", "events": [["run.failed"]]},
             "webhook.events: must be a list out of",
         ),

@@ -264,11 +264,14 @@ async def test_a_url_that_events_may_not_go_to(url: str, code: ErrorCode) -> Non
 
 
 async def test_a_look_up_that_takes_longer_than_a_second_finds_nothing() -> None:
-    clock, asked = FakeClock(), asyncio.Event()
+    clock, asked, given_up = FakeClock(), asyncio.Event(), asyncio.Event()
 
     async def silent(host: str, port: int) -> list[str]:
         asked.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
         return ["93.184.216.34"]
 
     sender = WebhookSender(clock, WebhookRules(), lookup=silent)
@@ -279,6 +282,7 @@ async def test_a_look_up_that_takes_longer_than_a_second_finds_nothing() -> None
     await clock.advance(0.2)
 
     assert await checking is CODE.CALLBACK_URL_UNRESOLVABLE
+    await asyncio.wait_for(given_up.wait(), 10)
 
 
 async def test_a_host_without_addresses_is_unresolvable() -> None:
