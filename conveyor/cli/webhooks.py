@@ -279,7 +279,7 @@ def _receiver(_context: click.Context, _option: click.Parameter, value: str) -> 
     from conveyor.client.errors import ClientError
 
     try:
-        web_address(value, "not an http or https URL")
+        web_address(value, "not an http or https address")
     except ClientError as error:
         raise click.BadParameter(str(error)) from None
     return value

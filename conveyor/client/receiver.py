@@ -24,7 +24,7 @@ class Receiver:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._address = web_address(url, "not an http or https URL")
+        self._address = web_address(url, "not an http or https address")
         # Each request is bounded as a whole.
         self._client = httpx.AsyncClient(
             timeout=None, verify=self._address.scheme == "https", trust_env=False

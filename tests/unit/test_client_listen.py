@@ -376,5 +376,5 @@ async def test_a_receiver_without_an_answer_is_left(answer: bytes) -> None:
     ],
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ClientError, match="^not an http or https URL: ."):
+    with pytest.raises(ClientError, match="^not an http or https address: ."):
         Receiver(url)
