@@ -49,6 +49,7 @@ from conveyor.ports.queues import (
     Message,
     Queues,
     Signals,
+    TemplateMessage,
 )
 from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
@@ -431,6 +432,13 @@ def _task_handler(
 def _control_handlers(
     binding: Binding, settings: Settings, clock: Clock
 ) -> Mapping[type[Message], Handler]:
+    ingest = IngestHandler(
+        clock,
+        ingestion=binding.ingestion,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        signals=binding.signals,
+    )
     return {
         DeleteMessage: DeleteHandler(
             clock,
@@ -441,13 +449,8 @@ def _control_handlers(
             queues=binding.queues,
             visibility=settings.visibility_timeout,
         ),
-        IngestMessage: IngestHandler(
-            clock,
-            ingestion=binding.ingestion,
-            blobs=binding.blobs,
-            queues=binding.queues,
-            signals=binding.signals,
-        ),
+        IngestMessage: ingest,
+        TemplateMessage: ingest,
         ExportMessage: ExportHandler(
             clock,
             exports=binding.exports,

@@ -196,7 +196,8 @@ def schedules(context: click.Context) -> None:
 def list_schedules() -> int:
     """List scheduled jobs of all callers: state, next fire, hash of the key.
 
-    A key that is no longer in CONVEYOR_API_KEYS is marked: its schedules still fire.
+    A key that is no longer in CONVEYOR_API_KEYS is marked: its schedules still fire. Without the
+    setting, keys are not checked.
     """
     from conveyor.roles.admin import list_schedules
 

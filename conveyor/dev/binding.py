@@ -28,7 +28,7 @@ from conveyor.ports.queues import (
     CONTROL_QUEUE,
     DeleteMessage,
     ExportMessage,
-    IngestMessage,
+    ingest_message,
 )
 from conveyor.records.blob_keys import (
     TEMPLATES,
@@ -75,7 +75,7 @@ async def remove_unnamed(store: SqliteStore, blobs: FileBlobs) -> None:
     for key in await store.claimed_bodies():
         await blobs.delete(key)
     known = await store.known_runs()
-    ingesting = {run_id for _, run_id in await store.ingestion.stuck_ingests(before=FOREVER)}
+    ingesting = {one.run_id for one in await store.ingestion.stuck_ingests(before=FOREVER)}
     for job_id, run_id in await blobs.staged_runs():
         if run_id in known and run_id not in ingesting:
             await blobs.delete_prefix(staged_prefix(job_id, run_id))
@@ -192,8 +192,8 @@ async def _open_contents(
 async def _take_over(store: SqliteStore, blobs: FileBlobs, queues: MemoryQueues) -> None:
     """Continue the work of an earlier process: send its control messages again, which were in its
     memory."""
-    for job_id, run_id in await store.ingestion.stuck_ingests(before=FOREVER):
-        await queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))
+    for job_id, run_id, template in await store.ingestion.stuck_ingests(before=FOREVER):
+        await queues.send(CONTROL_QUEUE, ingest_message(job_id, run_id, template=template))
     for job_id, run_id in await runs_to_scrub(store, blobs):
         await queues.send(CONTROL_QUEUE, DeleteMessage(job_id, run_id))
     for export in await store.exports.unfinished_exports(before=FOREVER):

@@ -19,7 +19,7 @@ from conveyor.domain.schedule import ZONES_VERSION
 from conveyor.domain.scheduling import SkipReason
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import CONTROL_QUEUE, IngestMessage, Queues, Signals
+from conveyor.ports.queues import CONTROL_QUEUE, Queues, Signals, TemplateMessage
 from conveyor.ports.records import JobReader, RunLookup
 from conveyor.ports.schedules import ScheduleChange, Schedules
 from conveyor.records.quotas import ActiveJobQuota
@@ -186,7 +186,7 @@ class Scheduler:
             return
         self.late = max(0, now - decision.started.instant) / 1_000
         # If the message is lost, the sweeper finds an ingestion that does not move.
-        send = partial(self._ports.queues.send, CONTROL_QUEUE, IngestMessage(job_id, run.run_id))
+        send = partial(self._ports.queues.send, CONTROL_QUEUE, TemplateMessage(job_id, run.run_id))
         await log_and_continue(_log, f"sending for the rows of run {run.run_id} failed", send)
         self._ports.signals.run_changed(run.run_id)
 

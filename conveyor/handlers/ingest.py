@@ -28,6 +28,7 @@ from conveyor.ports.queues import (
     IngestMessage,
     Queues,
     Signals,
+    TemplateMessage,
 )
 from conveyor.records.blob_keys import staged_key, staged_prefix, template_key
 
@@ -49,7 +50,7 @@ class IngestFailed(Exception):
 
 
 class IngestHandler:
-    """The handler of ingest messages."""
+    """The handler of ingest and template messages."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class IngestHandler:
     async def handle(self, delivery: Delivery, _throttled: Throttled) -> Outcome:
         """Go on from the checkpoint to the end, then latch."""
         message = delivery.message
-        assert isinstance(message, IngestMessage)
+        assert isinstance(message, IngestMessage | TemplateMessage)
         state = await self._ingestion.ingesting(message.run_id)
         if state is None:
             await self._remove_staged(message)
@@ -171,7 +172,7 @@ class IngestHandler:
             self._signals.run_changed(state.run_id)
         await anyio.lowlevel.checkpoint()
 
-    async def _give_up(self, message: IngestMessage, reason: str) -> None:
+    async def _give_up(self, message: IngestMessage | TemplateMessage, reason: str) -> None:
         """Fail the run, unless another ingester has finished it."""
         now = self._clock.now()
         if not await self._ingestion.fail_ingest(message.run_id, detail=reason, now=now):
@@ -183,7 +184,7 @@ class IngestHandler:
         await self._queues.drop_run(message.run_id)
         self._signals.run_changed(message.run_id)
 
-    async def _remove_staged(self, message: IngestMessage) -> None:
+    async def _remove_staged(self, message: IngestMessage | TemplateMessage) -> None:
         prefix = staged_prefix(message.job_id, message.run_id)
         await self._blobs.delete_prefix(prefix)
 

@@ -35,9 +35,9 @@ from conveyor.ports.queues import (
     CONTROL_QUEUE,
     DeleteMessage,
     ExportMessage,
-    IngestMessage,
     Queues,
     Signals,
+    ingest_message,
     run_queue,
 )
 from conveyor.ports.records import JobLookup
@@ -440,9 +440,10 @@ class Sweeper:
 
     async def _ingestions(self) -> None:
         stuck = await self._ports.ingestion.stuck_ingests(before=self._quiet_since)
-        for job_id, run_id in stuck:
+        for job_id, run_id, template in stuck:
             if self._recently.first(f"ingest {run_id}"):
-                await self._ports.queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id))
+                message = ingest_message(job_id, run_id, template=template)
+                await self._ports.queues.send(CONTROL_QUEUE, message)
 
     async def _exports(self) -> None:
         """Send exports that nobody touches: a worker touches one while it makes it or lets it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -142,12 +142,19 @@ class TaskScrubs(Protocol):
         ...
 
 
+class StuckIngest(NamedTuple):
+    """A run whose ingestion stands still. `template`: its rows come from its job's template."""
+
+    job_id: str
+    run_id: str
+    template: bool = False
+
+
 class StuckIngests(Protocol):
     """Search for ingestions to start again, for the sweeper."""
 
-    async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
-        """Return (job_id, run_id) of runs that are ingesting and have not moved on since
-        `before`."""
+    async def stuck_ingests(self, *, before: int) -> list[StuckIngest]:
+        """Return the runs that are ingesting and have not moved on since `before`."""
         ...
 
 

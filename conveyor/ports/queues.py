@@ -89,6 +89,19 @@ class IngestMessage(msgspec.Struct, frozen=True, tag="ingest"):
     version: int = MESSAGE_VERSION
 
 
+class TemplateMessage(msgspec.Struct, frozen=True, tag="template"):
+    """An order to write the rows of a run from the template of its scheduled job. `reason` is the
+    same as in an ingest message.
+
+    A kind of its own: versions without schedules would look for these rows in the wrong place.
+    """
+
+    job_id: str
+    run_id: str
+    reason: str = ""
+    version: int = MESSAGE_VERSION
+
+
 class ExportMessage(msgspec.Struct, frozen=True, tag="export"):
     """An order to produce an export of a run. `reason` is the same as in an ingest message."""
 
@@ -99,7 +112,12 @@ class ExportMessage(msgspec.Struct, frozen=True, tag="export"):
     version: int = MESSAGE_VERSION
 
 
-Message = TaskMessage | DeleteMessage | IngestMessage | ExportMessage
+Message = TaskMessage | DeleteMessage | IngestMessage | TemplateMessage | ExportMessage
+
+
+def ingest_message(job_id: str, run_id: str, *, template: bool) -> IngestMessage | TemplateMessage:
+    """Make the order to write the rows of a run, from its job's template or otherwise."""
+    return TemplateMessage(job_id, run_id) if template else IngestMessage(job_id, run_id)
 
 
 class Delivery(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.fires import FireLook, with_state
 from conveyor.domain.model import Job
 from conveyor.domain.text_rules import rfc3339
-from conveyor.http.auth import AnyKey, open_api_keys
+from conveyor.http.auth import ApiKeys, open_api_keys
 from conveyor.ports.clock import Clock
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.settings import Settings
@@ -108,14 +108,14 @@ CHANGES_TRIED = 8
 
 async def list_schedules(settings: Settings, say: Say) -> int:
     """List the scheduled jobs of all callers with the hashes of their keys."""
-    keys = open_api_keys(settings.api_keys) if settings.api_keys else AnyKey()
+    keys = open_api_keys(settings.api_keys) if settings.api_keys else None
     number = 0
     async with open_records(settings, SystemClock()) as store:
         async for job in _scheduled(store):
             number += 1
             if number == 1:
                 say(SCHEDULES_HEADER)
-            say(_schedule_line(job, is_gone=not keys.knows_hash(_key_hash(job))))
+            say(_schedule_line(job, keys))
     if not number:
         say("no scheduled jobs")
     return FINE
@@ -179,12 +179,15 @@ def _is_paused(job: Job) -> bool:
     return job.scheduling is not None and job.scheduling.paused
 
 
-def _schedule_line(job: Job, *, is_gone: bool) -> str:
+def _schedule_line(job: Job, keys: ApiKeys | None) -> str:
     next_at = None if job.scheduling is None else job.scheduling.next_at
     following = "none" if next_at is None else rfc3339(next_at)[:16].replace("T", " ")
     state = "paused" if _is_paused(job) else "active"
-    gone = "not in CONVEYOR_API_KEYS" if is_gone else "known"
-    return f"{job.job_id:<26}  {state}  {following:<16}  {gone}\n  {_key_hash(job)}"
+    if keys is None:
+        found = "not checked"
+    else:
+        found = "known" if keys.knows_hash(_key_hash(job)) else "not in CONVEYOR_API_KEYS"
+    return f"{job.job_id:<26}  {state}  {following:<16}  {found}\n  {_key_hash(job)}"
 
 
 def _report(

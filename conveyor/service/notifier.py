@@ -14,9 +14,9 @@ from conveyor.ports.queues import (
     CONTROL_QUEUE,
     DeleteMessage,
     ExportMessage,
-    IngestMessage,
     Queues,
     Signals,
+    ingest_message,
 )
 from conveyor.ports.tasks import UnfinishedTasks
 
@@ -45,9 +45,10 @@ class WorkNotifier:
         await self._guard(self._send_unfinished(job_id, run_id), run_id)
         self._signals.run_changed(run_id)
 
-    async def ingest_due(self, job_id: str, run_id: str) -> None:
+    async def ingest_due(self, job_id: str, run_id: str, *, template: bool = False) -> None:
         """Request the rows of a run that was written without them."""
-        await self._guard(self._queues.send(CONTROL_QUEUE, IngestMessage(job_id, run_id)), run_id)
+        message = ingest_message(job_id, run_id, template=template)
+        await self._guard(self._queues.send(CONTROL_QUEUE, message), run_id)
         self._signals.run_changed(run_id)
 
     async def export_due(self, job_id: str, run_id: str, export_id: str) -> None:

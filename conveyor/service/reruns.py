@@ -109,7 +109,7 @@ class Reruns:
                 before=view.job, after=after, run=run, answer=answer, once=claim.once
             )
             if await self._context.schedules.change_schedule(change):
-                await self._notifier.ingest_due(job_id, run.run_id)
+                await self._notifier.ingest_due(job_id, run.run_id, template=True)
                 return answer
             await self._context.clock.sleep(_PAUSES.delay(attempt))
         raise ConveyorError(

@@ -687,7 +687,7 @@ SETTINGS: tuple[Setting, ...] = (
         "api_keys",
         "hashes, path or word",
         "who may call: `any`, a file of key hashes, or the hashes themselves",
-        used_by="conveyor api",
+        used_by="conveyor api, conveyor admin",
     ),
     Setting(
         "kms_key",

@@ -20,7 +20,13 @@ from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
 from conveyor.prod.dynamodb.client import SHAPE, Item, Table, Tagged, tag, untag_all
-from conveyor.prod.dynamodb.schema import PARTITION_KEY, ROW_SHAPE, SORT_KEY, Key, table_parameters
+from conveyor.prod.dynamodb.schema import (
+    KNOWN_SHAPE,
+    PARTITION_KEY,
+    SORT_KEY,
+    Key,
+    table_parameters,
+)
 from conveyor.prod.dynamodb.store import open_store
 from conveyor.testing.clock import FakeClock
 from tests.conformance.production_store import dynamodb, new_name
@@ -130,7 +136,7 @@ class Versions:
                 "Key": _tagged(key),
                 "UpdateExpression": f"SET {SHAPE} = :next",
                 "ConditionExpression": "attribute_exists(pk)",
-                "ExpressionAttributeValues": {":next": tag(ROW_SHAPE + 1)},
+                "ExpressionAttributeValues": {":next": tag(KNOWN_SHAPE + 1)},
                 "ReturnValues": "ALL_NEW",
             },
         )

@@ -16,6 +16,7 @@ from conveyor.ports.queues import (
     IngestMessage,
     Message,
     TaskMessage,
+    TemplateMessage,
 )
 from conveyor.prod.admin.dead_letters import DeadLetters, open_dead_letters
 from conveyor.prod.admin.resources import QueuesResource, TableResource
@@ -104,12 +105,14 @@ async def fleet() -> AsyncIterator[Fleet]:
 async def test_letters_are_listed_and_stay(fleet: Fleet) -> None:
     assert await fleet.letters.peek(limit=10) == []
     await fleet.bury(IngestMessage(JOB, RUN, REASON), TaskMessage(JOB, RUN, "0" * 26))
+    await fleet.bury(TemplateMessage(JOB, RUN, REASON))
     await fleet.bury_text('{"type":"task","version":99}')
     first = await fleet.letters.peek(limit=10)
     second = await fleet.letters.peek(limit=10)
 
     assert {letter.about for letter in first} == {
         f"ingest {JOB} {RUN}",
+        f"template {JOB} {RUN}",
         f"task {JOB} {RUN} {'0' * 26}",
         "cannot be read",
     }
@@ -121,11 +124,13 @@ async def test_letters_are_listed_and_stay(fleet: Fleet) -> None:
 
 async def test_a_letter_goes_back_to_the_control_queue_without_its_reason(fleet: Fleet) -> None:
     await fleet.bury(ExportMessage(JOB, RUN, "E", REASON), DeleteMessage(JOB, RUN, final=True))
+    await fleet.bury(TemplateMessage(JOB, RUN, REASON))
     letters = {letter.about.split()[0]: letter for letter in await fleet.letters.peek(limit=10)}
-    chosen = frozenset({letters["export"].letter_id})
+    chosen = frozenset(letters[kind].letter_id for kind in ("export", "template"))
 
-    assert await fleet.letters.redrive(chosen) == {letters["export"].letter_id: None}
-    assert await fleet.control() == [ExportMessage(JOB, RUN, "E")]
+    assert await fleet.letters.redrive(chosen) == dict.fromkeys(chosen)
+    sent = sorted(await fleet.control(), key=repr)
+    assert sent == [ExportMessage(JOB, RUN, "E"), TemplateMessage(JOB, RUN)]
     [left] = await fleet.letters.peek(limit=10)
     assert left.message == DeleteMessage(JOB, RUN, final=True)
 

@@ -100,6 +100,14 @@ async def test_schedules_are_listed_and_a_key_that_is_gone_is_marked(fleet: Flee
     assert all(len(line) <= 80 for line in said.splitlines())
 
 
+async def test_without_the_keys_none_is_said_to_be_known(fleet: Fleet) -> None:
+    await schedule_job(fleet.world, key_hash=BOB)
+    fleet.settings = replace(fleet.settings, api_keys="")
+    said = await fleet.said()
+    assert said.splitlines()[1].endswith("  not checked")
+    assert "known" not in said
+
+
 async def test_all_schedules_of_one_key_are_paused_and_resumed(fleet: Fleet) -> None:
     hers = [(await schedule_job(fleet.world, key_hash=ALICE)).job_id for _ in range(3)]
     his = (await schedule_job(fleet.world, key_hash=BOB)).job_id

@@ -10,6 +10,7 @@ import pytest
 
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import RunStatus, TaskStatus
+from conveyor.ports.maintenance import StuckIngest
 from conveyor.prod.dynamodb.schema import run_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
@@ -91,7 +92,7 @@ async def test_a_failure_that_was_cut_off_is_completed(bench: Ingests) -> None:
     one, other = bench.one.world.store.ingestion, bench.other.world.store.ingestion
     now = bench.one.world.now
     await refused(ErrorCode.UNAVAILABLE, one.fail_ingest(run_id, detail="gone", now=now))
-    assert await other.stuck_ingests(before=now + 1) == [(job_id, run_id)]
+    assert await other.stuck_ingests(before=now + 1) == [StuckIngest(job_id, run_id)]
     state = await other.ingesting(run_id)
     assert state is not None
     assert not state.live

@@ -12,15 +12,17 @@ from msgspec import structs
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.input_spec import InputType
-from conveyor.domain.model import Job, RunFailure, TaskStatus
+from conveyor.domain.model import Job, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.http.problems import problem_response
 from conveyor.ports.inputs import JobInput
 from conveyor.ports.records import KeyClaim
 from conveyor.ports.schedules import ScheduleChange
+from conveyor.prod.dynamodb import client
 from conveyor.prod.dynamodb.client import RETRY_AFTER, NewerRow
 from conveyor.prod.dynamodb.schema import (
     INTENTS,
+    ROW_SHAPE,
     Key,
     by_time,
     export_item_key,
@@ -36,7 +38,9 @@ from conveyor.prod.dynamodb.sweeping import PATIENCE
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_schedules import (
     due,
+    finished,
     fire,
+    fired,
     fires,
     listed,
     moved,
@@ -302,6 +306,48 @@ async def test_a_fire_of_a_higher_shape_is_neither_shown_nor_written_over(
     await store.jobs.delete_job(CALLER, job.job_id, now=world.now)
     await store.jobs.purge_job(job.job_id)
     assert await versions.items() == []
+
+
+async def test_a_run_is_left_to_versions_with_schedules_while_it_is_written_from_a_template(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions that know the first shape only would look for its rows in the wrong place, and fail
+    the run."""
+    world, store = versions.today, versions.today.store
+    job = await fired(world, await scheduled(world))
+    run_id = job.latest_run_id
+    assert run_id is not None
+    key = run_key(job.job_id, 1)
+    await pause(world, job.job_id, paused=True)
+    await pause(world, job.job_id, paused=False)
+    with monkeypatch.context() as older:
+        older.setattr(client, "KNOWN_SHAPE", ROW_SHAPE)
+        assert await store.ingestion.stuck_ingests(before=world.now + DAY) == []
+        await untouched(
+            versions,
+            key,
+            store.ingestion.ingesting(run_id),
+            store.ingestion.fail_ingest(run_id, detail="", now=world.now),
+            store.runs.stop_run(CALLER, job.job_id, now=world.now),
+            pause(world, job.job_id, paused=True),
+        )
+    await finished(world, job)
+    with monkeypatch.context() as older:
+        older.setattr(client, "KNOWN_SHAPE", ROW_SHAPE)
+        assert (await world.run(job.job_id)).status is RunStatus.COMPLETED
+
+
+async def test_versions_without_schedules_end_the_ingestion_of_a_stopped_run(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, store = versions.today, versions.today.store
+    job = await fired(world, await scheduled(world))
+    assert job.latest_run_id is not None
+    await store.runs.stop_run(CALLER, job.job_id, now=world.now)
+    monkeypatch.setattr(client, "KNOWN_SHAPE", ROW_SHAPE)
+    ended = await store.ingestion.finish_ingest(job.latest_run_id, now=world.now)
+    assert ended is RunStatus.STOPPED
+    assert await store.ingestion.ingesting(job.latest_run_id) is None
 
 
 async def test_leftovers_of_a_higher_shape_do_not_keep_the_others(versions: Versions) -> None:

@@ -17,7 +17,7 @@ from conveyor.ports.outbox import EntryKey, OutboxEntry, Subscriber
 from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb.client import Item
 from conveyor.prod.dynamodb.runs import MOST_RUNS
-from conveyor.prod.dynamodb.schema import ROW_SHAPE, TIME_TO_LIVE, Key, notice_key
+from conveyor.prod.dynamodb.schema import KNOWN_SHAPE, ROW_SHAPE, TIME_TO_LIVE, Key, notice_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import (
     DB,
@@ -259,7 +259,7 @@ async def test_an_entry_of_a_newer_shape_holds_up_nobody(bench: Bench) -> None:
             notice_key(run_id, subscriber),
             "SET shape = :newer",
             condition="attribute_exists(pk)",
-            newer=ROW_SHAPE + 1,
+            newer=KNOWN_SHAPE + 1,
         )
     other_job, other_run = await submit(bench)
     await stop(bench.world, job_id, run_id)

@@ -11,7 +11,7 @@ from conveyor.domain.ids import task_id
 from conveyor.domain.model import Task
 from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb.client import NewerRow
-from conveyor.prod.dynamodb.schema import ROW_SHAPE, Key, place_key
+from conveyor.prod.dynamodb.schema import KNOWN_SHAPE, Key, place_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, open_bench, writes
 from tests.conformance.world import CLAIM_LENGTH, World
@@ -86,7 +86,7 @@ async def test_a_row_of_a_newer_shape_keeps_no_other_claim_from_being_renewed(
         await row_key(bench, tasks[0]),
         "SET shape = :newer",
         condition="attribute_exists(pk)",
-        newer=ROW_SHAPE + 1,
+        newer=KNOWN_SHAPE + 1,
     )
     with pytest.raises(NewerRow):
         await renew(world, tasks)
@@ -105,7 +105,7 @@ async def test_a_run_whose_place_cannot_be_read_costs_the_claims_of_no_other(
         place_key(first),
         "SET shape = :newer",
         condition="attribute_exists(pk)",
-        newer=ROW_SHAPE + 1,
+        newer=KNOWN_SHAPE + 1,
     )
     with pytest.raises(NewerRow):
         await renew(other, tasks)

@@ -17,6 +17,7 @@ from conveyor.domain.model import Job, JobStatus, RunStatus
 from conveyor.domain.scheduling import FireStatus
 from conveyor.domain.webhooks import Webhook
 from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
+from conveyor.ports.maintenance import StuckIngest
 from conveyor.ports.outbox import Subscriber
 from conveyor.ports.records import IdempotencyScope
 from conveyor.ports.schedules import ScheduleChange
@@ -449,7 +450,7 @@ async def test_a_fired_run_works_and_ends_as_any_other(bench: Bench) -> None:
     assert run.ingest.template
     assert [one.run_id for one in await bench.store.runs.dispatchable_runs()] == [run.run_id]
     assert await bench.store.ingestion.stuck_ingests(before=world.now + 1) == [
-        (job.job_id, run.run_id)
+        StuckIngest(job.job_id, run.run_id, template=True)
     ]
     await finished(world, job)
     assert (await world.run(job.job_id)).status is RunStatus.COMPLETED

@@ -9,6 +9,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import IngestStatus, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import Shards
 from conveyor.ports.binding import Ingestion
+from conveyor.ports.maintenance import StuckIngest
 from conveyor.ports.tasks import Claimed, NotClaimable
 from tests.conformance.large_runs import LAYOUTS, Large
 from tests.conformance.world import CALLER, World, spec
@@ -202,7 +203,9 @@ async def test_what_has_not_moved_on_is_stuck(world: World, ingestion: Ingestion
     await large.write(0, 2)
 
     assert await ingestion.stuck_ingests(before=began + 1) == []
-    assert await ingestion.stuck_ingests(before=world.now + 1) == [(large.job_id, large.run_id)]
+    assert await ingestion.stuck_ingests(before=world.now + 1) == [
+        StuckIngest(large.job_id, large.run_id)
+    ]
     await large.write(2, 4)
     await large.finish()
     assert await ingestion.stuck_ingests(before=world.now + 1) == []

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from conveyor.prod.aws.calls import Answer, Aws
-from conveyor.prod.s3.bucket import bucket_problem, ensure_bucket, lifecycle_rules
+from conveyor.prod.s3.bucket import (
+    bucket_problem,
+    early_removals,
+    ensure_bucket,
+    lifecycle_rules,
+)
 from conveyor.records.blob_keys import (
     LIFECYCLE_DAYS,
     export_key,
@@ -87,6 +92,58 @@ async def test_a_rule_that_is_switched_off_differs(bucket: Bucket) -> None:
     told = await bucket_problem(aws, name)
     assert told is not None
     assert told.startswith("its lifecycle rule exports is off below exports/")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "days", "taken"),
+    [
+        ("templates/", 3_000, "templates/"),
+        ("", 3_000, "templates/"),
+        ("temp", 3_000, "templates/"),
+        ("templates/JOB", 3_000, "templates/"),
+        ("environment", 3_000, "environment"),
+        ("staged/", 6, "staged/"),
+        ("results/", 31, "results/30/"),
+    ],
+)
+async def test_a_rule_of_others_that_removes_too_early_is_told_and_stays(
+    bucket: Bucket, prefix: str, days: int, taken: str
+) -> None:
+    aws, name = bucket
+    await aws.call("s3", "create_bucket", {"Bucket": name})
+    theirs = _rule("theirs", prefix, days)
+    await _put(aws, name, [theirs, *lifecycle_rules()])
+    told = f"the lifecycle rule theirs removes {taken} too early: change it"
+    assert await bucket_problem(aws, name) == told
+    await _put(aws, name, [theirs, *lifecycle_rules()[1:]])
+    told += "; lacks the lifecycle rule results-"
+    assert (await bucket_problem(aws, name) or "").startswith(told)
+    assert await ensure_bucket(aws, name, region=REGION)
+    assert (await bucket_problem(aws, name) or "").startswith("the lifecycle rule theirs")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"Status": "Disabled"},
+        {"Filter": {"Prefix": "logs/"}},
+        {"Filter": {"Tag": {"Key": "team", "Value": "logs"}}},
+        {"Filter": {"And": {"Prefix": "", "Tags": [{"Key": "team", "Value": "logs"}]}}},
+        {"Expiration": {"ExpiredObjectDeleteMarker": True}},
+    ],
+    ids=str,
+)
+def test_rules_of_others_that_take_nothing_of_ours_are_fine(change: dict[str, Any]) -> None:
+    assert early_removals([_rule("theirs", "", 1)]) != []
+    assert early_removals([{**_rule("theirs", "", 1), **change}]) == []
+
+
+def test_rules_of_others_remove_by_date_and_in_each_form_of_a_filter() -> None:
+    rule = {"ID": "theirs", "Status": "Enabled", "Expiration": {"Days": 1}}
+    dated = {**rule, "Expiration": {"Date": "2030-01-01"}}
+    sized = {"And": {"Prefix": "templates/", "ObjectSizeGreaterThan": 1}}
+    found = [{**dated, "Prefix": ""}, {**rule, "Filter": {}}, {**rule, "Filter": sized}]
+    assert len(early_removals(found)) == 3
 
 
 @pytest.mark.parametrize("ttl_days", [1, 30, 31, 90, 400])

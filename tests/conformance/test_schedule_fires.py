@@ -20,7 +20,7 @@ from conveyor.handlers.ingest import IngestHandler
 from conveyor.intake.frames import Chunk
 from conveyor.intake.rows import RowWriter
 from conveyor.ports.handler import ACKNOWLEDGE
-from conveyor.ports.queues import CONTROL_QUEUE, Delivery, IngestMessage, Message
+from conveyor.ports.queues import CONTROL_QUEUE, Delivery, Message, TemplateMessage
 from conveyor.records.blob_keys import template_key
 from tests.conformance.bindings import BindingKind
 from tests.conformance.scheduled_jobs import HOUR, schedule_job
@@ -100,7 +100,7 @@ async def test_four_schedulers_make_one_run_for_each_fire(
     runs = [await world.run(job.job_id) for job in jobs]
     assert {run.run_sequence for run in runs} == {1}
     assert sorted(map(str, sent.messages)) == sorted(
-        str(IngestMessage(run.job_id, run.run_id)) for run in runs
+        str(TemplateMessage(run.job_id, run.run_id)) for run in runs
     )
     await world.clock.advance(60)
     for one in schedulers:

@@ -17,6 +17,7 @@ from conveyor.domain.scheduling import (
 )
 from conveyor.domain.webhooks import Webhook
 from conveyor.ports.binding import Jobs
+from conveyor.ports.maintenance import StuckIngest
 from conveyor.ports.outbox import EntryKey, Outbox, Subscriber
 from conveyor.ports.records import IdempotencyScope, KeyInUse, StoredResponse
 from conveyor.ports.schedules import ScheduleChange, Schedules
@@ -331,7 +332,7 @@ async def test_the_run_of_a_fire_is_to_be_ingested(world: World) -> None:
     assert found.ingest.template
     assert found.ingest.status is IngestStatus.PENDING
     stuck = await world.store.ingestion.stuck_ingests(before=world.now + 1)
-    assert stuck == [(job.job_id, run.run_id)]
+    assert stuck == [StuckIngest(job.job_id, run.run_id, template=True)]
     [dispatchable] = await world.store.runs.dispatchable_runs()
     assert dispatchable.run_id == run.run_id
 

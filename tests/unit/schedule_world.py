@@ -32,7 +32,7 @@ from conveyor.intake.frames import Chunk
 from conveyor.intake.rows import RowWriter
 from conveyor.ports.binding import Binding
 from conveyor.ports.handler import Handler
-from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, IngestMessage, Message
+from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage, Delivery, Message, TemplateMessage
 from conveyor.ports.records import StoredResponse
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.ports.tasks import Claimed
@@ -201,7 +201,7 @@ class Schedules:
     async def _handle(self, delivery: Delivery) -> None:
         ingest = ingest_handler(self.binding, self.clock)
         delete = delete_handler(self.binding, self.clock, visibility=VISIBILITY)
-        handlers: dict[type[Message], Handler] = {IngestMessage: ingest, DeleteMessage: delete}
+        handlers: dict[type[Message], Handler] = {TemplateMessage: ingest, DeleteMessage: delete}
         outcome = await handlers[type(delivery.message)].handle(delivery, lambda: None)
         assert outcome.hide_for is None
         await self.binding.queues.delete(delivery.queue, [delivery.receipt])

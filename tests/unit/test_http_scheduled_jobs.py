@@ -9,7 +9,7 @@ import pytest
 from zenrows.batch.models import RerunJobResponse
 
 from conveyor.domain.fires import run_from_template
-from conveyor.ports.queues import DeleteMessage, IngestMessage
+from conveyor.ports.queues import DeleteMessage, TemplateMessage
 from conveyor.ports.schedules import ScheduleChange
 from tests.unit.http_api import Api, open_api, problem_of
 from tests.unit.large_api import control_messages, tasks_of
@@ -70,7 +70,7 @@ async def test_a_rerun_without_a_run_makes_the_first_one(api: Api) -> None:
     assert run["stats"]["total"] == 3
     assert again.content == response.content
     assert again.headers["Idempotency-Replayed"] == "true"
-    assert await control_messages(api) == [IngestMessage(job_id, run["run_id"])]
+    assert await control_messages(api) == [TemplateMessage(job_id, run["run_id"])]
     second = await api.client.post(f"/v1/jobs/{job_id}/rerun")
     problem_of(second, status=409, code="run_not_terminal")
     _, plan = await stored(api, job_id)

@@ -19,7 +19,9 @@ from conveyor.domain.scheduling import Overlap
 from conveyor.domain.webhooks import Webhook
 from conveyor.handlers import fire
 from conveyor.handlers.fire import PUT_OFF
+from conveyor.handlers.sweep import SweepOptions
 from conveyor.ports.handler import UNEXPECTED_LOGGER
+from conveyor.ports.maintenance import StuckIngest
 from conveyor.ports.outbox import EntryKey, Subscriber
 from conveyor.testing.clock import START
 from tests.unit.schedule_world import (
@@ -31,6 +33,7 @@ from tests.unit.schedule_world import (
     Schedules,
     open_schedules,
 )
+from tests.unit.wired_handlers import sweeper
 
 
 @pytest.fixture
@@ -276,8 +279,19 @@ async def test_a_message_that_is_lost_is_found_by_the_sweeper(world: Schedules) 
     [run] = await world.runs(job)
     assert world.outcomes == {"started": 1}
     assert await world.binding.ingestion.stuck_ingests(before=world.clock.now() + 1) == [
-        (job.job_id, run.run_id)
+        StuckIngest(job.job_id, run.run_id, template=True)
     ]
+    await world.clock.advance(600)
+    options = SweepOptions(
+        interval=60,
+        quiet_after=300,
+        row_retention_days=30,
+        delivery_retention_days=30,
+        fire_retention_days=30,
+    )
+    await sweeper(world.binding, world.clock, options=options).sweep()
+    await world.work()
+    assert len(await world.rows(run.run_id)) == 3
 
 
 async def test_other_rules_of_zones_are_heeded_before_their_time_comes(world: Schedules) -> None:

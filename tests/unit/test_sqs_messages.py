@@ -16,7 +16,9 @@ from conveyor.ports.queues import (
     IngestMessage,
     Message,
     TaskMessage,
+    TemplateMessage,
 )
+from conveyor.prod.sqs import messages as sqs_messages
 from conveyor.prod.sqs.messages import (
     NO_IDS,
     NO_INSTANT,
@@ -45,10 +47,11 @@ messages = (
     st.builds(TaskMessage, ids, ids, ids)
     | st.builds(DeleteMessage, ids, ids, st.booleans())
     | st.builds(IngestMessage, ids, ids, anything.filter(lambda text: text.isprintable()))
+    | st.builds(TemplateMessage, ids, ids, anything.filter(lambda text: text.isprintable()))
     | st.builds(ExportMessage, ids, ids, ids)
 )
 nearly = st.fixed_dictionaries(
-    {"type": st.sampled_from(["task", "delete", "ingest", "export"]) | values},
+    {"type": st.sampled_from(["task", "delete", "ingest", "template", "export"]) | values},
     optional=dict.fromkeys(
         ["job_id", "run_id", "task_id", "export_id", "final", "reason", "version"], ids | values
     ),
@@ -92,6 +95,17 @@ def test_what_is_sent_is_read_again_and_no_sooner_than_it_may_be(
     raw = received(sent["MessageBody"], sent.get("MessageAttributes", {}).get(NOT_BEFORE))
     assert read(raw) == message
     assert max(sent.get("DelaySeconds", 0), seconds_early(raw, now=NOW)) >= delay
+
+
+def test_versions_without_schedules_leave_templates_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They know the other kinds, and do not read the order as one of those."""
+    body = entry(TemplateMessage(ID, ID), delay=0, now=NOW)["MessageBody"]
+    monkeypatch.setattr(sqs_messages, "_KINDS", {"task", "delete", "ingest", "export"})
+    message = read(received(body))
+    assert message == UnreadableMessage(OF_ANOTHER_KIND)
+    assert message.may_be_read_elsewhere
 
 
 @pytest.mark.parametrize(

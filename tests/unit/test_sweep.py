@@ -16,6 +16,7 @@ from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, Run
 from conveyor.handlers import sweep as sweep_quiet
 from conveyor.handlers import sweep as sweep_retention
 from conveyor.handlers.sweep import DELETE_PATIENCE
+from conveyor.ports.maintenance import StuckIngest
 from conveyor.ports.queues import DeleteMessage, IngestMessage, Message, run_queue
 from conveyor.ports.records import StoredResponse
 from tests.unit.http_api import Api, open_api
@@ -237,7 +238,7 @@ async def test_one_part_that_fails_stops_no_other_and_is_told(
     api: Api, caplog: pytest.LogCaptureFixture, unforeseen: list[logging.LogRecord]
 ) -> None:
     class Broken:
-        async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
+        async def stuck_ingests(self, *, before: int) -> list[StuckIngest]:
             raise ConveyorError(ErrorCode.UNAVAILABLE, f"nothing before {before > 0}")
 
     class Worse:

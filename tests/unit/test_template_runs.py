@@ -13,7 +13,7 @@ from conveyor.domain.fires import with_schedule
 from conveyor.domain.model import Job, Run, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.schedule import Rate, Schedule
 from conveyor.handlers.sweep import SweepOptions
-from conveyor.ports.queues import CONTROL_QUEUE, IngestMessage
+from conveyor.ports.queues import CONTROL_QUEUE, TemplateMessage
 from conveyor.ports.records import Rerun, RerunRequest, StoredResponse
 from conveyor.records.blob_keys import template_key
 from conveyor.testing.clock import START
@@ -123,7 +123,7 @@ async def test_a_run_that_is_killed_while_it_ingests_goes_on(world: Schedules) -
     job = await world.add(rows=600)
     await world.look(HOUR)
     [run] = await world.runs(job)
-    message = IngestMessage(job.job_id, run.run_id)
+    message = TemplateMessage(job.job_id, run.run_id)
     await world.work()
     await world.binding.queues.send(CONTROL_QUEUE, message)
     await world.binding.queues.send(CONTROL_QUEUE, message)

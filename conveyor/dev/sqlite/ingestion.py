@@ -26,6 +26,7 @@ from conveyor.domain.shards import ShardScheme
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.ports.binding import Ingestion
 from conveyor.ports.ingestion import Ingesting, StagedRows
+from conveyor.ports.maintenance import StuckIngest
 
 _SHARD = {
     ShardScheme.STRIPE: "(:first + key) % :count",
@@ -133,12 +134,14 @@ class SqliteIngestion(Ingestion):
 
         return await self._database.write(fail)
 
-    async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
+    async def stuck_ingests(self, *, before: int) -> list[StuckIngest]:
         sql = (
-            "SELECT job_id, run_id FROM runs INDEXED BY runs_by_ingesting "
+            "SELECT job_id, run_id, coalesce(ingest ->> 'template', 0) "
+            "FROM runs INDEXED BY runs_by_ingesting "
             "WHERE ingesting AND status <> 'deleted' AND updated_at < ? ORDER BY run_no"
         )
-        return await self._database.read(lambda reader: reader.execute(sql, (before,)).fetchall())
+        found = await self._database.read(lambda reader: reader.execute(sql, (before,)).fetchall())
+        return [StuckIngest(job_id, run_id, bool(template)) for job_id, run_id, template in found]
 
 
 def _goes_on(run: Run) -> bool:

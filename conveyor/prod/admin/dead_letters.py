@@ -25,6 +25,7 @@ from conveyor.ports.queues import (
     QueueMissing,
     Queues,
     TaskMessage,
+    TemplateMessage,
     run_queue,
 )
 from conveyor.prod.aws.boto import BotoAws, open_clients
@@ -59,7 +60,7 @@ class Letter:
         """The reason why it was given up. A message that SQS moved after too many receives has
         none."""
         message = self.message
-        tells = IngestMessage | ExportMessage | UnreadableMessage
+        tells = IngestMessage | TemplateMessage | ExportMessage | UnreadableMessage
         return message.reason if isinstance(message, tells) else ""
 
     @property
@@ -144,7 +145,7 @@ class DeadLetters:
         message = letter.message
         if isinstance(message, UnreadableMessage):
             return message.reason
-        if isinstance(message, IngestMessage | ExportMessage):
+        if isinstance(message, IngestMessage | TemplateMessage | ExportMessage):
             message = msgspec.structs.replace(message, reason="")
         to = run_queue(message.run_id) if isinstance(message, TaskMessage) else CONTROL_QUEUE
         try:

@@ -40,8 +40,8 @@ from conveyor.prod.dynamodb.schema import (
     BY_DISPATCH,
     END,
     INDEXES,
+    KNOWN_SHAPE,
     PARTITION_KEY,
-    ROW_SHAPE,
     SORT_KEY,
     TIME_TO_LIVE,
     Key,
@@ -159,8 +159,8 @@ class NewerRow(UnreadableRow):
 
 def is_newer(item: Mapping[str, Any]) -> bool:
     """Return whether an untagged item has a shape that this version does not know."""
-    shape = item.get(SHAPE, ROW_SHAPE)
-    return not isinstance(shape, int) or shape > ROW_SHAPE
+    shape = item.get(SHAPE, KNOWN_SHAPE)
+    return not isinstance(shape, int) or shape > KNOWN_SHAPE
 
 
 def refuse_newer(item: Mapping[str, Any]) -> None:
@@ -590,7 +590,7 @@ def _conditional(
     condition = f"{condition} AND {SHAPE_SUPPORTED}" if condition else SHAPE_SUPPORTED
     body["ConditionExpression"] = condition
     body["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
-    given = {**values, "known_shape": ROW_SHAPE}
+    given = {**values, "known_shape": KNOWN_SHAPE}
     return body | _placeholders(given, body.get("UpdateExpression", ""), condition)
 
 

@@ -21,6 +21,7 @@ from conveyor.domain.errors import CallInFlight, not_found
 from conveyor.domain.model import RunFailure, RunStatus
 from conveyor.domain.states import live_run_status
 from conveyor.ports.ingestion import Ingesting, StagedRows
+from conveyor.ports.maintenance import StuckIngest
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
@@ -273,18 +274,18 @@ class DynamoIngestion:
         await finish_ingestion(self._records, run_id, now=now)
         return True
 
-    async def stuck_ingests(self, *, before: int) -> list[tuple[str, str]]:
+    async def stuck_ingests(self, *, before: int) -> list[StuckIngest]:
         """Find stuck ingestions by index, in order of run ids; check their rows strongly."""
         found = await query_all(
             self._table, all_partitions("ingesting"), index=BY_OWNER, keys_only=True
         )
         items = await self._table.get_many(keys_of(found))
         stuck = [
-            (run.job_id, run.run_id)
+            StuckIngest(run.job_id, run.run_id, run.ingest is not None and run.ingest.template)
             for run in (row.run for row in decode_intact(read_run_row, items.values()))
             if run.ingesting and run.status is not RunStatus.DELETED and run.updated_at < before
         ]
-        return sorted(stuck, key=lambda names: names[1])
+        return sorted(stuck, key=lambda one: one.run_id)
 
     async def _copy(self, known: IngestRow, first: int, end: int, now: int) -> CopyResult:
         run = known.row.run

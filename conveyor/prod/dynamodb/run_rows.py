@@ -49,6 +49,7 @@ from conveyor.prod.dynamodb.outbox_rows import WAITING, make_due, subscribers_of
 from conveyor.prod.dynamodb.schema import (
     ROW_SHAPE,
     SORT_KEY,
+    TEMPLATE_SHAPE,
     Key,
     pin_key,
     place_key,
@@ -196,7 +197,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
     """Make the row of a new run."""
     item: Item = {
-        "shape": ROW_SHAPE,
+        "shape": _shape(run, live=run.status in LIVE_RUN_STATES, ingesting=run.ingesting),
         "run_id": run.run_id,
         "job_id": run.job_id,
         "run_sequence": run.run_sequence,
@@ -240,6 +241,13 @@ def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
         item["ingest"] = _encode(run.ingest).decode()
         item["ingest_next"] = run.ingest.next_index
     return item
+
+
+def _shape(run: Run, *, live: bool, ingesting: bool) -> int:
+    """Return the shape of a run's row in a state: once the run has ended, any version can end its
+    ingestion."""
+    template = run.ingest is not None and run.ingest.template
+    return TEMPLATE_SHAPE if template and live and ingesting else ROW_SHAPE
 
 
 def counters(stats: RunStats) -> Item:
@@ -559,6 +567,7 @@ def _set_state(
     ingesting = run.ingesting if change.ingesting is None else change.ingesting
     unsettled = _unsettled_after(row, change)
     sets |= {"status": str(status), "paused": paused, "ingesting": ingesting}
+    sets["shape"] = _shape(run, live=status in LIVE_RUN_STATES, ingesting=ingesting)
     if unsettled is not row.unsettled:
         sets["unsettled"] = unsettled
     sets["dispatch_changed_at"] = at

@@ -41,6 +41,11 @@ attributes, so it never updates an index."""
 
 ROW_SHAPE = 1
 """The version of the items' form, in the attribute `shape` of each."""
+TEMPLATE_SHAPE = 2
+"""The shape of a run's row while its rows are being written from a template. Versions without
+schedules would write other rows, so they are to leave the run alone until then."""
+KNOWN_SHAPE = 2
+"""The highest shape that this version knows."""
 
 
 def table_parameters(table: str) -> Parameters:

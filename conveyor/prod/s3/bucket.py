@@ -11,11 +11,12 @@ would take all bodies along.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.aws.calls import Aws, AwsRefused
-from conveyor.records.blob_keys import LIFECYCLE_DAYS, PASSING_DAYS
+from conveyor.records.blob_keys import LIFECYCLE_DAYS, PASSING_DAYS, TEMPLATES
 
 MARGIN_DAYS = 2
 """Days by which a body may outlive its lifecycle class."""
@@ -77,6 +78,49 @@ def differences(rules: Sequence[Mapping[str, Any]]) -> list[str]:
     return texts
 
 
+def early_removals(rules: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Describe the rules of others that remove objects of Conveyor sooner than its own would: a
+    template, for one, is read for as long as its schedule fires."""
+    ours = lifecycle_rules()
+    kept: dict[str, float] = {TEMPLATES: inf, OWNER_KEY: inf}
+    kept |= {
+        rule["Filter"]["Prefix"]: rule["Expiration"]["Days"]
+        for rule in ours
+        if "Expiration" in rule
+    }
+    names = {rule["ID"] for rule in ours}
+    texts = []
+    for rule in rules:
+        days = _removes_after(rule)
+        if rule.get("ID") in names or days is None:
+            continue
+        early = [key for key, least in kept.items() if days < least and _covers(rule, key)]
+        if early:
+            name = rule.get("ID", "without a name")
+            texts.append(f"the lifecycle rule {name} removes {early[0]} too early: change it")
+    return texts
+
+
+def _removes_after(rule: Mapping[str, Any]) -> float | None:
+    """Return after how many days a rule removes objects, 0 for a date; None if it removes none."""
+    expiration = rule.get("Expiration", {})
+    if rule.get("Status") != "Enabled" or not {"Days", "Date"} & expiration.keys():
+        return None
+    return float(expiration.get("Days", 0))
+
+
+def _covers(rule: Mapping[str, Any], key: str) -> bool:
+    """Return whether a rule takes an object, or any below a prefix. No object of Conveyor has
+    tags."""
+    within = rule.get("Filter", {})
+    within = within.get("And", within)
+    if "Tag" in within or within.get("Tags"):
+        return False
+    prefix: str = within.get("Prefix", rule.get("Prefix", ""))
+    below = key.endswith("/") and prefix.startswith(key)
+    return below or key.startswith(prefix)
+
+
 def _in_words(rule: Mapping[str, Any]) -> str:
     """Describe the effect of a rule."""
     prefix = rule.get("Filter", {}).get("Prefix", rule.get("Prefix", ""))
@@ -134,12 +178,14 @@ async def bucket_problem(aws: Aws, bucket: str) -> str | None:
     """Describe in one line what is wrong with the bucket; None if nothing is. Raises AwsRefused."""
     if not await bucket_exists(aws, bucket):
         return "does not exist (conveyor admin init makes it)"
-    texts = differences(await _rules(aws, bucket))
-    if not texts:
-        return None
+    rules = await _rules(aws, bucket)
+    early = early_removals(rules)
+    texts = differences(rules)
     if len(texts) == len(lifecycle_rules()):
         texts = ["lacks all of its lifecycle rules"]
-    return f"{'; '.join(texts)} (conveyor admin init sees to it)"
+    if texts:
+        texts[-1] += " (conveyor admin init sees to it)"
+    return "; ".join(early + texts) or None
 
 
 async def bucket_exists(aws: Aws, bucket: str) -> bool:
